@@ -44,7 +44,7 @@ test: $(STAMP) browser ## The whole test suite on the CPU
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 # What users rely on, whatever becomes of the code: labels to the byte, published students, resume, kills, exit codes.
-CONTRACT_TESTS := tests/contract tests/jobs/test_cli.py tests/jobs/test_poison_rows.py tests/faults/test_kill.py tests/faults/test_kill_commands.py tests/faults/test_publishing.py tests/distill/test_loop.py tests/distill/test_training.py tests/teachers/test_sft.py tests/teachers/test_grpo_trainer.py tests/teachers/test_res_rag.py
+CONTRACT_TESTS := tests/contract tests/jobs/test_cli.py tests/jobs/test_poison_rows.py tests/faults/test_kill.py tests/faults/test_kill_commands.py tests/faults/test_publishing.py tests/distill/test_loop.py tests/distill/test_training.py tests/teachers/test_sft.py tests/teachers/test_grpo_trainer.py tests/teachers/test_grpo.py
 
 contract: $(STAMP) ## What must not change: golden labels, published students, resume, kills, exit codes (minutes; part of `make test`)
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(CONTRACT_TESTS)
@@ -76,7 +76,7 @@ docs: $(STAMP) ## The pages of docs/ and a reference made of the code, as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html (its search needs a server: python -m http.server --directory build/site)"
 
-FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_mutations.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/jobs/test_folder_entries.py tests/publish/test_repairs.py tests/publish/test_going_back.py tests/publish/test_puller.py tests/export/test_long_texts.py
+FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_faults.py tests/engines_openai/test_tokens.py tests/jobs/test_no_secret_shown.py tests/jobs/test_working_directory.py tests/jobs/test_folder_entries.py tests/publish/test_pull.py tests/publish/test_puller.py tests/export/test_long_texts.py
 
 # Sweeps that take minutes each and kill nothing.
 LONG_TESTS := tests/jobs/test_folder_entries.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py

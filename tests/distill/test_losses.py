@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, batch_tokens_on, length_batches
 from relabel.distill.students.losses import (
     Objective,
     consistency,
@@ -20,6 +24,7 @@ from relabel.distill.students.losses import (
     soft_targets,
     weighted_sum,
 )
+from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
 from relabel.distill.students.spec import LossSection
 from relabel.manifests.labels import DEFAULT_PHI
 
@@ -152,3 +157,96 @@ def test_a_low_temperature_sharpens_the_teacher_and_never_wipes_it_out() -> None
     raised = (teacher[:2].double() / teacher[:2].double().amax(-1, keepdim=True)) ** 200
     torch.testing.assert_close(found[:2].double(), raised / raised.sum(-1, keepdim=True), rtol=1e-4, atol=1e-7)
     assert found[2].tolist() == [0.0, 0.0, 0.0]
+
+
+# Rows of like length share a batch, and how large one is follows from where it is computed.
+
+
+@given(st.lists(st.integers(0, 300)), st.integers(1, 2000))
+def test_every_row_is_in_one_batch_that_holds_no_more_than_it_may(lengths: list[int], batch_tokens: int) -> None:
+    batches = list(length_batches(lengths, batch_tokens))
+    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    widths = [max(lengths[place] for place in batch) for batch in batches]
+    assert widths == sorted(widths, reverse=True)
+    assert all(len(batch) == 1 or len(batch) * width <= batch_tokens
+               for batch, width in zip(batches, widths, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens"),
+    [("cpu", CPU_BATCH_TOKENS), ("cpu:0", CPU_BATCH_TOKENS), ("openvino", CPU_BATCH_TOKENS), ("cuda", GPU_BATCH_TOKENS),
+     ("cuda:1", GPU_BATCH_TOKENS), ("tensorrt", GPU_BATCH_TOKENS), ("mps", GPU_BATCH_TOKENS)],
+)  # fmt: skip
+def test_a_device_has_its_size(device: str, tokens: int) -> None:
+    assert batch_tokens_on(device) == tokens
+
+
+# The nineteen counts of a query, by hand.
+
+
+EXAMPLES = {
+    "": {},
+    "   \n": {"characters": 4},
+    "How tall is Mount Everest?": {
+        "characters": 26,
+        "words": 5,
+        "sentences": 1,
+        "capitalized": 2,
+        "question_marks": 1,
+        "question_words": 1,
+        "auxiliaries": 1,
+    },
+    "Compare the impact of EU and U.S. laws, and explain why they don't agree in 2024!": {
+        "characters": 81,
+        "words": 17,
+        "sentences": 2,  # the one after U.S., too: no list of abbreviations is kept
+        "capitalized": 3,
+        "numbers": 1,
+        "separators": 1,
+        "question_words": 1,
+        "open_words": 2,
+        "relation_words": 1,
+        "comparisons": 1,
+        "pronouns": 1,
+        "determiners": 1,
+        "prepositions": 2,
+        "coordinators": 2,
+        "negations": 1,
+    },
+    "If it’s a state-of-the-art réseau…  is the ΩMEGA ³ better?": {
+        "characters": 58,
+        "words": 10,
+        "sentences": 2,
+        "long_words": 1,
+        "capitalized": 1,
+        "numbers": 1,
+        "question_marks": 1,
+        "comparisons": 1,
+        "auxiliaries": 1,
+        "determiners": 2,
+        "subordinators": 1,
+    },
+    "日本の首都はどこですか？ 教えて、": {
+        "characters": 17,
+        "words": 2,
+        "sentences": 1,
+        "long_words": 1,
+        "question_marks": 1,
+        "separators": 1,
+    },
+    "a_b \udcff👟 [SEP]": {"characters": 12, "words": 3, "capitalized": 1, "determiners": 1},
+}
+
+
+@pytest.mark.parametrize("text", list(EXAMPLES))
+def test_counts_are_those_counted_by_hand(text: str) -> None:
+    found = dict(zip(COUNT_NAMES, query_counts(text), strict=True))
+    assert {name: count for name, count in found.items() if count} == EXAMPLES[text]
+
+
+@pytest.mark.parametrize("piece", ["why not? ", "a-"])
+def test_a_very_long_text_takes_time_in_proportion(piece: str) -> None:
+    text = piece * (400_000 // len(piece)) + "x"
+    began = time.process_time()
+    assert query_counts(text)[0] == len(text)
+    assert time.process_time() - began < 10.0

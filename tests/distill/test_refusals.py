@@ -4,6 +4,8 @@ to do.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,13 @@ import pytest
 import torch
 import yaml
 
+from relabel.distill.students import distillation
 from relabel.distill.students.train import StudentTraining
+from relabel.distill.training.output import BaseModelUsed, Product, TrainingRecord, changes
 from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError
+from relabel.manifests.records import plain, readable_json
 from tests.distill.conftest import label_rows, make_pairs, write_labels
+from tests.killing import Killed, killed_at
 
 SHORT = {"max_steps": 1}
 
@@ -264,3 +270,146 @@ def test_a_folder_where_a_teacher_is_trained_is_no_students(
     with pytest.raises(StaleRunError, match=r"out: `relabel train` trains or trained there.*Name another `output`"):
         run(start="restart", train=SHORT)
     assert sorted(checkpoints.rglob("*")) == before
+
+
+# A refused --resume says which key changed, from what to what, and what to do; no secret and no prompt.
+
+
+TRAIN = {"max_steps": 4, "save_every": 2}
+PRODUCT = Product(
+    "teacher", "train", "init", ("data", "labeler"), frozenset({"init", "name", "train.device", "data.gold.path"})
+)
+
+
+def record(learned: str = "d", digest: str = "m", init: str = "hf:a/b", **spec: Any) -> TrainingRecord:
+    return TrainingRecord(
+        version=1,
+        kind="teacher",
+        relabel="0.1.0",
+        fingerprint="f",
+        model=BaseModelUsed(init, digest),
+        data=learned,
+        spec={"init": init, **spec},
+    )
+
+
+def test_the_key_that_changed_is_named_with_both_values(run: Callable[..., Any]) -> None:
+    with killed_at("after_checkpoint"):
+        run(train=TRAIN)
+    with pytest.raises(StaleRunError) as found:
+        run(start="resume", train={**TRAIN, "learning_rate": 1e-4, "device": "cpu"}, name="another")
+    said = str(found.value)
+    assert "checkpoint-000002 is of another spec, model or data (train.learning_rate: was 0.003, is 0.0001)" in said
+    assert "Restore what changed and give --resume, name another `output`, or start over with --restart" in said
+    assert run(start="restart", train={**TRAIN, "learning_rate": 1e-4}).manifest.training.steps == 4
+
+
+def test_labels_and_a_model_that_changed_where_they_are_are_named(
+    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path, encoder_dir: Callable[..., Path]
+) -> None:
+    model = shutil.copytree(encoder_dir(), tmp_path / "model")
+    labels = tmp_path / "labels.parquet"
+    source = spec()["labels"][0]
+    shutil.copyfile(source["path"], labels)
+    changed = {"labels": [{**source, "path": str(labels)}], "student": {"model": str(model)}, "train": TRAIN}
+    with killed_at("after_checkpoint"):
+        run(**changed)
+    table = pq.read_table(labels)
+    pq.write_table(table.slice(0, table.num_rows - 30), labels)
+    with pytest.raises(StaleRunError, match=r"\(the data \(`labels`\)\)"):
+        run(start="resume", **changed)
+    shutil.copyfile(source["path"], labels)
+    (model / "more.json").write_text("{}")
+    with pytest.raises(StaleRunError, match=r"\(the model that `student.model` names\)"):
+        run(start="resume", **changed)
+
+
+def differences(was: TrainingRecord, now: TrainingRecord) -> list[str]:
+    return changes(PRODUCT, now, spec=was.spec, model=was.model.digest, data=was.data)
+
+
+def test_texts_are_not_shown_and_numbers_are() -> None:
+    """A text may be a secret, or a prompt."""
+    was = record(prompt={"system": "Be kind."}, url="http://hunter2@host", r=8, method="grpo", credit={"learn": True})
+    now = record(prompt={"system": "Be harsh."}, url="http://host", r=16, method="sft")
+    assert differences(was, now) == ["credit", "method", "prompt.system", "r: was 8, is 16", "url"]
+
+
+# A student replaces another only when asked to, is never mixed with it, and a replacement that was killed goes on.
+
+
+OLD = {"max_steps": 2}
+NEW = {"max_steps": 4, "save_every": 2, "learning_rate": 1e-4}
+
+
+@pytest.mark.parametrize("train", [NEW, OLD | {"save_every": 1}], ids=["another spec", "the same spec"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "after_training_step",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("after_checkpoint", "before_model")),
+    ],
+)
+def test_a_restart_that_was_killed_goes_on(
+    run: Callable[..., Any], tmp_path: Path, place: str, train: dict[str, Any]
+) -> None:
+    run(train=OLD if train == NEW else train)
+    manifest = tmp_path / "out/manifest.json"
+    with killed_at(place):
+        run(start="restart", train=train)
+    assert not manifest.exists(), "--restart deletes the student"
+    said: list[str] = []
+    report = run(start="resume", say=said.append, train=train)
+    assert not report.was_done
+    assert report.manifest.training.steps == train["max_steps"]
+    assert any("resuming from" in line for line in said) == (place != "after_training_step")
+    assert manifest.read_bytes() == readable_json(plain(report.manifest))
+    assert not (tmp_path / "out/checkpoints").exists()
+    assert run(start="resume", train=train).was_done
+
+
+def test_a_restart_that_was_killed_while_it_deleted_checkpoints_resumes_from_none_of_them(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_at("before_model"):
+        run(train=OLD | {"save_every": 1})
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", die)
+        with pytest.raises(Killed):
+            run(start="restart", train=NEW)
+    with pytest.raises(StaleRunError, match="of another spec, model or data"):
+        run(start="resume", train=NEW)
+    assert run(start="restart", train=NEW).manifest.training.steps == 4
+
+
+def test_a_resumed_training_that_no_restart_began_replaces_no_student(run: Callable[..., Any], tmp_path: Path) -> None:
+    with killed_at("before_model"):
+        run(train=NEW)
+    other = tmp_path / "out/manifest.json"
+    other.write_text('{"kind": "student", "fingerprint": "other"}')
+    with pytest.raises(StaleRunError, match="another spec, model or data"):
+        run(start="resume", train=NEW)
+    assert "other" in other.read_text()
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "message"), [(NEW, "finished this student meanwhile"), (OLD, "another spec, model or data")]
+)
+def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], message: str
+) -> None:
+    texts_of = distillation.texts_of
+
+    def read_slowly(*arguments: Any) -> Any:
+        monkeypatch.setattr(distillation, "texts_of", texts_of)
+        run(train=meanwhile)
+        return texts_of(*arguments)
+
+    monkeypatch.setattr(distillation, "texts_of", read_slowly)
+    with pytest.raises(StaleRunError, match=message):
+        run(train=NEW)
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]

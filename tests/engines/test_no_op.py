@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relabel.jobs.cli import main
 from tests.engines.conftest import write_job
+from tests.jobs.conftest import Outcome, no_scheduler, relabel  # noqa: F401
+from tests.labelers.driving import caps
 
 HEAVY = (
     "torch",
@@ -85,3 +88,121 @@ def test_what_is_not_ours_finds_pandas_in_a_command_s_process() -> None:
     ours = "from relabel.manifests.process import own_process; own_process(); __name__ = 'relabel.x'"
     called(program.format(ours, "plugin", "assert pa.table({'a': [1]}).to_pandas()['a'][0] == 1"))
     called(program.format(ours, "plugin", "import pandas"))
+
+
+# First estimates: how fast a model answers here, and how long its answers are, is known from its last run or a
+# probe, or is reported as unknown. Nothing but estimates depends on that.
+
+
+class Home:
+    """Jobs in one folder, with a cache of their own."""
+
+    def __init__(self, folder: Path, model: Path, relabel: Callable[..., Outcome]) -> None:  # noqa: F811
+        self.folder, self.model, self.relabel = folder, model, relabel
+        self.cache = folder / "cache"
+
+    def job(self, name: str, *, labeler: str = "umbrela", dtype: str = "float32") -> str:
+        """A job over 24 rows, of which others have other texts."""
+        args = {"cache_dir": str(self.cache), "device": "cpu", "dtype": dtype, "num_threads": 1}
+        place = self.folder / name
+        place.mkdir(exist_ok=True)
+        labels = {"name": labeler, **caps(labeler, think=6, text=4)}
+        engine = {"name": "transformers", "model": str(self.model), "args": args}
+        return write_job(place, self.model, rows=24, labeler=labels, engine=engine, run={"max_failed_fraction": 1.0})
+
+    def call(self, *arguments: str) -> dict[str, Any]:
+        done = self.relabel(*arguments, "--output", "json")
+        assert done.code == 0, done
+        return done.json
+
+    def estimate(self, job: str, *more: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.call("plan", job, *more)["estimate"]
+        return found
+
+    @property
+    def kept(self) -> list[Path]:
+        return sorted((self.cache / "rates").glob("*"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, model_dir: Callable[..., Path], relabel: Callable[..., Outcome]) -> Home:  # noqa: F811
+    return Home(tmp_path, model_dir(), relabel)
+
+
+def test_the_next_plan_with_a_model_and_labeler_knows_the_rate_of_their_last_run(home: Home) -> None:
+    first = home.job("first")
+    before = home.estimate(first)
+    assert before["seconds"] is None
+    assert before["basis"]["seconds"].startswith("no run of this model on this device is known")
+    ran = home.call("run", first)
+    (kept,) = home.kept
+    held = json.loads(kept.read_bytes())
+    for stage, seen in held["stages"].items():
+        tokens = {name: seen[name] for name in ("prompt_tokens", "cached_tokens", "output_tokens")}
+        assert {"asks": seen["answers"], **tokens} == ran["stages"][stage]
+    assert (held["source"], held["rows"]) == ("run", 24)
+    home.cache = home.folder / "other"
+    second = home.job("second")
+    assert home.estimate(second)["seconds"] is None
+    plan = (home.folder / "second/out/plan.json").read_bytes()
+    home.cache = home.folder / "cache"
+    after = home.estimate(home.job("second"))
+    assert (home.folder / "second/out/plan.json").read_bytes() == plan, "a plan depends on what the cache holds"
+    assert after["basis"]["seconds"].startswith("this model's last run on this device (24 rows, 2")
+    assert after["basis"]["output_tokens"] == after["basis"]["seconds"]
+    assert after["seconds"][0] > 0
+    came = home.call("run", second)["stages"]
+    for name in ("asks", "prompt_tokens", "output_tokens"):
+        low, _, high = after[name]
+        assert low <= sum(stage[name] for stage in came.values()) <= high < 4 * low
+    assert home.estimate(home.job("third", labeler="r1"))["seconds"] is None
+    kept.write_text("{")
+    assert f"{kept} can't be used" in home.estimate(home.job("fourth"))["basis"]["seconds"]
+
+
+def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) -> None:
+    """Of whole queries where the labeler sees them."""
+    path = home.job("probed", labeler="review")
+    found = home.estimate(path, "--probe")
+    assert found["basis"]["seconds"].startswith("a probe (")
+    assert json.loads(home.kept[0].read_bytes())["rows"] % 2 == 0
+    assert found["seconds"][0] > 0
+    there = {one.name for one in (home.folder / "probed/out").rglob("*") if one.suffix == ".json"}
+    assert there == {"inputs.json", "plan.json"}
+    assert home.estimate(path)["seconds"] == found["seconds"]
+    home.call("run", path)
+    assert home.call("plan", path, "--probe")["estimate"]["seconds"] == [0, 0, 0]
+
+
+def test_the_rate_of_a_run_outlasts_later_probes_unless_they_use_another_precision(home: Home) -> None:
+    """A probe of 16 rows once replaced the rate of a run of millions."""
+    home.call("run", home.job("first", dtype="auto"))
+    (kept,) = home.kept
+    of_run = kept.read_bytes()
+    path = home.job("second", dtype="auto")
+    known = home.estimate(path)["seconds"]
+    assert home.estimate(path, "--probe")["basis"]["seconds"].startswith("a probe (16 rows, 2")
+    assert kept.read_bytes() == of_run
+    assert home.estimate(path)["seconds"] == known
+    dtype = json.loads(of_run)["dtype"]
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    kept.write_text(json.dumps({**json.loads(of_run), "dtype": other}))
+    (home.folder / "second/out/engine.json").write_text(json.dumps({"version": 1, "resolved": {"dtype": dtype}}))
+    found = home.estimate(path)
+    assert found["basis"]["seconds"] == f"the last run here was in {other}, and this output is in {dtype}"
+    probed = home.estimate(path, "--probe")
+    assert home.estimate(path)["seconds"] == probed["seconds"]
+
+
+def test_a_cache_that_cannot_be_written_ends_no_run(home: Home) -> None:
+    home.cache.mkdir()
+    (home.cache / "rates").write_text("no folder")
+    assert home.call("run", home.job("first"))["rows_open"] == 0
+    assert home.estimate(home.job("second"))["seconds"] is None
+
+
+def test_batches_are_not_probed(home: Home) -> None:
+    args = {"served_model": "teacher", "base_url": "http://127.0.0.1:9/v1", "mode": "chat", "batch": True}
+    path = write_job(home.folder, home.model, engine={"name": "openai", "args": args})
+    home.relabel("plan", path, "--probe").refused(2, "answered hours later")
+    assert home.estimate(path)["basis"]["seconds"] == "batches are answered hours later, at no rate of their own"

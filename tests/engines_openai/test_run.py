@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
+import pickle
 import re
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,13 @@ import pytest
 import yaml
 
 from relabel.jobs.cli import main
+from relabel.jobs.environment import keep_arguments, keep_environment
+from relabel.jobs.job import load_job
+from relabel.labelers.engines.openai import OpenAi
+from relabel.manifests.errors import ConfigError
+from relabel.manifests.secrets import forget_secrets, redacted
 
+from .conftest import GOOD, KEY, ask_for, requests_for, run_all
 from .scripted_server import MODEL, Call, Json, ScriptedServer, chat, error
 
 JOB: dict[str, Any] = {
@@ -247,3 +257,288 @@ def test_direct_over_token_ids_has_exact_distributions(serve: Any, write_job: An
         assert 0 < row["outside_mass"] < 1
     receipts = [json.loads(file.read_bytes()) for file in Path("out/receipts").rglob("*.json")]
     assert {receipt["engine"]["details"]["mode"] for receipt in receipts} == {"tokens"}
+
+
+# Budgets over a server: what it counted, start-up and lost replies included, is never more than what counts as
+# spent.
+
+
+PRICES = {"price_per_million_input": 2.0, "price_per_million_output": 8.0}
+
+
+class Till:
+    """What the server charged: the usage of all replies that it made, anyone who read them."""
+
+    def __init__(self, script: Callable[[Call], Json]) -> None:
+        self.prompt = self.output = 0
+        self._script = script
+        self._guard = threading.Lock()
+
+    def __call__(self, call: Call) -> Json:
+        reply = self._script(call)
+        usage = reply.payload.get("usage", {"prompt_tokens": 0, "completion_tokens": 0})
+        with self._guard:
+            self.prompt += usage["prompt_tokens"]
+            self.output += usage["completion_tokens"]
+        return reply
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+    @property
+    def money(self) -> float:
+        return (2.0 * self.prompt + 8.0 * self.output) / 1e6
+
+
+def run(job: str, *more: str, capsys: Any) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = relabel("run", job, "--output", "json", *more)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def priced(server: ScriptedServer, write_job: Any, **run: Any) -> str:
+    args = {"served_model": "teacher", "backoff_s": 0.001, "concurrency": 4, "base_url": server.url, **PRICES}
+    return str(write_job(server, engine={"args": args}, run={"chunk_rows": 2, "max_failed_fraction": 0.5, **run}))
+
+
+def dear(call: Call) -> Json:
+    """As `r3a`, with ten times the tokens."""
+    reply = r3a(call)
+    reply.payload["usage"] = {
+        name: 10 * reply.payload["usage"][name] for name in ("prompt_tokens", "completion_tokens")
+    }
+    return reply
+
+
+def test_a_run_keeps_to_its_money_start_up_included(serve: Any, write_job: Any, capsys: Any) -> None:
+    till = Till(dear)
+    server = serve(till)
+    job = priced(server, write_job, max_cost=0.08)
+    code, ended = run(job, capsys=capsys)
+    assert code == 5
+    assert 0.0 < ended["budget"]["spent_cost"] <= till.money <= 0.08
+    calls = len(server.calls), server.lists
+    assert run(job, capsys=capsys)[0] == 5
+    assert (len(server.calls), server.lists) == calls, "the next call asks the server nothing at all"
+    code, ended = run(job, "--set", "run.max_cost=1.0", capsys=capsys)
+    assert code == 0
+    assert 0.8 * till.money <= ended["budget"]["spent_cost"] <= till.money, "all but trials"
+
+
+def test_tokens_are_counted_here_where_the_server_counts_none(serve: Any, connect: Any) -> None:
+    def silent(call: Call) -> Json:
+        return Json({**chat(GOOD).payload, "usage": None})
+
+    server = serve(silent)
+    engine = connect(server)
+    assert any("counts no tokens" in remark for remark in engine.prepare([requests_for(1)[0].ask]))
+    before = engine.charged().tokens
+    answers = run_all(engine, requests_for(3))
+    prompts = ["".join(turn["content"] for turn in call.body["messages"]) for call in server.calls[1:]]
+    assert [answer.prompt_tokens for answer in answers] == [-(-len(prompt) // 4) for prompt in prompts]
+    assert {answer.output_tokens for answer in answers} == {-(-len(GOOD) // 4)}
+    assert engine.charged().tokens - before == sum(one.prompt_tokens + one.output_tokens for one in answers)
+
+
+def test_an_answer_without_a_limit_is_refused_where_there_is_a_budget(serve: Any, write_job: Any, capsys: Any) -> None:
+    server = serve(r3a)
+    args = {"served_model": "teacher", "base_url": server.url, "extra_body": {"max_tokens": None}}
+    job = write_job(server, engine={"args": args}, run={"max_tokens": 10**6})
+    assert relabel("run", job) == 3
+    assert "takes max_tokens away" in capsys.readouterr().err
+
+
+def test_the_most_of_an_ask_is_priced_and_holds_its_answer(serve: Any, connect: Any) -> None:
+    engine = connect(serve(lambda call: chat(GOOD)), **PRICES)
+    ask = ask_for("q", "é" * 1000)
+    most = engine.most(ask)
+    assert most.tokens >= 2000 + 96
+    assert most.cost == pytest.approx((2.0 * (most.tokens - 96) + 8.0 * 96) / 1e6)
+
+
+def status(target: str, capsys: Any, *more: str) -> Any:
+    capsys.readouterr()
+    assert relabel("status", target, *more) == 0
+    out = capsys.readouterr().out
+    return json.loads(out) if more else out
+
+
+def test_status_says_what_calls_without_a_budget_have_cost(serve: Any, write_job: Any, capsys: Any) -> None:
+    """Only where a job had `run.max_cost` did it say anything of money."""
+    till = Till(r3a)
+    job = priced(serve(till), write_job)
+    assert relabel("plan", job) == 0
+    assert status(job, capsys, "--output", "json")["cost"] == 0.0
+    assert run(job, capsys=capsys)[0] == 0
+    cost = status(job, capsys, "--output", "json")["cost"]
+    tokens = status(job, capsys, "--output", "json")["stages"].values()
+    assert cost == pytest.approx(sum(2.0 * one["prompt_tokens"] + 8.0 * one["output_tokens"] for one in tokens) / 1e6)
+    assert 0.8 * till.money < cost <= till.money, "all but what the engine asked at its start"
+    assert f"  {cost:,.4f} in money for the tokens of what is committed" in status(job, capsys)
+    assert status("out", capsys, "--output", "json")["cost"] == cost, "a finished output names the prices itself"
+
+
+# The key: from the variable that the job names, into one header, and nowhere else.
+
+
+KEY_JOB: dict[str, Any] = {
+    "name": "shoes",
+    "input": {"path": "pairs.parquet"},
+    "labeler": {"name": "r3a", "context": "none", "attempts": 2},
+    "engine": {
+        "name": "openai",
+        "args": {"served_model": MODEL, "api_key_env": "TEACHER_KEY", "backoff_s": 0.0, "max_tries": 2},
+    },
+    "output": "out",
+    "run": {"chunk_rows": 3, "max_failed_fraction": 1.0},
+}
+
+
+@pytest.fixture
+def write_key_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"query_id": f"q{n // 3}", "query": f"shoe {n // 3}", "doc_id": f"d{n}", "document": f"a red shoe {n}"}
+        for n in range(9)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
+
+    def write(server: ScriptedServer, **args: Any) -> str:
+        job = copy.deepcopy(KEY_JOB)
+        job["engine"]["args"] |= {"base_url": server.url} | args
+        Path("job.yaml").write_text(yaml.safe_dump(job))
+        return "job.yaml"
+
+    return write
+
+
+def telltale(call: Any) -> Json:
+    """Every tenth request fails with the key in the server's words; other answers are fine and hold it as well."""
+    if call.number % 5 == 4:
+        return error(400, f"bad request from {KEY}")
+    return chat(
+        f"<think>{KEY}</think><intent>shoes</intent>"
+        if "intent" in call.body["messages"][-1]["content"] and len(call.body["messages"]) == 2
+        else f"<think>{KEY}</think><extract>none</extract><score>0</score>"
+    )
+
+
+def test_the_key_is_in_the_header_and_nowhere_else(
+    serve: Any, write_key_job: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any, caplog: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    server = serve(telltale)
+    job = write_key_job(server)
+    for command in (["plan"], ["run"], ["run", "--output", "json"], ["verify"], ["status"], ["retry"], ["doctor"]):
+        with pytest.raises(SystemExit):
+            main([command[0], job, *command[1:]])
+    assert len(server.calls) > 9
+    for call in server.calls:
+        assert call.headers["authorization"] == f"Bearer {KEY}"
+        assert [name for name, value in call.headers.items() if KEY in value] == ["authorization"]
+        assert KEY.encode() not in call.raw
+    out, err = capfd.readouterr()
+    assert KEY not in out + err + caplog.text
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert {"plan.json", "manifest.json"} <= {file.name for file in files}
+    for file in files:
+        found = (
+            json.dumps(pq.read_table(file).to_pylist(), default=str)
+            if file.suffix == ".parquet"
+            else file.read_text(errors="replace")
+        )
+        assert KEY not in found, file
+    rows = [row for file in (tmp_path / "out" / "labels").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    assert {row["reasoning"] for row in rows} == {"***"}, "the test's server did not repeat the key"
+
+
+def test_no_repr_dump_or_pickle_shows_the_key(serve: Any, write_key_job: Any, connect: Any) -> None:
+    job = load_job(write_key_job(serve(telltale)), environment={"TEACHER_KEY": KEY, "RELABEL_ENGINE__SEED": "3"})
+    assert job.spec.engine.seed == 3
+    other = load_job("job.yaml", environment={"RELABEL_ENGINE__SEED": "3"})
+    assert job.parts(job.open_dataset()) == other.parts(other.open_dataset()), "the key changes the plan"
+    assert job.secrets["api_key_env"].get_secret_value() == KEY
+    shown = [
+        repr(job),
+        str(job.secrets),
+        repr(job.secrets),
+        f"{job.secrets['api_key_env']}",
+        job.spec.model_dump_json(),
+        repr(job.spec),
+    ]
+    shown += [json.dumps(job.parts(job.open_dataset()), default=str), pickle.dumps(job.spec).decode("latin-1")]
+    engine = connect(serve(telltale))
+    shown += [
+        repr(engine),
+        repr(engine._client),
+        repr(engine._client._connections),
+        repr(engine._client._connections._all),
+        repr(engine.facts()),
+        repr(engine.costs()),
+    ]
+    assert not any(KEY in text for text in shown)
+
+
+def test_faults_on_the_wire_do_not_show_the_key(serve: Any, connect: Any, caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine = connect(serve(lambda _: error(500, f"who sent {KEY}?")), max_tries=2)
+    answer = run_all(engine, requests_for(1))[0]
+    assert answer.finish == "error"
+    assert "who sent ***?" in answer.detail
+    engine.close()
+    assert KEY not in caplog.text
+
+
+def test_a_key_in_place_of_a_variables_name_is_refused_and_not_shown(serve: Any, write_key_job: Any) -> None:
+    job = load_job(write_key_job(serve(telltale), api_key_env="sk-mistake-123"))
+    for use in (OpenAi.model_digest, OpenAi.check, lambda spec: OpenAi(spec)):
+        with pytest.raises(ConfigError, match="name of an environment variable") as caught:
+            use(job.spec.engine)
+        assert "mistake" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_key_of_our_own_specs_is_no_secret_whatever_it_sounds_like(
+    is_variable: bool, serve: Any, write_key_job: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    server = serve(telltale)
+    flags = ["--set", "engine.args.max_tokens_field=max_completion_tokens"]
+    if is_variable:
+        monkeypatch.setenv("RELABEL_ENGINE__ARGS__MAX_TOKENS_FIELD", "max_completion_tokens")
+        flags = []
+    with pytest.raises(SystemExit):
+        main(["run", write_key_job(server), *flags])
+    assert "max_completion_tokens" in server.calls[0].body, capfd.readouterr().err
+    forget_secrets()
+    names = ["labeler.max_think_tokens", "engine.args.api_key_env", "storage_options.token", "api_token"]
+    keep_arguments([f"--set={name}=value-of-{name}" for name in names])
+    keep_environment({f"RELABEL_{name.upper().replace('.', '__')}": f"set-to-{name}" for name in names})
+    for name in names:
+        is_secret = name in ("storage_options.token", "api_token")
+        assert (redacted(f"value-of-{name}") == "***") == (redacted(f"set-to-{name}") == "***") == is_secret, name
+    forget_secrets()
+
+
+def test_a_variable_that_was_named_and_is_not_set_is_an_error(
+    serve: Any, write_key_job: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    with pytest.raises(SystemExit) as end:
+        main(["run", write_key_job(serve(telltale))])
+    assert end.value.code == 3
+    assert "the variable TEACHER_KEY is not set" in capfd.readouterr().err
+
+
+def test_no_key_no_header(serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password mine")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", "not-handed-over")
+    server = serve(lambda _: chat("x"))
+    engine = connect(server, key=None)
+    engine.prepare([ask_for("q", "d")])
+    assert "authorization" not in server.calls[0].headers

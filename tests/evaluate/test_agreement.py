@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.manifests.metrics.measures import confusion_by_group
+from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.gold import Qrels, grades_by_pair
+from relabel.manifests.label_sets import LabelPart, gather
+from relabel.manifests.metrics import measures
+from relabel.manifests.metrics import metric as module
+from relabel.manifests.metrics.comparison import match_rows
+from relabel.manifests.metrics.gates import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
+from relabel.manifests.metrics.measures import (
+    QueryRanking,
+    brier_rows,
+    confusion_by_group,
+    ece,
+    fit_temperature,
+    tempered,
+)
+from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
+from relabel.manifests.metrics.metric import bootstrap, draw_weights
 from relabel.manifests.metrics.registry import count_metrics, metric_of
+from relabel.manifests.schemas import codes_of, ids_of, texts_of
+from relabel.manifests.tables import as_ids, load_columns, read_grades
 
 GRADES = 4
 Rows = list[tuple[int, int]]
@@ -54,3 +77,274 @@ def test_perfect_labels_get_the_best_value_or_are_undefined(grades: list[int]) -
     }
     assert all(math.isnan(value) or value == pytest.approx(best[name]) for name, value in found.items())
     assert math.isnan(found["kappa"]) == (len(set(grades)) == 1)
+
+
+# nDCG, tau and bad cases by hand, and nDCG against ir_measures.
+
+
+def rank_queries(query: np.ndarray, docs: list[str], score: np.ndarray, gold: np.ndarray, **kept: int) -> QueryRanking:
+    """By ids as they are written."""
+    return measures.rank_queries(query, codes_of(ids_of(docs))[0], score, gold, **kept)
+
+
+def test_a_query_worked_out_by_hand() -> None:
+    found = rank_queries(
+        np.zeros(3, dtype=int), ["a", "b", "c"], np.array([3.0, 2.0, 1.0]), np.array([0, 2, 1]), num_queries=1
+    )
+    ideal = 2 + 1 / math.log2(3)
+    assert found.ndcg[0] == pytest.approx((2 / math.log2(3) + 1 / 2) / ideal)
+    assert found.tau[0] == pytest.approx((1 - 2) / 3)  # of three pairs one is in order
+    assert found.bad_case[0] == 1.0
+
+
+def test_an_irrelevant_document_below_the_top_ten_is_no_bad_case() -> None:
+    scores = np.arange(11, 0, -1).astype(float)
+    docs = [f"d{number:02d}" for number in range(11)]
+    golds = np.array([1] * 10 + [0])
+    assert rank_queries(np.zeros(11, dtype=int), docs, scores, golds, num_queries=1).bad_case[0] == 0.0
+    assert rank_queries(np.zeros(11, dtype=int), docs, -scores, golds, num_queries=1).bad_case[0] == 1.0
+
+
+def test_queries_without_a_figure_have_none() -> None:
+    query = np.array([0, 0, 1, 1, 3])
+    found = rank_queries(
+        query, ["a", "b"] * 2 + ["c"], np.array([1, 2, 5, 5, 1.0]), np.array([0, 0, 1, 2, 2]), num_queries=4
+    )
+    assert np.isnan(found.ndcg).tolist() == [True, False, True, False]  # no relevant document; none at all
+    assert np.isnan(found.tau).tolist() == [True, True, True, True]  # equal grades, equal scores, nothing, one document
+    assert found.bad_case.tolist()[:2] == [1.0, 0.0]
+    assert math.isnan(found.bad_case[2])
+
+
+def test_a_document_that_comes_twice_is_ranked_once() -> None:
+    query = np.zeros(3, dtype=int)
+    twice = rank_queries(query, ["a", "b", "a"], np.array([4.0, 2.0, 2.0]), np.array([1, 2, 1]), num_queries=1)
+    once = rank_queries(query[:2], ["a", "b"], np.array([3.0, 2.0]), np.array([1, 2]), num_queries=1)
+    assert twice.ndcg[0] == once.ndcg[0]
+    assert twice.tau[0] == once.tau[0]
+
+
+# ECE and Brier by hand; a fitted temperature undoes what was bent on purpose.
+
+
+def test_calibration_worked_out_by_hand() -> None:
+    probs = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [1.0, 0.0]])
+    gold = np.array([0, 1, 1, 0])
+    # bin of .9: two rows, half right, gap .4; bin of .6: gap .4; bin of 1: gap 0
+    assert ece(probs, gold) == pytest.approx(0.5 * 0.4 + 0.25 * 0.4)
+    assert brier_rows(probs, gold).tolist() == pytest.approx([0.02, 1.62, 0.32, 0.0])
+
+
+def test_a_temperature_fitted_to_distributions_finds_the_one_that_they_were_flattened_by() -> None:
+    target_NK = np.random.default_rng(5).dirichlet([2.0, 1.0, 0.5], 500)
+    assert fit_temperature(tempered(target_NK, 3.0), target_NK) == pytest.approx(1 / 3, rel=1e-3)
+
+
+# Intervals: reproducible, wide enough, and the same whether counts or rows are resampled.
+
+
+def of_ratio(name: str, total_G: np.ndarray, count_G: np.ndarray) -> Statistic:
+    def statistic(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore"):
+            return {name: weight_RG @ total_G / (weight_RG @ count_G)}
+
+    return statistic
+
+
+def of_counts(counts_GKK: np.ndarray) -> Statistic:
+    return lambda weight_RG: count_metrics(np.tensordot(weight_RG, counts_GKK, axes=1))
+
+
+def test_weights_draw_as_many_groups_as_there_are() -> None:
+    weights = np.concatenate(list(draw_weights(13, 50, seed=2)))
+    assert weights.shape == (50, 13)
+    assert (weights.sum(1) == 13).all()
+    assert (np.concatenate(list(draw_weights(13, 50, seed=2))) == weights).all()
+    assert (np.concatenate(list(draw_weights(13, 50, seed=3))) != weights).any()
+
+
+def test_many_groups_are_drawn_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_VALUES", 40)
+    parts = list(draw_weights(13, 10, seed=2, width=20))
+    assert [len(part) for part in parts] == [2] * 5
+    assert (np.concatenate(parts) == np.concatenate(list(draw_weights(13, 10, seed=2, width=40)))).all()
+    assert all((part.sum(1) == 13).all() for part in parts)
+
+
+def test_an_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
+    """300 tiny worlds of 40 queries with 5 rows that lean the same way: 95 % intervals over queries."""
+    random = np.random.default_rng(11)
+    worlds, queries, rows = 300, 40, 5
+    covered = 0
+    for world in range(worlds):
+        hit = random.random((queries, rows)) < random.beta(0.6, 0.4, (queries, 1))  # the mean of that beta is 0.6
+        by_query = of_ratio("mean", hit.sum(1), np.full(queries, rows))
+        low, high, _ = bootstrap(by_query, num_groups=queries, resamples=200, seed=world)["mean"]
+        covered += low <= 0.6 <= high
+    assert 0.90 <= covered / worlds <= 0.98
+
+
+def test_resamples_without_a_value_are_left_out_and_counted() -> None:
+    counts = np.zeros((2, 2, 2))
+    counts[0, 0, 0] = counts[1, 1, 1] = 3  # the figures of grade 1 are undefined where only the first query is drawn
+    found = bootstrap(of_counts(counts), num_groups=2, resamples=400, seed=1)
+    low, high, undefined = found["f1_1"]
+    assert (low, high) == (1.0, 1.0)
+    assert 60 < undefined < 140  # one in four
+    assert found["accuracy"].num_undefined == 0
+
+
+def test_one_group_has_no_interval() -> None:
+    assert bootstrap(of_ratio("mean", np.ones(1), np.ones(1)), num_groups=1, resamples=10, seed=1) == {}
+    nothing = bootstrap(of_ratio("mean", np.zeros(2), np.zeros(2)), num_groups=2, resamples=10, seed=1)["mean"]
+    assert math.isnan(nothing.low)
+    assert nothing.num_undefined == 10
+
+
+# Joins over whole columns against loops over rows: pairs that come again, nulls, other scales, Parquet's kinds.
+
+
+PAIRS = st.tuples(st.sampled_from(["q", "r", ""]), st.sampled_from(["a", "b", "\ud800", "é"]))
+QRELS = st.lists(st.tuples(PAIRS, st.none() | st.integers(-1, 3)), max_size=14)
+FEW = settings(max_examples=60, deadline=None)
+
+
+def qrels_of(rows: list[tuple[tuple[str, str], int | None]]) -> Qrels:
+    ids = (ids_of(pair[side] for pair, _ in rows) for side in (0, 1))
+    return Qrels("g.txt", *ids, pa.array([grade for _, grade in rows], pa.int64()))
+
+
+def held(rows: list[tuple[tuple[str, str], int | None]]) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for pair, grade in rows:
+        found.setdefault(pair, []).extend([] if grade is None else [grade])
+    return found
+
+
+@FEW
+@given(QRELS, st.sampled_from(["mean", "first"]))
+def test_each_pair_has_the_grade_that_a_loop_over_rows_gives_it(rows: list[Any], rule: Any) -> None:
+    found, expected = grades_by_pair(qrels_of(rows), rule), held(rows)
+    settled = {
+        pair: (grades[0] if rule == "first" else (2 * sum(grades) + len(grades)) // (2 * len(grades)))
+        for pair, grades in expected.items()
+        if grades
+    }
+    wanted = [*expected, ("q", "nowhere"), ("nowhere", "a"), ("r", "b")]
+    assert found.grades_of(wanted) == [settled.get(pair) for pair in wanted]
+    places = found.places(ids_of(query for query, _ in wanted), ids_of(doc for _, doc in wanted))
+    assert [place >= 0 for place in places] == [pair in expected for pair in wanted]
+    assert sorted(zip(*map(texts_of, found.pair_ids), strict=True)) == sorted(expected)
+    assert (found.num_repeated, found.num_null) == (len(rows) - len(expected), sum(grade is None for _, grade in rows))
+    assert found.num_conflicts == sum(len(set(grades)) > 1 for grades in expected.values())
+
+
+@FEW
+@given(st.lists(PAIRS, max_size=12), st.lists(PAIRS, max_size=12))
+def test_rows_are_matched_as_a_loop_matches_them(first: list[Any], second: list[Any]) -> None:
+    sides = [
+        gather(
+            [LabelPart(pa.array(range(len(pairs)), pa.int64()), pa.array([0] * len(pairs), pa.int64()), *ids)],
+            grades=2,
+            where="here",
+        )
+        for pairs in (first, second)
+        for ids in [[ids_of(pair[side] for pair in pairs) for side in (0, 1)]]
+    ]
+    left = {pair: [place for place, other in enumerate(second) if other == pair] for pair in second}
+    expected = [(place, left[pair].pop(0)) for place, pair in enumerate(first) if left.get(pair)]
+    found = match_rows(*sides, is_same_input=False)
+    assert list(zip(found.teacher.tolist(), found.student.tolist(), strict=True)) == expected
+    assert found.num_repeated == len(expected) - len({first[place] for place, _ in expected})
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([7, 10], pa.int16()),
+        pa.array(["7", "10"]),
+        pa.array(["7", "10"], pa.large_string()),
+        pa.array(["7", "10"]).dictionary_encode(),
+        pa.array([7, 10]).dictionary_encode(),
+    ],
+)
+def test_ids_are_their_text_whatever_parquet_calls_them(tmp_path: Path, column: pa.Array) -> None:
+    pq.write_table(pa.table({"id": column}), tmp_path / "a.parquet", row_group_size=1)
+    found = load_columns(str(tmp_path / "a.parquet"), lambda names: names, Storage())["id"]
+    assert texts_of(as_ids(found, path="a", name="id")) == ["7", "10"]
+    assert read_grades(found).values.to_pylist() == [7, 10]
+
+
+# Gates: what passes, what never passes, what is no gate.
+
+
+FIGURES = {"f1_macro": 0.6, "ece": 0.05, "kendall_tau": None}
+TEACHER = {"f1_macro": 0.65, "ece": 0.04, "kendall_tau": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "has_passed"),
+    [
+        ("macro_f1", ">=0.6", True),
+        ("f1_macro", ">0.6", False),
+        ("f1_macro", "<=0.6", True),
+        ("f1_macro", "<0.6", False),
+        ("macro_f1", ">=0.9*teacher", True),
+        ("macro_f1", " >= .93 * teacher ", False),
+        ("macro_f1", ">=teacher", False),
+        ("ece", "<=1.5*teacher", True),
+        ("ece", "<5e-2", False),
+        ("kendall_tau", ">=-1", False),
+    ],
+)
+def test_a_gate_says_what_it_reads(name: str, text: str, has_passed: bool) -> None:
+    assert judge_gate(parse_gate(name, text), FIGURES, TEACHER).has_passed is has_passed
+
+
+def test_an_undefined_figure_never_passes_on_either_side() -> None:
+    gates = parse_gates({"tau": "<1", "f1_macro": ">=0.1*teacher"})
+    verdicts = judge_gates(gates, FIGURES, {"f1_macro": None})
+    assert [verdict.has_passed for verdict in verdicts] == [False, False]
+    assert "undefined" in str(verdicts[0])
+    assert verdicts[0].plain() == {
+        "gate": "tau<1",
+        "figure": "kendall_tau",
+        "value": None,
+        "bound": 1.0,
+        "has_passed": False,
+    }
+
+
+def test_the_bound_of_a_teachers_gate_is_the_teachers_figure_times_the_number() -> None:
+    verdict = judge_gate(parse_gate("macro_f1", ">=0.9*teacher"), FIGURES, TEACHER)
+    assert verdict.bound == pytest.approx(0.9 * 0.65)
+    assert str(verdict) == "macro_f1>=0.9*teacher: passed, f1_macro is 0.6000, the bound 0.5850"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0.6", "=>0.6", "==0.6", ">=", ">=student", ">=0.9*", ">=0.9*teacher+1", ">=nan", ">=1e999", ">=0,6"]
+)
+def test_what_is_no_gate_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no gate\. Write a sign and a bound"):
+        parse_gate("macro_f1", text)
+
+
+@pytest.mark.parametrize("text", ["macro_f1", ">=0.6", "macro_f1=0.6", "macro_f1 >= much"])
+def test_a_flag_that_is_no_gate_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--require"):
+        parse_flag(text)
+
+
+def test_a_teachers_gate_without_a_teacher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no teacher"):
+        judge_gate(parse_flag("macro_f1>=0.9*teacher"), FIGURES, None)
+
+
+@given(
+    st.sampled_from([">=", "<=", ">", "<"]), st.floats(allow_nan=False, allow_infinity=False, width=32), st.booleans()
+)
+def test_a_flag_and_a_spec_read_alike_and_keep_the_number(sign: str, number: float, is_of_teacher: bool) -> None:
+    bound = f"{sign}{number!r}{'*teacher' if is_of_teacher else ''}"
+    gate = parse_gate("auc_0/12", bound)
+    assert parse_flag(f"auc_0/12{bound}") == gate == Gate("auc_0/12", "auc_0/12", bound, sign, number, is_of_teacher)
+    assert math.isfinite(gate.number)

@@ -20,7 +20,7 @@ from relabel.export import loader
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import BundleError, Student, check_files, read_manifest
 from tests.export.conftest import HOSTILE
-from tests.publish.test_repairs import HARMS, flip, flip_unseen
+from tests.publish.test_puller import HARMS, flip, flip_unseen
 
 
 def load(folder: Path) -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import pytest
 import yaml
+from pydantic import ValidationError, create_model
 
+from relabel.jobs.cli import relabel as table
 from relabel.jobs.job import load_job
-from relabel.jobs.settings import JOB, job_schema
-from relabel.jobs.spec_yaml import read_spec_file
+from relabel.jobs.settings import JOB, job_schema, lay_over
+from relabel.jobs.spec_yaml import parse_yaml, read_spec_file
 from relabel.labelers.engines.registry import engine_names
 from relabel.labelers.registry import labeler_names
 from relabel.manifests.errors import ConfigError, UsageError
+from relabel.manifests.specs import DisputedText, Spec, _kinds
+from tests.spec_models import spec_models
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "jobs" / "templates" / "job.yaml"
@@ -245,3 +252,271 @@ def test_every_yaml_of_the_repository_loads() -> None:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if isinstance(values, dict) and {"labeler", "engine"} <= set(values):
             load_job(str(path), environment={})
+
+
+# YAML's traps: what a plain word means for each key of each spec, bombs, loops, and files that are no text.
+
+
+NUMBERS: dict[str, float | None] = {
+    "8": 8,
+    "+8": 8,
+    "-8": -8,
+    '"8"': 8,
+    "0o10": 8,
+    "0x10": 16,
+    "1e3": 1000,
+    "0.5": 0.5,
+    ".5": 0.5,
+    "5.": 5,
+    "2e-1": 0.2,
+    "010": 10,
+    "08": 8,
+    "1_000": 1000,
+    "9" * 400: int("9" * 400),
+    **dict.fromkeys(
+        ["0b11", "-0x10", "1:30", "06:00", "1:30.5", ".inf", "-.INF", ".nan", "inf", "nan", "1e400", "1,000", "٣"]
+    ),
+    **dict.fromkeys(["yes", "No", "on", "OFF", "true", "False", "y", "=", "[8]", "{a: 8}", "2026-11-20"]),
+}
+"""A value as written, and the number that it is; None is none."""
+TRUTHS = {"yes": True, "No": False, "on": True, "OFF": False, "true": True, "False": False, "y": True}
+TEXTS = {
+    "no": "no",
+    "Yes": "Yes",
+    "on": "on",
+    "010": "010",
+    "1:30": "1:30",
+    "1_000": "1_000",
+    "06:00": "06:00",
+    "2026-11-20": "2026-11-20",
+    "=": "=",
+}
+
+
+def fields() -> Iterator[tuple[str, type[Spec], str]]:
+    for model in spec_models():
+        for name in model.model_fields:
+            yield f"{model.__name__}.{name}", model, name
+
+
+class Undescribed(Spec, use_attribute_docstrings=False):
+    """Its descriptions need not be sought in the source, which takes most of making a model."""
+
+
+@functools.cache
+def alone(model: type[Spec], name: str) -> type[Spec]:
+    """A spec of that field alone."""
+    field = model.model_fields[name]
+    return create_model("One", __base__=Undescribed, **{name: (field.annotation, field)})  # type: ignore[call-overload, no-any-return]
+
+
+def read(model: type[Spec], name: str, text: str) -> Any:
+    """The field's value where it is written so, in a file and after --set alike; a ValidationError's text if it is
+    refused.
+    """
+    values = parse_yaml(f"{name}: {text}")
+    assert repr(lay_over({}, [f"{name}={text}"])) == repr(values)
+    try:
+        return getattr(alone(model, name).model_validate(values), name)
+    except ValidationError as exc:
+        return exc if exc.errors()[0]["loc"][0] == name else None
+
+
+def test_every_number_and_truth_of_every_spec_is_read_right_or_refused_by_its_key() -> None:
+    taken = 0
+    for where, model, name in fields():
+        kinds = _kinds(model, name)
+        if Any in kinds or not kinds & {int, float, bool}:
+            continue
+        for text, number in NUMBERS.items():
+            got = read(model, name, text)
+            if isinstance(got, ValidationError):
+                continue
+            if isinstance(got, dict | tuple):
+                read_as = [*(got.values() if isinstance(got, dict) else got)]
+                assert read_as == [8 if number is None else number], f"{where}: {text} is read as {got!r}"
+                continue
+            right: list[Any] = (
+                [TRUTHS[text]] if bool in kinds and text in TRUTHS else [number] if number is not None else []
+            )
+            right += [text] if isinstance(got, str) and str in kinds else []
+            right += [bool(number)] if kinds == {bool} and number in (0, 1) else []
+            assert [got, isinstance(got, bool)] in [[one, isinstance(one, bool)] for one in right], (
+                f"{where}: {text} is read as {got!r}"
+            )
+            taken += 1
+    assert taken > 500
+
+
+def test_every_text_of_every_spec_takes_words_that_old_yaml_has_for_something_else() -> None:
+    taken = 0
+    for where, model, name in fields():
+        if _kinds(model, name) - {type(None)} != {str}:
+            continue
+        for text in TEXTS:
+            got = read(model, name, text)
+            if not isinstance(got, ValidationError):
+                assert got == text, f"{where}: {text} is read as {got!r}"
+                taken += 1
+        for text in ("true", "8", "0x10", ".inf", "[x]", "{a: 1}"):
+            got = read(model, name, text)
+            assert isinstance(got, ValidationError) or got == ("x",), f"{where} takes {text}"
+    assert taken > 100
+
+
+def test_a_key_that_takes_anything_refuses_words_that_are_read_in_two_ways() -> None:
+    free = [(where, model, name) for where, model, name in fields() if Any in _kinds(model, name)]
+    assert {name for _, _, name in free} >= {"storage_options", "chat_template_kwargs"}
+    for where, model, name in free:
+        for text in ("no", "On", "010", "1_000", "1:30", "0b1", "08"):
+            for shape in ("{{s3: {{anon: {}}}}}", "{{s3: {{a: [{}]}}}}"):
+                got = read(model, name, shape.format(text))
+                assert isinstance(got, ValidationError), f"{where} takes {text} for {got!r}"
+                assert "put it in quotes" in str(got) or "valid" in str(got)
+            quoted = read(model, name, f'{{s3: {{anon: "{text}"}}}}')
+            assert isinstance(quoted, ValidationError) or quoted["s3"] == {"anon": text}
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "NO", "off", "010", "-08", "00.5", "1_000", "1_0.5", "1:30", "190:20:30.15", "0b1", "-0x10", "0x_1"]
+)
+def test_words_that_two_versions_read_differently_are_known(text: str) -> None:
+    assert type(parse_yaml(text)) is DisputedText
+    assert type(parse_yaml(f"'{text}'")) is str
+
+
+@pytest.mark.parametrize(
+    ("data", "parts"),
+    [
+        (b"\xff\xfen\x00a\x00", ("byte 0 is not UTF-8", "Save the file as UTF-8")),
+        (b"name: caf\xe9\n", ("byte 9 is not UTF-8",)),
+        (b"name: x\n" * (1 << 18), ("larger than 1 MiB",)),
+        (b"PAR1" + bytes(100), ("not YAML", "U+0000")),
+        (b"\xed\xa0\x80", ("not UTF-8",)),
+    ],
+    ids=["utf-16", "latin-1", "huge", "parquet", "surrogate"],
+)
+def test_bytes_that_are_no_spec_are_refused(folder: Path, data: bytes, parts: tuple[str, ...]) -> None:
+    (folder / "job.yaml").write_bytes(data)
+    message = refusal_of("job.yaml")
+    for part in ("job.yaml", *parts):
+        assert part in message
+
+
+def test_an_endless_file_and_a_name_that_is_none_are_refused() -> None:
+    assert "larger than 1 MiB" in refusal_of("/dev/zero")
+    assert "can't be read" in refusal_of("job\0.yaml")
+
+
+def test_a_mark_of_byte_order_and_windows_line_ends_are_no_fault(write_job: Callable[..., str], folder: Path) -> None:
+    path = write_job()
+    text = (folder / path).read_text()
+    (folder / "windows.yaml").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_job("windows.yaml", environment={}).spec == load_job(path, environment={}).spec
+
+
+def test_a_disputed_secret_is_not_shown(write_job: Callable[..., str]) -> None:
+    message = refusal_of(write_job(), overrides=["storage_options.s3.secret=0123_4567"])
+    assert "s3.secret is a word that YAML 1.1 and 1.2 read differently" in message
+    assert "0123" not in message
+
+
+# NaN and infinity are no number of ours: every option and every key of a spec that takes a number refuses them, and
+# names itself. Made from the table of commands and from the models of all spec files, so that a new option or key is
+# held to it. Infinity means something nowhere: limits that may be left off are left out, or 0.
+
+
+INFINITE_WORDS = ["nan", "-nan", "inf", "-inf", "Infinity", "1e400", "-1e400"]
+INFINITE = [math.nan, math.inf, -math.inf]
+SHAPES: list[Callable[[Any], Any]] = [
+    lambda one: one,
+    lambda one: [one],
+    lambda one: {"key": one},
+    lambda one: {"key": {"inner": [one]}},
+]
+FINITE = [0.5, 1, 10.0]
+
+
+def options(group: click.Group = table, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every option that takes a number with a point, with the words of its command."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from options(command, (*before, name))
+        elif command is not None:
+            for option in command.params:
+                if isinstance(option.type, click.types.FloatParamType):
+                    yield (*before, name), option.opts[-1]
+
+
+OPTIONS = list(options())
+
+
+def keys() -> list[tuple[type[Spec], str]]:
+    """Every key of a spec that takes a number with a point, alone, in a list or in a mapping, or anything at all."""
+    return [
+        (model, name)
+        for model in spec_models()
+        for name in model.model_fields
+        if any(accepts(model, name, one) for one in shaped(FINITE))
+    ]
+
+
+def shaped(numbers: list[Any]) -> list[Any]:
+    return [shape(one) for one in numbers for shape in SHAPES]
+
+
+def accepts(model: type[Spec], key: str, value: Any) -> bool:
+    """Whether no error is about the key; errors about keys that are missing next to it say nothing."""
+    try:
+        model.model_validate({key: value})
+    except ValidationError as exc:
+        return all(error["loc"][:1] != (key,) for error in exc.errors(include_input=False)) and all(
+            error["loc"] for error in exc.errors()
+        )
+    return True
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("text", INFINITE_WORDS)
+@pytest.mark.parametrize(("words", "option"), OPTIONS, ids=lambda one: one if isinstance(one, str) else " ".join(one))
+def test_an_option_refuses_it_and_is_named(
+    relabel: Callable[..., Any],
+    words: tuple[str, ...],
+    option: str,
+    text: str,
+) -> None:
+    done = relabel(*words, f"{option}={text}", *needed(words))
+    done.refused(2, option)
+
+
+def needed(words: tuple[str, ...]) -> list[str]:
+    """What the command must be given alongside, so that nothing else is wrong."""
+    command: Any = table
+    for word in words:
+        command = command.get_command(click.Context(command), word)
+    needed = [one for one in command.params if one.required]
+    return [word for one in needed for word in ([one.opts[-1], "x"] if isinstance(one, click.Option) else ["x"])]
+
+
+def test_the_table_has_options_with_numbers_and_the_models_have_keys() -> None:
+    assert (("bench",), "--slo-ms") in OPTIONS
+    assert (("pull",), "--watch") in OPTIONS
+    found = {f"{model.__name__}.{key}" for model, key in keys()}
+    assert {
+        "LossSection.temperature",
+        "BenchSpec.rates",
+        "EngineSpec.chat_template_kwargs",
+        "VllmArgs.extra",
+        "SplitSection.dev",
+    } <= found
+
+
+@pytest.mark.parametrize("model", spec_models(), ids=lambda model: f"{model.__module__}.{model.__qualname__}")
+def test_no_key_of_a_spec_takes_it_in_any_shape(model: type[Spec]) -> None:
+    assert [
+        (key, value) for key in model.model_fields for value in shaped(INFINITE) if accepts(model, key, value)
+    ] == []
+    numeric = [key for key in model.model_fields if not any(accepts(model, key, value) for value in shaped(["word"]))]
+    assert [(key, value) for key in numeric for value in shaped([*INFINITE_WORDS]) if accepts(model, key, value)] == []

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from relabel.jobs.cli import relabel
+from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.exits import exit_for
+from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.jobs.run import results
-from relabel.manifests.errors import RelabelError
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.session import CommitThreads
+from relabel.jobs.run.shards import ShardLogs, choose_shards
+from relabel.manifests.errors import RelabelError, StoreUnreachableError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.manifest import OwnRunManifest
+from relabel.manifests.receipts import ChunkId
+from relabel.manifests.shards import FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS, cut_queries, fitting_chunk_rows
 from relabel.manifests.store import LocalRunStore, shard_lock
 
 DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
@@ -277,3 +292,334 @@ def test_a_format_that_leaves_no_room_for_the_prompt_is_refused_at_the_start(tmp
     code, message = call("run", job(tmp_path, labeler={"name": "r3a"}), "--set", "engine.max_prompt_tokens=64")
     assert code == 3
     assert "raise engine.max_prompt_tokens" in message
+
+
+# Workers that are given INDEX/COUNT, by hand or by a scheduler, share all shards out and take none twice.
+
+
+def slurm(index: int, first: int, last: int, step: int = 1, **more: str) -> dict[str, str]:
+    count = (last - first) // step + 1
+    names = {"ID": index, "MIN": first, "MAX": last, "STEP": step, "COUNT": count}
+    return {**{f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in names.items()}, **more}
+
+
+@given(count=st.integers(1, 40), num_shards=st.integers(0, 200))
+def test_workers_share_out_every_shard_once(count: int, num_shards: int) -> None:
+    taken = [choose_shards(f"{index}/{count}", num_shards, {}) for index in range(count)]
+    assert sorted(shard for shards in taken for shard in shards) == list(range(num_shards))
+    assert max(map(len, taken)) - min(map(len, taken)) <= 1
+
+
+def test_index_and_count_pick_the_shards_that_leave_the_index() -> None:
+    assert choose_shards("3/64", 200, {}) == [3, 67, 131, 195]
+    assert choose_shards(" 0/1 ", 3, {}) == [0, 1, 2]
+
+
+def test_no_choice_takes_every_shard_even_under_a_scheduler() -> None:
+    assert choose_shards(None, 3, slurm(1, 0, 3)) == [0, 1, 2]
+
+
+def test_a_worker_beyond_the_shards_takes_none() -> None:
+    assert choose_shards("7/8", 4, {}) == []
+
+
+@given(
+    first=st.integers(0, 50),
+    step=st.integers(1, 7),
+    count=st.integers(1, 20),
+    slack=st.integers(0, 6),
+    num_shards=st.integers(1, 60),
+)
+def test_slurm_arrays_share_out_every_shard_once(
+    first: int, step: int, count: int, slack: int, num_shards: int
+) -> None:
+    """Slurm's MAX may lie beyond the last task: 1-10:4 has the tasks 1, 5 and 9."""
+    last = first + (count - 1) * step + min(slack, step - 1)
+    tasks = range(first, last + 1, step)
+    taken = [choose_shards("auto", num_shards, slurm(task, first, last, step)) for task in tasks]
+    assert sorted(shard for shards in taken for shard in shards) == list(range(num_shards))
+
+
+def test_slurm_index_counts_from_the_arrays_first_task() -> None:
+    assert choose_shards("auto", 12, slurm(10, 4, 13, 3)) == [2, 6, 10]
+
+
+def test_slurm_array_with_gaps_is_refused_since_shards_would_fall_to_nobody() -> None:
+    with pytest.raises(UsageError, match=r"1-7:1 has gaps.*0-6, or give INDEX/COUNT"):
+        choose_shards("auto", 8, {**slurm(3, 1, 7), "SLURM_ARRAY_TASK_COUNT": "3"})
+
+
+@pytest.mark.parametrize(("index", "first", "last", "step"), [(5, 4, 8, 2), (3, 4, 8, 1), (9, 4, 8, 1)])
+def test_slurm_task_outside_its_own_array_is_refused(index: int, first: int, last: int, step: int) -> None:
+    with pytest.raises(UsageError, match=f"Slurm's task {index} does not fit its array {first}-{last}:{step}"):
+        choose_shards("auto", 8, slurm(index, first, last, step))
+
+
+def test_slurm_without_the_arrays_end_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"SLURM_ARRAY_TASK_MAX is not set.*--shard 3/64"):
+        choose_shards("auto", 8, {"SLURM_ARRAY_TASK_ID": "2"})
+
+
+def test_aws_batch_gives_index_and_size() -> None:
+    assert choose_shards("auto", 8, {"AWS_BATCH_JOB_ARRAY_INDEX": "1", "AWS_BATCH_JOB_ARRAY_SIZE": "3"}) == [1, 4, 7]
+
+
+def test_aws_batch_size_gives_way_to_our_own_variable() -> None:
+    given_size = {"AWS_BATCH_JOB_ARRAY_INDEX": "1", "AWS_BATCH_JOB_ARRAY_SIZE": "3", "RELABEL_SHARD_COUNT": "4"}
+    assert choose_shards("auto", 8, given_size) == [1, 5]
+
+
+def test_kubernetes_index_takes_its_count_from_our_variable() -> None:
+    assert choose_shards("auto", 8, {"JOB_COMPLETION_INDEX": "3", "RELABEL_SHARD_COUNT": "4"}) == [3, 7]
+
+
+@pytest.mark.parametrize("index_name", ["JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_ARRAY_INDEX"])
+def test_index_without_a_count_says_which_variable_to_set(index_name: str) -> None:
+    with pytest.raises(UsageError, match=f"{index_name} gives an index but no count. Set RELABEL_SHARD_COUNT"):
+        choose_shards("auto", 8, {index_name: "3"})
+
+
+def test_auto_without_a_scheduler_says_what_it_looked_for() -> None:
+    with pytest.raises(
+        UsageError, match=r"SLURM_ARRAY_TASK_ID, AWS_BATCH_JOB_ARRAY_INDEX, JOB_COMPLETION_INDEX.*Give INDEX/COUNT"
+    ):
+        choose_shards("auto", 8, {"RELABEL_SHARD_COUNT": "4"})
+
+
+@pytest.mark.parametrize("junk", ["", "x", "-1", "1.5", "1/4"])
+def test_junk_in_a_schedulers_variable_is_quoted(junk: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        choose_shards("auto", 8, {"JOB_COMPLETION_INDEX": junk, "RELABEL_SHARD_COUNT": "4"})
+    assert f"JOB_COMPLETION_INDEX is {junk!r}" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3/", "/4", "a/b", "-1/4", "1/-4", "1.0/4", "1/4/2", "1:4", "AUTO", "1 / 4"])
+def test_malformed_choice_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"want INDEX/COUNT, counted from 0 \(the first of four is 0/4\), or auto"):
+        choose_shards(text, 8, {})
+
+
+@pytest.mark.parametrize("text", ["4/4", "9/4"])
+def test_index_out_of_range_is_refused_with_the_range(text: str) -> None:
+    with pytest.raises(UsageError, match=rf"--shard {text}: the index must be one of 0 to 3 \(the last of 4 is 3/4\)"):
+        choose_shards(text, 8, {})
+
+
+@pytest.mark.parametrize("text", ["0/0", "3/0"])
+def test_a_count_of_none_is_refused_with_what_takes_all(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--shard {text}: the count must be at least 1; 0/1 takes every shard"):
+        choose_shards(text, 8, {})
+
+
+def test_schedulers_index_out_of_range_names_the_scheduler() -> None:
+    with pytest.raises(UsageError, match="the scheduler's 5/4: the index must be one of 0 to 3"):
+        choose_shards("auto", 8, {"JOB_COMPLETION_INDEX": "5", "RELABEL_SHARD_COUNT": "4"})
+
+
+# What `relabel run` prints at its end is golden, text and JSON, down to the order of keys.
+
+
+Relabel = Callable[..., Any]
+
+
+def test_the_result_of_a_run_is_golden(
+    folder: Path,
+    relabel: Relabel,
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    golden: Callable[[str, str], None],
+) -> None:
+    """But for what the clock says."""
+    write_pairs()
+    job = write_job({})
+    found = re.sub(r'(seconds|start_s)": [0-9.e-]+', r'\1": 0.5', relabel("run", job, "--output", "json").out)
+    golden("run/result.json", json.dumps(json.loads(found), indent=1) + "\n")
+    shutil.rmtree(folder / "out")
+    golden("run/result.txt", re.sub(r"in [0-9.]+ s, [0-9.,]+ pairs/s|[0-9.,]+ tokens/s", "…", relabel("run", job).out))
+
+
+# A shard's log: for people, one line for each thing that happened.
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x0b", "\x85", "\u2028"])
+def test_a_reason_that_a_server_or_document_wrote_can_not_forge_a_line(tmp_path: Path, end: str) -> None:
+    ShardLogs(LocalRunStore(tmp_path)).write(
+        3, f"row 7 quarantined as refused: no{end}2026-11-20T00:00:00Z chunk 9 attempt 1: 10 ok", "done"
+    )
+    lines = (tmp_path / "logs" / "shard-00003.log").read_text(encoding="utf-8").splitlines()
+    assert [line.partition("Z ")[2] for line in lines] == [
+        "row 7 quarantined as refused: no 2026-11-20T00:00:00Z chunk 9 attempt 1: 10 ok",
+        "done",
+    ]
+
+
+# What is durable is counted, whatever becomes of its neighbours.
+
+
+def chunk(number: int) -> ChunkWork:
+    return ChunkWork(ChunkId(0, number), [])
+
+
+def test_commits_that_end_after_a_failed_one_are_counted_too() -> None:
+    progress, has_failed = Progress(), threading.Event()
+
+    def commit(work: ChunkWork) -> bool:
+        if work.id.chunk == 0:
+            raise OSError("disk")
+        assert has_failed.wait(20)
+        return True
+
+    def settle() -> None:
+        with CommitThreads(commit, progress, threads=2) as commits:
+            commits.add(chunk(0))
+            commits.add(chunk(1))
+            try:
+                commits.settle(wait_for_all=True)
+            finally:
+                has_failed.set()
+
+    with pytest.raises(OSError, match="disk"):
+        settle()
+    assert progress.chunks_committed == 1
+
+
+# Whether a run has work left is asked with one listing, however many shards it has.
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders of receipts that were listed."""
+    found: list[str] = []
+    for verb in ("names", "etags"):
+        true = getattr(LocalRunStore, verb)
+
+        def counted(self: LocalRunStore, folder: str, true: Any = true) -> Any:
+            if folder.startswith("receipts"):
+                found.append(folder)
+            return true(self, folder)
+
+        monkeypatch.setattr(LocalRunStore, verb, counted)
+    return found
+
+
+def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
+    write_pairs: Callable[..., Any], write_job: Callable[..., Path], listed: list[str]
+) -> None:
+    write_pairs()
+    session = open_session(str(write_job({"shards": 24})))
+    listed.clear()
+    assert len(session.left.open_shards()) > 5
+    assert listed == ["receipts"]
+    label_with(WorkerPool(), session, on_progress=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    assert session.left.open_shards() == []
+    listed.clear()
+    again = open_session(str(write_job({"shards": 24})))
+    label_with(WorkerPool(workers=2), again, on_progress=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
+    assert len(listed) <= 6, listed
+
+
+def test_a_run_that_lists_once_still_sees_a_receipt_that_went_and_one_that_came(
+    write_pairs: Callable[..., Any], write_job: Callable[..., Path], relabel: Callable[..., Any], folder: Path
+) -> None:
+    write_pairs()
+    job = write_job({"run": {"max_failed_fraction": 1.0}, "engine": {"args": {"p_garbage": 0.3}}})
+    assert relabel("run", job).code == 0
+    manifest = folder / "out/ecom/manifest.json"
+    before = manifest.read_bytes()
+    assert relabel("retry", job).code == 0
+    after = manifest.read_bytes()
+    assert after != before
+    manifest.write_bytes(before)  # as of a retry that was killed before its manifest: receipts came
+    assert relabel("run", job).code == 0
+    assert manifest.read_bytes() == after
+    next((folder / "out/ecom/receipts").rglob("chunk-000001.json")).rename(folder / "away")
+    assert relabel("run", job).code != 10
+
+
+def test_receipts_that_a_listing_lacks_at_a_retry_end_it_as_work_to_run_again(
+    write_pairs: Callable[..., Any], write_job: Callable[..., Path], relabel: Callable[..., Any]
+) -> None:
+    """It was called a fault of relabel."""
+    write_pairs()
+    job = write_job(
+        {"labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}, "engine": {"args": {"p_garbage": 0.5}}}
+    )
+    assert relabel("run", job).code == 0
+    left = open_session(str(job), is_retry=True).left
+    shard = next(iter(left.retries))
+    with pytest.raises(StoreUnreachableError, match="lacks what was there a moment ago"):
+        left.todo(shard, {})
+
+
+# How a job that names no size of chunks is cut: by its shards' rows alone, and never again once it was planned.
+
+
+UNNAMED: dict[str, Any] = {"run": {"chunk_rows": None}, "shards": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(1, 8), (24, 8), (128, 8), (129, 9), (192, 12), (4080, 255), (4096, 256), (1_000_000, 256)]
+)
+def test_a_chunk_is_a_sixteenth_of_its_shard(rows: int, size: int) -> None:
+    assert fitting_chunk_rows(rows) == size
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=200), shards=st.integers(1, 8), whole=st.booleans())
+def test_each_shard_is_cut_by_its_own_rows(sizes: list[int], shards: int, whole: bool) -> None:
+    cut = cut_queries(np.array(sizes), np.array(sizes) * 10.0, shards=shards, chunk_rows=None, whole=whole)
+    for start, stop, chunks in zip(cut.bounds[:-1], cut.bounds[1:], cut.chunks, strict=True):
+        size = fitting_chunk_rows(stop - start)
+        assert FEWEST_CHUNK_ROWS <= size <= MOST_CHUNK_ROWS
+        assert sum(chunks) == stop - start
+        assert all(rows <= size or (whole and rows in sizes) for rows in chunks)
+
+
+@pytest.fixture
+def plan(relabel: Callable[..., Any], write_pairs: Callable[..., Path], folder: Path) -> Callable[..., dict[str, Any]]:
+    """Plans a job and gives what its plan holds."""
+    write_pairs()
+
+    def planned(job: str) -> dict[str, Any]:
+        assert relabel("plan", job).code == 0
+        held: dict[str, Any] = json.loads((folder / "out/ecom/plan.json").read_bytes())
+        return held
+
+    return planned
+
+
+def test_a_job_without_a_size_gets_chunks_that_fit(
+    plan: Callable[..., dict[str, Any]], relabel: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    job = write_job(UNNAMED)
+    held = plan(job)
+    assert [shard["chunks"] for shard in held["shards"]] == [[8, 8, 8]]
+    assert held["parts"]["cut"] == {"shards": 1, "chunk_rows": None}
+    assert relabel("run", job).code == 0
+    assert relabel("verify", "out/ecom").code == 0
+
+
+@pytest.mark.parametrize("size", [256, 5])
+def test_an_output_that_was_planned_keeps_its_chunks_and_fingerprint(
+    plan: Callable[..., dict[str, Any]],
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    folder: Path,
+    size: int,
+) -> None:
+    """256 was the default once: such an output goes on with a job file that names no size."""
+    was = plan(write_job({"run": {"chunk_rows": size}, "shards": 2}))
+    job = write_job({**UNNAMED, "shards": 2})
+    assert relabel("run", job, "--shard", "1/2").code == 0
+    assert relabel("run", job).code == 0
+    assert json.loads((folder / "out/ecom/plan.json").read_bytes()) == was
+    assert was["parts"]["cut"] == {"shards": 2, "chunk_rows": size}
+    assert len(list(folder.glob("out/ecom/receipts/*/*.json"))) == sum(len(one["chunks"]) for one in was["shards"])
+    assert relabel("verify", "out/ecom").code == 0
+
+
+def test_another_size_or_number_of_shards_is_another_cut(
+    plan: Callable[..., dict[str, Any]], relabel: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    plan(write_job(UNNAMED))
+    relabel("run", write_job({**UNNAMED, "run": {"chunk_rows": 8}})).refused(3, "cut.chunk_rows: was null, is 8")
+    relabel("run", write_job({**UNNAMED, "shards": 2})).refused(3, "cut.shards: was 1, is 2")

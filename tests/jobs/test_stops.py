@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relabel.jobs.run.stop import DRAIN_S, END_S, Deadline, Stop, num_fitting, stopping
+from relabel.distill.training.checkpoints import commit
+from relabel.export.bundles import switch
+from relabel.jobs.commands.options import sigterm_ends
+from relabel.jobs.commands.train import says_how_to_continue
+from relabel.jobs.files import written
+from relabel.jobs.run.stop import (
+    DRAIN_S,
+    END_S,
+    Deadline,
+    StartStopped,
+    Stop,
+    choose_deadline,
+    num_fitting,
+    span_s,
+    start_unless_stopped,
+    stopping,
+    until_s,
+)
 from relabel.manifests.asks import Answer, Request
+from relabel.manifests.errors import UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.process import Terminated, check_interrupted, draining, is_stop_wished
 from tests.jobs.test_loop import Scripted, chunks_of, good, loop_of
 
 
@@ -262,3 +284,258 @@ def test_the_second_of_two_ticks_on_one_shard_ends_in_75_at_once(slow_job: str, 
     assert (done.code, done.json["busy_shards"], done.json["this_run"]["requests"]) == (75, [0], 0)
     assert took < 5
     assert relabel("run", slow_job, "--shard", "0/4", "--for", "1s").code == 20, "the lock outlived its holder"
+
+
+# `--until` and `--for`: which moment they mean, and that a run has ended by then.
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's clock is in Berlin."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "expected"),
+    [
+        ("06:00", "2026-11-20T01:00", "2026-11-20T05:00"),
+        ("6:00", "2026-11-20T04:59:59", "2026-11-20T05:00"),
+        ("06:00", "2026-11-20T05:00", "2026-11-21T05:00"),
+        ("06:00", "2026-11-20T22:00", "2026-11-21T05:00"),
+        ("23:30:15", "2026-11-20T22:00", "2026-11-20T22:30:15"),
+        ("00:00", "2026-11-20T22:59", "2026-11-20T23:00"),
+        ("06:00", "2026-07-01T01:00", "2026-07-01T04:00"),
+        ("06:00", "2026-03-28T23:00", "2026-03-29T04:00"),
+        ("06:00", "2026-10-24T23:00", "2026-10-25T05:00"),
+        # zones that are named
+        ("06:00Z", "2026-11-20T01:00", "2026-11-20T06:00"),
+        ("06:00+02:00", "2026-11-20T01:00", "2026-11-20T04:00"),
+        ("06:00 -0530", "2026-11-20T01:00", "2026-11-20T11:30"),
+        ("06:00 America/New_York", "2026-11-20T01:00", "2026-11-20T11:00"),
+        ("06:00 UTC", "2026-11-20T01:00", "2026-11-20T06:00"),
+        ("2026-11-21T06:00", "2026-11-20T01:00", "2026-11-21T05:00"),
+        ("2026-11-21 06:00", "2026-11-20T01:00", "2026-11-21T05:00"),
+        ("2026-11-21T06:00Z", "2026-11-20T01:00", "2026-11-21T06:00"),
+        ("2026-11-21T06:00-05:00", "2026-11-20T01:00", "2026-11-21T11:00"),
+    ],
+)
+def test_a_time_of_day_is_the_next_moment_at_which_the_clock_shows_it(
+    berlin: None, text: str, now: str, expected: str
+) -> None:
+    assert datetime.fromtimestamp(until_s(text, utc(now)), UTC) == utc(expected)
+
+
+@pytest.mark.parametrize("hour", range(24))
+def test_a_time_of_day_lies_ahead_and_at_most_a_day_and_an_hour_away(berlin: None, hour: int) -> None:
+    for day in ("2026-03-28", "2026-03-29", "2026-10-24", "2026-10-25", "2026-12-31"):
+        for now_hour in range(24):
+            now = utc(f"{day}T{now_hour:02d}:30")
+            assert 0 < until_s(f"{hour}:30", now) - now.timestamp() <= 25 * 3600
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "want a time of day"),
+        ("6", "want a time of day"),
+        ("soon", "want a time of day"),
+        ("24:00", "no clock shows that"),
+        ("12:60", "no clock shows that"),
+        ("06:00 Mars/Olympus", "knows no zone Mars/Olympus"),
+        ("06:00+99:00", "no clock shows that"),
+        ("2026-11-21", "names a day and no time; write 2026-11-21T06:00"),
+        ("2026-11-19T06:00", "has passed; it is now 2026-11-20T"),
+        ("2026-11-20T01:00Z", "has passed"),
+        ("2226-11-20T01:00Z", "more than a year"),
+    ],
+)
+def test_a_deadline_that_is_past_or_nonsense_is_refused(berlin: None, text: str, part: str) -> None:
+    with pytest.raises(UsageError) as error:
+        until_s(text, utc("2026-11-20T01:00"))
+    assert f"--until {text}: " in str(error.value)
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1h30m5s", 5405), ("0.5h", 1800)]
+)
+def test_a_length_has_units(text: str, seconds: float) -> None:
+    assert span_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "90", "1:30", "30m1h", "-5m", "0s", "0h0m", "9999999h", "5 min", "m", "1d"])
+def test_a_length_that_is_none_says_so(text: str) -> None:
+    with pytest.raises(UsageError, match="--for"):
+        span_s(text)
+
+
+def test_of_two_deadlines_the_earlier_counts() -> None:
+    now = datetime.now(UTC)
+    clock = datetime.fromtimestamp(now.timestamp() + 7200, UTC).strftime("%H:%M:%SZ")
+    assert choose_deadline(None, None) is None
+    nearer = choose_deadline(clock, "90m")
+    assert nearer is not None
+    assert (nearer.text, round(nearer.left_s(), -1)) == ("--for 90m", 5400)
+    nearer = choose_deadline(clock, "3h")
+    assert nearer is not None
+    assert (nearer.text, round(nearer.left_s(), -1)) == (f"--until {clock}", 7200)
+
+
+def test_a_deadline_states_its_zone(berlin: None) -> None:
+    assert (
+        Deadline("--until 06:00", wall_s=utc("2026-11-21T05:00").timestamp()).shown()
+        == "--until 06:00 (2026-11-21 06:00:00 +0100 CET)"
+    )
+
+
+def test_a_clock_that_is_set_moves_a_time_of_day_and_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_clock, by_length = Deadline("u", wall_s=time.time() + 100), Deadline("f", steady_s=time.perf_counter() + 100)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 60)
+    assert round(by_clock.left_s()) == 40
+    assert round(by_length.left_s()) == 100
+
+
+# SIGTERM and Ctrl-C end a command whatever a library makes of the KeyboardInterrupt, and nothing that went on after
+# it takes a place.
+
+
+def swallow(number: int) -> None:
+    """A library that goes on as if nothing had come."""
+    with contextlib.suppress(BaseException):
+        os.kill(os.getpid(), number)
+
+
+def make_it_another(number: int) -> None:
+    """An import of a C extension."""
+    try:
+        os.kill(os.getpid(), number)
+    except KeyboardInterrupt as exc:
+        raise ImportError("initialization failed") from exc
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def number(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The signal; Ctrl-C is heeded also where this suite was begun in the background."""
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield request.param
+    signal.signal(signal.SIGINT, earlier)
+
+
+def test_an_error_that_a_library_makes_of_it_is_an_interruption(number: int) -> None:
+    with pytest.raises(KeyboardInterrupt) as end, sigterm_ends():
+        make_it_another(number)
+    assert isinstance(end.value, Terminated) == (number == signal.SIGTERM)
+
+
+def to_a_file(place: Path) -> None:
+    with written(str(place), Storage()) as file:
+        file.write_text("odd")
+        swallow(signal.SIGTERM)
+
+
+def to_a_bundle(place: Path) -> None:
+    part = place.with_name("part")
+    part.mkdir()
+    swallow(signal.SIGTERM)
+    switch(part, place)
+
+
+def to_a_checkpoint(place: Path) -> None:
+    part = place.with_name(".part-1")
+    part.mkdir()
+    swallow(signal.SIGTERM)
+    commit(part, place)
+
+
+@pytest.mark.parametrize("make", [to_a_file, to_a_bundle, to_a_checkpoint])
+def test_what_went_on_after_it_takes_no_place(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    with pytest.raises(KeyboardInterrupt), sigterm_ends():
+        make(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_next_command_begins_again(tmp_path: Path, number: int) -> None:
+    with sigterm_ends():
+        swallow(number)
+        with pytest.raises(KeyboardInterrupt):
+            check_interrupted()
+    check_interrupted()
+    with written(str(tmp_path / "a"), Storage()) as file:
+        file.write_text("whole")
+    assert (tmp_path / "a").read_text() == "whole"
+
+
+def drain(number: int, *, times: int, done: list[str]) -> None:
+    with says_how_to_continue("out", is_first=False), draining():
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+        assert is_stop_wished()
+        done.append("checkpoint")
+
+
+def tidy(number: int, *, done: list[str]) -> None:
+    with says_how_to_continue("out", is_first=False):
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)
+            done.append("tidied")
+
+
+def test_where_a_launcher_repeats_it_a_signal_is_no_impatience(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Systemd and Slurm signal torchrun and its processes, and torchrun passes on what it got: the second signal cut
+    the drain short, and no checkpoint was left.
+    """
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        drain(number, times=3, done=done)
+    with pytest.raises(KeyboardInterrupt):
+        tidy(number, done=done)
+    assert done == ["checkpoint", "tidied"]
+
+
+def test_without_a_launcher_the_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt) as end:
+        drain(number, times=1, done=done)
+    assert isinstance(end.value, Terminated) == (number == signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        drain(number, times=2, done=done)
+    assert done == ["checkpoint"]
+
+
+def test_what_a_launcher_sends_to_all_where_one_has_ended_does_not_cut_off_what_this_one_has_to_say() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        with pytest.raises(ImportError), sigterm_ends(has_launcher=True):
+            raise ImportError("no such module")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_an_engine_whose_start_makes_an_error_of_a_stop_is_not_started() -> None:
+    stop = Stop()
+
+    def start() -> None:
+        stop.drain("SIGTERM")
+        stop.is_starting = False  # as the handler does before it raises
+        try:
+            raise StartStopped
+        except StartStopped as exc:
+            raise ImportError("initialization failed") from exc
+
+    assert start_unless_stopped(stop, start) is None

@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
-from relabel.manifests.asks import Distribution
-from relabel.manifests.errors import VerdictError
+from relabel.manifests.asks import Answer, Ask, Distribution
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.formats import Choice, Fragment
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.schemas import LabelRow
 from tests.labelers.driving import ROSES, fake, labeler, replay, reply, run_loop, walk
@@ -139,3 +141,149 @@ def test_complexity_is_asked_once_a_query_without_a_document_and_labels_every_ro
     assert asks == 2
     for parity in (0, 1):
         assert [row.grade for row in rows[parity::2] if isinstance(row, LabelRow)] == [parity] * 10
+
+
+# `ensemble`: the label is the mean of what several instructions gave, and each judge can be read from its column.
+
+
+TWO = {"instructions": ["By facts.", "By {{ taste }} and <score>."], "grades": 3}
+
+
+def test_the_label_is_the_mean_and_the_column_holds_each_judge() -> None:
+    label, asks, answers = walk(labeler("ensemble", grades=4), ROSES, fake())
+    judges = np.array([answer.distributions["score"].probs for answer in answers])
+    assert len(asks) == len({ask.stage for ask in asks}) == 3
+    assert len(np.unique(judges, axis=0)) == 3
+    assert label.distribution.probs == pytest.approx(judges.mean(0), abs=1e-12)
+    assert label.grade == int(judges.mean(0).argmax())
+    assert label.columns["judge_probs"] == pytest.approx(judges.ravel())
+
+
+def test_prompts_differ_after_the_document_alone_and_an_instruction_is_plain_text() -> None:
+    first, second = labeler("ensemble", **TWO).probe()
+    assert first.messages[0] == second.messages[0]
+    assert first.messages[1].parts[:-1] == second.messages[1].parts[:-1]
+    assert "By {{ taste }} and <score>." in second.messages[1].parts[-1]
+    assert (first.max_tokens, first.decisions[0].labels) == (0, ("0", "1", "2"))
+
+
+def test_a_judge_without_a_distribution_leaves_no_label() -> None:
+    generator = labeler("ensemble", **TWO).label(ROSES)
+    next(generator)
+    generator.send(Answer(0, "", "length", {"score": Distribution((0.2, 0.3, 0.5), 0.0)}))
+    with pytest.raises(VerdictError, match="no distribution"):
+        generator.send(Answer(0, "2", "stop", {}))
+
+
+@pytest.mark.parametrize("instructions", [["One."], ["One.", "One."], ["One.", " "]])
+def test_one_judge_counted_twice_is_no_ensemble(instructions: list[str]) -> None:
+    with pytest.raises(ConfigError, match="instructions"):
+        labeler("ensemble", instructions=instructions)
+
+
+# `r3a`: one conversation, a shared first turn, verbatim evidence, and the paper's ablations as options.
+
+
+INTENT = "<think>Hm.</think><intent>When to prune.</intent>"
+R3A_DIST = {"score": Distribution((0.2, 0.3, 0.5), 0.01)}
+
+
+def r3a_label(
+    text: str, pair: Pair = ROSES, distributions: dict[str, Distribution] = R3A_DIST, **options: Any
+) -> Label:
+    second = reply(text, distributions=distributions, flags=("first", "second"))
+    label, _ = replay(labeler("r3a", **options), pair, [reply(INTENT, flags=("first",)), second])
+    assert label is not None
+    return label
+
+
+def asks_of(pair: Pair = ROSES, **options: Any) -> list[Ask]:
+    return walk(labeler("r3a", **options), pair, fake())[1]
+
+
+def tags(ask: Ask) -> list[str]:
+    assert ask.format is not None
+    return [section.tag for section in ask.format.sections]
+
+
+def test_the_first_turn_is_the_same_for_all_documents_of_a_query() -> None:
+    one, other = asks_of()[0], asks_of(ROSES._replace(row_id=8, doc_id="d2", document="Something else"))[0]
+    assert one == other
+    assert one.shared_by == "q1"
+    assert "document" not in one.messages[-1].fields
+    assert one.messages != asks_of(ROSES._replace(context=()))[0].messages
+
+
+def test_the_second_turn_goes_on_with_the_first_conversation() -> None:
+    first, second = asks_of()
+    assert second.messages[: len(first.messages)] == first.messages
+    assert [m.role for m in second.messages] == ["system", "user", "assistant", "user"]
+    answer = second.messages[2]
+    assert answer.fields == ("think", "intent")
+    assert "".join("".join(answer.parts[::2]).split()) == "<think></think><intent></intent>"
+    assert not any("<" in part for part in answer.parts[1::2])
+    assert (tags(first), tags(second)) == (["think", "intent"], ["think", "extract", "score"])
+    assert second.fragment_source == ROSES.document
+    assert second.shared_by is None
+
+
+def test_a_label_holds_the_grade_the_span_the_intent_and_the_reasoning() -> None:
+    label = r3a_label("<think>Late.</think>\n<extract>Cut to an outward bud.</extract>\n<score>2</score>")
+    assert (label.grade, label.intent, label.reasoning) == (2, "When to prune.", "Late.")
+    assert [tuple(span) for span in label.evidence] == [(35, 59, "Cut   to an outward bud.")]
+    assert (label.distribution, label.flags) == (R3A_DIST["score"], ["first", "second"])
+
+
+@pytest.mark.parametrize(
+    ("extract", "grade", "flag"),
+    [("none", 1, "evidence_missing"), ("Climbing", 0, "evidence_unneeded"), ("None", 0, None), ("Climbing", 1, None)],
+)
+def test_a_grade_and_an_extract_that_do_not_go_together_are_flagged(extract: str, grade: int, flag: str | None) -> None:
+    label = r3a_label(f"<think></think><extract>{extract}</extract><score>{grade}</score>")
+    assert label.grade == grade
+    assert set(label.flags) - {"first", "second"} == ({flag} if flag else set())
+
+
+def test_a_distribution_that_the_engine_can_not_give_is_flagged() -> None:
+    label = r3a_label("<think></think><extract>none</extract><score>0</score>", distributions={})
+    assert label.distribution is None
+    assert "no_distribution" in label.flags
+
+
+def test_without_the_intent_nothing_but_its_tag_goes() -> None:
+    """Else two things would change at once, and a lower figure could be the intent's or the first turn's."""
+    with_it, without = asks_of(), asks_of(intent=False)
+    assert [ask.stage for ask in without] == ["think", "verdict"]
+    assert without[0].shared_by == "q1"
+    assert without[0].messages == asks_of(ROSES._replace(doc_id="d2", document="Else"), intent=False)[0].messages
+    tag = "<intent>what the person wants, in one or two sentences</intent>\n"
+    assert without[0].messages[1].text == with_it[0].messages[1].text.replace(tag, "")
+    answer = without[1].messages[2]
+    assert answer.fields == ("think",)
+    assert "".join("".join(answer.parts[::2]).split()) == "<think></think>"
+    assert without[1].format == with_it[1].format
+    wording = "stated as the intent", "worked out"
+    assert without[1].messages[3].text == with_it[1].messages[3].text.replace(*wording)
+
+
+def test_constrained_evidence_is_one_piece_and_none_for_an_empty_document() -> None:
+    full = asks_of(evidence="constrained")[1]
+    assert full.format is not None
+    assert full.format.sections[1] == Fragment("extract", 160, is_constrained=True)
+    empty = asks_of(ROSES._replace(document=" \n"), evidence="constrained")[1]
+    assert empty.format is not None
+    assert empty.format.sections[1] == Choice("extract", ("none",))
+
+
+@pytest.mark.parametrize("evidence", ["constrained", "checked"])
+def test_an_empty_document_has_no_evidence_but_none(evidence: str) -> None:
+    pair = ROSES._replace(document="")
+    assert r3a_label("<think></think><extract>NONE</extract><score>0</score>", pair, evidence=evidence).evidence == ()
+    with pytest.raises(VerdictError, match="not in the document"):
+        r3a_label("<think></think><extract>Cut</extract><score>1</score>", pair, evidence=evidence)
+
+
+def test_an_invented_extract_is_no_label() -> None:
+    with pytest.raises(VerdictError) as caught:
+        r3a_label("<think></think><extract>Cut to an inward bud.</extract><score>2</score>")
+    assert caught.value.status == "format"

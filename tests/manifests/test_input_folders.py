@@ -4,18 +4,44 @@ passed over.
 
 from __future__ import annotations
 
+import http.server
+import io
+import json
 import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.registry import _registry as loaded
 
-from relabel.manifests.errors import InputError
-from relabel.manifests.files import Storage
-from relabel.manifests.input_files import list_input
-from relabel.manifests.inputs import open_dataset
-from relabel.manifests.specs import InputSpec
+from relabel.manifests import inputs as dataset_module
+from relabel.manifests.errors import ConfigError, InputError, MissingExtraError
+from relabel.manifests.files import Storage, filesystem_of
+from relabel.manifests.input_files import list_files, list_input
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.labels import Reads
+from relabel.manifests.plan import (
+    KNOWN_NAME,
+    Plan,
+    known_dataset,
+    known_file,
+    load_known,
+    load_plan,
+    write_plan,
+)
+from relabel.manifests.records import digest_of
+from relabel.manifests.rows import read_chunks
+from relabel.manifests.shards import make_plan
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.store import LocalRunStore
 
 
 @pytest.fixture
@@ -131,3 +157,306 @@ def test_globs_read_as_they_did(folder: Path, pattern: str, expected: list[str])
         write(name)
     assert sorted(listed(pattern)) == sorted(expected)
     assert listed(str(folder / "in/*.parquet")) == [str(folder / "in" / name) for name in ("[1].parquet", "a.parquet")]
+
+
+# Input by URL reads like input on disk: any filesystem that fsspec knows.
+
+
+@pytest.fixture
+def bucket() -> str:
+    filesystem = fsspec.filesystem("memory")
+    for number in range(2):
+        rows = range(number * 5, number * 5 + 5)
+        table = {
+            "query_id": [f"q{row // 3}" for row in rows],
+            "query": ["q"] * 5,
+            "doc_id": [str(row) for row in rows],
+            "body": [f"b{row}" for row in rows],
+        }
+        sink = io.BytesIO()
+        pq.write_table(pa.table(table), sink, row_group_size=2)
+        filesystem.pipe_file(f"/bucket/day/{number}.parquet", sink.getvalue())
+    filesystem.pipe_file("/bucket/day/_SUCCESS", b"")
+    return "memory://bucket/day"
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/"])
+def test_a_folder_or_glob_by_url_gives_the_rows_in_name_order(bucket: str, pattern: str) -> None:
+    opened = open_dataset(InputSpec(path=(pattern.format(bucket),)), Storage())
+    plan, _ = make_plan(opened, {}, name="job", shards=2, chunk_rows=3)
+    found = [
+        pair
+        for shard in plan.shards
+        for chunk in read_chunks(opened, shard, None, range(len(shard.chunks)))
+        for pair in chunk.pairs
+    ]
+    assert [(pair.row_id, pair.document) for pair in found] == [(row, f"b{row}") for row in range(10)]
+
+
+def test_a_url_that_names_nothing_or_no_filesystem_is_reported(bucket: str) -> None:
+    for path, message in (("memory://bucket/none.parquet", "no such file"), ("quux://bucket/x.parquet", "quux")):
+        with pytest.raises((InputError, ConfigError), match=message):
+            open_dataset(InputSpec(path=(path,)), Storage())
+
+
+def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(loaded, "s3", raising=False)  # a test before this one may have loaded it
+    with pytest.raises(MissingExtraError, match=r"relabel-ir\[s3\]"):
+        open_dataset(InputSpec(path=("s3://bucket/x.parquet",)), Storage())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://user:hidden-77@host/out",
+        "https://hidden-77@host/pairs.parquet",
+        "https://bucket.example/pairs.parquet?X-Amz-Expires=60&X-Amz-Signature=hidden-77",
+        "https://account.example/box/pairs.parquet?sv=2024&sig=hidden-77",
+        "s3://bucket/pairs.parquet?token=hidden-77",
+    ],
+)
+def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="holds a password, token or signature") as refused:
+        filesystem_of(url, Storage())
+    assert "hidden-77" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://box@account/keys=1/pairs.parquet", "memory://box/day=2026-11-20/signature.parquet"]
+)
+def test_a_url_that_only_looks_like_it_is_taken(url: str) -> None:
+    assert filesystem_of(url, Storage())[1].endswith(".parquet")
+
+
+# Input that lies in a dataset of the Hugging Face Hub, through its own filesystem for fsspec, from a small server
+# that speaks the Hub's API.
+
+
+REPO, COMMIT = "somebody/pairs", "c" * 40
+
+
+def parquet(start: int) -> bytes:
+    ids = [str(number) for number in range(start, start + 3)]
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"query_id": ids, "query": ids, "doc_id": ids, "document": ids}), sink)
+    return sink.getvalue()
+
+
+FILES = {"data/train-0.parquet": parquet(0), "data/train-1.parquet": parquet(3)}
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What listing and reading one dataset ask of the Hub."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if listed := re.fullmatch(f"/api/datasets/{REPO}/tree/main/?(.*)", path):
+            self._say(json.dumps(list(entries_of(listed[1]))).encode())
+        elif re.fullmatch(f"/api/datasets/{REPO}(/revision/main)?", path):
+            self._say(json.dumps({"id": REPO, "sha": COMMIT}).encode())
+        elif (asked := re.fullmatch(f"/datasets/{REPO}/resolve/main/(.*)", path)) and asked[1] in FILES:
+            self._say_bytes(FILES[asked[1]])
+        else:
+            is_here = f"/{REPO}" in path
+            self._say(b"{}", 404, {"X-Error-Code": "EntryNotFound" if is_here else "RepoNotFound"})
+
+    def _say_bytes(self, data: bytes) -> None:
+        if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, stop = int(span[1]), min(int(span[2] or len(data)), len(data) - 1) + 1
+            self._say(data[start:stop], 206, {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+        else:
+            self._say(data)
+
+    def _say(self, body: bytes, code: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(code)
+        for name, value in {"Content-Length": str(len(body)), "ETag": '"e"', "X-Repo-Commit": COMMIT}.items():
+            self.send_header(name, value)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def entries_of(folder: str) -> Iterator[dict[str, Any]]:
+    """What lies in a folder of the dataset."""
+    inside = {name.removeprefix(f"{folder}/" if folder else ""): data for name, data in FILES.items()}
+    for name, data in inside.items():
+        path = f"{folder}/{name}" if folder else name
+        if path in FILES and "/" not in name:
+            yield {"type": "file", "path": path, "size": len(data), "oid": "0" * 40}
+    for name in {name.partition("/")[0] for name in inside if not folder and "/" in name}:
+        yield {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
+
+
+@pytest.fixture
+def hub() -> Iterator[Storage]:
+    """Storage whose Hub is here."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield Storage.of({"hf": {"endpoint": f"http://127.0.0.1:{server.server_port}", "skip_instance_cache": True}})
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"),
+    [("data/*.parquet", 6), ("@main/data/train-0.parquet", 3)],
+)
+def test_a_dataset_of_the_hub_reads_like_input_on_disk(hub: Storage, path: str, rows: int) -> None:
+    url = f"hf://datasets/{REPO}{path if path.startswith('@') else f'/{path}'}"
+    opened = open_dataset(InputSpec(path=(url,)), hub)
+    plan, _ = make_plan(opened, {}, name="job", shards=1, chunk_rows=2)
+    chunks = read_chunks(opened, plan.shards[0], None, range(len(plan.shards[0].chunks)))
+    found = [pair.document for chunk in chunks for pair in chunk.pairs]
+    assert found == [str(number) for number in range(rows)]
+
+
+@pytest.mark.parametrize("path", [f"{REPO}/none.parquet", "nobody/nothing/data"])
+def test_what_the_hub_does_not_have_is_named(hub: Storage, path: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"hf://datasets/{path}")):
+        open_dataset(InputSpec(path=(f"hf://datasets/{path}",)), hub)
+
+
+# While a listing shows the input as it was planned no footer is read again; whenever it does not, every footer is.
+
+
+def write_words(path: Path, word: str = "red", rows: int = 6) -> None:
+    table = {
+        "query_id": [f"q{row // 2}" for row in range(rows)],
+        "query": ["shoes"] * rows,
+        "doc_id": [str(row) for row in range(rows)],
+        "title": [f"{word} shoes"] * rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path, row_group_size=4)
+
+
+class Planned:
+    """An input of two files, planned."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "in"
+        for name in ("a", "b"):
+            write_words(self.folder / f"{name}.parquet")
+        self.spec = InputSpec(path=(str(self.folder),))
+        self.store = LocalRunStore(folder / "out")
+        self.first = open_dataset(self.spec, Storage())
+        parts = {"inputs": digest_of([list(file.identity) for file in self.first.files])}
+        plan, alongside = make_plan(self.first, parts, name="job", shards=1, chunk_rows=4)
+        write_plan(self.store, plan, {**alongside, **known_file(self.first, plan, self.spec, Reads())})
+
+    @property
+    def plan(self) -> Plan:
+        plan = load_plan(self.store)
+        assert plan is not None
+        return plan
+
+    def shortcut(self, spec: InputSpec | None = None) -> Dataset | None:
+        """The dataset that needs no look at a footer."""
+        spec = spec or self.spec
+        known = load_known(self.store, self.plan)
+        listed = [file for pattern in spec.path for file in list_files(pattern, Storage())]
+        return known and known_dataset(known, self.plan, spec, listed, Storage(), Reads())
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planned:
+    return Planned(tmp_path)
+
+
+def test_files_that_are_as_they_were_give_the_same_dataset_without_a_look(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opens(path: str, storage: Storage) -> Any:
+        raise AssertionError(f"{path} was opened")
+
+    monkeypatch.setattr(dataset_module, "_open_footer", opens)
+    known = load_known(planned.store, planned.plan)
+    assert known is not None
+    found = open_dataset(
+        planned.spec,
+        Storage(),
+        known=lambda listed: known_dataset(known, planned.plan, planned.spec, listed, Storage(), Reads()),
+    )
+    assert found == planned.first
+
+
+def replaced(path: Path) -> None:
+    write_words(path.with_name("new"), "tan")
+    path.with_name("new").replace(path)
+
+
+def overwritten(path: Path) -> None:
+    write_words(path.with_name("new"), "tan")
+    path.write_bytes(path.with_name("new").read_bytes())
+    path.with_name("new").unlink()
+
+
+@pytest.mark.parametrize("change", [replaced, overwritten])
+def test_a_file_of_equal_size_and_date_is_looked_at_again(planned: Planned, change: Callable[[Path], None]) -> None:
+    path = planned.folder / "b.parquet"
+    before = path.stat()
+    change(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert planned.shortcut() is None
+
+
+def test_another_file_or_place_or_wish_is_looked_at_again(planned: Planned, tmp_path: Path) -> None:
+    assert planned.shortcut() is not None
+    assert planned.shortcut(planned.spec.model_copy(update={"columns": Columns(document=("query",))})) is None
+    write_words(planned.folder / "c.parquet")
+    assert planned.shortcut() is None
+    (planned.folder / "c.parquet").unlink()
+    assert planned.shortcut() is not None
+    planned.folder.rename(tmp_path / "moved")
+    moved = InputSpec(path=(str(tmp_path / "moved"),))
+    assert planned.shortcut(moved) is None
+    assert [file.identity for file in open_dataset(moved, Storage()).files] == [
+        file.identity for file in planned.plan.files
+    ]
+
+
+def test_a_shortcut_that_is_damaged_is_never_believed(planned: Planned) -> None:
+    path = planned.store.path(KNOWN_NAME)
+    data = path.read_bytes()
+    whole = load_known(planned.store, planned.plan)
+    for place in range(0, len(data), 7):
+        for bit in (0, 5):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
+            assert load_known(planned.store, planned.plan) in (None, whole)
+    for cut in (0, 1, len(data) // 2):
+        path.write_bytes(data[:cut])
+        assert load_known(planned.store, planned.plan) is None
+
+
+def test_a_shortcut_of_another_plan_is_never_believed(planned: Planned, tmp_path: Path) -> None:
+    other = Planned(tmp_path / "other")
+    write_words(other.folder / "b.parquet", "green")
+    found = open_dataset(other.spec, Storage())
+    parts = {"inputs": digest_of([list(file.identity) for file in found.files])}
+    plan, _ = make_plan(found, parts, name="job", shards=1, chunk_rows=4)
+    planned.store.put(KNOWN_NAME, known_file(found, plan, other.spec, Reads())[KNOWN_NAME])
+    assert load_known(planned.store, planned.plan) is None
+
+
+def test_a_file_that_is_written_between_its_listing_and_the_look_at_it_has_no_stamp(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = dataset_module.list_input
+
+    def listing(pattern: str, storage: Storage) -> Any:
+        listed = true(pattern, storage)
+        write_words(planned.folder / "b.parquet", "tan")
+        return listed
+
+    monkeypatch.setattr(dataset_module, "list_input", listing)
+    found = open_dataset(planned.spec, Storage())
+    assert found.stamps == ()
+    assert known_file(found, planned.plan, planned.spec, Reads()) == {}

@@ -4,20 +4,28 @@ gives the same plan.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relabel.manifests import rows as row_batches
 from relabel.manifests.errors import ManifestError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
-from relabel.manifests.plan import check_plan, load_plan, shard_row_ids, write_plan
-from relabel.manifests.shards import cut_queries, make_plan
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
+from relabel.manifests.plan import Plan, check_plan, load_plan, shard_row_ids, write_plan
+from relabel.manifests.rows import pairs_by_number, read_chunks
+from relabel.manifests.shards import cut_queries, fitting_chunk_rows, make_plan
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.store import LocalRunStore
 
@@ -121,3 +129,266 @@ def test_changed_inputs_are_refused_with_the_list_of_what_changed(tmp_path: Path
     assert "b.parquet: changed since the plan (5 rows" in str(caught.value)
     assert "c.parquet: new since the plan" in str(caught.value)
     assert "a.parquet" not in str(caught.value)
+
+
+# A plan is the one that an algorithm in a few lines makes, which holds everything in memory: the same shards,
+# chunks, weights and row ids to the last bit, however little memory the planner may use.
+
+
+BATCH_ROWS = 1 << 17
+BYTES_PER_TOKEN, TOKENS_PER_PROMPT = 4.0, 250.0
+
+
+class Simple(NamedTuple):
+    """A shard as the simple algorithm cuts it."""
+
+    rows: list[int]
+    chunks: list[int]
+    estimated_tokens: int
+    read_bytes: int
+
+
+def simple_plan(
+    ids: list[Any], groups: list[tuple[int, int]], *, shards: int, chunk_rows: int | None, whole: bool = False
+) -> tuple[bool, list[Simple]]:
+    """How a plan was cut when it held a number for every row.
+
+    Args:
+        groups: rows and bytes of each row group.
+    Returns:
+        Whether queries lie scattered, and the shards.
+    """
+    codes = {one: number for number, one in enumerate(dict.fromkeys(ids))}
+    code_R = np.array([codes[one] for one in ids])
+    sizes_Q, weights_Q = np.zeros(len(codes), np.int64), np.zeros(len(codes))
+    group_starts = np.cumsum([0, *(rows for rows, _ in groups)])
+    for (rows, size), start in zip(groups, group_starts.tolist(), strict=False):
+        for first in range(start, min(start + rows, len(ids)), BATCH_ROWS):
+            counts = np.bincount(code_R[first : min(first + BATCH_ROWS, start + rows)], minlength=len(codes))
+            sizes_Q += counts
+            weights_Q += counts * (TOKENS_PER_PROMPT + size / rows / BYTES_PER_TOKEN)
+    shards = min(shards, len(codes))
+    middles_Q = np.cumsum(weights_Q) - weights_Q / 2
+    shard_of_Q = np.minimum((middles_Q * (shards / float(weights_Q.sum()))).astype(np.int64), shards - 1)
+    weights_before_Q = np.concatenate([[0.0], np.cumsum(weights_Q)])
+    order_R = np.argsort(code_R, kind="stable")
+    found, done = [], 0
+    for shard in range(shards):
+        queries = np.flatnonzero(shard_of_Q == shard)
+        first_query = int(np.searchsorted(shard_of_Q, shard))
+        size = int(sizes_Q[queries].sum())
+        rows = order_R[done : done + size].tolist()
+        done += size
+        touched = {int(np.searchsorted(group_starts, row, side="right")) - 1 for row in rows}
+        weight = weights_before_Q[first_query + len(queries)] - weights_before_Q[first_query]
+        chunks = simple_chunks(sizes_Q[queries].tolist(), chunk_rows or fitting_chunk_rows(size), whole=whole)
+        found.append(Simple(rows, chunks, round(float(weight)), sum(groups[group][1] for group in touched)))
+    return int(np.count_nonzero(np.diff(code_R))) + 1 != len(codes), found
+
+
+def simple_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:
+    chunks: list[int] = []
+    filled = 0
+    for size in sizes:
+        if filled and filled + size > chunk_rows:
+            chunks.append(filled)
+            filled = 0
+        filled += size
+        while filled > chunk_rows and not whole:
+            chunks.append(chunk_rows)
+            filled -= chunk_rows
+    return [*chunks, filled] if filled else chunks
+
+
+def write_file(path: Path, ids: list[Any], group_rows: int) -> None:
+    table = {
+        "query_id": ids,
+        "query": [f"query {one}" for one in ids],
+        "doc_id": [f"d{row}" for row in range(len(ids))],
+        "document": [f"text {'x' * (row * 7 % 40)}" for row in range(len(ids))],
+    }
+    pq.write_table(pa.table(table), path, row_group_size=group_rows)
+
+
+def written_dataset(folder: Path, limit: int | None = None) -> Dataset:
+    return open_dataset(InputSpec(path=(str(folder),), limit=limit), Storage())
+
+
+def shards_of(folder: Path, plan: Plan, plan_files: Any) -> list[Simple]:
+    store = LocalRunStore(folder / "out")
+    assert write_plan(store, plan, plan_files)
+    assert all((shard.first_row is None) == plan.is_scattered for shard in plan.shards)
+    return [
+        Simple(shard_row_ids(store, shard).tolist(), shard.chunks, shard.estimated_tokens, shard.read_bytes)
+        for shard in plan.shards
+    ]
+
+
+@st.composite
+def query_ids(draw: st.DrawFn) -> list[int]:
+    """Ids of up to 480 rows: together, scattered, or nearly together."""
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=40))
+    ids = [number for number, size in enumerate(sizes) for _ in range(size)]
+    kind = draw(st.sampled_from(["together", "scattered", "one apart"]))
+    if kind == "scattered":
+        np.random.default_rng(draw(st.integers(0, 99))).shuffle(ids)
+    elif kind == "one apart":
+        ids.append(ids[0])
+    return ids
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    files=st.lists(query_ids(), min_size=1, max_size=3),
+    group_rows=st.integers(1, 50),
+    shards=st.integers(1, 9),
+    chunk_rows=st.none() | st.integers(1, 20),
+    is_text=st.booleans(),
+    block_rows=st.sampled_from([3, 16, 100, 1000]),
+)
+def test_shards_and_chunks_are_those_of_the_simple_algorithm(
+    files: list[list[int]], group_rows: int, shards: int, chunk_rows: int | None, is_text: bool, block_rows: int
+) -> None:
+    named = [[f"q{one}" if is_text else one - 20 for one in ids] for ids in files]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").mkdir()
+        for number, ids in enumerate(named):
+            write_file(folder / f"in/{number}.parquet", ids, group_rows)
+        dataset = written_dataset(folder / "in")
+        plan, plan_files = make_plan(
+            dataset, {"x": 1}, name="job", shards=shards, chunk_rows=chunk_rows, block_rows=block_rows
+        )
+        groups = [group for groups in dataset.group_bytes for group in groups]
+        is_scattered, wanted = simple_plan([*itertools.chain(*named)], groups, shards=shards, chunk_rows=chunk_rows)
+        assert plan.is_scattered == is_scattered
+        assert shards_of(folder, plan, plan_files) == wanted
+
+
+def test_a_row_group_of_several_batches_is_weighed_in_their_order(tmp_path: Path) -> None:
+    ids = [row * 7919 % 40_009 for row in range(280_000)]
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate((ids[:150_001], ids[150_001:])):
+        write_file(tmp_path / f"in/{number}.parquet", part, 140_000)
+    dataset = written_dataset(tmp_path / "in", 279_000)
+    plan, plan_files = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None, block_rows=20_000)
+    groups = [group for groups in dataset.group_bytes for group in groups]
+    is_scattered, wanted = simple_plan(ids[:279_000], groups, shards=5, chunk_rows=None)
+    assert plan.is_scattered
+    assert is_scattered
+    assert shards_of(tmp_path, plan, plan_files) == wanted
+
+
+# Whatever the files' layout, a shard's chunks hold the planned rows, in order, with the text that is in the files.
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[list[list[tuple[str, str | None, str | None]]], int, int, int]:
+    """Files of (query id, title, body) rows, a row-group size, a number of shards and a chunk size."""
+    query_ids = st.sampled_from(["a", "b", "c", "d", "ü"])
+    is_sorted = draw(st.booleans())
+    rows = draw(st.lists(st.tuples(query_ids, st.none() | TEXT, st.none() | TEXT), min_size=1, max_size=40))
+    if is_sorted:
+        rows.sort(key=lambda row: row[0])
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=2)))
+    files = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    return files, draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 8))
+
+
+@settings(deadline=None, max_examples=50)
+@given(layout=layouts(), keep=st.integers(0, 2**20), batch_rows=st.integers(1, 9))
+def test_chunks_hold_the_planned_rows_in_order(layout: tuple, keep: int, batch_rows: int) -> None:  # type: ignore[type-arg]
+    with mock.patch.object(row_batches, "BATCH_ROWS", batch_rows):
+        check_chunks(layout, keep)
+
+
+@settings(deadline=None, max_examples=25)
+@given(layout=layouts(), keep=st.integers(0, 2**20))
+def test_siblings_are_all_rows_of_the_query_in_row_order(layout: tuple, keep: int) -> None:  # type: ignore[type-arg]
+    """However small the chunks, however scattered the rows, and however few of them are asked again."""
+    check_chunks(layout, keep, Reads(siblings=True))
+
+
+def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) -> None:  # type: ignore[type-arg]
+    files, group, shards, chunk_rows = layout
+    flat = [row for rows in files for row in rows]
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, rows in enumerate(files):
+            columns = list(zip(*rows, strict=True)) if rows else [(), (), ()]
+            table = pa.table(
+                {
+                    "query_id": pa.array(columns[0], pa.string()),
+                    "query": pa.array(
+                        [f"q {row[0]}" for row in rows], pa.string() if number % 2 else pa.large_string()
+                    ),
+                    "doc_id": pa.array(range(len(rows)), pa.int32()),
+                    "title": pa.array(columns[1], pa.string()).dictionary_encode()
+                    if number % 2
+                    else pa.array(columns[1], pa.string()),
+                    "body": pa.array(columns[2], pa.string()),
+                }
+            )
+            pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
+        dataset = open_dataset(InputSpec(path=(scratch,)), Storage(), reads=reads)
+        plan, plan_files = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
+        store = LocalRunStore(Path(scratch) / "out")
+        write_plan(store, plan, plan_files)
+        seen: list[int] = []
+        for shard in plan.shards:
+            planned = shard_row_ids(store, shard)
+            pending = (
+                [chunk for chunk in range(len(shard.chunks)) if keep >> chunk & 1 or chunk == 0] if shard.chunks else []
+            )
+            bounds = np.cumsum([0, *shard.chunks])
+            read = functools.partial(read_chunks, dataset, shard, planned if shard.row_ids else None, pending)
+            found = list(read())
+            assert [chunk.chunk for chunk in found] == pending
+            again = {chunk: {int(planned[bounds[chunk]])} for chunk in pending}
+            for whole, part in zip(found, read(wanted=again), strict=True):
+                assert part.pairs == whole.pairs[:1]
+            for chunk in found:
+                assert [pair.row_id for pair in chunk.pairs] == planned[
+                    bounds[chunk.chunk] : bounds[chunk.chunk + 1]
+                ].tolist()
+                for pair in chunk.pairs:
+                    query_id, title, body = flat[pair.row_id]
+                    assert (pair.query_id, pair.query) == (query_id, f"q {query_id}")
+                    assert pair.document == "\n\n".join(text for text in (title, body) if text)
+                    rows_of_query = [row for row, (name, _, _) in enumerate(flat) if name == query_id]
+                    assert [one.row_id for one in pair.siblings] == (rows_of_query if reads.siblings else [])
+                    assert all(not one.siblings for one in pair.siblings)
+                    seen.append(pair.row_id)
+        assert len(seen) == len(set(seen))
+
+
+def test_context_documents_are_read_when_asked_for_and_capped_at_four(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "query_id": ["a", "a"],
+            "query": ["q", "q"],
+            "doc_id": ["1", "2"],
+            "document": ["x", "y"],
+            "context": [list("abcdef"), None],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    for reads_context, expected in ((True, [("a", "b", "c", "d"), ()]), (False, [(), ()])):
+        dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage(), reads=Reads(context=reads_context))
+        plan, _ = make_plan(dataset, {}, name="job", shards=1, chunk_rows=4)
+        (chunk,) = read_chunks(dataset, plan.shards[0], None, [0])
+        assert [pair.context for pair in chunk.pairs] == expected
+
+
+def test_long_rows_are_decoded_few_at_a_time_and_picked_one_by_one(tmp_path: Path) -> None:
+    """What a plan samples does not lie in memory at once, however long documents are."""
+    text = "oak " * 1_000_000
+    rows = [{"query_id": "q", "query": "oak", "doc_id": str(row), "document": text} for row in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", use_dictionary=False)
+    dataset = open_dataset(InputSpec(path=(str(tmp_path),)), Storage())
+    assert max(batch.num_rows for _, batch, _ in row_batches.batches_in(dataset, 0, 12)) == 4
+    picked = pairs_by_number(dataset, [11, 3, 4])
+    assert [next(picked).doc_id for _ in range(3)] == ["11", "3", "4"]
+    assert next(picked, None) is None

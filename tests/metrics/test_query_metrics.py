@@ -4,14 +4,16 @@ refused.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from relabel.manifests.labels import exact_match, hit_at_1, normal_answer, over_budget
+from relabel.manifests.labels import evidence_reward, exact_match, hit_at_1, normal_answer, over_budget, set_f1
 from relabel.manifests.metrics.evaluation import Evaluation, evaluate
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.schemas import ids_of
@@ -122,3 +124,114 @@ def test_sufficiency_counts_a_query_once_and_a_tie_for_half() -> None:
     found = evaluated([query for query in range(len(said)) for _ in range(3)], rows)
     assert (found.figures["sufficient_auc"].value, found.figures["sufficient_auc"].over) == (3.5 / 4, 4)
     assert "queries without a value, left out of AUC, sufficient: 2" in found.notes
+
+
+# RES-RAG's reward and its parts, by numbers worked out by hand.
+
+
+CHOSEN, GOLD, COUNTS = ([1, 2], [3, 4, 5, 6]), ([1], []), (4, 9)
+
+
+def test_the_golden_numbers() -> None:
+    assert [over_budget(len(one), count) for one, count in zip(CHOSEN, COUNTS, strict=True)] == [0.0, 0.5]
+    assert evidence_reward(CHOSEN, COUNTS, GOLD, 0.5) == pytest.approx((0.8333, 1.0, 0.3333, 0.5), abs=5e-5)
+    assert evidence_reward(CHOSEN, COUNTS, GOLD, None) == pytest.approx((-1.1667, -1.0, 0.3333, 0.5), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("selected", "count", "cost"),
+    [
+        (0, 0, 0),
+        (1, 0, 1),
+        (1, 1, 0),
+        (2, 1, 1),
+        (1, 3, 0),
+        (2, 3, 0.5),
+        (3, 9, 0),
+        (4, 9, 0.5),
+        (9, 9, 0.5),
+        (10, 9, 1),
+    ],
+)
+def test_cost_steps_at_the_root_and_at_all_of_the_chunks(selected: int, count: int, cost: float) -> None:
+    assert over_budget(selected, count) == cost
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_root_is_exact(selected: int, count: int) -> None:
+    assert (over_budget(selected, count) == 0.0) is (selected**2 <= count)
+
+
+def test_f1_of_empty_sets() -> None:
+    assert (set_f1([], []), set_f1([1], []), set_f1([], [1])) == (1.0, 0.0, 0.0)
+    assert set_f1([1, 1, 2], [2, 3]) == 0.5
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 9)), min_size=1, max_size=4),
+    st.none() | st.floats(0, 1),
+)
+def test_the_reward_stays_within_its_bounds(held: list[tuple[list[int], int]], answer: float | None) -> None:
+    found = evidence_reward([one for one, _ in held], [count for _, count in held], [[] for _ in held], answer).reward
+    assert math.isfinite(found)
+    assert -5.0 <= found <= 5.0
+
+
+def test_lists_of_other_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        evidence_reward([[1]], [4, 9], [[1]], 1.0)
+
+
+# The metrics of `route`, each against a count by hand; what is undefined, and rows of other labelers.
+
+
+ROUTE_KINDS = {
+    "answer_ids": pa.list_(pa.int32()),
+    "expand_ids": pa.list_(pa.int32()),
+    "refused": pa.bool_(),
+    "expelled": pa.int32(),
+    "gold_answer_ids": pa.large_list(pa.int64()),
+    "gold_expand_ids": pa.large_list(pa.int64()),
+}
+NAMES = ("answer_f1", "expand_precision", "refusal_accuracy", "expelled_mean", "collapse_rate")
+Row = tuple[list[int] | None, list[int] | None, bool | None, int | None, list[int] | None, list[int] | None]
+
+ROWS: list[Row] = [
+    ([3, 5], [], False, 0, [5], []),  # F1 2/3
+    ([], [7, 8], False, 1, [9, 10], [8]),  # F1 0, precision 1/2
+    ([4], [], False, 2, [4], [2]),  # F1 1, precision 0: none was to be unfolded
+    ([], [], True, 0, [], []),  # refused, rightly
+    ([6], [], False, 0, [], []),  # gold refuses, it answers
+    ([], [], False, 0, [], []),  # collapsed; has neither
+    ([], [], False, 3, None, None),  # gold says nothing; all lines were expelled
+    (None, None, None, None, [1], [1]),  # of another labeler
+]
+
+
+def values(rows: list[Row], without: str = "") -> dict[str, tuple[float | None, int]]:
+    columns = {
+        name: pa.array([row[place] for row in rows], kind)
+        for place, (name, kind) in enumerate(ROUTE_KINDS.items())
+        if name != without
+    }
+    count = np.arange(len(rows))
+    judged = Judged(3, 0 * count, 0 * count, count, len(rows), count, None, None, None, columns=columns)
+    figures: dict[str, Any] = evaluate(judged, resamples=0).figures
+    return {name: (figures[name].value, figures[name].over) for name in NAMES if name in figures}
+
+
+def test_each_is_what_a_count_by_hand_gives() -> None:
+    assert values(ROWS) == {
+        "answer_f1": (pytest.approx((2 / 3 + 0 + 1) / 3), 3),
+        "expand_precision": (pytest.approx((1 / 2 + 0) / 2), 2),
+        "refusal_accuracy": (pytest.approx(2 / 3), 3),
+        "expelled_mean": (pytest.approx(6 / 7), 7),
+        "collapse_rate": (pytest.approx(1 / 7), 7),
+    }
+
+
+def test_what_gold_does_not_say_is_not_measured() -> None:
+    assert values(ROWS, "gold_answer_ids").keys() == {"expand_precision", "expelled_mean", "collapse_rate"}
+    assert values(ROWS, "gold_expand_ids").keys() == {"answer_f1", "expelled_mean", "collapse_rate"}
+    assert values(ROWS[5:6])["answer_f1"] == (None, 0)
+    assert values(ROWS[7:])["collapse_rate"] == (None, 0)

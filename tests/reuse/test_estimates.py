@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from relabel.jobs.exits import Exit
+from tests.labelers.test_route import section
 from tests.reuse.conftest import Days, Row, rows_of
-from tests.reuse.test_tree_column import treed_rows
+from tests.trees import tree_of
 
 
 def changed(rows: list[Row], *numbers: int) -> list[Row]:
@@ -96,3 +99,96 @@ def test_cost_is_seconds_times_the_price_and_not_known_without_them(days: Days) 
     assert found["cost"] == pytest.approx([second / 1000 for second in found["seconds"]], abs=1e-5)
     days.run("monday", rows)
     _holds(found, days.manifest("monday"))
+
+
+# Columns of the input that a labeler names: read where they are there, part of a label's key, and checked.
+
+
+VARIANTS: Any = {"name": "variants"}
+
+
+def with_columns(rows: list[Row], **columns: Any) -> list[Row]:
+    return [{**row, **columns} for row in rows]
+
+
+def test_a_changed_aspect_asks_its_query_again_and_no_other(days: Days) -> None:
+    rows = with_columns(rows_of(6, 4), aspect="price", previous_queries=["cheap socks", None])
+    rows = rows[::2] + rows[1::2]
+    days.run("mon", rows, labeler=VARIANTS)
+    assert days.asks("mon") == {"variants": 6}
+    changed = [{**row, "aspect": "warmth"} if row["query_id"] == "q3" else row for row in rows]
+    days.run("tue", changed, labeler=VARIANTS, reuse=["mon"])
+    assert days.asks("tue") == {"variants": 1}
+    before, after = days.labels("mon"), days.labels("tue")
+    assert {row["query_id"] for row in after if not row["reused"]} == {"q3"}
+    assert all(len(row["variants"]) >= 2 and row["grade"] is None for row in before + after)
+
+
+def test_a_column_that_is_not_there_is_one_without_a_value(days: Days) -> None:
+    days.run("mon", rows_of(4, 2), labeler=VARIANTS)
+    days.run("tue", with_columns(rows_of(4, 2), aspect=None, previous_queries=None), labeler=VARIANTS, reuse=["mon"])
+    assert days.asks("tue") == {}
+
+
+def test_labels_without_a_grade_are_verified_reported_and_merged_but_teach_nothing(days: Days) -> None:
+    days.run("mon", rows_of(3, 2), labeler=VARIANTS)
+    days.run("tue", rows_of(4, 2)[6:], labeler=VARIANTS)
+    for command in (
+        ("report", days.out("mon"), "--to", days.folder / "page.html"),
+        ("merge", days.out("mon"), days.out("tue"), "--to", days.out("both")),
+        ("verify", days.out("both")),
+    ):
+        code, result = days.call(*command)
+        assert code == 0, result
+    code, message = days.call("compare", days.out("mon"), days.out("both"))
+    assert code == Exit.BAD_INPUT, message
+    days.run("wed", with_columns(rows_of(5, 2)[8:], aspect="price"), labeler=VARIANTS)
+    code, message = days.call("merge", days.out("mon"), days.out("wed"), "--to", days.out("mixed"))
+    assert code == Exit.BAD_INPUT
+    assert "has other columns" in message
+
+
+# `route` from input to labels: its tree and passages are read where rows lie together or scattered, are part of a
+# row's key, and the tree must be there and of its document.
+
+
+ROUTE: Any = {"name": "route"}
+
+
+def treed_rows(queries: int, documents: int) -> list[Row]:
+    found = []
+    for row in rows_of(queries, documents):
+        id = row["doc_id"]
+        first = section("First", f"{id} says one thing.", f"{id} says another.")
+        text, tree = tree_of(section(f"Page {id}", first, section("Second", f"{id} says a third thing.")))
+        passages = [f"{id} says another.", f"{id} says a third thing."]
+        found.append({**row, "document": text, "tree": tree.values(), "passages": passages})
+    return found
+
+
+def test_trees_are_read_and_only_a_changed_row_is_asked_again(days: Days) -> None:
+    rows = treed_rows(5, 4)
+    rows = rows[1::2] + rows[::2]
+    days.run("mon", rows, labeler=ROUTE)
+    labels = days.labels("mon")
+    asked = days.asks("mon")["route"]
+    assert asked == sum(len(label["steps"]) for label in labels) >= 2 * len(rows)
+    for row, label in zip(rows, labels, strict=True):
+        steps = [json.loads(step) for step in label["steps"]]
+        assert [step["lit"] for step in steps if step["expanded"] is None] == [[2, 3], [5]]
+        answered = list(dict.fromkeys(id for step in steps for id in step["answers"]))
+        assert label["answer_ids"] == answered
+        assert [span["text"] for span in label["evidence"]] == [row["tree"][id]["text"] for id in answered]
+        assert label["grade"] == (2 if answered else 1 if label["expand_ids"] else 0)
+    assert {label["grade"] for label in labels} > {2}
+    changed = [{**row, "passages": row["passages"][:1]} if row["doc_id"] == "d3-1" else row for row in rows]
+    days.run("tue", changed, labeler=ROUTE, reuse=["mon"])
+    assert [row["doc_id"] for row in days.labels("tue") if not row["reused"]] == ["d3-1"]
+
+
+def test_an_input_without_trees_is_refused_with_what_makes_them(days: Days) -> None:
+    for rows in (rows_of(2, 2), [{**row, "tree": ["a"]} for row in rows_of(2, 2)]):
+        code, message = days.call("run", days.job("mon", rows, labeler=ROUTE))
+        assert code == Exit.BAD_INPUT
+        assert "`tree`" in message
+        assert "relabel pairs tree" in message

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from relabel.labelers.engines.registry import ENGINES
+from relabel.labelers.variants import Variants
+from relabel.manifests.asks import Ask, Message
+from relabel.manifests.labels import Pair, Reads
 from relabel.manifests.manifest import engine_identity
-from tests.reuse.conftest import Days, rows_of, said
+from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
+from tests.faults.shared_jobs import SIBLINGS, WHOLE_QUERY, chunks_of, options_of
+from tests.reuse.conftest import Days, Row, rows_of, said
+from tests.strategies import pairs, texts
 
 
 @pytest.mark.parametrize("labeler", ["r3a", "complexity"])
@@ -183,3 +195,244 @@ def test_reuse_of_a_folder_that_holds_no_run_and_of_the_own_output_is_refused(da
     assert (code, "holds no plan.json" in message) == (3, True)
     code, message = days.call("run", days.job("tuesday", rows, reuse=["tuesday"]))
     assert (code, "own output" in message) == (3, True)
+
+
+# What an edited input costs the next day: exactly the asks whose prompts changed are asked again, exactly the rows
+# whose texts stayed are reused, and no query has rows of two answers. Labelers that look at a query's documents,
+# that look at none, and one that looks at its own alone, over every kind of edit. The engine is `Fickle`: no two of
+# its answers have the same number of output tokens.
+
+
+Edit = Callable[[list[Row]], list[Row]]
+NAMES = [*WHOLE_QUERY, "direct"]
+EVERY_DAY = (SIBLINGS[0], "direct")
+QUERY = 3
+
+
+def chunked(rows: list[Row]) -> list[Row]:
+    return [{"chunks": chunks_of(row["document"]), **row} for row in rows]
+
+
+def at(which: str, **values: Any) -> Edit:
+    return lambda rows: [{**row, **values} if row["doc_id"] == which else row for row in rows]
+
+
+def as_one_chunk(rows: list[Row]) -> list[Row]:
+    """One document's chunks are numbered otherwise: it is one chunk now."""
+    (row,) = (row for row in rows if row["doc_id"] == "d3-1")
+    text = row["document"]
+    one = {**chunks_of(text)[0], "text": text, "end": len(text), "token_len": len(text) // 4}
+    return at("d3-1", chunks=[one])(rows)
+
+
+def reordered(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row["doc_id"] == "d3-1")
+
+
+EDITS: dict[str, Edit] = {
+    "nothing": lambda rows: rows,
+    "the query's text": lambda rows: [
+        {**row, "query": "red wool socks"} if row["query_id"] == f"q{QUERY}" else row for row in rows
+    ],
+    "a sibling's text": lambda rows: chunked(at("d3-1", document="Other socks, of cotton, in red.")(without(rows))),
+    "a sibling's id": at("d3-1", doc_id="d3-9"),
+    "a sibling less": lambda rows: [row for row in rows if row["doc_id"] != "d3-1"],
+    "a sibling more": lambda rows: [*rows, {**rows[-1], "query_id": "q3", "query": "blue wool socks 3"}],
+    "another order of siblings": reordered,
+    "other chunks": as_one_chunk,
+    "another query": lambda rows: chunked(at("d5-0", document="Shoes.")(without(rows))),
+    "another order of queries": lambda rows: sorted(rows, key=lambda row: row["query_id"], reverse=True),
+    "a context": at("d3-1", context=["x"]),
+}
+
+
+def without(rows: list[Row]) -> list[Row]:
+    return [{name: value for name, value in row.items() if name != "chunks"} for row in rows]
+
+
+def texts_of(name: str, row: Row) -> Hashable:
+    """What a labeler is shown of one document."""
+    return {
+        "evidence-set": tuple(chunk["text"] for chunk in row["chunks"]),
+        "variants": None,
+        "complexity": None,
+    }.get(name, row["document"])
+
+
+def asks_of(name: str, rows: list[Row]) -> set[Hashable]:
+    """What a labeler asks over these rows: the data in each prompt."""
+    found: defaultdict[Hashable, list[Hashable]] = defaultdict(list)
+    for row in rows:
+        found[row["query"], None if name in WHOLE_QUERY else row["document"]].append(texts_of(name, row))
+    return {(ask, tuple(texts) if name in SIBLINGS else None) for ask, texts in found.items()}
+
+
+def labels_of(name: str, rows: list[Row]) -> Counter[Hashable]:
+    """What each row's label depends on."""
+    queries = defaultdict[str, list[Row]](list)
+    for row in rows:
+        queries[row["query_id"]].append(row)
+    found = Counter[Hashable]()
+    for of_query in queries.values():
+        seen = tuple((row["doc_id"], row["document"], str(texts_of(name, row))) for row in of_query)
+        for place, row in enumerate(of_query):
+            found[row["query"], (seen, place) if name in SIBLINGS else texts_of(name, row)] += 1
+    return found
+
+
+@pytest.fixture
+def fickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """`fickle()`: the `engine` section of a job."""
+    monkeypatch.setitem(ENGINES, "fickle", "tests.faults.odd_engine:Fickle")
+
+    def section(**args: Any) -> dict[str, Any]:
+        return {"name": "fickle", "args": {"log": str(tmp_path), **args}}
+
+    return section
+
+
+def agree(labels: list[Row]) -> bool:
+    """Whether rows of one query come from one answer."""
+    found = defaultdict[str, set[int]](set)
+    for row in labels:
+        found[row["query_id"]].add(row["output_tokens"])
+    return all(len(tokens) == 1 for tokens in found.values())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in EVERY_DAY else pytest.mark.full) for one in NAMES]
+)
+def test_an_edit_asks_again_exactly_what_it_changed(
+    days: Days, fickle: Callable[..., dict[str, Any]], name: str
+) -> None:
+    rows = chunked(rows_of(6, 3))
+    job = {"labeler": options_of(name), "engine": fickle()}
+    days.run("mon", rows, **job)
+    assert sum(days.asks("mon").values()) == len(asks_of(name, rows))
+    for number, (edit, alter) in enumerate(EDITS.items()):
+        changed, day = alter(rows), f"tue-{number}"
+        code, result = days.call("run", days.job(day, changed, reuse=["mon"], **job))
+        assert code == 0, result
+        new = asks_of(name, changed) - asks_of(name, rows)
+        assert sum(days.asks(day).values()) == len(new), edit
+        known = labels_of(name, rows)
+        kept = Counter({one: count for one, count in labels_of(name, changed).items() if one in known})
+        assert days.manifest(day)["rows"]["reused"] == kept.total(), edit
+        assert name not in WHOLE_QUERY or agree(days.labels(day)), edit
+
+
+# Keys: what is the same label and what is not, and how keys are found again.
+
+
+PARTS: dict[str, Any] = {
+    "labeler": {"name": "r3a", "grades": 3, "attempts": 3},
+    "templates": {"verdict.j2": "0"},
+    "stages": {"verdict": "0"},
+    "model": "m",
+    "engine": {"name": "fake", "seed": 1},
+    "overlong": "truncate",
+}
+COLUMNS = Variants.input_columns
+
+
+def key(pair: Pair, parts: dict[str, Any] = PARTS, *, document: bool = True, context: bool = True) -> bytes:
+    return LabelKeys(parts, Reads(context, document, COLUMNS)).keys([pair])[0]
+
+
+@given(st.lists(pairs(), max_size=8))
+def test_a_key_does_not_depend_on_the_rows_around_it(rows: list[Pair]) -> None:
+    assert LabelKeys(PARTS, Reads(True, True, COLUMNS)).keys(rows) == [key(row) for row in rows]
+
+
+@given(pairs(), pairs())
+def test_keys_are_equal_only_for_the_same_query_document_and_context(one: Pair, other: Pair) -> None:
+    def texts_of(pair: Pair) -> tuple[Any, ...]:
+        more = (pair.columns.get(column.name) or None for column in COLUMNS)
+        return normalise_query(pair.query), pair.document, pair.context, *more
+
+    assert (key(one) == key(other)) == (texts_of(one) == texts_of(other))
+
+
+@given(texts(4), texts(4), st.lists(texts(2), max_size=3))
+def test_texts_that_run_into_each_other_keep_their_own_keys(query: str, document: str, context: list[str]) -> None:
+    """Moving a character from one field to the next is another row."""
+    pair = Pair(0, "q", query, "d", document, tuple(context))
+    moved = Pair(0, "q", query, "d", "x" + document, tuple(context))
+    listed = Pair(0, "q", query, "d", document, (*context, "x"))
+    assert len({key(pair), key(moved), key(listed)}) == 3
+
+
+def test_queries_that_only_look_different_are_one_and_documents_never() -> None:
+    composed, decomposed = "caf\u00e9  au\tlait ", "cafe\u0301 au lait"
+    assert key(Pair(0, "q", composed, "d", "")) == key(Pair(1, "p", decomposed, "e", ""))
+    assert key(Pair(0, "q", "", "d", "\u00e9")) != key(Pair(0, "q", "", "d", "e\u0301"))
+    assert key(Pair(0, "q", "", "d", "a b")) != key(Pair(0, "q", "", "d", "a  b"))
+    assert key(Pair(0, "q", "", "d", "", ("\u00e9",))) != key(Pair(0, "q", "", "d", "", ("e\u0301",)))
+    assert key(Pair(0, "q", "Red", "d", "")) != key(Pair(0, "q", "red", "d", ""))
+
+
+def test_what_the_labeler_does_not_read_does_not_count() -> None:
+    one, other = Pair(0, "q", "x", "d", "one", ("a",)), Pair(0, "q", "x", "d", "other", ("b",))
+    assert key(one, document=False, context=False) == key(other, document=False, context=False)
+    assert key(one, document=False) != key(other, document=False)
+    assert key(one, context=False) != key(other, context=False)
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "labeler"])
+def test_every_part_of_the_recipe_counts(part: str) -> None:
+    pair = Pair(0, "q", "x", "d", "y")
+    changed = PARTS | {part: "other" if isinstance(PARTS[part], str) else {"other": "1"}}
+    assert key(pair) != key(pair, changed)
+    assert key(pair) == key(
+        pair, PARTS | {"labeler": PARTS["labeler"] | {"attempts": 9}, "columns": {}, "limit": 5, "cut": {}}
+    )
+
+
+def test_an_answers_key_leaves_out_whose_rows_share_it_and_nothing_else() -> None:
+    keys = AnswerKeys(PARTS)
+    ask = Ask("intent", (Message("user", ("Say: ", "socks", "."), ("query",)),), None, 10, shared_by="q1")
+    same = Ask("intent", (Message("user", ("Say: ", "socks", "."), ("query",)),), None, 10, shared_by="q2")
+    moved = Ask("intent", (Message("user", ("Say: s", "ocks", "."), ("query",)),), None, 10, shared_by="q1")
+    assert keys.key(ask, 0, 0, 0) == keys.key(same, 0, 0, 0)
+    others = [keys.key(moved, 0, 0, 0), keys.key(ask, 1, 0, 0), keys.key(ask, 0, 1, 0), keys.key(ask, 0, 0, 1)]
+    assert len({keys.key(ask, 0, 0, 0), *others, AnswerKeys(PARTS | {"model": "n"}).key(ask, 0, 0, 0)}) == 6
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4))),
+)
+def test_an_index_finds_the_first_of_equal_keys_also_where_halves_collide(known: list[Any], wanted: list[Any]) -> None:
+    """Halves are drawn from four values, so that nearly every first half collides."""
+    index = KeyIndex(np.array(known, np.uint64).reshape(-1, 2), np.arange(len(known), dtype=np.uint64))
+    first = {pair: number for number, pair in reversed(list(enumerate(known)))}
+    is_known, values = index.find(np.array(wanted, np.uint64).reshape(-1, 2))
+    assert [int(value) if found else None for found, value in zip(is_known, values, strict=True)] == [
+        first.get(pair) for pair in wanted
+    ]
+    assert len(first) <= len(index) <= len(known)
+
+
+# A labeler that looks at all documents of a query: asked once for each, over chunks, shards and runs; a changed
+# sibling asks its query again, and nothing else does.
+
+
+REVIEW: Any = {"name": "review"}
+
+
+def test_answers_of_an_earlier_run_are_taken_for_rows_that_had_no_label(days: Days) -> None:
+    """Rows beyond the prompt's room are tried again each day, and nothing is generated for them."""
+    rows = [{**row, "document": row["document"] * (1 if row["query_id"] == "q0" else 60)} for row in rows_of(3, 6)]
+    limits = {"engine": {"max_prompt_tokens": 2500}, "run": {"max_failed_fraction": 1.0}}
+    days.job("mon", rows, labeler=REVIEW, **limits)
+    assert days.call("run", days.folder / "mon.yaml")[0] == 0
+    held = len(days.labels("mon"))
+    assert 0 < held < len(rows)
+    job = days.job("tue", rows, labeler=REVIEW, reuse=["mon"], **limits)
+    assert days.call("run", job)[0] == 0
+    assert said(days.labels("tue")) == said(days.labels("mon"))
+    manifest = days.manifest("tue")
+    assert manifest["rows"]["quarantined"] == len(rows) - held
+    assert manifest["rows"]["reused"] == 6, "rows of a query are reused all together"
+    assert days.manifest("mon")["stages"]["review"]["output_tokens"] > 0
+    assert manifest["stages"]["review"]["output_tokens"] == 0

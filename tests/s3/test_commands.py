@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from relabel.manifests.files import Storage
@@ -126,3 +127,45 @@ def test_a_store_that_ignores_conditions_is_refused_and_works_for_a_single_write
     assert vouched.returncode == 0, vouched.stderr
     assert labels(f"{s3}/out") == undisturbed
     assert json.loads(vouched.stdout)["rows"] == ROWS
+
+
+# `relabel convert` and `compare` with sources, targets and runs on S3.
+
+
+def test_labels_on_s3_go_out_to_trec_and_come_back(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    assert relabel("run", write_job()).returncode == 0
+    done = relabel("convert", f"{s3}/out", f"{s3}/trec/out.qrels", "--duplicates", "first")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["rows"] + found["quarantined"] == 60
+    lines = open_run_store(f"{s3}/trec", Storage()).read("out.qrels").decode().splitlines()
+    assert len(lines) == found["written"] == found["rows"] - found["duplicates"]
+    assert relabel("convert", f"{s3}/trec/out.qrels", tmp_path / "back.parquet").returncode == 0
+    held = [
+        f"{row['query_id']} 0 {row['doc_id']} {row['grade']}"
+        for row in pq.read_table(tmp_path / "back.parquet").to_pylist()
+    ]
+    assert held == lines
+
+
+# Labels reused from S3 to S3.
+
+
+def test_a_run_on_s3_takes_over_from_s3(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome]
+) -> None:
+    first = relabel("run", write_job({"output": f"{s3}/first"}, name="first.yaml"))
+    assert first.returncode == 0, first.stderr
+    labelled = json.loads(first.stdout)["labelled"]
+    second = write_job({"output": f"{s3}/second", "reuse": f"{s3}/first", "run": {"chunk_rows": 7}}, name="second.yaml")
+    planned = relabel("plan", second)
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["estimate"]["rows_reused"] == [labelled] * 3
+    done = relabel("run", second)
+    assert done.returncode == 0, done.stderr
+    assert relabel("verify", f"{s3}/second").returncode == 0
+    manifest = json.loads(open_run_store(f"{s3}/second", Storage()).read("manifest.json"))
+    assert manifest["rows"]["reused"] == labelled
+    assert manifest["reused_from"][0]["output"] == f"{s3}/first"

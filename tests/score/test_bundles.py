@@ -20,10 +20,11 @@ from relabel.export.bench.results import choose_precision, write_measurements
 from relabel.export.bundle_facts import read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
-from relabel.export.loader import Student
+from relabel.export.loader import AVX512, Checked, Student
 from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
 from relabel.jobs.report.artifacts import open_artifacts, trace
+from relabel.jobs.score import students
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from tests.bench.made_up import bench_facts, latency_row, model_facts
@@ -203,3 +204,77 @@ def test_a_reports_lineage_leads_from_labels_to_the_bundle_that_labelled_and_to_
     shutil.copytree(bundle, tmp_path / "sealed")
     seal_bundle(tmp_path / "sealed", {**open_bundle(bundle).own_facts, "latency": {}})
     assert ("bundle", "scores", None) in links("out/scores", tmp_path / "sealed")
+
+
+# `relabel score BUNDLE --device openvino`: only where it is asked for, in one precision a run, after this machine
+# has answered the reference pairs, and its labels say so.
+
+
+Flags = Callable[..., None]
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> Flags:
+    """`flags("amx_bf16")`: of the CPU, as the choice sees them."""
+    return lambda *names: monkeypatch.setattr(students, "cpu_flags", lambda: frozenset(names))
+
+
+def test_labels_are_those_of_fp32_and_name_runtime_version_and_hint(
+    score: Score,
+    write_pairs: Callable[..., Path],
+    committed: Callable[..., Any],
+    folder: Path,
+    bundle: Path,
+) -> None:
+    openvino = pytest.importorskip("openvino")
+    write_pairs()
+    done = score("--device", "openvino", "--precision", "fp32", student=bundle)
+    assert (done.code, "tiny on openvino 2" in done.err) == (0, True), done.err
+    assert score("--device", "cpu", "--precision", "fp32", student=bundle, to="out/other").code == 0
+    ours, theirs = committed("labels", "out/scores"), committed("labels", "out/other")
+    for row, label in theirs.items():
+        assert ours[row]["probs"] == pytest.approx(label["probs"], abs=1e-5)
+        assert ours[row]["key"] != label["key"], "nobody takes the one for the other's answer"
+    manifest = json.loads((folder / "out/scores/manifest.json").read_bytes())
+    (engine,) = manifest["engines"]
+    assert (engine["device"], engine["dtype"]) == ("openvino", "fp32")
+    assert openvino.__version__.startswith(engine["version"])
+    assert (engine["details"]["runtime"], engine["details"]["precision_hint"]) == ("openvino", "f32")
+    assert isinstance(engine["details"]["has_amx"], bool)
+
+
+def test_a_run_has_one_runtime(score: Score, write_pairs: Callable[..., Path], bundle: Path) -> None:
+    pytest.importorskip("openvino")
+    write_pairs()
+    assert score("--shard", "0/2", "--precision", "fp32", student=bundle).code == 0
+    other = score("--device", "openvino", "--precision", "fp32", student=bundle)
+    other.refused(3, "belongs to another job", "engine.args.runtime")
+
+
+def test_without_amx_it_stays_with_onnxruntime_and_says_so(
+    score: Score,
+    write_pairs: Callable[..., Path],
+    bundle: Path,
+    flags: Flags,
+) -> None:
+    flags(AVX512)
+    write_pairs()
+    done = score("--device", "openvino", "--dry-run", student=bundle)
+    assert done.code == 0
+    assert "precision int8 on cpu: no bench of this bundle on cpu" in done.err
+    assert "openvino: no amx_bf16 here (this CPU has avx512_bf16 alone), so onnxruntime answers." in done.err
+
+
+def test_a_machine_that_answers_otherwise_labels_nothing(
+    score: Score,
+    write_pairs: Callable[..., Path],
+    folder: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(students, "check_answers", lambda _: Checked("tiny, fp32 on openvino", 1e-4, [0.0, 0.5]))
+    write_pairs()
+    line = ("--device", "openvino", "--precision", "fp32")
+    score(*line, student=bundle).refused(5, "tiny, fp32 on openvino: 1 of 2 reference pairs", "pair 1 by 0.5")
+    assert not list((folder / "out/scores").glob("labels/**/*.parquet"))

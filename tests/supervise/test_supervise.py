@@ -5,6 +5,7 @@ no process is left.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import time
@@ -13,7 +14,17 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from relabel.jobs.pool import processes
+from relabel.jobs.pool.processes import choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.run.chunks import PIECES, TIMES_CAUGHT, ChunkWork, Isolation
+from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
+from relabel.manifests.receipts import ChunkId
+from relabel.manifests.schemas import QuarantineRow
+from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good, work_through
 from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, write_job
 
 
@@ -197,3 +208,274 @@ def test_each_worker_sees_its_own_gpu_and_no_other(tmp_path: Path, undisturbed: 
     assert sorted(environment_of.values()) == ["3", "5"]
     assert process.wait(60) == 0
     assert files(job) == undisturbed
+
+
+# What the run loop does with suspects: they are asked apart, poison rows not at all, and a stalled engine is
+# distinguished from a slow one.
+
+
+class Probed(TwoStage):
+    """Has an ask about a made-up pair."""
+
+    def probe(self) -> list[Ask]:
+        return [Ask("intent", (Message("user", ("made up",)),), None, 8)]
+
+
+class Notes:
+    """A journal that has suspects in one chunk, and keeps what happens."""
+
+    def __init__(self, apart: list[list[int]], isolated_rows: dict[int, str]) -> None:
+        self.apart, self.isolated_rows = apart, isolated_rows
+        self.seen: list[Any] = []
+
+    def begins(self, work: ChunkWork) -> None:
+        if work.id.chunk == 1:
+            work.apart, work.isolated_rows = self.apart, self.isolated_rows
+
+    def tries(self, work: ChunkWork, indexes: list[int]) -> None:
+        self.seen.append(("tries", [work.pairs[index].row_id for index in indexes]))
+
+    def ends(self, work: ChunkWork, index: int) -> None:
+        self.seen.append(("ends", work.pairs[index].row_id))
+
+
+class Polled(Scripted):
+    """Notes which rows' documents it has at each poll."""
+
+    def __init__(self, notes: Notes, **more: Any) -> None:
+        super().__init__(good, **more)
+        self.notes = notes
+
+    def poll(self) -> list[Answer]:
+        parts = [part for one in self.waiting for message in one.ask.messages for part in message.parts]
+        self.notes.seen.append(("polls", {int(part.split()[1]) for part in parts if part.startswith("doc ")}))
+        return super().poll()
+
+
+class OncePerQuery(Probed):
+    """Rows of a query take their labels from one answer."""
+
+    uses_siblings = True
+
+
+def watched(
+    engine: Scripted, works: list[ChunkWork], journal: Any = None, labeler: Any = None, **more: Any
+) -> list[ChunkWork]:
+    return work_through(engine, works, journal=journal, labeler=labeler or Probed(None), **more)
+
+
+def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never() -> None:
+    works = chunks_of(6, 6, 6, queries=9)
+    notes = Notes([[1, 2], [4]], {0: "it did it twice"})
+    engine = Polled(notes, capacity=8, batch=3)
+    committed = watched(engine, works, notes)
+    assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
+    assert [note for note in notes.seen if note[0] == "tries"] == [("tries", [7, 8]), ("tries", [10])]
+    tried = [notes.seen.index(note) for note in notes.seen if note[0] == "tries"]
+    for start, group in zip(tried, ({7, 8}, {10}), strict=True):
+        left = set(group)
+        for kind, what in notes.seen[start + 1 :]:
+            assert kind != "polls" or what <= group
+            left -= {what} if kind == "ends" else set()
+            if not left:
+                break
+    assert notes.seen.index(("commits", 0)) < tried[0], (
+        "what was finished before is committed before anything is risked"
+    )
+    row = works[1].rows[0]
+    assert isinstance(row, QuarantineRow)
+    assert (row.row_id, row.status, row.reason) == (6, "engine", "it did it twice")
+    assert not any(
+        "doc 6" in part for request in engine.seen for message in request.ask.messages for part in message.parts
+    )
+    assert all(
+        row is not None and row.status == "ok" for work in works for row in work.rows if row is not works[1].rows[0]
+    )
+
+
+def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked_the_very_same() -> None:
+    works = chunks_of(6, 6, queries=4)
+    engine = Scripted(good)
+    (whole, found) = watched(engine, works, Notes([[2], [4]], {1: "it did it twice"}), labeler=OncePerQuery(None))
+    assert [row.status for row in whole.rows if row is not None] == ["ok"] * 6
+    assert [row.status for row in found.rows if row is not None] == ["engine"] * 3 + ["ok"] * 3
+    assert {row.reason for row in found.rows if isinstance(row, QuarantineRow)} == {"it did it twice"}
+    assert not any(request.ask.shared_by == "q2" for request in engine.seen)
+
+
+def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
+    works = chunks_of(3, 3)[1:]
+    engine = Scripted(good)
+    watched(engine, works, Notes([[0]], {}))
+    assert engine.seen[0].ask.messages[0].parts == ("made up",)
+
+    def goes_down(request: Request) -> Answer:
+        raise EngineCrashError("at anything")
+
+    notes = Notes([[0]], {})
+    with pytest.raises(EngineCrashError):
+        watched(Scripted(goes_down), chunks_of(3, 3)[1:], notes)
+    assert not [note for note in notes.seen if note[0] == "tries"], "no row was at stake when it crashed"
+
+
+class Slow(Scripted):
+    """Each poll takes a while; requests for one document are never answered."""
+
+    def __init__(self, answer: Any, *, poll_s: float, never: str = "\0", capacity: int = 4) -> None:
+        super().__init__(answer, capacity)
+        self.poll_s, self.never = poll_s, never
+
+    def poll(self) -> list[Answer]:
+        time.sleep(self.poll_s)
+        kept = [
+            request
+            for request in self.waiting
+            if any(self.never in part for m in request.ask.messages for part in m.parts)
+        ]
+        self.waiting = [request for request in self.waiting if request not in kept]
+        answers = super().poll()
+        self.waiting += kept
+        return answers
+
+
+def test_a_request_that_others_overtake_for_too_long_is_a_crash() -> None:
+    engine = Slow(good, poll_s=0.01, never="doc 3")
+    with pytest.raises(
+        EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"
+    ):
+        watched(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
+
+
+def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
+    assert len(watched(Slow(good, poll_s=0.05, capacity=2), chunks_of(20), ask_timeout_s=0.4)) == 1
+
+
+def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is paused for an hour in the middle of a poll goes on where it was."""
+    clock = [0.0]
+    monkeypatch.setattr("relabel.jobs.run.loop.time.perf_counter", lambda: clock[0])
+
+    class Paused(Scripted):
+        def poll(self) -> list[Answer]:
+            clock[0] += 3600.0 if len(self.seen) == 9 else 0.5
+            return super().poll()
+
+    assert len(watched(Paused(good), chunks_of(20), ask_timeout_s=60.0)) == 1
+
+
+# Which rows are blamed for a crash: the poisonous ones, all of them, no other, after few crashes.
+
+
+def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Isolation, dict[int, str], int]:
+    """Ask chunk by chunk, as a worker does, with an engine that goes down whenever a poisonous row is in flight."""
+    isolation, isolated_rows, crashes = Isolation(), {}, 0
+    left = dict(chunks)
+    while left:
+        for chunk, row_ids in list(left.items()):
+            case = isolation.cases.get(chunk)
+            groups = [list(group) for group in case.groups] if case is not None else []
+            crashed = False
+            for group in groups:
+                if poison & set(group):
+                    isolation.crashed_apart(chunk, group, "died")
+                    crashed = True
+                    break
+                isolation.cleared(chunk, group)
+            set_aside = set(case.isolated_rows) if case is not None else set()
+            apart = {row for group in groups for row in group}
+            ordinary = [row for row in row_ids if row not in apart | set_aside]
+            if not crashed:
+                for start in range(0, len(ordinary), width):
+                    window = ordinary[start : start + width]
+                    if poison & set(window):
+                        isolation.crashed({chunk: window})
+                        crashed = True
+                        break
+            if crashed:
+                crashes += 1
+                break
+            if case is not None:
+                isolated_rows.update(case.isolated_rows)
+            isolation.committed(chunk)
+            del left[chunk]
+    return isolation, isolated_rows, crashes
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[dict[ChunkId, list[int]], set[int], int]:
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
+    chunks, row = {}, 0
+    for number, size in enumerate(sizes):
+        chunks[ChunkId(0, number)] = list(range(row, row + size))
+        row += size
+    poison = draw(st.sets(st.integers(0, row - 1), max_size=8))
+    return chunks, poison, draw(st.integers(1, 64))
+
+
+@given(cases())
+def test_exactly_the_poisonous_rows_are_isolated_and_the_number_of_crashes_is_bounded(
+    case: tuple[dict[ChunkId, list[int]], set[int], int],
+) -> None:
+    chunks, poison, width = case
+    isolation, isolated_rows, crashes = drive(chunks, poison, width=width)
+    assert set(isolated_rows) == poison
+    assert isolation.num_isolated == len(poison)
+    assert not isolation.cases
+    levels = math.ceil(math.log(max(map(len, chunks.values())), PIECES)) + 1
+    assert crashes <= len(poison) * (1 + levels + TIMES_CAUGHT)
+
+
+def test_one_row_among_512_is_found_after_five_crashes() -> None:
+    _, isolated_rows, crashes = drive({ChunkId(0, 0): list(range(512))}, {300}, width=512)
+    assert (set(isolated_rows), crashes) == ({300}, 5)
+
+
+def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
+    isolation, chunk = Isolation(), ChunkId(0, 0)
+    isolation.crashed({chunk: [1]})
+    assert isolation.crashed_apart(chunk, [1], "died") is None
+    isolation.cleared(chunk, [1])
+    assert isolation.cases[chunk].groups == []
+    isolation.crashed({chunk: [1]})
+    assert isolation.crashed_apart(chunk, [1], "died") is None, (
+        "caught once, by chance; then answered; this is the first time again"
+    )
+
+
+# GPUs are found and given out without torch.
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [("0,1", ["0", "1"]), ("", []), ("GPU-aa,GPU-bb", ["GPU-aa", "GPU-bb"]), ("3, 1", ["3", "1"]), ("2,-1,0", ["2"])],
+)
+def test_what_a_scheduler_made_visible_is_what_counts(said: str, names: list[str]) -> None:
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": said}) == names
+
+
+def test_the_driver_is_asked_first_then_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "_count_by_driver", lambda: 2)
+    assert visible_gpus({}) == ["0", "1"]
+    monkeypatch.setattr(processes, "_count_by_driver", lambda: 0)
+    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    monkeypatch.setattr(processes, "DRIVER_FOLDER", tmp_path / "gpus")
+    assert visible_gpus({}) == ["0"]
+
+
+def test_all_and_numbers_count_within_the_visible_ones() -> None:
+    assert choose_gpus("all", ["4", "5"]) == ["4", "5"]
+    assert choose_gpus("1", ["4", "5"]) == ["5"]
+    for text, error in (("0,0", UsageError), ("two", UsageError), ("2", MissingExtraError), ("-1", MissingExtraError)):
+        with pytest.raises(error, match="--gpus"):
+            choose_gpus(text, ["4", "5"])
+    with pytest.raises(MissingExtraError, match="--workers N"):
+        choose_gpus("all", [])
+    for slip in (",", "0,0", "two"):  # a slip is reported as one where there is no GPU, too
+        with pytest.raises(UsageError, match="--gpus"):
+            choose_gpus(slip, [])
+
+
+def test_an_engine_that_spreads_over_two_gets_two_and_a_spare_one_stays_idle() -> None:
+    assert gpu_groups(["0", "1", "2", "3", "4"], 2) == [["0", "1"], ["2", "3"]]
+    with pytest.raises(MissingExtraError, match="tensor_parallel_size is 4"):
+        gpu_groups(["0", "1"], 4)

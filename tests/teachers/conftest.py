@@ -17,7 +17,7 @@ from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.labelers.driving import caps
-from tests.reuse.test_tree_column import treed_rows
+from tests.reuse.test_estimates import treed_rows
 from tests.teachers.chunked import write_questions
 from tests.teachers.models import write_tiny_decoder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -19,7 +20,14 @@ from relabel.distill.teachers.credit import (
     node_average_weights,
     token_advantages,
 )
+from relabel.distill.teachers.rewards import graded_reward, node_rewards
+from relabel.distill.teachers.rollouts import NO_PART, token_parts, token_spans
 from relabel.distill.teachers.spec import CreditSection
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer
+from relabel.manifests.formats import AnswerFormat, Choice, Text
+from relabel.manifests.labels import Label
+from tests.strategies import texts
 
 V = len(NODES)
 GOLDEN_BASE = [(1.0, 1.0, 1.0), (1.0, -1.0, 1.0), (-1.0, -1.0, 1.0)]
@@ -176,3 +184,57 @@ def test_node_average_is_a_mean_within_nodes_and_then_over_all_seven() -> None:
     mean = (values * weight_BT * mask_BT).sum() / mask_BT.sum()
     assert float(mean) == pytest.approx((6 + 4 + 5) / 7)
     assert math.isclose(float(weight_BT[0, 5]), 0.0)
+
+
+# What a rollout is worth.
+
+
+@pytest.mark.parametrize(
+    ("grade", "gold", "near", "wanted"),
+    [(2, 2, 0.2, 1), (1, 2, 0.2, 0.2), (1, 0, 0.0, 0), (0, 2, 0.2, 0), (3, 0, 0.5, 0), (None, 0, 0.5, 0)],
+)
+def test_a_grade_earns_by_its_distance(grade: int | None, gold: int, near: float, wanted: float) -> None:
+    assert graded_reward(grade, gold, near=near) == wanted
+
+
+def test_nodes_earn_one_by_one() -> None:
+    label = Label(2, None, {"subject": 4, "attribute": 1})
+    assert node_rewards(label, {"grade": 2, "subject": 3, "attribute": 1}) == (1, -1, 1)
+    assert node_rewards(label, {"grade": 0, "subject": 4}, match=2, miss=0) == (0, 2, 0)
+
+
+def test_an_unreadable_answer_misses_every_node_that_has_gold() -> None:
+    assert node_rewards(None, {"grade": 2, "subject": 3, "attribute": 1}) == (-1, -1, -1)
+    assert node_rewards(None, {"grade": 2, "subject": None}) == (-1, 0, 0)
+
+
+# Tokens find their parts: cases made by hand, and any cut of any text.
+
+
+def test_a_token_belongs_to_the_part_of_most_of_its_characters_and_to_the_section_of_equals() -> None:
+    text = "<think>ab</think><score>2</score>"
+    reader = Reader(AnswerFormat((Text("think", 9), Choice("score", ("0", "1", "2")))))
+    reader.read(Answer(0, text, "stop"))
+    spans = [[span] for span in reader.spans(text).values()]
+    pieces = [b"<think", b">ab", b"</think", b"><score", b">2", b"</score>", b""]
+    found = token_parts(pieces, dict(enumerate(spans)))
+    assert found == [NO_PART, 0, NO_PART, NO_PART, 1, NO_PART, NO_PART]
+
+
+def test_a_token_within_a_character_goes_with_that_character() -> None:
+    euro = "€".encode()
+    pieces = [b"<a>", euro[:1], euro[1:2], euro[2:] + b"<", b"/a>"]
+    assert token_spans(pieces) == [(0, 3), (3, 3), (3, 3), (3, 5), (5, 8)]
+    assert token_parts(pieces, {0: [(3, 4)]}) == [NO_PART, 0, 0, 0, NO_PART]
+
+
+@given(texts(), st.data())
+def test_tokens_cover_the_decoded_text_however_it_is_cut(text: str, data: st.DataObject) -> None:
+    raw = text.encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    pieces = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    spans = token_spans(pieces)
+    assert spans[0][0] == 0
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(spans))
+    assert spans[-1][1] == len(text)
+    assert token_parts(pieces, {7: [(0, len(text))]}) == [7 if piece else NO_PART for piece in pieces]

@@ -4,20 +4,31 @@ done. What trains is in `test_grpo_trainer.py`, so that one file alone imports T
 
 from __future__ import annotations
 
+import json
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from tests.teachers.conftest import NUM_PAIRS
+
+pytest.importorskip("trl")
+
+from relabel.distill.teachers.rewards import ROLLOUTS_NAME
+from relabel.distill.teachers.spec import teacher_schema
+from relabel.manifests.errors import ModelError
+from tests.teachers.conftest import relabel
 
 GRAPH: dict[str, Any] = {"method": "graph-grpo", "labeler": {"name": "graph-grpo", "max_text_tokens": 8}}
 
@@ -148,3 +159,164 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
     )
     notes = train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage()).manifest.notes
     assert any("nothing was learned" in note for note in notes) != is_first_right
+
+
+# GRPO learns: a tiny model that knows the format alone finds out which word of a document means which grade.
+# `benchmarks/grpo_learns.py` shows the whole curve.
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_the_mean_reward_doubles_with_half_of_the_rollouts(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    from benchmarks.grpo_learns import make_setting, show_format, train
+
+    setting = make_setting("r1", tmp_path)
+    show_format(setting, "r1", steps=100, batch=16)
+    trainer = train(setting, "r1", tmp_path, steps=60, group=8, rate=2e-3)
+    rewards = [value for _, value in trainer.curve.series("train", "reward")]
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-5:]) / 5
+    assert first < 0.45
+    assert last > 0.65, rewards
+
+
+# Defaults of a spec: the papers' settings, and ours where they have none.
+
+
+TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
+GOLD: dict[str, Any] = {"data": {"gold": {"path": "pairs.parquet"}}}
+LEAST: dict[str, dict[str, Any]] = {
+    "sft": {"labeler": "direct", **GOLD},
+    "grpo": {"labeler": "r3a", **GOLD},
+    "graph-grpo": {"labeler": "graph-grpo", **GOLD},
+    "res-rag": {"labeler": "evidence-set", "generator": {"name": "fake"}, **GOLD},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [
+        ("sft", {"train.mask": 0.5, "train.learning_rate": 1e-5, "train.max_tokens": 2048, "lora": None}),
+        (
+            "grpo",
+            {
+                "rollouts.group": 16, "rollouts.clip": 0.2, "rollouts.beta": 0, "rollouts.temperature": 1,
+                "rollouts.top_p": 1, "rollouts.updates": 1, "train.learning_rate": 5e-7, "prompts_per_step": 32,
+                "near": 0,
+            },
+        ),
+        (
+            "graph-grpo",
+            {
+                "rollouts.group": 8, "rollouts.clip": 0.2, "rollouts.beta": 0.01, "rollouts.updates": 2,
+                "credit.learn": True, "credit.learning_rate": 1e-3, "credit.decay": 0.01, "credit.epsilon": 1e-6,
+                "credit.average": "auto", "credit.match": 1, "credit.miss": -1, "credit.consistency": True,
+            },
+        ),
+        (
+            "res-rag",
+            {
+                "rollouts.group": 4, "rollouts.beta": 0.05, "rollouts.temperature": 1, "rollouts.top_p": 0.8,
+                "train.learning_rate": 1e-5, "reward.eta": 2, "reward.alpha_ans": 2, "reward.alpha_ret": 1,
+                "reward.gamma": -1, "reward.r_min": -5, "reward.r_max": 5,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_spec_that_says_no_more_than_it_must_trains_as_the_papers_do(method: str, wanted: dict[str, Any]) -> None:
+    spec = read_teacher_spec({"name": "t", "method": method, "init": "m", "output": "o", **LEAST[method]}, where="here")
+    assert {key: operator.attrgetter(key)(spec) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("r3a-grpo", {"train.max_steps": 360, "prompts_per_step": 32, "rollouts.group": 16, "near": 0}),
+        ("r1-grpo", {"train.max_steps": 360, "prompts_per_step": 32, "labeler.name": "r1"}),
+        ("r3a-cold-start", {"train.mask": 0}),
+        ("graph-grpo-1-label", {"data.answer": "preliminary"}),
+        ("graph-grpo-2-masked-cot", {"train.mask": 0.5}),
+        ("res-rag-warm-up", {"train.mask": 0, "data.gold.sets": "similar"}),
+        (
+            "router-sft",
+            {"train.mask": 0, "lora.r": 8, "lora.alpha": 16, "train.learning_rate": 1e-5, "train.batch_size": 8},
+        ),
+    ],
+)
+def test_the_docs_specs_have_the_papers_settings(name: str, wanted: dict[str, Any]) -> None:
+    spec = read_teacher_spec(yaml.safe_load((TEACHERS / f"{name}.yaml").read_text()), where=name)
+    assert {key: operator.attrgetter(key)(spec) for key in wanted} == wanted
+
+
+# `method: res-rag` from spec to model folder.
+
+
+def test_the_spec_of_the_docs_trains_and_its_teacher_labels(
+    base_dir: Path, questions_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tiny model, a made-up generator and two steps; other keys as they are."""
+    monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
+    held = yaml.safe_load((TEACHERS / "res-rag.yaml").read_text())
+    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    held |= {"init": str(base_dir), "output": str(tmp_path / "out"), "generator": {"name": "fake"}}
+    held["data"]["gold"]["path"] = str(questions_path)
+    held["train"] |= {"max_steps": 2, "max_tokens": 4000, "save_every": 1}
+    held["split"] = {"dev": 0.3}
+    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    report = train_teacher(read_teacher_spec(held, where="res-rag"), Storage())
+    out = tmp_path / "out"
+    rollouts = pq.read_table(out / ROLLOUTS_NAME).to_pylist()
+    assert report.manifest.training.steps == 2
+    assert len(rollouts) == 8
+    assert report.manifest.data.held_out.queries > 0
+    curve = pq.read_table(out / "curves.parquet").to_pylist()
+    assert {row["name"] for row in curve if row["split"] == "dev"} >= {"reward", "f1_ret", "penalty", "usefulness"}
+    assert all(row["format_ok"] for row in rollouts)
+    for row in rollouts:
+        assert row["reward"] == pytest.approx(row["usefulness"] + row["f1_ret"] - row["penalty"])
+        assert row["usefulness"] == (2 * row["f1_ans"] if row["answers"] else -1)
+    assert report.manifest.data.gold.sets == "similar"
+    job = {
+        "name": "job",
+        "input": {"path": str(questions_path)},
+        "labeler": held["labeler"],
+        "engine": {"name": "transformers", "model": str(out)},
+        "output": str(tmp_path / "labels"),
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert relabel("run", str(tmp_path / "job.yaml")) == 0
+
+
+@pytest.fixture
+def held(base_dir: Path, questions_path: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "method": "res-rag",
+        "init": str(base_dir),
+        "labeler": {"name": "evidence-set"},
+        "data": {"gold": {"path": str(questions_path)}},
+        "generator": {"name": "fake"},
+        "train": {"max_tokens": 4000},
+        "output": str(tmp_path / "out"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labeler": {"name": "r1"}}, "labeler r1 chooses no chunks; want evidence-set"),
+        ({"generator": {}}, "`name` is missing; there are fake, openai, transformers, vllm"),
+        ({"generator": {"name": "fakes"}}, "Did you mean fake"),
+        ({"generator": {"name": "transformers"}}, "needs a model: set generator.model"),
+        ({"rollouts": {"max_answer_tokens": 4000}}, "no room for a prompt"),
+        ({"rollouts": {"vllm": {}}}, "no answers under a grammar yet"),
+        ({"data": {"gold": {"path": "{path}", "answers": "wanted"}}}, "no column `wanted`"),
+        ({"train": {"max_tokens": 1100}}, "no question to learn from: 6 queries whose prompt does not fit"),
+    ],
+)
+def test_what_is_off_is_refused_before_anything_is_loaded(
+    changes: dict[str, Any], message: str, held: dict[str, Any], questions_path: Path
+) -> None:
+    text = json.dumps({**held, **changes}).replace("{path}", str(questions_path))
+    with pytest.raises((ConfigError, InputError, ModelError), match=message):
+        estimate_teacher(read_teacher_spec(json.loads(text), where="teacher.yaml"), Storage())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from relabel.distill.teachers.manifest import read_teacher_manifest
 from relabel.distill.teachers.spec import read_teacher_spec, teacher_schema
@@ -20,6 +24,16 @@ from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, readable_json
 from tests.killing import killed_at
 from tests.teachers.conftest import NUM_PAIRS, relabel
+
+pytest.importorskip("trl")
+
+from relabel.distill.teachers.rewards import PARTS, RolloutLog
+from relabel.distill.teachers.teaching import estimate_teacher
+from relabel.distill.teachers.trainer import run_to_end
+from relabel.distill.training import checkpoints
+from relabel.distill.training.output import DIGESTS, list_checkpoints
+from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError
+from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 SUPERVISED = [file.stem for file in sorted(TEACHERS.glob("*.yaml")) if "method: sft" in file.read_text()]
@@ -151,3 +165,206 @@ def test_a_dry_run_refuses_the_output_that_the_training_refuses_before_the_weigh
         said.append(capsys.readouterr().err.splitlines()[-1])
     assert words in said[0]
     assert said[0] == said[1]
+
+
+# What lay on a disk and is not what was written, is refused by name: checkpoints, rollouts, and the model to start
+# from. A folder that was moved or copied goes on as it would have where it was.
+
+
+STEPS = 3
+FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "trainer_state.json")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "a bit": flip,
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.fixture(scope="module")
+def train(fresh: Any, tokenizer: Any) -> Any:
+    """A training by reinforcement whose first evaluation is its best."""
+
+    def go(folder: Path) -> tuple[Any, Any]:
+        trainer = make_trainer(
+            copy.deepcopy(fresh),
+            tokenizer,
+            folder,
+            rows=GOLD_ROWS[:4],
+            held_out=GOLD_ROWS[4:],
+            keep=1,
+            log=RolloutLog(folder),
+            args=arguments(
+                folder, updates=1, steps=STEPS, save_strategy="steps", per_device_eval_batch_size=4, eval_every=1
+            ),
+        )
+        rewards = iter((1.0, 0.5, 0.25))
+        trainer.dev_figures = lambda: {"reward": next(rewards)}  # type: ignore[method-assign]
+        said: list[str] = []
+        return trainer, run_to_end(trainer, resume_from=checkpoints.last_checkpoint(folder, said.append))
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def trained(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("trained") / "checkpoints"
+    trainer, outcome = train(folder)
+    assert outcome.facts.best_step == 1
+    return folder, copy.deepcopy(trainer.model.state_dict())
+
+
+@pytest.fixture
+def moved(trained: tuple[Path, Any], tmp_path: Path) -> Iterator[Path]:
+    """A copy of the folder; the first one is out of reach."""
+    away = trained[0].with_name("away")
+    shutil.copytree(trained[0], tmp_path / "copy")
+    trained[0].rename(away)
+    yield tmp_path / "copy"
+    away.rename(trained[0])
+
+
+def test_a_copied_folder_keeps_the_best_step(train: Any, trained: tuple[Path, Any], moved: Path) -> None:
+    assert [path.name for path in list_checkpoints(moved)] == ["checkpoint-000001", "checkpoint-000003"]
+    trainer, outcome = train(moved)
+    assert outcome.facts.best_step == 1
+    assert all(torch.equal(value, trained[1][name]) for name, value in trainer.model.state_dict().items())
+    shutil.rmtree(moved / "checkpoint-000001")
+    with pytest.raises(ManifestError, match=r"checkpoint-000001: the best step's checkpoint is missing.*--restart"):
+        train(moved)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "gone"])
+@pytest.mark.parametrize("name", [*FILES, DIGESTS])
+def test_a_damaged_checkpoint_is_refused_by_name(
+    trained: tuple[Path, Any], tmp_path: Path, name: str, damage: str
+) -> None:
+    shutil.copytree(trained[0], tmp_path / "copy")
+    last = list_checkpoints(tmp_path / "copy")[-1]
+    DAMAGES[damage](last / name)
+    with pytest.raises(ManifestError, match=f"{last.name}: a damaged checkpoint .*Remove it to resume"):
+        checkpoints.last_checkpoint(tmp_path / "copy", lambda _: None)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_rollouts_are_refused_before_a_step(
+    train: Any, trained: tuple[Path, Any], tmp_path: Path, damage: str
+) -> None:
+    shutil.copytree(trained[0], tmp_path / "copy")
+    part = min((tmp_path / "copy" / PARTS).iterdir())
+    DAMAGES[damage](part)
+    with pytest.raises(ManifestError, match=rf"{part.name}: rollouts that the checkpoint names .*--restart"):
+        train(tmp_path / "copy")
+
+
+@pytest.fixture
+def direct_of(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., Any]:
+    """Train on gold grades alone, by two steps with a checkpoint after each."""
+
+    def go(start: Any = "new", train: dict[str, Any] = {}, **changes: Any) -> Any:  # noqa: B006 (not changed)
+        held = values(
+            data={"gold": {"path": str(pairs_path)}},
+            labeler={"name": "direct", "grades": 3},
+            train={"max_steps": 2, "save_every": 1, **train},
+            **changes,
+        )
+        return train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), start=start)
+
+    return go
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_reported(
+    direct_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizers library raises a bare Exception, with the system's number in its words alone."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise Exception("No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
+        with pytest.raises(DiskFullError, match="--resume"):
+            direct_of()
+    assert direct_of("resume").manifest.training.steps == 2
+
+
+def test_an_output_within_the_model_to_start_from_is_refused(
+    direct_of: Callable[..., Any], base_dir: Path, tmp_path: Path
+) -> None:
+    """It would change that model's digest, so that a killed training could not go on."""
+    base = shutil.copytree(base_dir, tmp_path / "base")
+    with pytest.raises(ConfigError, match=r"`output` .*lies in `init`"):
+        direct_of(init=str(base), output=str(base / "tuned"))
+
+
+def nan_weight(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    held = load_file(file)
+    held["model.norm.weight"][0] = float("nan")
+    save_file(held, file, metadata={"format": "pt"})
+
+
+def set_config(key: str, value: Any) -> Callable[[Path], Any]:
+    def go(folder: Path) -> None:
+        held = json.loads((folder / "config.json").read_text())
+        held[key] = value
+        if key == "num_hidden_layers":
+            held["layer_types"] = ["full_attention"] * value
+        (folder / "config.json").write_text(json.dumps(held))
+
+    return go
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (nan_weight, "tensor model.norm.weight contains NaN or Inf"),
+        (set_config("num_hidden_layers", 1), r"tensors of layers in its weights .*model\.layers\.1\."),
+        (set_config("num_hidden_layers", 3), "tensors are not in its weights"),
+        (set_config("hidden_size", "x"), "its config.json can't be loaded"),
+        (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json can't be read"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "a.safetensors"), "no file named model.safeten"),
+        (set_config("intermediate_size", 64), r"6 tensors .* another shape .*down_proj\.weight has \(32, 48\), not"),
+        (set_config("attn_implementation", "flash_attention_2"), "its weights can't be loaded .*FlashAttention2"),
+        (set_config("quantization_config", {"quant_method": "fp8"}), "its weights are quantized"),
+    ],
+)
+def test_a_damaged_model_to_start_from_is_named(
+    damage: Callable[[Path], Any],
+    words: str,
+    values: Callable[..., dict[str, Any]],
+    base_dir: Path,
+    pairs_path: Path,
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(base_dir, tmp_path / "base")
+    damage(tmp_path / "base")
+    held = values(
+        init=str(tmp_path / "base"),
+        method="grpo",
+        labeler={"name": "r1", "grades": 3, "max_think_tokens": 4},
+        data={"gold": {"path": str(pairs_path)}},
+        rollouts={"group": 4},
+        train={"batch_size": 4, "accumulation": 1, "max_tokens": 4000, "max_steps": 1},
+    )
+    with pytest.raises(ModelError, match=words) as found:
+        train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage())
+    assert "`init`" in str(found.value)
+    if damage is not nan_weight:  # no tensor is read to find the others
+        with pytest.raises(ModelError) as dry:
+            estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage())
+        assert str(dry.value) == str(found.value)
+
+
+def test_shards_that_accelerates_config_asks_for_are_refused_with_what_to_do_without(
+    direct_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match=r"pickle\. Teachers are not sharded: .*lora"):
+        direct_of()
