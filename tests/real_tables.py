@@ -128,7 +128,6 @@ class Iceberg:
 
     def snapshot(self) -> int:
         found = self.table().current_snapshot()
-        assert found is not None
         return int(found.snapshot_id)
 
     def files(self, snapshot: int) -> list[str]:
@@ -139,7 +138,6 @@ class Iceberg:
         """A snapshot with a delete file, as Spark and Flink commit one; returns its metadata file."""
         table, io = self.table(), PyArrowFileIO()
         before = table.current_snapshot()
-        assert before is not None
         number, sequence = before.snapshot_id + 1, (before.sequence_number or 0) + 1
         data = self.files(before.snapshot_id)[0]
         delete_file = f"{self.path}/data/deletes-{number}.parquet"

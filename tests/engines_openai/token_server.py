@@ -92,7 +92,6 @@ class TokenServer:
         if "logprob_token_ids" in body and "logprob ids" in self.can:
             assert body["logprobs"] is not None, "vLLM wants both"
             assert body["return_tokens_as_token_ids"]
-            assert first is not None
             wide = first.astype(np.float64)
             logprobs = wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
             asked = [ids[0], *body["logprob_token_ids"]]

@@ -135,7 +135,6 @@ class Child:
         self._process = _context.Process(target=_live, args=(plain, dict(variables), self._folder.name, setup))
         with _is_looking, _forked_from(_servers[parent]) if parent in _servers else contextlib.nullcontext():
             self._process.start()
-        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def send(self, number: signal.Signals) -> None:

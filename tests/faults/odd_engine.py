@@ -63,7 +63,6 @@ class Odd(Fake):
     def poll(self) -> list[Answer]:
         """As the fake's, with the nth answer spoilt."""
         args = self._args
-        assert isinstance(args, OddArgs)
         self._seen = getattr(self, "_seen", 0)
         self._kept: list[Answer] = getattr(self, "_kept", [])
         answers, self._kept = [*self._kept, *super().poll()], []
@@ -140,7 +139,6 @@ class Fickle(Fake):
     def __init__(self, spec: Any, **options: Any) -> None:
         super().__init__(spec, **options)
         args = self._args
-        assert isinstance(args, FickleArgs)
         self._answers = itertools.count(1)
         for life in itertools.count(1):
             with contextlib.suppress(FileExistsError):

@@ -107,7 +107,6 @@ def faults_of(place: Place, name: str, log: Path) -> str | None:
 def _faults_of_answers(place: Place, receipts: list[Receipt]) -> str | None:
     """Each shared ask of a chunk is counted once: no more and no fewer than the answers that are kept."""
     plan = load_plan(place.store())
-    assert plan is not None
     folder = RunFolder(place.store(), plan)
     for receipt in receipts:
         held = folder.table(receipt.answers, ANSWERS).to_pylist() if receipt.answers else []

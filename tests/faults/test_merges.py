@@ -297,7 +297,6 @@ class Merges(RuleBasedStateMachine):
             worker = Worker(stamp, session)
             session.worker, session.facts = f"w{next(self.numbers)}", FACTS
             for work in session.chunks():
-                assert work is not None
                 worker.fill(work, bits)
                 commit = tuple(
                     sorted(

@@ -105,7 +105,6 @@ def inside(*arguments: str | Path) -> tuple[int, str]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as end:
         main([*map(str, arguments), "--output", "json"])
-    assert isinstance(end.value.code, int)
     return end.value.code, said.getvalue()
 
 

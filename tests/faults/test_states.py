@@ -37,7 +37,6 @@ from relabel.manifests import objects as retries
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.files import FileLock, Storage
 from relabel.manifests.labels import Pair
-from relabel.manifests.leases import Lease
 from relabel.manifests.plan import shard_row_ids
 from relabel.manifests.receipts import Receipt, load_receipt, parse_receipt_name
 from relabel.manifests.records import sha256_bytes
@@ -113,7 +112,6 @@ class Worker:
             if isinstance(lock, FileLock):
                 lock.release()
             else:
-                assert isinstance(lock, Lease)
                 lock._keeper.remove(lock)
 
 
@@ -302,7 +300,6 @@ class Runs(RuleBasedStateMachine):
     def renew(self, one: int) -> None:
         """A sleeper wakes and renews what it held, or learns that it is gone."""
         for lock in list(self._pick(one).session._locks.values()):
-            assert isinstance(lock, Lease)
             lock.renew()
 
     @precondition(lambda self: self.dialect == "lossy")
@@ -388,7 +385,6 @@ class Runs(RuleBasedStateMachine):
     def _check(self, name: str) -> Receipt:
         opened = self._look()
         receipt, chunk = load_receipt(opened.store, name), parse_receipt_name(name)
-        assert chunk is not None
         ids = [
             row_id
             for file, schema in ((receipt.labels, LABELS), (receipt.quarantine, QUARANTINE))

@@ -109,7 +109,6 @@ def test_a_worker_learns_what_others_committed(
     monkeypatch.setattr("relabel.jobs.run.budget.READ_EVERY_S", 0.0)
     opened = open_run(load_job(write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 9_000}})))
     allowance = open_allowance(opened, "one")
-    assert allowance is not None
     assert allowance.begin()
     ask = opened.job.labeler.probe()[0]
     assert allowance.takes(Request(1, ask, 0), is_idle=True)

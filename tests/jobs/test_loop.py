@@ -244,7 +244,6 @@ def test_samples_vote_and_their_distributions_are_averaged() -> None:
     assert row.probs == pytest.approx([0.3, 0.8 / 3, 1.3 / 3])
     assert row.expected_grade == pytest.approx(0.8 / 3 + 2.6 / 3)
     assert row.outside_mass == pytest.approx(0.3)
-    assert row.samples is not None
     assert sorted(one["grade"] for one in row.samples) == [0, 2, 2]
     assert (row.prompt_tokens, row.output_tokens) == (60, 12)
 
@@ -261,7 +260,6 @@ def test_a_label_needs_more_than_half_of_its_samples(samples: int, bad: int, sta
 
     (work,) = work_through(Scripted(some), chunks_of(1, queries=1), samples=samples, temperature=1.0, attempts=1)
     (row,) = work.rows
-    assert row is not None
     assert row.status == status
     assert not isinstance(row, LabelRow) or "samples_missing" in row.flags
 

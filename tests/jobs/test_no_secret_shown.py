@@ -210,7 +210,6 @@ def commands(group: click.Group = root, path: tuple[str, ...] = ()) -> Iterator[
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
         else:

@@ -120,7 +120,6 @@ def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeyp
     stop, committed = Stop(after(3.0)), []
     engine = Clocked(good, 0.01, capacity=20, batch=2)
     assert loop_of(engine, committed, stop=stop).run(iter(chunks_of(*[10] * 100, queries=100))) is False
-    assert stop.deadline is not None
     assert stop.deadline.left_s() > 0, "the deadline has passed"
     assert stop.deadline.left_s() < 2.5, "nothing like the time was used"
     assert committed
@@ -382,10 +381,8 @@ def test_of_two_deadlines_the_earlier_counts() -> None:
     clock = datetime.fromtimestamp(now.timestamp() + 7200, UTC).strftime("%H:%M:%SZ")
     assert choose_deadline(None, None) is None
     nearer = choose_deadline(clock, "90m")
-    assert nearer is not None
     assert (nearer.text, round(nearer.left_s(), -1)) == ("--for 90m", 5400)
     nearer = choose_deadline(clock, "3h")
-    assert nearer is not None
     assert (nearer.text, round(nearer.left_s(), -1)) == (f"--until {clock}", 7200)
 
 

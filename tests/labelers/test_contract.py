@@ -121,7 +121,6 @@ def test_any_pair_is_labelled_and_the_same_answers_lead_to_the_same_asks_and_lab
 ) -> None:
     label, asks, answers = walk(labeler(name), pair, fake(), seed)
     again, asks_again = replay(labeler(name), pair, answers)
-    assert again is not None
     assert asks_again == asks
     assert as_json(again) == as_json(label)
 
@@ -215,7 +214,6 @@ def test_the_number_of_grades_is_an_option(name: str, grades: int) -> None:
         return
     options = {"phi": [[min(g, grades - 1) for g in row] for row in [[1] * 5] * 5]} if name == "graph-grpo" else {}
     label, asks, _ = walk(labeler(name, grades=grades, **options), ROSES, fake())
-    assert label.distribution is not None
     assert len(label.distribution.probs) == grades
     score = asks[-1].decisions[-1]
     assert score.labels == tuple(map(str, range(grades)))

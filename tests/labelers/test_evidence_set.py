@@ -140,7 +140,6 @@ def test_chunks_that_do_not_fit_are_no_choice_and_their_rows_say_so() -> None:
     rows = query_of([30, 2, 3], token_len=92)  # with their numbers 100 tokens each
     options = {"window_tokens": 800}
     ask = asked(rows[0], **options)
-    assert ask.format is not None
     assert ask.format.sections == (JsonIndices(("Document_1", "Document_2", "Document_3"), (3, 2, 3)),)
     assert TOKENS_PER_CHUNK == 8
     labels = labels_of(rows, {"Document_1": [], "Document_2": [1], "Document_3": []}, **options)
@@ -207,7 +206,6 @@ def answer(**changed: str) -> str:
 
 def label_of(text: str, distributions: dict[str, Distribution] = DISTS, **options: Any) -> Label:
     label, _ = replay(labeler("graph-grpo", **options), ROSES, [reply(text, distributions=distributions)])
-    assert label is not None
     return label
 
 
@@ -352,7 +350,6 @@ def written(sufficient: str, query: str, useful: str, summary: str) -> str:
 
 def review_label(pair: Pair, text: str, **fields: Any) -> Label:
     label, _ = replay(labeler("review"), pair, [reply(text, **fields)])
-    assert label is not None
     return label
 
 
@@ -425,7 +422,6 @@ def test_a_query_is_asked_once_over_all_its_rows() -> None:
 
 def test_documents_without_text_leave_no_way_but_no() -> None:
     ask = next(labeler("review").label(review_query(["", " \n"])[0]))
-    assert ask.format is not None
     assert ask.format.sections[0].options == ("no",)
     with pytest.raises(VerdictError):
         review_label(review_query(["", " "])[0], written("yes", "", "", ""))
@@ -480,7 +476,6 @@ def test_rows_of_one_query_ask_the_very_same_and_other_columns_ask_another() -> 
 def variants_of(*lines: str, **options: int) -> Label:
     answer = reply("<think>t</think><queries>\n" + "\n".join(lines) + "</queries>")
     label, _ = replay(labeler("variants", **options), ROSES, [answer])
-    assert label is not None
     return label
 
 

@@ -348,8 +348,7 @@ def test_a_label_records_what_was_asked_and_answered(sketch: Sketch, seed: int) 
     label, asks, answers = walk(labeler("route"), as_it_is(pair), fake(), seed)
     found = replay(labeler("route"), pair, row_of(label))
     assert [one.prompt for one in found] == [ask.messages for ask in asks]
-    for ask, answer, one in zip(asks, answers, found, strict=True):
-        assert ask.format is not None
+    for _ask, answer, one in zip(asks, answers, found, strict=True):
         same = [line.split(":")[0] for line in answer.text.split("\n")]
         assert sorted(line.split(":")[0] for line in one.completion.split("\n")) == sorted(set(same))
 

@@ -24,7 +24,6 @@ DIST = Distribution((0.1, 0.2, 0.6, 0.1), 0.01)
 
 def label_of(name: str, text: str, **fields: Any) -> Label:
     label, _ = replay(labeler(name), ROSES, [reply(text, **fields)])
-    assert label is not None
     return label
 
 
@@ -98,8 +97,6 @@ def test_five_samples_give_the_vote_and_the_mean() -> None:
     assert asks == 5 * len(pairs)
     split = 0
     for row in rows:
-        assert isinstance(row, LabelRow)
-        assert row.samples is not None
         assert row.probs == pytest.approx(
             [sum(column) / 5 for column in zip(*(s["probs"] for s in row.samples), strict=True)]
         )
@@ -193,7 +190,6 @@ def r3a_label(
 ) -> Label:
     second = reply(text, distributions=distributions, flags=("first", "second"))
     label, _ = replay(labeler("r3a", **options), pair, [reply(INTENT, flags=("first",)), second])
-    assert label is not None
     return label
 
 
@@ -202,7 +198,6 @@ def asks_of(pair: Pair = ROSES, **options: Any) -> list[Ask]:
 
 
 def tags(ask: Ask) -> list[str]:
-    assert ask.format is not None
     return [section.tag for section in ask.format.sections]
 
 
@@ -268,10 +263,8 @@ def test_without_the_intent_nothing_but_its_tag_goes() -> None:
 
 def test_constrained_evidence_is_one_piece_and_none_for_an_empty_document() -> None:
     full = asks_of(evidence="constrained")[1]
-    assert full.format is not None
     assert full.format.sections[1] == Fragment("extract", 160, is_constrained=True)
     empty = asks_of(ROSES._replace(document=" \n"), evidence="constrained")[1]
-    assert empty.format is not None
     assert empty.format.sections[1] == Choice("extract", ("none",))
 
 

@@ -351,7 +351,6 @@ def test_a_passage_that_was_cleaned_otherwise_is_found_in_a_long_document_in_tim
     passage = document[300_000:300_600].replace("e", "", 9).replace("sh", "s h")
     started = time.process_time()
     found = align(passage, document)
-    assert found is not None
     assert abs(found.start - 300_000) <= found.distance < 60
     assert align(words(100, 2), document) is None
     assert align("a" * 500 + "b" * 500, "a" * 450_000) == PassagePlace(0, 1000, 500)

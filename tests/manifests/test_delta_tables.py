@@ -31,9 +31,7 @@ def delta(tmp_path: Path) -> Delta:
 
 
 def opened(table: Delta, **read: Any) -> TableSnapshot:
-    found = open_table(InputSpec(path=(table.path,), table="delta", **read), Storage())
-    assert found is not None
-    return found
+    return open_table(InputSpec(path=(table.path,), table="delta", **read), Storage())
 
 
 def read(table: Delta, **columns: Any) -> Dataset:

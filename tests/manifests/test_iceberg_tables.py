@@ -34,9 +34,7 @@ def table(tmp_path: Path) -> Iceberg:
 
 
 def opened(path: str, **read: Any) -> TableSnapshot:
-    found = open_table(InputSpec(path=(path,), table="iceberg", **read), Storage())
-    assert found is not None
-    return found
+    return open_table(InputSpec(path=(path,), table="iceberg", **read), Storage())
 
 
 def read(table: Iceberg, **columns: Any) -> Dataset:

@@ -353,9 +353,7 @@ class Planned:
 
     @property
     def plan(self) -> Plan:
-        plan = load_plan(self.store)
-        assert plan is not None
-        return plan
+        return load_plan(self.store)
 
     def shortcut(self, spec: InputSpec | None = None) -> Dataset | None:
         """The dataset that needs no look at a footer."""
@@ -378,7 +376,6 @@ def test_files_that_are_as_they_were_give_the_same_dataset_without_a_look(
 
     monkeypatch.setattr(dataset_module, "_open_footer", opens)
     known = load_known(planned.store, planned.plan)
-    assert known is not None
     found = open_dataset(
         planned.spec,
         Storage(),

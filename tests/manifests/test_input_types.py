@@ -186,7 +186,6 @@ def test_every_type_in_every_column_is_read_right_or_refused_by_name(
 
 def test_a_column_with_dots_in_its_name_next_to_a_struct_is_itself(tmp_path: Path) -> None:
     table = write(tmp_path / "a.parquet", {}, scattered=False)
-    assert table is not None
     other = pa.array([{"id": f"wrong{row}"} for row in range(ROWS)])
     held = {"q": other, **{("q.id" if at == "query_id" else at): table[at] for at in COLUMNS}}
     pq.write_table(pa.table(held), tmp_path / "a.parquet", row_group_size=5)
@@ -220,7 +219,6 @@ def test_every_shape_of_a_file_next_to_an_ordinary_one_is_read_right_or_refused_
     tmp_path: Path, shape: str
 ) -> None:
     first = write(tmp_path / "a.parquet", {}, scattered=True)
-    assert first is not None
     second = SHAPES[shape](first)
     pq.write_table(second, tmp_path / "b.parquet", row_group_size=5)
     tables = (
@@ -247,7 +245,6 @@ def test_a_file_with_an_encrypted_column_is_refused(tmp_path: Path, plaintext_fo
     factory = encryption.CryptoFactory(Plain)
     props = factory.file_encryption_properties(encryption.KmsConnectionConfig(), settings)
     table = write(tmp_path / "plain.parquet", {}, scattered=False)
-    assert table is not None
     (tmp_path / "plain.parquet").unlink()
     pq.write_table(table, tmp_path / "a.parquet", encryption_properties=props)
     said = "has encrypted columns" if plaintext_footer else "not a readable Parquet file: .*encrypted"

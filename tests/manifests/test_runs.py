@@ -75,8 +75,6 @@ def test_a_row_has_the_state_of_its_highest_attempt(folder: RunFolder) -> None:
 def test_a_missing_label_file_is_found(folder: RunFolder) -> None:
     receipt = commit(folder, 0, [0, 1, 2, 3])
     commit(folder, 1, [4, 5, 6, 7])
-    assert receipt is not None
-    assert receipt.labels is not None
     folder.store.path(receipt.labels.path).unlink()
     with pytest.raises(ManifestError, match="committed, but missing"):
         manifest(folder)
@@ -284,7 +282,6 @@ def test_no_manifest_is_made_of_it(out: Path, name: str) -> None:
     forge(out)
     store = open_run_store(out, Storage())
     plan = load_plan(store)
-    assert plan is not None
     folder = RunFolder(store, plan)
     with pytest.raises(ManifestError, match=message):
         build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=1.0, relabel_version="0")
@@ -294,7 +291,6 @@ def test_a_retry_that_is_gone_is_a_run_without_that_retry(out: Path) -> None:
     (out / RETRY).unlink()
     store = open_run_store(out, Storage())
     plan = load_plan(store)
-    assert plan is not None
     folder = RunFolder(store, plan)
     found = build_manifest(folder, folder.snapshot(), spec={}, max_failed_fraction=1.0, relabel_version="0")
     assert found.rows == RunRows(in_=8, labelled=3, reused=2, quarantined=3)

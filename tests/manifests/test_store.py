@@ -82,8 +82,6 @@ def test_temporary_file_goes_once_its_maker_is_gone_whatever_process_has_its_num
     store.put("labels/a.parquet", b"x")
     line = [sys.executable, "-c", HOLDS, str(tmp_path / "labels"), ".tmp-", kind]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         temp = tmp_path / "labels" / process.stdout.readline().strip()
         if maker != "lives":
             process.kill()

@@ -108,8 +108,6 @@ def repeated(judged: Judged, weights: np.ndarray) -> Judged:
             rows += mine.tolist()
             queries += [copies] * len(mine)
             copies += 1
-    assert judged.num_correct is not None
-    assert judged.num_samples is not None
     return Judged(
         judged.grades,
         judged.gold[rows],
@@ -140,7 +138,6 @@ def test_a_weighted_metric_is_the_metric_of_the_rows_repeated(seed: int, queries
 
 
 def queries_of(judged: Judged) -> list[np.ndarray]:
-    assert judged.queries is not None
     return [np.flatnonzero(judged.queries == number) for number in range(judged.num_queries)]
 
 
@@ -171,7 +168,6 @@ def bad_cases(judged: Judged) -> float:
 
 
 def ece(judged: Judged) -> float:
-    assert judged.probs is not None
     confidence, is_right = judged.probs.max(1), judged.probs.argmax(1) == judged.gold
     place = np.minimum((confidence * 15).astype(int), 14)
     gaps = [
@@ -319,7 +315,6 @@ def test_drawn_metrics_lie_between_0_and_1_and_names_and_aliases_are_ones_own() 
 def test_titles_and_gates_know_every_metric() -> None:
     for name in measured(world(2)).values:
         found = metric_of(name)
-        assert found is not None
         assert title_of(name) == found[0].title.format(found[1])
         assert parse_gate(name, ">=0.5").figure == name
         assert all(parse_gate(alias, ">=0.5").figure == name for alias in found[0].aliases)
@@ -340,7 +335,6 @@ def test_places_of_large_weights_hold_their_sums() -> None:
     judged = world(4, rows=200, queries=2)
     found = measured(judged).resampled(np.array([[5000.0, 3.0], [1.0, 1.0]]))
     score, gold = np.round(judged.probs[:, 1:].sum(1), 9), judged.gold >= 1  # type: ignore[index]
-    assert judged.queries is not None
     expected = metrics.roc_auc_score(gold, score, sample_weight=np.where(judged.queries == 0, 5000.0, 3.0))
     assert found["auc_0/12"][0] == pytest.approx(expected, abs=1e-12)
     assert not math.isnan(found["auc_01/2"][1])
@@ -369,8 +363,6 @@ def test_every_share_of_the_registry_has_an_interval_that_is_not_a_point() -> No
             one = figures[name]
             if one.value is None:
                 continue
-            assert one.low is not None
-            assert one.high is not None
             assert 0 <= one.low <= one.value <= one.high <= 1, name
             assert one.high - one.low > 0.05, name
             assert one.undefined_resamples == 0

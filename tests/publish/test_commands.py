@@ -218,7 +218,6 @@ def test_a_watch_says_once_what_it_refuses_and_goes_on(
     store: str, tmp_path: Path, bundle: Callable[..., Path], keys: dict[str, Path]
 ) -> None:
     process = watch(store, tmp_path / "dest", "--key", str(keys["ours.pub"]))
-    assert process.stderr is not None
     assert "signed by nobody" in process.stderr.readline()
     time.sleep(1.5)
     publish_to(open_bundle_store(store, Storage()), bundle("two"), key=SigningKey(str(keys["ours"])))
@@ -232,7 +231,6 @@ def test_a_watch_whose_last_pull_was_refused_ends_in_that_code(
     store: str, tmp_path: Path, keys: dict[str, Path]
 ) -> None:
     process = watch(store, tmp_path / "dest", "--key", str(keys["ours.pub"]))
-    assert process.stderr is not None
     assert "signed by nobody" in process.stderr.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)

@@ -265,7 +265,6 @@ class GoingBack(RuleBasedStateMachine):
         if self.kept:
             assert served_text(self.dest) == self.kept[0]
             state = ServingFolder(self.dest).state()
-            assert state is not None
             assert [one.version for one in state.served] == [self.versions[text] for text in self.kept]
 
 

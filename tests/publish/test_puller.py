@@ -108,7 +108,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(tmp_path: Path, source: Path) -> LocalStore:
     bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
-    assert isinstance(bundle_store, LocalStore)
     publish_to(bundle_store, source)
     return bundle_store
 

@@ -20,9 +20,7 @@ def changed(rows: list[Row], *numbers: int) -> list[Row]:
 def plan(days: Days, day: str, rows: list[Row], *more: str, **changes: Any) -> dict[str, Any]:
     code, result = days.call("plan", days.job(day, rows, **changes), *more)
     assert code == 0, result
-    found = result["estimate"]
-    assert isinstance(found, dict)
-    return found
+    return result["estimate"]
 
 
 def _holds(found: dict[str, Any], manifest: dict[str, Any]) -> None:

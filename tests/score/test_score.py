@@ -237,9 +237,7 @@ def student(tiny: Path) -> StudentModel:
 
 def scored(student: StudentModel, batch_tokens: int, pairs: list[tuple[str, str]] = PAIRS) -> dict[str, np.ndarray]:
     scorer = Scorer(student, batch_tokens=batch_tokens)
-    found = scorer.score(scorer.encode(pairs))
-    assert found is not None
-    return found
+    return scorer.score(scorer.encode(pairs))
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 60, 8192])
@@ -258,7 +256,6 @@ def test_a_decoder_is_scored_like_an_encoder_and_reports_cut_documents(decoder: 
     rows = scorer.encode(pairs)
     assert [row.is_cut for row in rows] == [False, True, False]
     found = scorer.score(rows)
-    assert found is not None
     alone = np.concatenate([student.probabilities([pair])["relevance"] for pair in pairs])
     assert found["relevance"] == pytest.approx(alone, abs=1e-4)
 

@@ -170,7 +170,6 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process(
     process = subprocess.Popen(
         command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    assert process.stderr is not None
     while "makes its answers up" not in (line := process.stderr.readline()) and line:
         pass
     family = psutil.Process(process.pid).children(recursive=True)

@@ -24,7 +24,6 @@ GOLD_ROWS = [
 def first_ids(dialogues: Dialogues, row: GoldRow) -> list[int]:
     """The tokens of a row's first prompt."""
     first = dialogues.first_prompt(row.pair)
-    assert first is not None
     return first.ids
 
 

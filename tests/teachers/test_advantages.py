@@ -61,7 +61,6 @@ def test_advantages_have_mean_0_and_variance_1_or_are_all_0(reward: list[float])
 def test_equal_rewards_have_a_gradient_of_exactly_0() -> None:
     reward = torch.full((1, 7), 0.1, requires_grad=True)
     (group_advantages(reward) * torch.arange(7.0)).sum().backward()
-    assert reward.grad is not None
     assert (reward.grad == 0).all()
 
 
@@ -103,7 +102,6 @@ def test_the_gradient_of_a_nodes_advantages_sums_to_0_over_rollouts(
     for node in range(V):
         credit.logits.grad = None
         graph_advantages(credit, base)[:, node].sum().backward()
-        assert credit.logits.grad is not None
         assert torch.isfinite(credit.logits.grad).all()
         np.testing.assert_allclose(credit.logits.grad, 0, atol=1e-4)
 
@@ -145,7 +143,6 @@ def gradient_of(
 ) -> torch.Tensor:
     credit.logits.grad = None
     learned_loss(credit, segment_BT, ratio_BT, average_nodes=average_nodes).backward()
-    assert credit.logits.grad is not None
     return credit.logits.grad
 
 

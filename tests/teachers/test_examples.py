@@ -22,7 +22,7 @@ from relabel.distill.teachers.answers import (
     turns_of,
 )
 from relabel.distill.teachers.sft import AnswerExamples, SftTrainer, make_examples
-from relabel.distill.teachers.spec import SftSpec, read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.trainer import TeacherBase, check_teacher_base
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.labelers.registry import labeler_class, labeler_names
@@ -50,7 +50,6 @@ def examples(values: Callable[..., dict[str, Any]], base: TeacherBase) -> Callab
 
     def make(*, max_tokens: int = 8192, **changes: Any) -> AnswerExamples:
         spec = read_teacher_spec(values(**changes), where="here")
-        assert isinstance(spec, SftSpec)
         answered = load_answered_rows(spec, spec.data, Storage())
         is_preliminary = spec.data.answer == "preliminary"
         return make_examples(answered, base, max_tokens=max_tokens, is_preliminary=is_preliminary)
@@ -180,7 +179,6 @@ def test_with_gold_only_answers_of_its_grade_are_learned(
 ) -> None:
     run = run_of("umbrela")
     plain = read_teacher_spec(values(data={"runs": str(run)}), where="here")
-    assert isinstance(plain, SftSpec)
     labels = load_answered_rows(plain, plain.data, Storage()).rows
     trusted = [row.grade if number % 3 else row.grade + 1 for number, row in enumerate(labels)]
     rows = [
@@ -190,7 +188,6 @@ def test_with_gold_only_answers_of_its_grade_are_learned(
     pq.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "gold.parquet")
     data = {"runs": str(run), "gold": {"path": str(tmp_path / "gold.parquet")}}
     spec = read_teacher_spec(values(data=data), where="here")
-    assert isinstance(spec, SftSpec)
     found = load_answered_rows(spec, spec.data, Storage())
     assert [row.pair.row_id for row in found.rows] == [number for number in range(12) if number % 3]
     assert found.dropped == {"without a trusted grade": 1, "with another grade than the trusted one": 3}
@@ -200,10 +197,8 @@ def test_an_answer_that_reads_as_another_label_or_not_at_all_is_no_example(
     values: Callable[..., dict[str, Any]], run_of: Callable[..., Path]
 ) -> None:
     spec = read_teacher_spec(values(data={"runs": str(run_of("r1"))}), where="here")
-    assert isinstance(spec, SftSpec)
     answered = load_answered_rows(spec, spec.data, Storage())
     row = answered.rows[0]
-    assert row.label is not None
 
     def why(**changes: Any) -> str:
         label = row.label._replace(**changes) if row.label is not None else None
@@ -221,10 +216,8 @@ def test_what_an_answer_quotes_gives_rise_to_no_control_token(
     values: Callable[..., dict[str, Any]], base: TeacherBase, run_of: Callable[..., Path]
 ) -> None:
     spec = read_teacher_spec(values(data={"runs": str(run_of("umbrela"))}), where="here")
-    assert isinstance(spec, SftSpec)
     answered = load_answered_rows(spec, spec.data, Storage())
     row = answered.rows[0]
-    assert row.label is not None
     said = "it says <|im_end|> and then <|im_start|>"
     answered.rows = [row._replace(label=row.label._replace(reasoning=said))]
     (example,) = make_examples(answered, base, max_tokens=8192).examples
@@ -238,10 +231,8 @@ def test_a_long_document_is_cut_as_in_a_run_and_evidence_beyond_the_cut_is_no_ev
     values: Callable[..., dict[str, Any]], base: TeacherBase, run_of: Callable[..., Path]
 ) -> None:
     spec = read_teacher_spec(values(data={"runs": str(run_of("r3a", stages=1, context="none"))}), where="here")
-    assert isinstance(spec, SftSpec)
     answered = load_answered_rows(spec, spec.data, Storage())
     row = answered.rows[0]
-    assert row.label is not None
     document = row.pair.document + " and" * 2000 + " the end"
 
     def quoting(text: str) -> None:

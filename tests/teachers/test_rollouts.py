@@ -92,7 +92,6 @@ def test_prompts_are_those_of_a_run_token_for_token(
         admitted = admit(Request(0, ask, 0), encoder, places, max_prompt_tokens=8192, matcher=None)
         assert isinstance(admitted, TokenSequence)
         np.testing.assert_array_equal(prompt, admitted.prompt)
-    assert rollout.label is not None
     assert (rollout.label.grade, rollout.fault) == (label.grade, "")
 
 
@@ -111,8 +110,6 @@ def test_a_second_turn_goes_on_from_the_sampled_tokens(
 
     (rollout,) = dialogues(labeler("r3a")).roll([ROSES], spelled_out)
     (usual,) = dialogues(labeler("r3a")).roll([ROSES], writes([INTENT, VERDICT]))
-    assert rollout.label is not None
-    assert usual.label is not None
     assert rollout.label.evidence == usual.label.evidence != ()
     assert rollout.num_own > usual.num_own
     assert [turn.text for turn in rollout.turns] == [turn.text for turn in usual.turns] == [INTENT, VERDICT]
