@@ -15,6 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from relabel.jobs.rounds.loop import stop_reason
+from relabel.manifests.specs import RoundsSpec
+
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
@@ -405,3 +408,22 @@ def test_one_budget_covers_all_rounds_and_the_call_after_it_asks_no_more(
     assert len(ended_in) > 1, "a round after the first finds what those before it left"
     assert Path("out/paid/trajectories.parquet").read_bytes() == whole
     assert call(1).code == 10, "where nothing is left to ask, a budget ends nothing"
+
+
+# When a search is over: the whole truth table.
+
+
+LIMITS = RoundsSpec(corpus="docs.parquet")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_sufficient", "num_rounds", "reason"),
+    [
+        (20_000, False, 4, None),
+        (20_001, False, 1, "tokens"),
+        (0, True, 1, "sufficient"),
+        (0, False, 5, "rounds"),
+    ],
+)
+def test_the_paper_s_limits(tokens: int, is_sufficient: bool, num_rounds: int, reason: str | None) -> None:
+    assert stop_reason(tokens, is_sufficient=is_sufficient, num_rounds=num_rounds, limits=LIMITS) == reason

@@ -28,8 +28,8 @@ from relabel.jobs.score import students
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from tests.bench.made_up import bench_facts, latency_row, model_facts
-from tests.score.test_kill import command, run, write_scattered_pairs
-from tests.score.test_kill import committed as files_of
+from tests.score.test_score import command, run, write_scattered_pairs
+from tests.score.test_score import committed as files_of
 
 Rows = list[dict[str, Any]]
 Score = Callable[..., Any]
