@@ -67,12 +67,6 @@ def test_a_finished_run_is_read_through_its_manifest_with_nodes_and_lineage(
     assert report.manifest.heads == {"relevance": 3, "subject": 5, "attribute": 5}
 
 
-def test_an_unfinished_run_is_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
-    output = label_run(shard="0/2")
-    with pytest.raises(ManifestError, match=r"not finished \(\d+ of 144 rows are done\).*Run the job again"):
-        run(labels=[str(output)])
-
-
 def test_a_run_that_fails_verify_is_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
     output = label_run()
     file = next((output / "labels").rglob("*.parquet"))
@@ -106,16 +100,73 @@ def test_inputs_that_changed_since_the_run_are_refused(
         pairs_file.write_bytes(held)
 
 
-def test_labels_about_queries_train_no_student_of_pairs(
-    run: Callable[..., Any], label_run: Callable[..., Path]
+@pytest.mark.parametrize(
+    ("runs", "error", "says"),
+    [
+        pytest.param(
+            [("run", {"shard": "0/2"})],
+            ManifestError,
+            r"not finished \(\d+ of 144 rows are done\).*Run the job again",
+            id="an unfinished run",
+        ),
+        pytest.param([("run", {"labeler": "complexity"})], InputError, "about queries", id="labels about queries"),
+        pytest.param(
+            [("three", {}), ("four", {"labeler": "direct"})],
+            InputError,
+            "different numbers of grades",
+            id="different numbers of grades",
+        ),
+    ],
+)
+def test_runs_that_train_no_student_of_pairs_are_refused(
+    run: Callable[..., Any], label_run: Callable[..., Path], runs: Any, error: type[Exception], says: str
 ) -> None:
-    with pytest.raises(InputError, match="about queries"):
-        run(labels=[str(label_run(labeler="complexity"))])
+    with pytest.raises(error, match=says):
+        run(labels=[str(label_run(name, **options)) for name, options in runs])
 
 
-def test_different_numbers_of_grades_are_refused(run: Callable[..., Any], label_run: Callable[..., Path]) -> None:
-    with pytest.raises(InputError, match="different numbers of grades"):
-        run(labels=[str(label_run("three")), str(label_run("four", labeler="direct"))])
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        pytest.param(
+            lambda encoder, _: {"student": {"kind": "decoder", "model": encoder}},
+            ModelError,
+            r"\(a bert\) is an encoder, and student\.kind is decoder",
+            id="an encoder is no decoder",
+        ),
+        pytest.param(
+            lambda _, decoder: {"student": {"kind": "encoder", "model": decoder}},
+            ModelError,
+            r"\(a qwen2\) is a decoder, and student\.kind is encoder",
+            id="a decoder is no encoder",
+        ),
+        pytest.param(
+            lambda *_: {"train": {"max_tokens": 65}},
+            ConfigError,
+            r"max_tokens is 65; model .* reads at most 64",
+            id="more tokens than the model reads",
+        ),
+        pytest.param(
+            lambda *_: {"require": {"f1_makro": ">=0.5"}}, ConfigError, "no figure `f1_makro`", id="a gate of no figure"
+        ),
+        pytest.param(
+            lambda *_: {"require": {"macro_f1": ">=0.5"}, "split": {"dev": 0.0, "test": 0.0001}},
+            InputError,
+            "none of its rows has a grade",
+            id="a gate without rows",
+        ),
+    ],
+)
+def test_what_can_not_be_trained_is_refused_before_training(
+    run: Callable[..., Any],
+    encoder_dir: Callable[..., Path],
+    decoder_dir: Callable[..., Path],
+    changes: Callable[..., Any],
+    error: type[Exception],
+    says: str,
+) -> None:
+    with pytest.raises(error, match=says):
+        run(**changes(str(encoder_dir()), str(decoder_dir())))
 
 
 def test_another_label_schema_is_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:
@@ -124,6 +175,11 @@ def test_another_label_schema_is_refused(run: Callable[..., Any], tmp_path: Path
     pq.write_table(table.replace_schema_metadata({"relabel.schema": "quarantine-1"}), path)
     with pytest.raises(InputError, match="quarantine-1"):
         run(labels=labels(path, pairs_file))
+
+
+def test_a_label_file_wants_its_texts(run: Callable[..., Any], labels_file: Path) -> None:
+    with pytest.raises(ConfigError, match="without their texts"):
+        run(labels=[str(labels_file)])
 
 
 @pytest.mark.parametrize(
@@ -163,20 +219,6 @@ def test_a_head_that_is_named_and_has_no_rows_is_refused(
     assert run(labels=labels(path, pairs_file), train={"max_steps": 1}).manifest.heads == {"relevance": 3}
 
 
-def test_a_label_file_wants_its_texts(run: Callable[..., Any], labels_file: Path) -> None:
-    with pytest.raises(ConfigError, match="without their texts"):
-        run(labels=[str(labels_file)])
-
-
-def test_an_encoder_is_no_decoder_and_a_decoder_no_encoder(
-    run: Callable[..., Any], encoder_dir: Callable[..., Path], decoder_dir: Callable[..., Path]
-) -> None:
-    with pytest.raises(ModelError, match=r"\(a bert\) is an encoder, and student\.kind is decoder"):
-        run(student={"kind": "decoder", "model": str(encoder_dir())})
-    with pytest.raises(ModelError, match=r"\(a qwen2\) is a decoder, and student\.kind is encoder"):
-        run(student={"kind": "encoder", "model": str(decoder_dir())})
-
-
 def test_a_tokenizer_without_the_grade_tokens_is_refused(
     run: Callable[..., Any], decoder_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -192,11 +234,6 @@ def test_a_tokenizer_without_the_grade_tokens_is_refused(
         run(student={"kind": "decoder", "model": str(model)}, train={"max_tokens": 60})
 
 
-def test_max_tokens_over_the_models_limit_is_refused(run: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"max_tokens is 65; model .* reads at most 64"):
-        run(train={"max_tokens": 65})
-
-
 def test_weights_that_are_pickle_are_refused(
     run: Callable[..., Any], encoder_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -210,13 +247,6 @@ def test_weights_that_are_pickle_are_refused(
     (model / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="can't be loaded"):
         run(student={"model": str(model)})
-
-
-def test_a_gate_with_nothing_to_judge_by_is_refused_before_training(run: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="no figure `f1_makro`"):
-        run(require={"f1_makro": ">=0.5"})
-    with pytest.raises(InputError, match="none of its rows has a grade"):
-        run(require={"macro_f1": ">=0.5"}, split={"dev": 0.0, "test": 0.0001})
 
 
 def test_no_query_for_a_side_is_reported(run: Callable[..., Any]) -> None:

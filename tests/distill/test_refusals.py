@@ -104,45 +104,55 @@ def test_a_gate_that_changed_since_the_training_is_judged_again(run: Callable[..
     assert run(train=SHORT).has_passed
 
 
+PAIRS = make_pairs()
+UNKNOWN = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in PAIRS]
+TRAINED_ALONE = [pair for pair in PAIRS if pair["query_id"] == "q00"]
+TWICE = [*PAIRS, {**PAIRS[0], "grade": (PAIRS[0]["grade"] + 1) % 3}]
+
+
+@pytest.mark.parametrize(
+    ("gold", "changes", "says"),
+    [
+        pytest.param(
+            UNKNOWN,
+            {},
+            r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id",
+            id="it meets no label, and labels do not replace it",
+        ),
+        pytest.param(PAIRS, {"gold": {"grade": "grades"}}, r"no column `grades`.*`gold\.grade`", id="another column"),
+        pytest.param(TWICE, {}, r"several grades.*`gold\.duplicates: mean`", id="two grades of a pair"),
+        pytest.param(
+            UNKNOWN,
+            {"loss": {"gold_weight": 0.5}, "require": {"macro_f1": ">=0.5*teacher"}},
+            r"teacher.*test split.*both",
+            id="a gate against a teacher that it never meets on test",
+        ),
+        pytest.param(
+            TRAINED_ALONE,
+            {"train": {"early_stopping": {"metric": "auc"}}},
+            r"early_stopping.*auc.*dev",
+            id="early stopping by a figure that dev can't have",
+        ),
+    ],
+)
+def test_gold_that_can_not_do_what_is_asked_is_refused_before_training(
+    run: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gold: list[dict[str, Any]],
+    changes: dict[str, Any],
+    says: str,
+) -> None:
+    monkeypatch.setattr(StudentTraining, "run", lambda *_args, **_kwargs: pytest.fail("trained"))
+    with pytest.raises(InputError, match=says):
+        run(**{"train": SHORT, **changes, "gold": {**gold_file(tmp_path, gold), **changes.get("gold", {})}})
+
+
 def test_a_loss_that_no_label_of_these_trains_is_refused(
     run: Callable[..., Any], tmp_path: Path, pairs_file: Path
 ) -> None:
-    loss = {"relevance": 0.0, "consistency": 1.0}
     with pytest.raises(InputError, match=r"nothing trains the relevance head.*loss\.relevance"):
-        run(labels=labels(tmp_path, pairs_file, has_nodes=False), loss=loss)
-
-
-def test_gold_that_meets_no_label_is_refused_and_not_replaced_by_the_labels(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
-    unknown = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
-    with pytest.raises(
-        InputError, match=r"gold\.parquet: none of its grades belongs to a labelled pair.*query_id and doc_id"
-    ):
-        run(gold=gold_file(tmp_path, unknown), train=SHORT)
-
-
-def test_gold_that_is_off_is_reported_in_keys_of_the_spec(run: Callable[..., Any], tmp_path: Path) -> None:
-    pairs = make_pairs()
-    with pytest.raises(InputError, match=r"no column `grades`.*`gold\.grade`"):
-        run(gold={**gold_file(tmp_path, pairs), "grade": "grades"}, train=SHORT)
-    twice = [*pairs, {**pairs[0], "grade": (pairs[0]["grade"] + 1) % 3}]
-    with pytest.raises(InputError, match=r"several grades.*`gold\.duplicates: mean`"):
-        run(gold=gold_file(tmp_path, twice), train=SHORT)
-
-
-def test_a_gate_against_a_teacher_that_gold_never_meets_on_test_is_refused_before_training(
-    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StudentTraining, "run", lambda *_args, **_kwargs: pytest.fail("trained"))
-    unknown = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in make_pairs()]
-    with pytest.raises(InputError, match=r"teacher.*test split.*both"):
-        run(
-            gold=gold_file(tmp_path, unknown),
-            loss={"gold_weight": 0.5},
-            require={"macro_f1": ">=0.5*teacher"},
-            train=SHORT,
-        )
+        run(labels=labels(tmp_path, pairs_file, has_nodes=False), loss={"relevance": 0.0, "consistency": 1.0})
 
 
 def test_a_plain_gate_is_judged_on_all_rows_with_one_against_the_teacher(
@@ -159,17 +169,8 @@ def test_a_plain_gate_is_judged_on_all_rows_with_one_against_the_teacher(
     assert of_teacher.value == test.student_where_teacher["f1_macro"]
 
 
-def test_early_stopping_by_a_figure_that_dev_can_not_have_is_refused_before_training(
-    run: Callable[..., Any], tmp_path: Path
-) -> None:
-    trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
-    with pytest.raises(InputError, match=r"early_stopping.*auc.*dev"):
-        run(gold=gold_file(tmp_path, trained_alone), train={"early_stopping": {"metric": "auc"}})
-
-
 def test_a_dev_split_without_a_trusted_grade_is_reported(run: Callable[..., Any], tmp_path: Path) -> None:
-    trained_alone = [pair for pair in make_pairs() if pair["query_id"] == "q00"]
-    report = run(gold=gold_file(tmp_path, trained_alone), train=SHORT)
+    report = run(gold=gold_file(tmp_path, TRAINED_ALONE), train=SHORT)
     assert report.manifest.temperature["relevance"] == 1.0
     assert any("relevance" in note and "not calibrated" in note for note in report.manifest.notes)
 

@@ -304,60 +304,71 @@ def trec(grade: Callable[[int], Any]) -> str:
     return "".join(f"q{row % 3} 0 d{row} {grade(row)}\n" for row in range(9))
 
 
-def test_labels_without_a_grade_show_the_first_ids_of_both_sides(judged: Callable[..., Any]) -> None:
-    judged("7 0 x1 2\n8 0 x2 1\n").refused(
-        3, "9 labels and 2 qrels", "(q0, d0), (q1, d1), (q2, d2)", "(7, x1), (8, x2)", "--by"
-    )
-    judged("").refused(3, "no label has a grade", "it is empty")
-
-
 @pytest.mark.parametrize(
-    ("grades", "grade", "parts"),
+    ("qrels", "arguments", "name", "code", "parts"),
     [
-        ("3", lambda row: row % 4, ("grade 3 is off the scale 0 to 2", "--map 0=0,1=1,2=2,3=2")),
-        ("3", lambda row: row % 3 - 1, ("grade -1 is off the scale", "--map -1=0,0=0,1=1")),
-        ("2", lambda row: row % 2, ("labels.jsonl: grade 2 is off the scale 0 to 1", "--map-labels")),
+        pytest.param(
+            "7 0 x1 2\n8 0 x2 1\n",
+            (),
+            "grades.txt",
+            3,
+            ("9 labels and 2 qrels", "(q0, d0), (q1, d1), (q2, d2)", "(7, x1), (8, x2)", "--by"),
+            id="labels without a grade show the first ids of both sides",
+        ),
+        pytest.param("", (), "grades.txt", 3, ("no label has a grade", "it is empty"), id="an empty file"),
+        # a grade off the scale comes with a map to use
+        (
+            trec(lambda row: row % 4),
+            ("--grades", "3"),
+            "grades.txt",
+            3,
+            ("grade 3 is off the scale 0 to 2", "--map 0=0,1=1,2=2,3=2"),
+        ),
+        (
+            trec(lambda row: row % 3 - 1),
+            ("--grades", "3"),
+            "grades.txt",
+            3,
+            ("grade -1 is off the scale", "--map -1=0,0=0,1=1"),
+        ),
+        (
+            trec(lambda row: row % 2),
+            ("--grades", "2"),
+            "grades.txt",
+            3,
+            ("labels.jsonl: grade 2 is off the scale 0 to 1", "--map-labels"),
+        ),
+        (trec(lambda row: 1), ("--map", "0=1,0=2"), "grades.txt", 2, ("occurs twice",)),
+        (trec(lambda row: 1), ("--map", "a=1"), "grades.txt", 2, ("`a=1` is no pair",)),
+        (trec(lambda row: row % 3), ("--map", "0=0,1=1"), "grades.txt", 3, ("grade 2", "--map does not say")),
+        (
+            trec(lambda row: row % 3),
+            ("--map-labels", "0=0,1=1"),
+            "grades.txt",
+            3,
+            ("labels.jsonl", "grade 2", "--map-labels"),
+        ),
+        # a file of another form names the line, a column that is missing those there are
+        ("q0 0 d0 1\nq1 d1 1\n", (), "grades.txt", 3, ("grades.txt: line 2 has 3 fields", "qid 0 docid grade")),
+        ("q0 0 d0 1.5\n", (), "grades.txt", 3, ("no whole number", "'1.5'")),
+        ('{"query_id": "q0"}\nnot json\n', (), "g.jsonl", 3, ("line 2 is not JSON",)),
+        ("query_id,doc_id,grade\nq0,d0\n", (), "g.csv", 3, ("record 1 has 2 fields",)),
+        ("not parquet", (), "g.parquet", 3, ("g.parquet",)),
+        (
+            "query_id,doc_id,grades\nq0,d0,1\n",
+            (),
+            "g.csv",
+            3,
+            ("no column `grade`", "Did you mean `grades`?", "--grade"),
+        ),
+        ("query_id,docno,grade\nq0,d0,1\n", (), "g.csv", 3, ("no column `doc_id`", "--doc")),
+        (trec(lambda row: 1), ("--label", "mark"), "grades.txt", 3, ("no column `mark`", "--label")),
     ],
 )
-def test_grades_off_the_scale_come_with_a_map_to_use(
-    judged: Callable[..., Any], grades: str, grade: Any, parts: tuple[str, ...]
+def test_grades_that_can_not_judge_are_refused_with_the_place_and_the_option(
+    judged: Callable[..., Any], qrels: str, arguments: tuple[str, ...], name: str, code: int, parts: tuple[str, ...]
 ) -> None:
-    judged(trec(grade), "--grades", grades).refused(3, *parts)
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("0=1,0=2", "occurs twice"),
-        ("a=1", "`a=1` is no pair"),
-    ],
-)
-def test_a_map_that_is_none_is_a_usage_error(judged: Callable[..., Any], text: str, part: str) -> None:
-    judged(trec(lambda row: 1), "--map", text).refused(2, part)
-
-
-def test_a_grade_that_the_map_forgets_is_an_error(judged: Callable[..., Any]) -> None:
-    judged(trec(lambda row: row % 3), "--map", "0=0,1=1").refused(3, "grade 2", "--map does not say")
-    judged(trec(lambda row: row % 3), "--map-labels", "0=0,1=1").refused(3, "labels.jsonl", "grade 2", "--map-labels")
-
-
-def test_qrels_text_of_another_form_names_the_line(judged: Callable[..., Any]) -> None:
-    judged("q0 0 d0 1\nq1 d1 1\n").refused(3, "grades.txt: line 2 has 3 fields", "qid 0 docid grade")
-    judged("q0 0 d0 1.5\n").refused(3, "no whole number", "'1.5'")
-
-
-def test_tables_that_are_broken_name_the_place(judged: Callable[..., Any]) -> None:
-    judged('{"query_id": "q0"}\nnot json\n', name="g.jsonl").refused(3, "line 2 is not JSON")
-    judged("query_id,doc_id,grade\nq0,d0\n", name="g.csv").refused(3, "record 1 has 2 fields")
-    judged("not parquet", name="g.parquet").refused(3, "g.parquet")
-
-
-def test_a_missing_column_names_those_there_are(judged: Callable[..., Any], relabel: Callable[..., Any]) -> None:
-    judged("query_id,doc_id,grades\nq0,d0,1\n", name="g.csv").refused(
-        3, "no column `grade`", "Did you mean `grades`?", "--grade"
-    )
-    judged("query_id,docno,grade\nq0,d0,1\n", name="g.csv").refused(3, "no column `doc_id`", "--doc")
-    relabel("evaluate", "labels.jsonl", "--qrels", "g.csv", "--label", "mark").refused(3, "no column `mark`", "--label")
+    judged(qrels, *arguments, name=name).refused(code, *parts)
 
 
 def test_files_that_are_not_there_or_are_no_run(

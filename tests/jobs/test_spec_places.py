@@ -319,11 +319,6 @@ def test_what_can_not_be_resolved_names_the_key_and_the_cause(
     assert "sk-1" not in message
 
 
-@pytest.mark.parametrize("name", ["MAX_TOKENS", "MONKEY", "REGION", "AUTHOR"])
-def test_an_innocent_name_is_no_secret(write_job: Callable[..., str], name: str) -> None:
-    assert load_job(write_job({"output": f"out/${{env.{name}}}"}), environment={name: "7"}).spec.output == "out/7"
-
-
 @pytest.mark.parametrize("text", ["yesterday", "2026-02-30", "20261119", "2026-11-19T00:00", ""])
 def test_a_day_that_is_none_is_a_usage_error(write_job: Callable[..., str], text: str) -> None:
     path = write_job({"output": "out/${date}"})

@@ -5,29 +5,27 @@ resumed; many at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-import pyarrow.parquet as pq
-import pytest
-from relabel.manifests.files import Storage
-from relabel.manifests.store import open_run_store
-from tests import seaweed
-from tests.s3.conftest import ROWS, Outcome, labels
-import sys
-import time
-from relabel.manifests.errors import LockHeldError
-from relabel.manifests.store import ObjectRunStore
 import random
 import string
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pyarrow as pa
-from relabel.manifests.errors import InputError, StoreUnreachableError
+import pyarrow.parquet as pq
+import pytest
+
+from relabel.manifests.errors import InputError, LockHeldError, StoreUnreachableError
+from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.plan import Plan
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import TAIL_BYTES, UrlFile, read_url
-from tests.s3.conftest import put_parquet
+from relabel.manifests.store import TAIL_BYTES, ObjectRunStore, UrlFile, open_run_store, read_url
+from tests import seaweed
+from tests.s3.conftest import ROWS, Outcome, labels, put_parquet
 
 
 @pytest.fixture
@@ -184,7 +182,6 @@ def test_a_run_on_s3_takes_over_from_s3(
     assert manifest["reused_from"][0]["output"] == f"{s3}/first"
 
 
-
 # Leases on a real server: one holder, dead by the server's own dates, taken over on condition; a sleeper that wakes
 # harms nobody.
 
@@ -226,7 +223,6 @@ def test_a_live_lease_is_refused_and_a_dead_one_taken_over_whatever_a_workers_ow
     assert second.is_alive()
     second.release()
     assert not second.is_alive()
-
 
 
 # What a shard reads from S3 is what its columns weigh; a file that is replaced while it is read is reported.
