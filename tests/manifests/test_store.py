@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
+import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +20,17 @@ from typing import Any
 
 import pytest
 
+from relabel.manifests import leases
+from relabel.manifests import objects as retries
+from relabel.manifests import store as object_store
 from relabel.manifests import store as store_module
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError, StoreUnreachableError
 from relabel.manifests.files import LEASE_S, RETRY_S, Storage, out_of_files, remove_abandoned
+from relabel.manifests.leases import Lease, LeaseKeeper
 from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError
-from relabel.manifests.secrets import forget_secrets, redacted, secret_in
-from relabel.manifests.store import LocalRunStore, open_run_store, read_url, shard_lock
+from relabel.manifests.secrets import redacted, secret_in
+from relabel.manifests.store import PROBE_NAME, LocalRunStore, ObjectRunStore, open_run_store, read_url, shard_lock
+from tests.manifests.memory_objects import MemoryObjects, once
 from tests.vault import Vault
 
 
@@ -283,12 +292,6 @@ def test_too_many_open_files_are_said_so_however_deep_they_lie() -> None:
 # How storage is reached is a value that is handed in: nothing of it is the process's, and none of its secrets show.
 
 
-@pytest.fixture(autouse=True)
-def own_secrets() -> Iterator[None]:
-    yield
-    forget_secrets()
-
-
 @pytest.fixture
 def vault() -> Iterator[type[Vault]]:
     with Vault.installed() as found:
@@ -318,3 +321,328 @@ def test_a_storage_shows_none_of_its_options_and_crosses_to_another_process_with
     again = pickle.loads(pickle.dumps(storage))
     assert again.options_of("s3") == storage.options_of("s3") != {}
     assert (again.retry_s, again.lease_s) == (RETRY_S, LEASE_S)
+
+
+# A lease has one holder, dies by the storage's clock alone, and its epoch only rises.
+
+
+KEY = "bucket/out/leases/shard-00000.json"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
+
+
+class SleepingKeeper(LeaseKeeper):
+    """Keeps nothing alive: its holders are asleep, or renew when the test says so."""
+
+    def add(self, lease: Lease) -> None:
+        pass
+
+
+RETRIES = Retries(120.0)
+
+
+def lease_on(objects: MemoryObjects, keeper: LeaseKeeper | None = None, *, ttl_s: float = 60.0) -> Lease:
+    return Lease(objects, KEY, "shard 0", ttl_s, keeper or SleepingKeeper(), RETRIES)
+
+
+@pytest.fixture
+def keeper() -> Iterator[LeaseKeeper]:
+    found = LeaseKeeper()
+    yield found
+    found.close()
+    assert "leases" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_of_many_takers_one_gets_a_free_lease_and_one_a_dead_one() -> None:
+    objects = MemoryObjects()
+
+    def took(lease: Lease) -> bool:
+        try:
+            lease.acquire()
+        except LockHeldError:
+            return False
+        return True
+
+    for epoch in (1, 2, 3):
+        with ThreadPoolExecutor(8) as pool:
+            takers = [lease_on(objects) for _ in range(16)]
+            won = list(pool.map(took, takers))
+        assert sum(won) == 1
+        assert takers[won.index(True)].epoch == epoch
+        objects.now_s += 61.0
+
+
+def test_a_live_lease_is_refused_and_a_dead_one_taken_over_by_the_clock_of_the_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects = MemoryObjects()
+    lease_on(objects).acquire()
+    for hours in (-1, 1):  # what the workers' own clocks say plays no part
+        monkeypatch.setattr(time, "time", lambda hours=hours: 1.8e9 + hours * 3600.0)
+        objects.now_s = 60.0
+        with pytest.raises(LockHeldError, match="shard 0 is being worked on by"):
+            lease_on(objects).acquire()
+    objects.now_s = 60.1
+    second = lease_on(objects)
+    second.acquire()
+    assert second.epoch == 2
+
+
+def test_a_holder_that_slept_learns_at_its_renewal_that_it_lost_the_lease_and_changes_nothing() -> None:
+    objects = MemoryObjects()
+    sleeper, second = lease_on(objects), lease_on(objects)
+    sleeper.acquire()
+    objects.now_s = 61.0
+    second.acquire()
+    held = objects.held[KEY]
+    sleeper.renew()
+    assert sleeper.is_lost
+    sleeper.release()
+    assert objects.held[KEY] == held
+    second.renew()
+    assert not second.is_lost
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("act", ["acquire", "take_over", "renew", "release"])
+def test_a_lost_reply_makes_no_holder_doubt_itself(act: str, when: str) -> None:
+    objects = MemoryObjects()
+    lease = lease_on(objects)
+    if act == "take_over":
+        lease_on(objects).acquire()
+        objects.now_s = 61.0
+    if act in ("renew", "release"):
+        lease.acquire()
+    objects.faults = once("put", when)
+    getattr(lease, "acquire" if act == "take_over" else act)()
+    assert not lease.is_lost
+    assert lease.epoch == (2 if act == "take_over" else 1)
+    record = json.loads(objects.held[KEY][0])
+    assert record["is_released"] == (act == "release")
+    if act != "release":
+        lease.renew()
+        assert not lease.is_lost
+
+
+def test_who_waits_gets_the_lease_when_it_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "WAIT_S", (0.001, 0.002))
+    objects = MemoryObjects()
+    first, second = lease_on(objects), lease_on(objects)
+    first.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(second.acquire, waits=True)
+        time.sleep(0.02)
+        assert not waiting.done()
+        first.release()
+        waiting.result(5)
+    assert second.epoch == 2
+
+
+def test_the_keeper_renews_all_leases_every_third_of_their_time_and_then_ends(keeper: LeaseKeeper) -> None:
+    objects = MemoryObjects()
+    held = [Lease(objects, f"bucket/{number}", "x", 0.15, keeper, RETRIES) for number in range(3)]
+    for lease in held:
+        lease.acquire()
+    deadline = time.monotonic() + 10.0
+    while (
+        time.monotonic() < deadline
+        and min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) < 3
+    ):
+        time.sleep(0.02)
+    assert min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) >= 3
+    for lease in held:
+        assert not lease.is_lost
+        lease.release()
+
+
+def test_a_holder_that_can_not_renew_for_its_whole_time_counts_itself_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = MemoryObjects()
+    lease = lease_on(objects, ttl_s=0.03)
+    lease.acquire()
+
+    def down(verb: str, key: str, when: str) -> None:
+        raise retries.TryAgainError("503 SlowDown")
+
+    objects.faults = down
+    deadline = time.monotonic() + 5.0
+    while not lease.is_lost and time.monotonic() < deadline:
+        lease.renew()
+    assert lease.is_lost
+
+
+def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_renewal(keeper: LeaseKeeper) -> None:
+    """Two dozen shards, a reply takes half of the time between two renewals: one after the other, a round would take
+    four lives.
+    """
+    ttl_s, slow_s = 1.8, 0.3
+    puts: dict[str, list[float]] = {}
+    let_go = threading.Event()
+
+    def slow(verb: str, key: str, when: str) -> None:
+        if verb == "put" and when == "before":
+            puts.setdefault(key, []).append(time.monotonic())
+            if key == "hangs" and len(puts[key]) > 1:
+                let_go.wait(20.0)
+            elif len(puts[key]) > 1:
+                time.sleep(slow_s)
+
+    objects = MemoryObjects(slow)
+    held = [Lease(objects, key, key, ttl_s, keeper, RETRIES) for key in [*map(str, range(24)), "hangs"]]
+    for lease in held:
+        lease.acquire()
+    time.sleep(2.5 * ttl_s)
+    let_go.set()
+    for lease in held:
+        lease.release()
+    kept = {key: times for key, times in puts.items() if key != "hangs"}
+    assert len(kept) == 24
+    for times in kept.values():
+        assert len(times) >= 4
+        assert max(later - sooner for sooner, later in itertools.pairwise(times[:-1])) < ttl_s
+    assert not any(lease.is_lost for lease in held)
+
+
+class Hanging:
+    """Faults of a store that answers no renewal of one key until it is let go."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.puts = 0
+        self.hangs = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, verb: str, key: str, when: str) -> None:
+        if (verb, key, when) == ("put", self.key, "before"):
+            self.puts += 1
+            if self.puts > 1:
+                self.hangs.set()
+                self.let_go.wait(60.0)
+
+
+def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
+    script = """
+import sys
+from relabel.manifests.leases import Lease, LeaseKeeper
+from tests.manifests.memory_objects import MemoryObjects
+from tests.manifests.test_store import RETRIES, Hanging
+faults = Hanging("x")
+Lease(MemoryObjects(faults), "x", "x", 0.3, LeaseKeeper(), RETRIES).acquire()
+assert faults.hangs.wait(20.0)
+sys.exit(7)
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+# An object store commits once, knows its own success from another's, and refuses storage that would commit twice.
+
+
+def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectRunStore:
+    return ObjectRunStore(objects, "bucket/out", Storage(), root="s3://bucket/out", single_writer=single_writer)
+
+
+def test_of_many_creators_of_an_object_exactly_one_wins() -> None:
+    store = store_on(MemoryObjects())
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
+    assert sum(won) == 1
+    assert store.read("receipts/a.json") == b"%d" % won.index(True)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_create_whose_reply_was_lost_is_known_as_our_own(when: str) -> None:
+    objects = MemoryObjects(once("put", when, key="a.json"))
+    store = store_on(objects)
+    assert store.create("receipts/a.json", b"mine")
+    assert store.read("receipts/a.json") == b"mine"
+    assert not store.create("receipts/a.json", b"another's")
+
+
+def test_a_create_whose_reply_was_lost_after_another_won_is_no_success() -> None:
+    objects = MemoryObjects()
+    store_on(objects).create("receipts/a.json", b"another's")
+    objects.faults = once("put", "before", key="a.json")
+    assert not store_on(objects).create("receipts/a.json", b"mine")
+    assert store_on(objects).read("receipts/a.json") == b"another's"
+
+
+@pytest.mark.parametrize("write", ["put", "create"])
+def test_storage_that_ignores_conditions_is_refused_before_anything_is_written(write: str) -> None:
+    objects = MemoryObjects()
+    objects.heeds_conditions = False
+    store = store_on(objects)
+    with pytest.raises(StoreError, match=r"ignores it.*run.single_writer: true"):
+        getattr(store, write)("labels/a", b"x")
+    assert set(objects.held) <= {f"bucket/out/{PROBE_NAME}"}
+
+
+def test_storage_without_conditional_puts_is_refused_but_for_a_single_writer() -> None:
+    objects = MemoryObjects()
+    objects.has_atomic_conditions = objects.heeds_conditions = False
+    with pytest.raises(StoreError, match="no conditional write"):
+        store_on(objects).create("a", b"x")
+    vouched = store_on(objects, single_writer=True)
+    assert vouched.create("a", b"x")
+    assert not vouched.create("a", b"y")
+    assert vouched.read("a") == b"x"
+
+
+def test_an_answer_that_never_comes_is_given_up_at_the_stated_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    slept: list[float] = []
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(retries.time, "monotonic", lambda: clock[0])
+
+    def sleep(pause_s: float) -> None:
+        slept.append(pause_s)
+        clock[0] += pause_s
+
+    monkeypatch.setattr(retries.time, "sleep", sleep)
+
+    def slow() -> None:
+        clock[0] += 10.0
+        raise TryAgainError("ReadTimeoutError")
+
+    with pytest.raises(StoreUnreachableError):
+        Retries(limit_s=60.0, tries=100).call(slow, "x")
+    assert sum(slept) < 60.0
+    assert clock[0] < 75.0
+    assert all(pause <= min(retries.LONGEST_PAUSE_S, 0.2 * 2**number) for number, pause in enumerate(slept))
+
+
+def test_listings_go_over_pages_and_a_mark_changes_with_the_bytes() -> None:
+    store = store_on(MemoryObjects())
+    for number in range(35):
+        store.put(f"receipts/shard-{number % 3:05d}/chunk-{number:06d}.json", b"x")
+    names = store.names("receipts/shard-00001")
+    assert names == sorted(names)
+    assert len(names) == 12
+    before = store.etags("receipts")
+    assert len(before) == 35
+    store.put("receipts/shard-00001/chunk-000001.json", b"y")
+    after = store.etags("receipts")
+    assert [name for name in before if before[name] != after[name]] == ["receipts/shard-00001/chunk-000001.json"]
+
+
+def test_a_log_that_ended_or_grew_is_kept_no_longer_and_loses_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "LOG_PART_CHARS", 50)
+    store = store_on(MemoryObjects())
+    lines = [f"line {number}, of some length\n" for number in range(7)]
+    for line in lines:
+        store.log("logs/shard-00000.log", line)
+    store.log("logs/shard-00001.log", "done\n", is_end=True)
+    assert not store._logs.keys() - {"logs/shard-00000.log"}
+    store.log("logs/shard-00001.log", "one more, by a helper\n", is_end=True)
+    store.close()
+    names = store.names("logs")
+    assert "".join(
+        sorted("".join(store.read(name).decode() for name in names if "00000" in name).splitlines(True))
+    ) == "".join(lines)
+    assert sorted(store.read(name) for name in names if "00001" in name) == [b"done\n", b"one more, by a helper\n"]
+    assert max(len(store.read(name)) for name in names) < 100
