@@ -201,7 +201,7 @@ def toy_server() -> Iterator[None]:
 
 
 def many_queries(folder: Path) -> None:
-    """A student, and pairs of enough queries to calibrate with."""
+    """A student, pairs of enough queries to calibrate with, and gold of a few."""
     trained_student(folder)
     rows = [
         {
@@ -215,6 +215,8 @@ def many_queries(folder: Path) -> None:
         for doc in range(5)
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+    gold = [{"query_id": row["query_id"], "doc_id": row["doc_id"], "grade": at % 3} for at, row in enumerate(rows[:50])]
+    pq.write_table(pa.Table.from_pylist(gold), folder / "gold.parquet")
 
 
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
