@@ -11,7 +11,9 @@ from relabel.jobs.commands.options import (
     check_grade_options,
     duplicates_option,
     grade_map_option,
+    grades_option,
     output_option,
+    resamples_options,
 )
 from relabel.jobs.output import emit
 from relabel.manifests.files import Storage
@@ -37,20 +39,8 @@ from relabel.manifests.files import Storage
 @click.option("--grade", metavar="COL", help="Column of gold grades.  [default: grade]")
 @grade_map_option
 @duplicates_option("grades in the gold")
-@click.option(
-    "--grades",
-    type=click.IntRange(2, 10),
-    metavar="K",
-    help="Grades on the scale, where neither a run nor distributions give them.",
-)
-@click.option(
-    "--resamples",
-    type=click.IntRange(0, 100_000),
-    default=1000,
-    show_default=True,
-    help="Bootstrap resamples; 0 for no intervals.",
-)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples.")
+@grades_option
+@resamples_options
 @click.option(
     "--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit."
 )

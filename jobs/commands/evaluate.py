@@ -14,7 +14,9 @@ from relabel.jobs.commands.options import (
     duplicates_option,
     grade_map_option,
     grade_option,
+    grades_option,
     output_option,
+    resamples_options,
     side_option,
     sigterm_ends,
 )
@@ -51,25 +53,13 @@ from relabel.manifests.files import Storage
     "--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of label files and qrels."
 )
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Judge only these rows of a label file. Repeatable.")
-@click.option(
-    "--grades",
-    type=click.IntRange(2, 10),
-    metavar="K",
-    help="Grades on the scale, where neither a run nor distributions give them.",
-)
+@grades_option
 @grade_map_option
 @click.option(
     "--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels, samples and distributions to another scale."
 )
 @duplicates_option("grades in the qrels")
-@click.option(
-    "--resamples",
-    type=click.IntRange(0, 100_000),
-    default=1000,
-    show_default=True,
-    help="Bootstrap resamples; 0 for no intervals.",
-)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples.")
+@resamples_options
 @click.option(
     "--pass-at",
     metavar="K,...",
@@ -209,14 +199,7 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
 @click.option(
     "--depth", type=click.IntRange(1, 1000), default=10, show_default=True, help="Top of each query that is compared."
 )
-@click.option(
-    "--resamples",
-    type=click.IntRange(0, 100_000),
-    default=1000,
-    show_default=True,
-    help="Bootstrap resamples; 0 for no intervals.",
-)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of the resamples.")
+@resamples_options
 @side_option
 @click.option(
     "--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit."

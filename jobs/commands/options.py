@@ -116,6 +116,27 @@ grade_map_option = click.option(
 """`--map`: gold grades on another scale."""
 
 
+grades_option = click.option(
+    "--grades",
+    type=click.IntRange(2, 10),
+    metavar="K",
+    help="Grades on the scale, where neither a run nor distributions give them.",
+)
+"""`--grades`: how many there are."""
+
+resamples_options = together(
+    click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples."),
+    click.option(
+        "--resamples",
+        type=click.IntRange(0, 100_000),
+        default=1000,
+        show_default=True,
+        help="Bootstrap resamples; 0 for no intervals.",
+    ),
+)
+"""`--resamples` and `--seed` of intervals."""
+
+
 def duplicates_option(grades: str) -> Callable[[Command], Command]:
     """`--duplicates`: what becomes of a pair with several grades; `grades` says in the help whose."""
     return click.option(
