@@ -1,5 +1,6 @@
 """A student as a folder that Hugging Face's libraries load: the relevance head alone, its temperature folded in. Form
 `hf` answers a logit a grade; `rerank`, for endpoints that want one number a pair, the expected grade as its log-odds.
+A decoder's prompt is in the folder's tokenizer, which puts it around each pair.
 
 The weights are those of transformers' class for the task where that can answer the same, else sentence-transformers'
 modules. Only transformers and safetensors are needed to write either. What transformers loads is loaded again and
@@ -9,6 +10,7 @@ encoder finds nothing to load.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable
@@ -20,7 +22,14 @@ import numpy as np
 import yaml
 
 from relabel.distill.students.manifest import StudentManifest, StudentRecord, read_student, read_student_manifest
-from relabel.distill.students.model import StudentModel, TokenRow, load_student, softmax, student_digest
+from relabel.distill.students.model import (
+    DecoderTexts,
+    StudentModel,
+    TokenRow,
+    load_student,
+    softmax,
+    student_digest,
+)
 from relabel.export.bundles import locked, made_before, new_folder_for, switch
 from relabel.export.exporting import student_manifest
 from relabel.manifests.errors import ConfigError, ModelError
@@ -35,7 +44,7 @@ _PAIR = '[("red shoe", "A red running shoe, size 9")]'
 
 
 def render_hub_card(
-    manifest: StudentManifest, record: StudentRecord, form: Form, library: str, licence: str | None
+    manifest: StudentManifest, record: StudentRecord, form: Form, score: Score, library: str, licence: str | None
 ) -> str:
     """Markdown below the Hub's metadata.
 
@@ -49,7 +58,7 @@ def render_hub_card(
             f"probabilities = model.predict({_PAIR}, apply_softmax=True)  # calibrated, a column a grade",
             f"expected_grade = probabilities @ {list(range(record.grades))}  # what to rank by",
         ],
-        "rerank": [f"scores = model.predict({_PAIR})  # expected grade / {top}: 0 to 1, what to rank by"],
+        "rerank": [f"scores = model.predict({_PAIR})  # {SCORES[score][1].format(top=top)}, what to rank by"],
     }[form]
     data = _metadata(manifest, library, licence)
     left_out = [name for name in record.heads if name != "relevance"]
@@ -73,7 +82,7 @@ def render_hub_card(
         *usage,
         "```",
         "",
-        *(_MODULES if library == "sentence-transformers" else _TRANSFORMERS if form == "hf" else _SERVERS),
+        *_loading(record, form, library),
         "",
         f"- Reads at most {record.max_tokens} tokens of a pair; what is longer is cut.",
         "- The temperature that calibrated it is in the head"
@@ -85,6 +94,26 @@ def render_hub_card(
     return "\n".join(lines)
 
 
+def _loading(record: StudentRecord, form: Form, library: str) -> list[str]:
+    """What the card says of the classes and servers that load it."""
+    is_decoder = record.kind == "decoder"
+    if library == "sentence-transformers":
+        return [*_MODULES, *(_PROMPT if is_decoder else [])]
+    if is_decoder:
+        return [*_PROMPT, *(_DECODER_SERVERS if form == "rerank" else [])]
+    return _TRANSFORMERS if form == "hf" else _SERVERS
+
+
+_PROMPT = [
+    "The tokenizer puts the prompt around a pair: call it with query and document as its two texts, and truncation.",
+    "Of a pair that is too long it cuts the document, as in training, unless the query fills more than half of the",
+    "room: then it cuts the query too.",
+]
+_DECODER_SERVERS = [
+    "",
+    "One logit a pair, whose sigmoid is the score. vLLM (`--runner pooling --dtype float32`) serves it as `/rerank`",
+    "and `/score`; `relabel conform URL BUNDLE` compares such a server with the bundle.",
+]
 _TRANSFORMERS = [
     "`AutoModelForSequenceClassification.from_pretrained` loads it too, with its own head and `id2label`. The dense",
     "layer before the head does nothing but scale by a power of two, which the head takes back: keep it in float32 or",
@@ -126,6 +155,18 @@ def _metadata(manifest: StudentManifest, library: str, licence: str | None) -> d
 
 HEAD = "relevance"
 Form = Literal["hf", "rerank"]
+Score = Literal["expected-grade", "log-odds-relevant"]
+SCORES: dict[str, tuple[str, str, str]] = {
+    "expected-grade": ("expected grade", "expected grade / {top}: 0 to 1", "torch.nn.modules.activation.Sigmoid"),
+    "log-odds-relevant": (
+        "log-odds of the expected grade",
+        "log-odds of expected grade / {top}",
+        "torch.nn.modules.linear.Identity",
+    ),
+}
+"""Of form `rerank`, what a call answers: its name, what the card says, and what makes it of the logit, which is the
+same.
+"""
 MOST_APART = 1e-5
 """|Δp| at most between the student and what transformers loads; of `rerank`, of the expected grade over the highest."""
 SMALL = 2.0**-13
@@ -145,7 +186,9 @@ MODULES = (
 )
 
 
-def write_model(student: StudentModel, form: Form, folder: Path, say: Callable[[str], None]) -> str:
+def write_model(
+    student: StudentModel, form: Form, folder: Path, say: Callable[[str], None], score: Score = "expected-grade"
+) -> str:
     """Write weights, config and tokenizer.
 
     Returns:
@@ -154,21 +197,26 @@ def write_model(student: StudentModel, form: Form, folder: Path, say: Callable[[
         ModelError: what was written answers otherwise than the student.
     """
     layers = {"hf": _a_logit_a_grade, "rerank": _one_logit}[form](*_folded(student))
-    model = _classifier(student, form, layers) if student.record.pooling == "cls" else None
+    is_decoder = student.record.kind == "decoder"
+    model = _classifier(student, form, score, layers) if is_decoder or student.record.pooling == "cls" else None
     if model is not None:
         model.save_pretrained(folder)
         _write_tokenizer(student, folder)
-        if (apart := _apart(student, form, _reloaded(folder))) <= MOST_APART:
+        # vLLM cuts texts at this length, and not at the tokenizer's
+        lengths = {"max_seq_length": student.record.max_tokens, "do_lower_case": False}
+        (folder / "sentence_bert_config.json").write_bytes(readable_json(lengths))
+        if (apart := _apart(student, form, _reloaded(folder), folder)) <= MOST_APART:
             say(f"transformers: {type(model).__name__}, at most {apart:.1g} from the student")
             return "transformers"
         raise ModelError(
             f"{student.path}: as {type(model).__name__} it answers {apart:.2g} from the student. Nothing was written; "
             "export it to a bundle, and report this with the model's name."
         )
-    say(f"sentence-transformers: Transformer, Pooling ({student.record.pooling}), Dense")
+    say(f"sentence-transformers: Transformer, Pooling ({_pooling(student)}), Dense")
     if form == "rerank":
-        say("Neither vLLM nor text-embeddings-inference serves these modules: their heads read BERT's first token.")
-    _write_modules(student, form, layers, folder)
+        heads = "have one linear layer" if is_decoder else "read BERT's first token"
+        say(f"Neither vLLM nor text-embeddings-inference serves these modules: their heads {heads}.")
+    _write_modules(student, form, score, layers, folder)
     return "sentence-transformers"
 
 
@@ -212,7 +260,7 @@ def _one_logit(weight_KD: Any, bias_K: Any) -> _Layers:
     return dense_DD, dense_D, weight_1D, bias_1
 
 
-def _classifier(student: StudentModel, form: Form, layers: _Layers) -> Any | None:
+def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers) -> Any | None:
     """transformers' class for the task with the student's weights; None where it has none of a shape that can say the
     same.
     """
@@ -220,29 +268,40 @@ def _classifier(student: StudentModel, form: Form, layers: _Layers) -> Any | Non
     from transformers import AutoConfig, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    backbone = student.module.backbone
+    is_decoder, (weight_OD, bias_O) = student.record.kind == "decoder", _folded(student)
+    if is_decoder and form == "rerank":
+        weight_OD, bias_O = weight_OD[1:] - weight_OD[:1], bias_O[1:] - bias_O[:1]
     config = AutoConfig.from_pretrained(config_file(student.path))
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
-    names = {"hf": [f"grade {grade}" for grade in range(student.record.grades)], "rerank": ["expected grade"]}[form]
+    names = {"hf": [f"grade {grade}" for grade in range(student.record.grades)], "rerank": [SCORES[score][0]]}[form]
+    if is_decoder and (len(weight_OD) != len(names) or bias_O.any()):
+        return None  # its class has one linear layer, without a bias
     config.update(
         {
             "num_labels": len(names),
             "id2label": dict(enumerate(names)),
             "label2id": {name: place for place, name in enumerate(names)},
             **({"problem_type": "single_label_classification"} if form == "hf" else {}),
+            **({"sentence_transformers": {"activation_fn": SCORES[score][2]}} if form == "rerank" else {}),
+            **({"pad_token_id": _pair_tokenizer(student).pad_token_id} if is_decoder else {}),
         }
     )
     model = AutoModelForSequenceClassification.from_config(config).eval()
+    missing = model.base_model.load_state_dict(student.module.inner.base_model.state_dict(), strict=False)
+    if missing.unexpected_keys or any(not name.startswith("pooler.") for name in missing.missing_keys):
+        return None
     linear = torch.nn.Linear
+    if is_decoder:
+        if not isinstance(getattr(model, "score", None), linear):
+            return None
+        model.score.weight.data.copy_(weight_OD)
+        return model
     inner = getattr(model.base_model, "pooler", None)
     dense, head = getattr(inner, "dense", inner), getattr(model, "classifier", None)
     if not isinstance(head, linear):
         dense, head = getattr(head, "dense", None), getattr(head, "out_proj", None)
     if not isinstance(dense, linear) or not isinstance(head, linear):
-        return None
-    missing = model.base_model.load_state_dict(backbone.state_dict(), strict=False)
-    if missing.unexpected_keys or any(not name.startswith("pooler.") for name in missing.missing_keys):
         return None
     with torch.no_grad():
         for place, values in zip((dense.weight, dense.bias, head.weight, head.bias), layers, strict=True):
@@ -271,9 +330,12 @@ def _reloaded(folder: Path) -> Any:
     return model.eval()
 
 
-def _apart(student: StudentModel, form: Form, model: Any) -> float:
-    """The largest |Δp| between a student and a classifier, over drawn rows of all lengths, padded together."""
+def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = None) -> float:
+    """The largest |Δp| between a student and a classifier, over drawn rows of all lengths, padded together; of a
+    decoder, over drawn texts as the folder's tokenizer reads them.
+    """
     import torch
+    from transformers import AutoTokenizer
 
     rng = np.random.default_rng(SEED)
     most = student.record.max_tokens
@@ -283,18 +345,29 @@ def _apart(student: StudentModel, form: Form, model: Any) -> float:
         TokenRow(rng.integers(vocabulary, size=length).tolist(), [0] * (length // 2) + [1] * (length - length // 2))
         for length in lengths
     ]
-    batch = student.texts.collate(rows)
     with torch.inference_mode():
-        want_BK = student.module(**batch)[HEAD].numpy() / student.record.temperature.get(HEAD, 1.0)
+        if student.record.kind == "decoder":
+            pairs = [("a", student.tokenizer.decode(row.ids)) for row in rows]
+            reading = AutoTokenizer.from_pretrained(folder)
+            batch = reading(*map(list, zip(*pairs, strict=True)), truncation=True, padding=True, return_tensors="pt")
+            want_BK = student.logits(pairs)[HEAD]
+        else:
+            batch = student.texts.collate(rows)
+            want_BK = student.module(**batch)[HEAD].numpy()
         found_BK = model(**batch).logits.numpy()
-    probs_BK = softmax(want_BK)
+    probs_BK = softmax(want_BK / student.record.temperature.get(HEAD, 1.0))
     if form == "hf":
         return float(np.abs(softmax(found_BK) - probs_BK).max())
     expected_B = probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1)
     return float(np.abs(1 / (1 + np.exp(-found_BK[:, 0])) - expected_B).max())
 
 
-def _write_modules(student: StudentModel, form: Form, layers: _Layers, folder: Path) -> None:
+def _pooling(student: StudentModel) -> str:
+    """What sentence-transformers calls it."""
+    return "lasttoken" if student.record.kind == "decoder" else student.record.pooling
+
+
+def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Layers, folder: Path) -> None:
     """Transformer, Pooling and Dense, of one logit two of these, as sentence-transformers keeps them."""
     from safetensors.torch import save_file
 
@@ -306,7 +379,7 @@ def _write_modules(student: StudentModel, form: Form, layers: _Layers, folder: P
         folded = [("Tanh", *layers[:2]), ("Identity", *layers[2:])]
     for name, _ in modules:
         (folder / name).mkdir()
-    student.module.backbone.save_pretrained(transformer)
+    student.module.inner.base_model.save_pretrained(transformer)
     _write_tokenizer(student, transformer)
     modality = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
     written = {
@@ -317,14 +390,14 @@ def _write_modules(student: StudentModel, form: Form, layers: _Layers, folder: P
         },
         pooling / "config.json": {
             "embedding_dimension": layers[0].shape[0],
-            "pooling_mode": student.record.pooling,
+            "pooling_mode": _pooling(student),
             "include_prompt": True,
         },
         folder / "modules.json": [
             {"idx": place, "name": str(place), "path": name, "type": kind} for place, (name, kind) in enumerate(modules)
         ],
         folder / "config_sentence_transformers.json": {
-            "activation_fn": ACTIVATION.format({"hf": "Identity", "rerank": "Sigmoid"}[form]),
+            "activation_fn": SCORES[score if form == "rerank" else "log-odds-relevant"][2],
             "default_prompt_name": None,
             "model_type": "CrossEncoder",
             "prompts": {},
@@ -345,11 +418,37 @@ def _write_modules(student: StudentModel, form: Form, layers: _Layers, folder: P
         file.write_bytes(readable_json(held))
 
 
+def _pair_tokenizer(student: StudentModel) -> Any:
+    """The tokenizer; a decoder's puts the prompt's tokens around a pair, as others put `[CLS]` and `[SEP]`."""
+    from tokenizers.processors import TemplateProcessing
+
+    if not isinstance(student.texts, DecoderTexts):
+        return student.tokenizer
+    tokenizer = copy.deepcopy(student.tokenizer)
+    tokenizer.chat_template = None  # sentence-transformers would take a pair for a chat
+    tokenizer.padding_side, tokenizer.pad_token = "right", tokenizer.pad_token or tokenizer.eos_token
+    before, between, after = student.texts.prompt_ids
+    pieces = {"before": before, "between": between, "after": after}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A",
+        pair=[name for name in ("before", "$A", "between", "$B:0", "after") if pieces.get(name, True)],
+        special_tokens=[
+            {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
+            for name, ids in pieces.items()
+            if ids
+        ],
+    )
+    return tokenizer
+
+
 def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     """The tokenizer; what it reads is cut as in training, and text that spells a control token is ordinary text."""
-    student.tokenizer.save_pretrained(folder)
+    _pair_tokenizer(student).save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     held = json.loads(file.read_bytes())
+    if student.record.kind == "decoder":  # other classes, and these keys, would put their own marks around texts
+        held = {key: one for key, one in held.items() if key not in ("add_bos_token", "add_eos_token")}
+        held |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     file.write_bytes(
         readable_json({**held, "model_max_length": student.record.max_tokens, "split_special_tokens": True})
     )
@@ -363,6 +462,7 @@ def export_to_hub_folder(
     target: Path,
     form: Form,
     *,
+    score: Score = "expected-grade",
     licence: str | None,
     is_replacing: bool,
     say: Callable[[str], None] = lambda _: None,
@@ -378,15 +478,15 @@ def export_to_hub_folder(
         Whose classes load it (`transformers` or `sentence-transformers`); heads beyond relevance, which these classes
         have no place for; whether it was there already.
     Raises:
-        ConfigError: it is no encoder.
+        ConfigError: no class there answers as it does.
         StaleRunError: `target` holds something else.
         ManifestError, ModelError, MissingExtraError: the student is not whole, or can't be loaded.
     """
     record = read_student(path)
-    if record.kind != "encoder":
+    if record.kind not in ("encoder", "decoder"):
         raise ConfigError(
             f"{path}: a student of kind {record.kind} has no class there that answers as it does. Export it to a "
-            "bundle, or take an encoder."
+            "bundle, or take an encoder or a decoder."
         )
     if form == "rerank" and record.grades > 3:
         raise ConfigError(
@@ -397,14 +497,15 @@ def export_to_hub_folder(
     file = path / "manifest.json"
     manifest = read_student_manifest(file.read_bytes(), str(file))
     recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
+    recipe |= {"score": score} if form == "rerank" else {}
     done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")
     left_out = [name for name in record.heads if name != HEAD]
     if done is not None:
         return done, left_out, True
     student = load_student(path)
     with new_folder_for(target) as folder:
-        library = write_model(student, form, folder, say)
-        text = render_hub_card(manifest, record, form, library, licence)
+        library = write_model(student, form, folder, say, score)
+        text = render_hub_card(manifest, record, form, score, library, licence)
         (folder / CARD_NAME).write_text(text, encoding="utf-8")
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, "library": library}))
         with locked(target, waits=True):

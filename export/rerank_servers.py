@@ -58,14 +58,15 @@ APIS: Mapping[str, Api] = {
 }
 """Cohere's and Jina's `/rerank` (vLLM and llama.cpp have it too), text-embeddings-inference, and vLLM's score task."""
 KSERVE = "kserve-v2"
-"""Triton and OpenVINO Model Server: token ids in, the graph's heads out; its URL ends in `/infer`."""
+"""Triton and OpenVINO Model Server: token ids in, the graph's heads out; `auto` asks it where the URL ends in `/infer`.
+"""
 
 
 class RerankServer:
     """A server that answers `scores`.
 
     Args:
-        url: its address, with or without the endpoint's path.
+        url: its address, with or without the endpoint's path; of `kserve-v2` without it, `model` is needed.
         api: a name of `APIS`, `kserve-v2`, or `auto`: the first that answers a made-up pair.
         model: its name there.
         key: sent as a bearer token, and never shown.
@@ -117,7 +118,8 @@ class RerankServer:
             {"name": name, "shape": list(ids.shape), "datatype": "INT64", "data": ids.ravel().tolist()}
             for name, ids in batch.items()
         ]
-        reply = self._post("", {"inputs": inputs})
+        path = "" if self._url.endswith("/infer") else f"/v2/models/{self._model}/infer"
+        reply = self._post(path, {"inputs": inputs})
         found = {one["name"]: one for one in reply.get("outputs", ())} if isinstance(reply, dict) else {}
         if "relevance" not in found:
             raise InputError(f"its reply has no output `relevance`: {shortened(json.dumps(reply), 200)}")
@@ -133,7 +135,7 @@ class RerankServer:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as exc:
             said = f"{redacted(url)} answers {exc.code} {shortened(exc.read(2000).decode(errors='replace'), 200)}"
-            raise (ServerGoneError if exc.code in (429, 503) else InputError)(said) from exc
+            raise (ServerGoneError if exc.code in (429, 502, 503, 504) else InputError)(said) from exc
         except ValueError as exc:
             raise InputError(f"{redacted(url)}: not a URL of http, or its reply is not JSON ({exc})") from exc
         except OSError as exc:

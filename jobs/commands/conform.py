@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,11 +13,12 @@ import click
 from relabel.jobs.commands.options import Number, local_folder, output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
-from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError
 from relabel.manifests.secrets import keep_secret, one_line, redacted
 
 if TYPE_CHECKING:
     from relabel.export.conform import Conformity
+    from relabel.jobs.run.progress import Metric
 
 
 @click.command(epilog="Example: relabel conform http://localhost:8080 out/bundle")
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score", "kserve-v2"]),
     default="auto",
     show_default=True,
-    help="How the server is asked; auto is the first that answers. kserve-v2: a URL that ends in /infer.",
+    help="How the server is asked; auto is the first that answers. kserve-v2: the server's URL with --model, or one "
+    "that ends in /infer.",
 )
 @click.option("--model", default="", metavar="NAME", help="The model's name at the server, where it wants one.")
 @click.option("--api-key-env", metavar="NAME", help="The variable that holds the server's key.")
@@ -37,9 +40,21 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Ask again this often, with a line of JSON each time, until the server answers otherwise.",
 )
+@click.option(
+    "--metrics",
+    metavar="FILE",
+    help="Keep a Prometheus text file with the last answer, for node_exporter's textfile collector.",
+)
 @output_option
 def conform(
-    url: str, bundle: str, api: str, model: str, api_key_env: str | None, watch: float | None, output: str
+    url: str,
+    bundle: str,
+    api: str,
+    model: str,
+    api_key_env: str | None,
+    watch: float | None,
+    metrics: str | None,
+    output: str,
 ) -> int:
     """Ask a running rerank server a bundle's reference pairs and some traps, and say whether it answers as the bundle
     does: equal; monotone, the same order on another scale; or different, with the reason.
@@ -50,10 +65,11 @@ def conform(
     from relabel.export.conform import conform as compare
     from relabel.export.loader import BundleError, Encoder, read_manifest
     from relabel.export.rerank_servers import RerankServer
+    from relabel.jobs.run.progress import write_metrics
     from relabel.manifests.records import plain
 
     folder = local_folder(bundle, "BUNDLE")
-    open_bundle(folder)
+    labels = {"url": redacted(url), "version": open_bundle(folder).version}
     key = os.environ.get(api_key_env) if api_key_env else None
     if api_key_env and not key:
         raise ConfigError(f"--api-key-env {api_key_env}: that variable is not set.")
@@ -65,23 +81,41 @@ def conform(
     except BundleError as exc:
         raise ManifestError(str(exc)) from exc
 
-    def ask() -> Conformity:
-        return compare(folder, RerankServer(url, api, model, key, encoder))
-
-    while watch is not None:
+    while True:
         try:
-            found = ask()
-            click.echo(json.dumps({"time": time.time(), "url": redacted(url), **plain(found)}))
-            if found.verdict == "different":
-                return Exit.GATE
-        except ServerGoneError as exc:
+            found = compare(folder, RerankServer(url, api, model, key, encoder))
+        except (InputError, ServerGoneError) as exc:
+            if metrics is not None:
+                write_metrics(Path(metrics), _metrics(None), labels)
+            if watch is None or isinstance(exc, InputError):
+                raise
             click.echo(json.dumps({"time": time.time(), "url": redacted(url), "error": str(exc)}))
+        else:
+            if metrics is not None:
+                write_metrics(Path(metrics), _metrics(found), labels)
+            code = Exit.GATE if found.verdict == "different" else Exit.DONE
+            result = {"url": redacted(url), **plain(found)}
+            if watch is None:
+                return emit({**result, "exit_code": int(code)}, _text(redacted(url), found), output, code)
+            click.echo(json.dumps({"time": time.time(), **result}))
+            if code is Exit.GATE:
+                return code
         time.sleep(watch)
-    found = ask()
-    code = Exit.GATE if found.verdict == "different" else Exit.DONE
-    return emit(
-        {"url": redacted(url), **plain(found), "exit_code": int(code)}, _text(redacted(url), found), output, code
-    )
+
+
+def _metrics(found: Conformity | None) -> list[Metric]:
+    """Args: found: None where the server did not answer."""
+    up = ("relabel_conform_up", "1 where the server answered, and not by an error.", float(found is not None))
+    if found is None:
+        return [up]
+    verdicts = {name: float(name == found.verdict) for name in ("equal", "monotone", "different")}
+    return [
+        up,
+        ("relabel_conform_verdict", "1 for what the server's answers are to the bundle's.", ("verdict", verdicts)),
+        ("relabel_conform_max_difference", "Largest difference of scores from 0 to 1.", found.max_difference),
+        ("relabel_conform_tau", "Kendall's tau of server and bundle.", found.tau),
+        ("relabel_conform_timestamp_seconds", "When the server answered.", time.time()),
+    ]
 
 
 def _text(url: str, found: Conformity) -> str:

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     help="Instead of a bundle, a folder for transformers and sentence-transformers: hf with a logit a grade, rerank "
     "with one a pair, for vLLM's and TEI's endpoints.",
 )
+@click.option(
+    "--score",
+    type=click.Choice(["expected-grade", "log-odds-relevant"]),
+    default="expected-grade",
+    show_default=True,
+    help="What --format rerank answers: the expected grade from 0 to 1, or its log-odds.",
+)
 @click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
 @click.option("--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8.")
 @click.option(
@@ -63,6 +70,7 @@ def export(
     student: str,
     to: str,
     form: str,
+    score: str,
     provider: str,
     pairs: str | None,
     gold: str | None,
@@ -79,8 +87,11 @@ def export(
     Every model is compared with the student on real pairs, alone and in batches. If a gate fails, the command lists the
     worst rows, makes no bundle and exits 5. docs/export.md has the gates.
     """
+    if form != "rerank" and "score" in given_parameters():
+        raise UsageError("--score belongs to --format rerank.")
     if form != "bundle":
-        return _export_hf(student, to, form, own["licence"], is_replacing=replace, done_ok=done_ok, output=output)
+        licence = own["licence"]
+        return _export_hf(student, to, form, score, licence, is_replacing=replace, done_ok=done_ok, output=output)
     from relabel.export.exporting import export_bundle
     from relabel.export.parity import PairsFile
     from relabel.export.specs import ExportSpec
@@ -111,11 +122,11 @@ def export(
     return emit({**result, **{key: made.facts[key] for key in keys}}, f"{head}\n{_text(made)}", output, code)
 
 
-HF_OPTIONS = frozenset({"student", "to", "form", "licence", "replace", "done_ok", "output"})
+HF_OPTIONS = frozenset({"student", "to", "form", "score", "licence", "replace", "done_ok", "output"})
 
 
 def _export_hf(
-    student: str, to: str, form: Any, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str
+    student: str, to: str, form: Any, score: Any, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str
 ) -> int:
     """A folder for transformers and sentence-transformers.
 
@@ -134,6 +145,7 @@ def _export_hf(
         _student(student, Storage()),
         place,
         form,
+        score=score,
         licence=licence,
         is_replacing=is_replacing,
         say=lambda line: click.echo(line, err=True),

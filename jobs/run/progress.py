@@ -275,14 +275,9 @@ class MetricsFile:
         if code is not None:
             is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
             self._without_commit = self._without_commit + 1 if is_idle else 0.0
-        # a path without a name (`.`, `/`) fails at the renaming
-        part = self._path.parent / f".{self._path.name}.{secrets.token_hex(8)}.tmp"
         try:
-            text = rendered(self._metrics(code, reason), {"job": self.job, "shard": self._shard})
-            part.write_text(text, encoding="utf-8", errors="replace")  # a file's name need not be text
-            part.replace(self._path)
+            write_metrics(self._path, self._metrics(code, reason), {"job": self.job, "shard": self._shard})
         except OSError as exc:
-            part.unlink(missing_ok=True) if part.parent.is_dir() else None
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
@@ -316,6 +311,22 @@ class MetricsFile:
         if self._last_success is not None:
             found.append((LAST_SUCCESS, "When an execution last ended with 0 or 10.", self._last_success))
         return found
+
+
+def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) -> None:
+    """Replace a file by metrics, whole or not at all.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    part = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        # a file's name need not be text
+        part.write_text(rendered(metrics, labels), encoding="utf-8", errors="replace")
+        part.replace(path)  # a path without a name (`.`, `/`) fails here
+    except OSError:
+        part.unlink(missing_ok=True) if part.parent.is_dir() else None
+        raise
 
 
 def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:

@@ -17,9 +17,16 @@ import pytest
 from transformers import BertTokenizerFast
 
 from relabel.distill.students.manifest import read_student
-from relabel.distill.students.model import load_student, student_files, write_student
-from relabel.distill.students.networks import EncoderStudent
+from relabel.distill.students.model import (
+    grade_token_ids,
+    load_student,
+    render_prompt,
+    student_files,
+    write_student,
+)
+from relabel.distill.students.networks import DecoderStudent, EncoderStudent
 from tests.distill.conftest import tiny_encoder, word_tokenizer
+from tests.engines.conftest import CHATML, make_tokenizer
 from tests.export.conftest import HOSTILE
 
 Relabel = Callable[..., Any]
@@ -55,6 +62,36 @@ def made(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Callable[..
         held = json.loads((student / "manifest.json").read_bytes())
         (path / "manifest.json").write_text(json.dumps({**held, "files": student_files(path)}))
         done[key] = path
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def made_decoder(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Callable[..., Path]:
+    """`made_decoder(2)`: a decoder student of two grades, its prompt a chat, with the manifest of a trained one."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def make(grades: int, width: int = 32) -> Path:
+        tokenizer = make_tokenizer(template=CHATML)
+        torch.manual_seed(3)
+        config = Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=width, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2,
+            eos_token_id=None,
+        )  # fmt: skip
+        user = "Query: {query}\nDocument: {document}\nGrade:"
+        prompt = render_prompt(tokenizer, style="chat", system="", user=user, ending="")
+        ids = grade_token_ids(tokenizer, grades, after=prompt[2])
+        record = replace(
+            read_student(student), kind="decoder", heads={"relevance": grades}, temperature={"relevance": 1.7},
+            max_tokens=160, prompt=prompt, grade_ids=ids, packs=True,
+        )  # fmt: skip
+        path = tmp_path_factory.mktemp("decoder") / "student"
+        write_student(path, record, DecoderStudent(Qwen2ForCausalLM(config).eval(), ids), tokenizer)
+        held = json.loads((student / "manifest.json").read_bytes())
+        (path / "manifest.json").write_text(json.dumps({**held, "files": student_files(path)}))
         return path
 
     return make
@@ -131,6 +168,59 @@ def test_a_rerank_folder_answers_the_expected_grade_with_one_number(
     assert np.abs(found - want).max() <= APART
 
 
+SHORT = [(query, document) for query, document in HOSTILE + LONG if len(query) < 40]
+"""Queries that fill less than half of the room for texts."""
+
+
+@pytest.mark.parametrize(
+    ("form", "grades", "width", "library"),
+    [
+        ("rerank", 2, 32, "transformers"),
+        ("rerank", 3, 384, "sentence-transformers"),
+        ("hf", 3, 32, "transformers"),
+    ],
+)
+def test_a_decoder_answers_as_trained_with_its_prompt_in_the_tokenizer(
+    relabel: Relabel, made_decoder: Callable[..., Path], folder: Path, form: str, grades: int, width: int, library: str
+) -> None:
+    """In sentence-transformers and, where one linear layer says it, in transformers' own class."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    cross_encoders = pytest.importorskip("sentence_transformers")
+    student = made_decoder(grades, width)
+    done = relabel("export", str(student), "--to", "out", "--format", form, "--output", "json")
+    assert (done.code, done.json["library"]) == (0, library), done
+    probs = load_student(student).probabilities(SHORT)["relevance"]
+    want = probs if form == "hf" else probs @ np.arange(grades) / (grades - 1)
+    assert want.std(0).max() > 0.01
+    model = cross_encoders.CrossEncoder("out", device="cpu", local_files_only=True)
+    assert np.abs(model.predict(SHORT, apply_softmax=form == "hf") - want).max() <= APART
+    if library == "transformers":
+        tokenizer = AutoTokenizer.from_pretrained("out")
+        batch = tokenizer(*map(list, zip(*SHORT, strict=True)), truncation=True, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            logits = AutoModelForSequenceClassification.from_pretrained("out").eval()(**batch).logits
+        found = logits.softmax(1) if form == "hf" else logits.sigmoid()[:, 0]
+        assert np.abs(found.numpy() - want).max() <= APART
+
+
+def test_the_score_of_a_rerank_folder_may_be_its_log_odds(
+    relabel: Relabel, made: Callable[..., Path], folder: Path
+) -> None:
+    cross_encoders = pytest.importorskip("sentence_transformers")
+    for kind, pooling in (("bert", "cls"), ("bert", "mean")):
+        line = ("export", str(made(kind, pooling, 2)), "--to", f"{pooling}-odds", "--format", "rerank")
+        assert relabel(*line, "--score", "log-odds-relevant").code == 0
+        probs = load_student(made(kind, pooling, 2)).probabilities(SHORT)["relevance"].astype(float)
+        found = cross_encoders.CrossEncoder(f"{pooling}-odds", device="cpu", local_files_only=True).predict(SHORT)
+        assert found == pytest.approx(np.log(probs[:, 1] / probs[:, 0]), abs=1e-3)
+        assert "log-odds of expected grade / 1" in Path(f"{pooling}-odds/README.md").read_text()
+    held = json.loads(Path("cls-odds/config.json").read_text())
+    assert held["id2label"] == {"0": "log-odds of the expected grade"}
+    relabel("export", str(made("bert", "cls", 2)), "--to", "x", "--score", "log-odds-relevant").refused(2, "--score")
+
+
 def test_openvino_genai_reranks_as_the_student(relabel: Relabel, made: Callable[..., Path], folder: Path) -> None:
     genai, tokenizers = pytest.importorskip("openvino_genai"), pytest.importorskip("openvino_tokenizers")
     openvino = pytest.importorskip("openvino")
@@ -200,9 +290,12 @@ def test_the_same_again_is_nothing_to_do_and_nothing_else_is_replaced(
 
 
 def test_what_no_class_there_can_say_is_refused(
-    relabel: Relabel, decoder: Path, student: Path, made: Callable[..., Path], folder: Path
+    relabel: Relabel, student: Path, made: Callable[..., Path], folder: Path
 ) -> None:
-    relabel("export", str(decoder), "--to", "hf", "--format", "hf").refused(3, "kind decoder", "bundle")
+    shutil.copytree(student, "logistic")
+    record = json.loads(Path("logistic/student.json").read_text())
+    Path("logistic/student.json").write_text(json.dumps({**record, "kind": "logistic"}))
+    relabel("export", "logistic", "--to", "hf", "--format", "hf").refused(3, "kind logistic", "bundle")
     relabel("export", str(student), "--to", "hf", "--format", "hf", "--precisions", "int8").refused(
         2, "--precisions belongs to bundles"
     )

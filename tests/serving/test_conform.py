@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from relabel.distill.students.model import load_student
 from relabel.export.conform import Conformity, conform
@@ -212,6 +214,90 @@ def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serv
     assert done.code == 5
     assert "token types are left out" in done.out
     assert relabel("conform", "http://127.0.0.1:9", str(bundle)).code == 20
+
+
+def recorded(api: str, student: Student, asked: Any) -> Any:
+    """What a server of an API answers, in the form of its documentation: the best first where it sorts.
+
+    `kserve-v2` as Triton's "HTTP/REST and GRPC protocol" has it: tensors as flat lists with name, shape and datatype.
+    """
+    if api == "kserve-v2":
+        feed = {}
+        for tensor in asked["inputs"]:
+            assert tensor.keys() == {"name", "shape", "datatype", "data"}
+            assert (tensor["datatype"], np.prod(tensor["shape"])) == ("INT64", len(tensor["data"]))
+            feed[tensor["name"]] = np.array(tensor["data"]).reshape(tensor["shape"])
+        probs = student.session.run(["relevance"], feed)[0]
+        tensor = {"name": "relevance", "datatype": "FP32", "shape": list(probs.shape), "data": probs.ravel().tolist()}
+        return {"model_name": "ecom", "model_version": "1", "outputs": [tensor]}
+    query, documents = (asked["query"], asked["texts"]) if api == "tei" else (asked["text_1"], asked["text_2"])
+    scores = student.score([(query, document) for document in documents])
+    found = [{"index": place, "score": score} for place, score in enumerate(scores)]
+    if api == "tei":
+        return sorted(found, key=lambda one: -one["score"])
+    return {"id": "score-1", "object": "list", "data": [{"object": "score", **one} for one in found]}
+
+
+@pytest.mark.parametrize(
+    ("api", "path"),
+    [
+        ("tei", "/rerank"),
+        ("vllm-score", "/score"),
+        ("openai-score", "/v1/score"),
+        ("kserve-v2", "/v2/models/ecom/infer"),
+    ],
+)
+def test_servers_of_other_apis_are_asked_in_the_form_that_they_document(
+    api: str, path: str, bundle: Path, serve: Serve, rerank: Any, relabel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student = Student(bundle, provider="cpu", precision="fp32")
+
+    def answer(handler: Any) -> None:
+        asked = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        is_known = handler.path == path
+        handler._reply(200, recorded(api, student, asked)) if is_known else handler._reply(400, {"error": "no model"})
+
+    monkeypatch.setattr(rerank.Rerank, "do_POST", answer)
+    url = serve(student)
+    done = relabel("conform", url, str(bundle), "--api", api, "--model", "ecom", "--output", "json")
+    assert (done.code, done.json["verdict"], done.json["api"]) == (0, "equal", api)
+    assert relabel("conform", url + "/wrong", str(bundle), "--api", api, "--model", "ecom").code == 3
+    if api == "kserve-v2":
+        assert checked(bundle, url + path).api == api
+
+
+def test_a_canary_goes_on_until_the_server_answers_otherwise_and_keeps_a_file_for_prometheus(
+    bundle: Path, serve: Serve, rerank: Any, relabel: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Student(bundle, provider="cpu", precision="fp32")
+    served = SimpleNamespace(version="canary", score=right.score)
+    url, post, seen = serve(served), rerank.Rerank.do_POST, []
+
+    def metrics() -> dict[str, float]:
+        families = text_string_to_metric_families(Path("canary.prom").read_text())
+        samples = [sample for family in families for sample in family.samples]
+        assert {(one.labels["url"], one.labels["version"]) for one in samples} == {(url, right.version)}
+        return {one.labels.get("verdict", one.name): one.value for one in samples}
+
+    def later(seconds: float) -> None:
+        assert seconds == 300
+        seen.append(metrics())
+        is_first = len(seen) == 1
+        gone = lambda handler: handler._reply(503, {"error": "it restarts"})  # noqa: E731
+        monkeypatch.setattr(rerank.Rerank, "do_POST", gone if is_first else post)
+        served.score = Faulty(right, read=no_types).score
+
+    monkeypatch.setattr("time.sleep", later)
+    done = relabel("conform", url, str(bundle), "--watch", "300", "--metrics", "canary.prom")
+    assert done.code == 5
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [line.get("verdict", "gone") for line in lines] == ["equal", "gone", "different"]
+    assert "it restarts" in lines[1]["error"]
+    good, gone = seen
+    assert (good["relabel_conform_up"], good["equal"], good["different"]) == (1, 1, 0)
+    assert good["relabel_conform_max_difference"] < 0.005
+    assert gone == {"relabel_conform_up": 0}
+    assert metrics()["different"] == 1
 
 
 def test_a_key_is_sent_and_never_shown(
