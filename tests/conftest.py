@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from relabel.manifests.process import OBJECTS_A_COLLECTION
 from relabel.manifests.secrets import forget_secrets
 from tests.seaweed import s3_server
 
@@ -35,6 +37,7 @@ IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 
 def pytest_configure() -> None:
     """Started in the background, a shell has Ctrl-C ignored by all that comes of it; tests send it to commands."""
+    gc.set_threshold(OBJECTS_A_COLLECTION)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -89,6 +89,7 @@ class OpenAi(Engine):
         self._batches: Batches | None = None
         self._unsent: list[ChatWork] = []
         self._flying: dict[int, Ask] = {}
+        self._running: set[asyncio.Task[Any]] = set()
         self._until_closed = contextlib.ExitStack()
         portals = require("anyio.from_thread", extra="openai", purpose="The openai engine")
         self._loop: BlockingPortal = self._until_closed.enter_context(portals.start_blocking_portal())
@@ -259,8 +260,7 @@ class OpenAi(Engine):
         if not self._is_open:
             return
         self._is_open, self._is_broken = False, True
-        self._loop.call(self._client.close)
-        self._loop.call(self._loop.stop, True)  # cancels what still runs
+        self._loop.call(self._end)
         self._until_closed.close()
         logger.info(
             "openai engine: %s",
@@ -315,8 +315,20 @@ class OpenAi(Engine):
             if not self._is_broken:  # else what waits would still be sent, and paid for
                 self._answers.put(await self._mode.answer(work))
 
+    async def _end(self) -> None:
+        """Requests end before their connections: one answered after these were closed would leave its own open."""
+        running = tuple(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._client.close()
+
     async def _reporting_faults(self, do: Callable[[], Awaitable[None]]) -> None:
         """Work in the loop's thread. Whatever goes wrong reaches the caller through the queue."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         try:
             await do()
         except Exception as exc:  # noqa: BLE001 — `poll` raises it: a fault in this thread must not leave the run waiting for ever

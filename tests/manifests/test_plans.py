@@ -181,23 +181,11 @@ def simple_plan(
         done += size
         touched = {int(np.searchsorted(group_starts, row, side="right")) - 1 for row in rows}
         weight = weights_before_Q[first_query + len(queries)] - weights_before_Q[first_query]
-        chunks = simple_chunks(sizes_Q[queries].tolist(), chunk_rows or fitting_chunk_rows(size), whole=whole)
+        own_Q, fitting = sizes_Q[queries], chunk_rows or fitting_chunk_rows(size)
+        whole_cut = cut_queries(own_Q, own_Q * 1.0, shards=1, chunk_rows=fitting, whole=whole) if size else None
+        chunks = whole_cut.chunks[0] if whole_cut else []
         found.append(Simple(rows, chunks, round(float(weight)), sum(groups[group][1] for group in touched)))
     return int(np.count_nonzero(np.diff(code_R))) + 1 != len(codes), found
-
-
-def simple_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:
-    chunks: list[int] = []
-    filled = 0
-    for size in sizes:
-        if filled and filled + size > chunk_rows:
-            chunks.append(filled)
-            filled = 0
-        filled += size
-        while filled > chunk_rows and not whole:
-            chunks.append(chunk_rows)
-            filled -= chunk_rows
-    return [*chunks, filled] if filled else chunks
 
 
 def write_file(path: Path, ids: list[Any], group_rows: int) -> None:
