@@ -23,6 +23,7 @@ import yaml
 
 from relabel.distill.students.manifest import StudentManifest, StudentRecord, read_student, read_student_manifest
 from relabel.distill.students.model import (
+    PROBES,
     DecoderTexts,
     StudentModel,
     TokenRow,
@@ -429,9 +430,10 @@ def _pair_tokenizer(student: StudentModel) -> Any:
     tokenizer.padding_side, tokenizer.pad_token = "right", tokenizer.pad_token or tokenizer.eos_token
     before, between, after = student.texts.prompt_ids
     pieces = {"before": before, "between": between, "after": after}
+    whole = [name for name in ("before", "$A", "between", "$B:0", "after") if pieces.get(name, True)]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="$A",
-        pair=[name for name in ("before", "$A", "between", "$B:0", "after") if pieces.get(name, True)],
+        single=[name for name in whole if name != "$B:0"],  # so transformers reads a pair whose document is empty
+        pair=whole,
         special_tokens=[
             {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
             for name, ids in pieces.items()
@@ -442,7 +444,13 @@ def _pair_tokenizer(student: StudentModel) -> Any:
 
 
 def _write_tokenizer(student: StudentModel, folder: Path) -> None:
-    """The tokenizer; what it reads is cut as in training, and text that spells a control token is ordinary text."""
+    """The tokenizer; what it reads is cut as in training, and text that spells a control token is ordinary text.
+
+    Raises:
+        ModelError: a decoder's, loaded again, reads a pair otherwise than the student.
+    """
+    from transformers import AutoTokenizer
+
     _pair_tokenizer(student).save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     held = json.loads(file.read_bytes())
@@ -452,6 +460,14 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     file.write_bytes(
         readable_json({**held, "model_max_length": student.record.max_tokens, "split_special_tokens": True})
     )
+    if student.record.kind == "decoder":
+        pairs = [("a", document) for _, document in PROBES]
+        reading, rows = AutoTokenizer.from_pretrained(folder), student.texts.encode(pairs)
+        if [reading(*pair, truncation=True).input_ids for pair in pairs] != [row.ids for row in rows]:
+            raise ModelError(
+                f"{student.path}: its tokenizer can't hold the prompt. Nothing was written; export it to a bundle, and "
+                "report this with the model's name."
+            )
 
 
 RECORD_NAME = "relabel.json"

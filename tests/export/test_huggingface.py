@@ -203,6 +203,7 @@ def test_a_decoder_answers_as_trained_with_its_prompt_in_the_tokenizer(
             logits = AutoModelForSequenceClassification.from_pretrained("out").eval()(**batch).logits
         found = logits.softmax(1) if form == "hf" else logits.sigmoid()[:, 0]
         assert np.abs(found.numpy() - want).max() <= APART
+        assert tokenizer("lamp", "").input_ids == tokenizer(["lamp"], [""]).input_ids[0]  # not as a text alone
 
 
 def test_the_score_of_a_rerank_folder_may_be_its_log_odds(
