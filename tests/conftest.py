@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +33,9 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "by hand")
 
 
+FROZEN = [0]
+"""Numbers of modules at the times when all objects were taken out of later collections of garbage: modules live to the
+end, and walking through torch's was a fifth of each training."""
 IS_FULL = os.environ.get("RELABEL_FAULTS") in ("full", "long")
 
 
@@ -44,6 +48,10 @@ def pytest_configure() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests marked `gpu(n)` run where torch finds n CUDA devices, those marked `full` where they have the time."""
+    if len(sys.modules) > FROZEN[-1] + 100:
+        FROZEN.append(len(sys.modules))
+        gc.collect()
+        gc.freeze()
     for mark in item.iter_markers("full"):
         found = getattr(item, "callspec", None)
         if not IS_FULL and (not mark.args or (found is not None and found.params.get("where") in mark.args)):
