@@ -68,16 +68,20 @@ def write_curves(folder: Path, curve: Curve, *, title: str) -> None:
     pq.write_table(table, sink, compression="zstd")
     files = LocalRunStore(folder)
     files.put(CURVES_NAME, sink.getvalue())
-    files.put(PLOT_NAME, _plotted(curve, title))
+    files.put(PLOT_NAME, _plotted(tuple(curve.points), title))
 
 
-def _plotted(curve: Curve, title: str) -> bytes:
+@functools.lru_cache(maxsize=1)  # a finished folder has the plot of its last checkpoint
+def _plotted(points: tuple[Point, ...], title: str) -> bytes:
     """Figures of training above, on axes by what they are; on dev below. The same curve gives the same bytes."""
+    curve = Curve(list(points))
     matplotlib = require("matplotlib", extra="cpu", purpose="The plot of a training")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a training").Figure
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
         shown = {LOSS_PANEL: [], **panels_of(curve.names("train"))}
-        figure = figure_class(figsize=(8, 3 * (len(shown) + 1)), layout="constrained")
+        height = 3 * (len(shown) + 1)  # margins are fixed: a layout that measures its texts draws everything twice
+        figure = figure_class(figsize=(8, height))
+        figure.subplots_adjust(left=0.11, right=0.98, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.08)
         *above, below = figure.subplots(len(shown) + 1, 1, sharex=True)
         for axes, (panel, names) in zip(above, shown.items(), strict=True):
             axes.set(ylabel=panel)
@@ -85,8 +89,9 @@ def _plotted(curve: Curve, title: str) -> bytes:
                 axes.plot(*zip(*curve.series("train", name), strict=True), label=name, linewidth=1)
         for name in curve.names("dev"):
             if panel_of(name) != "tokens":
-                points = zip(*curve.series("dev", name), strict=True)
-                below.plot(*points, label=name, marker="o", markersize=3, linewidth=1)
+                below.plot(
+                    *zip(*curve.series("dev", name), strict=True), label=name, marker="o", markersize=3, linewidth=1
+                )
         above[0].set(title=title)
         below.set(xlabel="optimizer step", ylabel="dev")
         for axes in (*above, below):
