@@ -228,8 +228,7 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
     options.log_severity_level = 4  # what a graph can't run is passed over
 
     def answers(rows: Rows) -> np.ndarray:
-        found = [student.session.run(["relevance"], encoder.collate([row]), options)[0] for row in rows]
-        return np.concatenate(found)
+        return np.concatenate([student.session.run(["relevance"], encoder.collate([row]), options)[0] for row in rows])
 
     yield "query and document are swapped", answers(encoder.encode([(document, query) for query, document in pairs]))
     yield "the query is missing", answers(encoder.encode([("", document) for _, document in pairs]))
@@ -351,8 +350,9 @@ def _judged(
             for head, probs_NK in right["fp32"].items()
             if head != "relevance"
         ]
-        for name, probs_NK in _readings(student, pairs):
-            mistakes += [(float(apart(probs_NK, one).mean()), name) for one in good]
+        distinct = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}  # a batch repeats most pairs
+        for name, probs_NK in _readings(student, list(distinct)):
+            mistakes += [(float(apart(probs_NK[[distinct[pair] for pair in pairs]], one).mean()), name) for one in good]
         nearest, name = min(mistakes)
         reason = name if nearest <= TOLERANCE and nearest * CLEARLY_BETTER < apart_N.mean() else ""
     if apart_N.max() > most:

@@ -164,9 +164,9 @@ def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None
     [
         (lambda one: setattr(one.module, "pooling", "cls"), "another pooling: first of the tokens"),
         (lambda one: one.record.temperature.clear(), "the calibrating temperature is left out"),
-        *((partial(with_random_head, seed=seed), "other weights, or another head") for seed in range(6)),
+        *((partial(with_random_head, seed=seed), "other weights, or another head") for seed in range(2)),
     ],
-    ids=["pooling", "temperature", *("random head" for _ in range(6))],
+    ids=["pooling", "temperature", *("random head" for _ in range(2))],
 )
 def test_a_fault_of_the_served_model_is_named(
     change: Callable[[Any], Any], reason: str, student: Path, bundle: Path, serve: Serve
@@ -187,13 +187,14 @@ def test_another_scale_is_monotone_and_named(name: str, bundle: Path, serve: Ser
     assert bool(found.scale_points) == (name == "its own")
 
 
-@pytest.mark.parametrize(("precision", "threads"), [("fp32", 1), ("fp16", 2), ("int8", 2)])
-def test_a_server_without_a_fault_is_never_different(precision: str, threads: int, bundle: Path, serve: Serve) -> None:
-    url = serve(Student(bundle, provider="cpu", precision=precision, threads=threads))
-    for api in ("auto", "cohere"):
-        found = checked(bundle, url, api)
-        assert found.verdict == "equal", found
-        assert found.reason == ""
+@pytest.mark.parametrize(
+    ("precision", "threads", "api"), [("fp32", 1, "auto"), ("fp16", 2, "cohere"), ("int8", 2, "auto")]
+)
+def test_a_server_without_a_fault_is_never_different(
+    precision: str, threads: int, api: str, bundle: Path, serve: Serve
+) -> None:
+    found = checked(bundle, serve(Student(bundle, provider="cpu", precision=precision, threads=threads)), api)
+    assert (found.verdict, found.reason) == ("equal", ""), found
 
 
 def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
