@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_spec, teacher_schema
 from relabel.jobs.cli import main
 from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
@@ -46,6 +47,22 @@ def fresh(tokenizer: Any) -> Any:
 def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A causal language model whose prompts fit: 2 layers, ChatML."""
     return write_tiny_decoder(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture(scope="session")
+def short_templates(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prompts of a few bytes, so that a step takes milliseconds."""
+    folder = tmp_path_factory.mktemp("templates")
+    (folder / "system.j2").write_text("Judge.")
+    (folder / "user.j2").write_text("{{ query }}: {{ document }}")
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def check_schema() -> Callable[[dict[str, Any]], None]:
+    """Whether a spec is as the published schema has it."""
+    validator = jsonschema.Draft202012Validator(teacher_schema())
+    return lambda values: validator.validate(values)
 
 
 @pytest.fixture(scope="session")

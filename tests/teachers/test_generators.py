@@ -339,7 +339,7 @@ def test_what_the_generator_failed_at_adds_nothing(fresh: Any, tokenizer: Any, t
 def test_killed_after_a_step_it_goes_on_to_the_last_bit(
     is_cache_lost: bool, train_choices: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with killed_at("after_training_step", 4):
+    with killed_at("after_training_step", 3):
         train_choices(tmp_path)
     kept = list((tmp_path / "out" / "checkpoints" / "generator").rglob("*.json"))
     assert kept
@@ -366,7 +366,7 @@ def train_choices(base_dir: Path, questions_path: Path, tmp_path_factory: pytest
             "data": {"gold": {"path": str(questions_path)}},
             "generator": {"name": "fake", "args": {"p_garbage": 0.2}},
             "rollouts": {"group": 2, "max_answer_tokens": 200},
-            "train": {"max_steps": 6, "batch_size": 2, "accumulation": 1, "save_every": 3, "max_tokens": 3000},
+            "train": {"max_steps": 4, "batch_size": 2, "accumulation": 1, "save_every": 2, "max_tokens": 3000},
         }
         train_teacher(read_teacher_spec(values, where="here"), Storage(), start=start)
         return folder / "out"

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +25,6 @@ from tests.teachers.conftest import NUM_PAIRS
 pytest.importorskip("trl")
 
 from relabel.distill.teachers.rewards import ROLLOUTS_NAME
-from relabel.distill.teachers.spec import teacher_schema
 from relabel.manifests.errors import ModelError
 from tests.teachers.conftest import relabel
 
@@ -133,7 +131,11 @@ def test_rows_without_a_grade_are_left_out_and_no_node_gold_is_remarked(
 
 @pytest.mark.parametrize("is_first_right", [False, True])
 def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
-    values: Callable[..., dict[str, Any]], pairs_path: Path, monkeypatch: pytest.MonkeyPatch, is_first_right: bool
+    values: Callable[..., dict[str, Any]],
+    pairs_path: Path,
+    short_templates: str,
+    monkeypatch: pytest.MonkeyPatch,
+    is_first_right: bool,
 ) -> None:
     """Made-up answers; with the first one of a step right, there is something to learn."""
     from relabel.distill.teachers import rewards
@@ -152,7 +154,7 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
     monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", scored)
     held = values(
         method="grpo",
-        labeler={"name": "r1", "grades": 3, "max_think_tokens": 4},
+        labeler={"name": "r1", "grades": 3, "max_think_tokens": 4, "templates": short_templates},
         data={"gold": {"path": str(pairs_path)}},
         rollouts={"group": 4},
         train={"batch_size": 4, "accumulation": 1, "max_tokens": 4000, "max_steps": 2},
@@ -252,17 +254,17 @@ def test_the_docs_specs_have_the_papers_settings(name: str, wanted: dict[str, An
 
 
 def test_the_spec_of_the_docs_trains_and_its_teacher_labels(
-    base_dir: Path, questions_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base_dir: Path, questions_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_schema: Any
 ) -> None:
     """With a tiny model, a made-up generator and two steps; other keys as they are."""
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     held = yaml.safe_load((TEACHERS / "res-rag.yaml").read_text())
-    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    check_schema(held)
     held |= {"init": str(base_dir), "output": str(tmp_path / "out"), "generator": {"name": "fake"}}
     held["data"]["gold"]["path"] = str(questions_path)
     held["train"] |= {"max_steps": 2, "max_tokens": 4000, "save_every": 1}
     held["split"] = {"dev": 0.3}
-    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    check_schema(held)
     report = train_teacher(read_teacher_spec(held, where="res-rag"), Storage())
     out = tmp_path / "out"
     rollouts = pq.read_table(out / ROLLOUTS_NAME).to_pylist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,34 +77,28 @@ def test_a_training_with_evaluations_samples_and_learns_as_one_without(
 SHORT = {"max_steps": 12, "batch_size": 4, "accumulation": 1, "save_every": 4, "max_tokens": 4000, "seed": 7}
 
 
-def small_spec(base: Path, folder: Path, pairs: Path, **changes: Any) -> dict[str, Any]:
-    """Two prompts of two short answers a step."""
-    (folder / "short").mkdir(parents=True, exist_ok=True)
-    (folder / "short" / "system.j2").write_text("Grade.")
-    (folder / "short" / "user.j2").write_text("{{ query }}: {{ document }}")
-    held = {
-        "method": "grpo",
-        "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 1, "templates": str(folder / "short")},
-        "data": {"gold": {"path": str(pairs)}},
-        "rollouts": {"group": 2},
-        "train": SHORT,
-        "split": {"dev": 0.5},
-    }
-    return plain_values(base, folder) | held | changes
-
-
 @pytest.fixture(scope="module")
-def queries(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pairs, each with a query of its own."""
+def small_spec(
+    base_dir: Path, pairs_path: Path, short_templates: str, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """Two prompts of two short answers a step, from pairs with a query of its own each."""
     table = pq.read_table(pairs_path)
     path = tmp_path_factory.mktemp("queries") / "pairs.parquet"
     ids = pa.array([f"q{number}" for number in range(len(table))])
     pq.write_table(table.set_column(table.column_names.index("query_id"), "query_id", ids), path)
-    return path
+    held = {
+        "method": "grpo",
+        "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 1, "templates": short_templates},
+        "data": {"gold": {"path": str(path)}},
+        "rollouts": {"group": 2},
+        "train": SHORT,
+        "split": {"dev": 0.5},
+    }
+    return lambda folder, **changes: read_teacher_spec(plain_values(base_dir, folder) | held | changes, where="here")
 
 
 def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
-    base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_spec: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rewards of evaluations are made up; the second is the best, and two without a better one are enough."""
 
@@ -115,8 +110,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
 
     def train(folder: Path, start: Any = "new") -> Any:
         changes = {"train": {**SHORT, "eval_every": 2, "early_stopping": {"patience": 2}}}
-        spec = read_teacher_spec(small_spec(base_dir, folder, queries, **changes), where="here")
-        return train_teacher(spec, Storage(), start=start)
+        return train_teacher(small_spec(folder, **changes), Storage(), start=start)
 
     kept: dict[str, bytes] = {}
 
@@ -144,7 +138,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
 
 @pytest.mark.full
 def test_adapters_alone_learn_by_reward_with_the_model_as_it_was_and_are_merged(
-    base_dir: Path, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base_dir: Path, small_spec: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
     from safetensors.torch import load_file
@@ -153,7 +147,7 @@ def test_adapters_alone_learn_by_reward_with_the_model_as_it_was_and_are_merged(
     monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
     changes: dict[str, Any] = {"lora": {"r": 2, "targets": ["q_proj", "v_proj"]}, "split": {}}
     changes["rollouts"] = {"group": 2, "beta": 0.1}
-    train_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
+    train_teacher(small_spec(tmp_path, **changes), Storage())
     was, now = (load_file(folder / "model.safetensors") for folder in (base_dir, tmp_path / "out"))
     changed = {name for name, value in now.items() if not torch.equal(value, was[name])}
     assert changed
@@ -179,7 +173,7 @@ def same_weights(one: bytes, other: bytes) -> bool:
     ],
 )
 def test_evaluations_that_can_not_be_are_refused_before_anything_is_loaded(
-    changes: dict[str, Any], words: str, base_dir: Path, queries: Path, tmp_path: Path
+    changes: dict[str, Any], words: str, small_spec: Callable[..., Any], tmp_path: Path
 ) -> None:
     with pytest.raises((ConfigError, InputError), match=words):
-        estimate_teacher(read_teacher_spec(small_spec(base_dir, tmp_path, queries, **changes), where="here"), Storage())
+        estimate_teacher(small_spec(tmp_path, **changes), Storage())

@@ -8,7 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -42,7 +41,6 @@ from relabel.distill.teachers.spec import (
     RolloutTraining,
     VllmSection,
     read_teacher_spec,
-    teacher_schema,
 )
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.manifests.files import Storage
@@ -234,12 +232,12 @@ def test_the_templates_tokens_between_two_turns_are_not_learned(
 
 @pytest.mark.parametrize("name", ["r1-grpo", "r3a-grpo", "graph-grpo-3-rl"])
 def test_every_spec_of_the_docs_trains_and_its_teacher_labels(
-    name: str, base_dir: Path, pairs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, base_dir: Path, pairs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_schema: Any
 ) -> None:
     """With a tiny model, short answers and few rollouts; all other keys as they are."""
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
-    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    check_schema(held)
     held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
     held["labeler"] |= caps(held["labeler"]["name"], think=4, text=4)
     held["data"]["gold"]["path"] = str(pairs_path)
@@ -279,15 +277,11 @@ def six_pairs(pairs_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def train_graph(base_dir: Path, six_pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    templates = tmp_path_factory.mktemp("short")
-    (templates / "system.j2").write_text("Grade.")
-    (templates / "user.j2").write_text("{{ query }}: {{ document }}")
-
+def train_graph(base_dir: Path, six_pairs: Path, short_templates: str) -> Any:
     def go(folder: Path, start: Any = "new") -> Path:
         values = plain_values(base_dir, folder) | {
             "method": "graph-grpo",
-            "labeler": {"name": "graph-grpo", "max_text_tokens": 1, "templates": str(templates)},
+            "labeler": {"name": "graph-grpo", "max_text_tokens": 1, "templates": short_templates},
             "data": {"gold": {"path": str(six_pairs)}},
             "rollouts": {"group": 2, "beta": 0.0},
             "train": GRAPH_TRAINING,

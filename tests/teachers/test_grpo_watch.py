@@ -64,8 +64,9 @@ def train(
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
     (tmp_path / "short").mkdir()
-    for name in ("system", "user"):
-        (tmp_path / "short" / f"{name}.j2").write_text("{{ query }}: {{ document }}")
+    (tmp_path / "short" / "system.j2").write_text("Judge.")
+    single = "{{ query }}: {{ document }}{% for text in context %}{{ text }}{% endfor %}"
+    (tmp_path / "short" / "single.j2").write_text(single)
 
     def go(key: str, **changes: Any) -> tuple[int, dict[str, Any], str]:
         def write(self: Any, contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
@@ -77,7 +78,13 @@ def train(
         monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", write)
         held = plain_values(base_dir, tmp_path) | {
             "method": "grpo",
-            "labeler": {"name": "r3a", "grades": 3, "stages": 1, "max_think_tokens": 600},
+            "labeler": {
+                "name": "r3a",
+                "grades": 3,
+                "stages": 1,
+                "max_think_tokens": 600,
+                "templates": str(tmp_path / "short"),
+            },
             "data": {"gold": {"path": str(tmp_path / "pairs.parquet")}},
             "rollouts": {"group": 4},
             "near": 1.0,
@@ -103,7 +110,7 @@ def test_each_way_to_game_a_reward_is_warned_of_once_and_ends_the_training(
 ) -> None:
     code, result, said = train(key)
     warnings = [line for line in said.splitlines() if line.startswith("watch:")]
-    assert code == 0
+    assert code == 0, said
     assert [FIGURES[key] in line for line in warnings] == [True]
     training = result["training"]
     assert training["stopped_by"] == "watch"
@@ -256,10 +263,10 @@ def test_every_figure_is_over_the_answers_that_it_can_be_given_for(tokenizer: An
 
 
 def test_the_curves_are_whole_files_with_the_checkpoints_from_the_first_one_on(
-    base_dir: Path, pairs_path: Path, tmp_path: Path
+    base_dir: Path, pairs_path: Path, short_templates: str, tmp_path: Path
 ) -> None:
     held: dict[str, Any] = plain_values(base_dir, tmp_path) | {
-        "labeler": {"name": "direct", "grades": 3},
+        "labeler": {"name": "direct", "grades": 3, "templates": short_templates},
         "data": {"gold": {"path": str(pairs_path)}},
         "train": {"max_steps": 4, "batch_size": 4, "save_every": 1},
     }

@@ -10,14 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from relabel.distill.teachers.manifest import read_teacher_manifest
-from relabel.distill.teachers.spec import read_teacher_spec, teacher_schema
+from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.manifests.errors import StaleRunError
 from relabel.manifests.files import Storage
@@ -41,10 +40,13 @@ RUNS = {"router-sft": "route", "r3a-cold-start": "r3a", "graph-grpo-2-masked-cot
 
 
 @pytest.fixture
-def direct(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., dict[str, Any]]:
+def direct(
+    values: Callable[..., dict[str, Any]], pairs_path: Path, short_templates: str
+) -> Callable[..., dict[str, Any]]:
     """`direct` on gold grades alone."""
+    labeler = {"name": "direct", "grades": 3, "templates": short_templates}
     data = {"gold": {"path": str(pairs_path)}}
-    return lambda **changes: values(**{"labeler": {"name": "direct", "grades": 3}, "data": data, **changes})
+    return lambda **changes: values(**{"labeler": labeler, "data": data, **changes})
 
 
 def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
@@ -57,7 +59,7 @@ def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
 ) -> None:
     monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
     teacher, job = tmp_path / "teacher.yaml", tmp_path / "job.yaml"
-    teacher.write_text(yaml.safe_dump(direct(train={"epochs": 30})))
+    teacher.write_text(yaml.safe_dump(direct()))
     assert relabel("train", str(teacher), "--output", "json") == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["data"]["rows"], said["data"]["answer_tokens"]) == (NUM_PAIRS, NUM_PAIRS)  # a grade is one token
@@ -75,7 +77,7 @@ def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
     values = {
         "name": "job",
         "input": {"path": str(pairs_path)},
-        "labeler": {"name": "direct", "grades": 3},
+        "labeler": direct()["labeler"],
         "engine": {"name": "transformers", "model": str(out)},
         "output": str(tmp_path / "labels"),
     }
@@ -107,13 +109,14 @@ def test_every_supervised_spec_of_the_docs_trains(
     questions_path: Path,
     run_of: Callable[..., Path],
     treed_run: Path,
+    check_schema: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    """With a tiny model, made-up answers and one step; all other keys as they are, and as the schema has them."""
+    """With a tiny model, made-up answers and one small step; all other keys as they are, and as the schema has them."""
     held = yaml.safe_load((TEACHERS / f"{name}.yaml").read_text())
-    jsonschema.Draft202012Validator(teacher_schema()).validate(held)
+    check_schema(held)
     held |= {"init": str(base_dir), "output": str(tmp_path / "out")}
-    held["train"] |= {"max_steps": 1, "max_tokens": 8000}
+    held["train"] |= {"max_steps": 1, "max_tokens": 8000, "batch_size": 2, "accumulation": 1}
     if "runs" in held["data"]:
         held["data"]["runs"] = [str(treed_run if RUNS[name] == "route" else run_of(RUNS[name]))]
     if "gold" in held["data"]:
@@ -264,16 +267,11 @@ def test_damaged_rollouts_are_refused_before_a_step(
 
 
 @pytest.fixture
-def direct_of(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callable[..., Any]:
+def direct_of(direct: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
     """Train on gold grades alone, by two steps with a checkpoint after each."""
 
-    def go(start: Any = "new", train: dict[str, Any] = {}, **changes: Any) -> Any:  # noqa: B006 (not changed)
-        held = values(
-            data={"gold": {"path": str(pairs_path)}},
-            labeler={"name": "direct", "grades": 3},
-            train={"max_steps": 2, "save_every": 1, **train},
-            **changes,
-        )
+    def go(start: Any = "new", **changes: Any) -> Any:
+        held = direct(train={"max_steps": 2, "save_every": 1}, **changes)
         return train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), start=start)
 
     return go
