@@ -288,10 +288,6 @@ def gc(bundle_store: Store, *, keep: int = 10, grace_s: float = GRACE_S, deletes
     return collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, on_progress=lambda _: None)
 
 
-def versions_of(bundle_store: Store) -> set[str]:
-    return {entry.name for entry in bundle_store.entries("ecom/versions")}
-
-
 def test_a_version_that_no_channel_points_to_goes_in_two_steps_and_its_own_objects_with_it(
     local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:

@@ -226,8 +226,6 @@ def test_a_repair_killed_before_any_change_is_ended_by_the_next_pull(
 
 
 SCRIPT = Path(puller.__file__)
-BARE = (sys.executable, "-I", "-S", str(SCRIPT))
-"""Python without a site-packages folder: nothing that was installed can be imported."""
 
 
 class World(NamedTuple):
@@ -758,6 +756,7 @@ def test_it_runs_where_nothing_is_installed_and_without_cryptography_pulls_nothi
     assert relabel("pull", "--script", str(tmp_path / "pull.py")).code == 0, "over an earlier one"
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        # without a site-packages folder: nothing that was installed can be imported
         command = [sys.executable, "-I", "-S", str(tmp_path / "pull.py"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=tmp_path, check=False)
 
