@@ -785,10 +785,12 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 def default_threads(root: Path = Path("/")) -> int:
     """Threads that the usable cores and the quota keep busy, one at least; a thread beyond them stops all others
-    whenever it is stopped.
+    whenever it is stopped. No more than `OMP_NUM_THREADS`, as torch and numpy take it.
     """
     quota = cpu_quota(root)
-    return usable_cores() if quota is None else max(1, min(usable_cores(), int(quota)))
+    wished = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of nested regions, the outer one's
+    limits = [usable_cores(), *([] if quota is None else [int(quota)]), *([int(wished)] if wished.isdecimal() else [])]
+    return max(1, min(limits))
 
 
 def _capability() -> str | None:

@@ -76,10 +76,19 @@ def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
     assert default_threads(tmp_path) == usable_cores()
 
 
-@pytest.mark.parametrize(("quota", "threads"), [(0.5, 1), (1.9, 1), (100.0, 8)])
-def test_threads_are_those_that_a_quota_keeps_busy(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, quota: float, threads: int
+@pytest.fixture(autouse=True)
+def _no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("quota", "wished", "threads"),
+    [(0.5, "", 1), (1.9, "", 1), (100.0, "", 8), (100.0, "3", 3), (2.0, "4,2", 2), (100.0, "0", 1), (100.0, "all", 8)],
+)
+def test_threads_are_those_that_a_quota_keeps_busy_and_that_are_wished(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, quota: float, wished: str, threads: int
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", wished)
     monkeypatch.setattr(loader, "usable_cores", lambda: 8)
     assert default_threads(machine("0::/\n", {"cpu.max": f"{quota * 100_000:.0f} 100000"})) == threads
 
