@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -314,7 +314,7 @@ def test_the_audit_sees_a_judge_that_went_wrong_and_weighs_queries_alike() -> No
 # A run.
 
 
-def cheap_file(days: Days, labels: list[Row], *, wrong: int) -> str:
+def cheap_file(days: Days, labels: list[Row], *, wrong: int, name: str = "cheap") -> str:
     """A judge that knows the teacher's grades, is unsure of each fifth row and wrong about it, and sure of each
     `wrong`-th of the others and wrong.
     """
@@ -325,7 +325,7 @@ def cheap_file(days: Days, labels: list[Row], *, wrong: int) -> str:
         probs = np.full(GRADES, 0.15 if is_unsure else 0.01)
         probs[grade] = 1 - probs[0] * (GRADES - 1)
         rows.append({**{name: label[name] for name in ("query_id", "doc_id")}, "grade": grade, "probs": probs.tolist()})
-    path = days.folder / "cheap.parquet"
+    path = days.folder / f"{name}.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
 
@@ -334,22 +334,31 @@ def cascade(days: Days, cheap: str | list[str], **changes: Any) -> dict[str, Any
     return {"cheap": cheap, "calibration": str(days.out("calibration")), "alpha": ALPHA, "audit_pairs": 40, **changes}
 
 
-@pytest.fixture
-def asked(days: Days) -> tuple[list[Row], list[Row]]:
-    """The rows of 80 queries and the teacher's labels of all; `calibration` is a run over 30 of the queries."""
-    rows = rows_of(80, 10)
+class Asked(NamedTuple):
+    days: Days
+    rows: list[Row]
+    truth: list[Row]
+    cheap: str
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """The rows of 80 queries and the teacher's labels of all; `calibration` is a run over 30 of the queries, `cascade`
+    one over all with a cheap judge before the teacher, and its result. Tests add days of other names.
+    """
+    days, rows = Days(tmp_path_factory.mktemp("asked")), rows_of(80, 10)
     days.run("truth", rows, labeler={"name": "direct"})
     drawn = {f"q{query}" for query in np.random.default_rng(5).permutation(80)[:CALIBRATED]}
     days.run("calibration", [row for row in rows if row["query_id"] in drawn], labeler={"name": "direct"})
-    return rows, days.labels("truth")
-
-
-def test_the_teacher_is_asked_what_the_cheap_judge_is_unsure_of_and_the_audit(
-    days: Days, asked: tuple[list[Row], list[Row]]
-) -> None:
-    rows, truth = asked
+    truth = days.labels("truth")
     cheap = cheap_file(days, truth, wrong=97)
     result = days.run("cascade", rows, labeler={"name": "direct"}, cascade=cascade(days, cheap))
+    return Asked(days, rows, truth, cheap, result)
+
+
+def test_the_teacher_is_asked_what_the_cheap_judge_is_unsure_of_and_the_audit(asked: Asked) -> None:
+    days, _, truth, _, result = asked
     labels = days.labels("cascade")
     by = [label["answered_by"] for label in labels]
     assert days.asks("cascade") == {"score": by.count("teacher") + by.count("audit")}
@@ -372,9 +381,8 @@ def test_the_teacher_is_asked_what_the_cheap_judge_is_unsure_of_and_the_audit(
     assert (code, again["cascade"]) == (10, found)
 
 
-def test_no_later_run_takes_a_cheap_label_for_the_teachers(days: Days, asked: tuple[list[Row], list[Row]]) -> None:
-    rows, truth = asked
-    days.run("cascade", rows, labeler={"name": "direct"}, cascade=cascade(days, cheap_file(days, truth, wrong=97)))
+def test_no_later_run_takes_a_cheap_label_for_the_teachers(asked: Asked) -> None:
+    days, rows, truth, _, _ = asked
     cheap = sum(label["answered_by"] == "cheap" for label in days.labels("cascade"))
     days.run("after", rows, labeler={"name": "direct"}, reuse=["cascade"])
     assert days.asks("after") == {"score": cheap}
@@ -385,29 +393,25 @@ def test_no_later_run_takes_a_cheap_label_for_the_teachers(days: Days, asked: tu
     assert "is a cascade itself" in error
 
 
-def test_shards_and_chunks_do_not_matter_to_who_labels_a_row(days: Days, asked: tuple[list[Row], list[Row]]) -> None:
-    rows, truth = asked
-    spec = cascade(days, cheap_file(days, truth, wrong=97))
-    days.run("one", rows, labeler={"name": "direct"}, cascade=spec, shards=1, run={"chunk_rows": 80})
-    days.run("many", rows, labeler={"name": "direct"}, cascade=spec, shards=7, run={"chunk_rows": 3})
-    assert days.labels("one") == days.labels("many")
+def test_shards_and_chunks_do_not_matter_to_who_labels_a_row(asked: Asked) -> None:
+    days, rows, _, cheap, _ = asked
+    spec = cascade(days, cheap)
+    days.run("many", rows, labeler={"name": "direct"}, cascade=spec, shards=7, run={"chunk_rows": 23})
+    assert days.labels("many") == days.labels("cascade")
 
 
-def test_a_judge_that_is_worse_on_the_run_than_on_the_calibration_ends_in_an_alarm(
-    days: Days, asked: tuple[list[Row], list[Row]]
-) -> None:
-    rows, truth = asked
+def test_a_judge_that_is_worse_on_the_run_than_on_the_calibration_ends_in_an_alarm(asked: Asked) -> None:
+    days, rows, truth, _, _ = asked
     known = {label["query_id"] for label in days.labels("calibration")}
     spoilt = [{**label, "grade": (label["grade"] + (label["query_id"] not in known)) % GRADES} for label in truth]
-    spec = cascade(days, cheap_file(days, spoilt, wrong=1000), audit=0.2)
-    code, result = days.call("run", days.job("cascade", rows, labeler={"name": "direct"}, cascade=spec))
+    spec = cascade(days, cheap_file(days, spoilt, wrong=1000, name="worse"), audit=0.2)
+    code, result = days.call("run", days.job("alarm", rows, labeler={"name": "direct"}, cascade=spec))
     assert (code, result["rows_open"]) == (5, 0)
     assert result["cascade"]["low"] > ALPHA
 
 
-def test_what_cannot_be_certified_is_refused(days: Days, asked: tuple[list[Row], list[Row]]) -> None:
-    rows, truth = asked
-    cheap = cheap_file(days, truth, wrong=97)
+def test_what_cannot_be_certified_is_refused(asked: Asked) -> None:
+    days, rows, _, cheap, _ = asked
 
     def refused(*words: str, job: dict[str, Any] | None = None, cheap: str = cheap, **changes: Any) -> None:
         spec = {"labeler": {"name": "direct"}, **(job or {}), "cascade": cascade(days, cheap, **changes)}
@@ -426,36 +430,31 @@ def test_what_cannot_be_certified_is_refused(days: Days, asked: tuple[list[Row],
     refused("review", job={"labeler": {"name": "review"}})
 
 
-def test_other_cheap_answers_are_another_job(days: Days, asked: tuple[list[Row], list[Row]]) -> None:
-    rows, truth = asked
-    days.run("day", rows, labeler={"name": "direct"}, cascade=cascade(days, cheap_file(days, truth, wrong=97)))
-    cheap_file(days, truth, wrong=53)
+def test_other_cheap_answers_are_another_job(asked: Asked) -> None:
+    days, rows, truth, _, _ = asked
+    spec = cascade(days, cheap_file(days, truth, wrong=97, name="changed"))
+    days.run("day", rows, labeler={"name": "direct"}, cascade=spec)
+    cheap_file(days, truth, wrong=53, name="changed")
     code, error = days.call("run", days.folder / "day.yaml")
     assert code == 3
     assert "cascade.cheap" in error
 
 
-def test_several_judges_answer_by_the_mean_of_their_distributions(
-    days: Days, asked: tuple[list[Row], list[Row]]
-) -> None:
-    rows, truth = asked
-    cheap = cheap_file(days, truth, wrong=97)
+def test_several_judges_answer_by_the_mean_of_their_distributions(asked: Asked) -> None:
+    days, rows, truth, cheap, _ = asked
     spec = cascade(days, [cheap, str(days.out("truth"))])
-    days.run("cascade", rows, labeler={"name": "direct"}, cascade=spec)
+    days.run("several", rows, labeler={"name": "direct"}, cascade=spec)
     held = pq.read_table(cheap)["probs"].to_pylist()
-    for label, one, other in zip(days.labels("cascade"), held, truth, strict=True):
+    for label, one, other in zip(days.labels("several"), held, truth, strict=True):
         mean_K = (np.array(one) + np.array(other["probs"])) / 2
         assert label["cheap_grade"] == mean_K.argmax()
         assert label["cheap_confidence"] == pytest.approx(mean_K.max(), abs=1e-5)
-    sources = {one["output"] for one in days.manifest("cascade")["reused_from"]}
+    sources = {one["output"] for one in days.manifest("several")["reused_from"]}
     assert sources == {*spec["cheap"], spec["calibration"]}
 
 
-def test_a_student_learns_from_a_cascade_with_weights_by_who_labelled_the_row(
-    days: Days, asked: tuple[list[Row], list[Row]]
-) -> None:
-    rows, truth = asked
-    days.run("cascade", rows, labeler={"name": "direct"}, cascade=cascade(days, cheap_file(days, truth, wrong=97)))
+def test_a_student_learns_from_a_cascade_with_weights_by_who_labelled_the_row(asked: Asked) -> None:
+    days = asked.days
     by = [label["answered_by"] for label in days.labels("cascade")]
     source = {"path": str(days.out("cascade")), "weight": 2.0, "weights": {"cheap": 0.25, "audit": 0.0}}
     student = {"kind": "encoder", "model": "none"}
