@@ -29,11 +29,17 @@ from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, 
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Labels of one process and an engine that stays up."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, Any]]:
+    """Labels and report of one process and an engine that stays up."""
     job = write_job(tmp_path_factory.mktemp("undisturbed"))
-    assert relabel(job)[0] == 0
-    return files(job)
+    code, report, _ = relabel(job)
+    assert code == 0
+    return files(job), report
+
+
+@pytest.fixture(scope="module")
+def undisturbed(alone: tuple[dict[str, str], dict[str, Any]]) -> dict[str, str]:
+    return alone[0]
 
 
 def wait_for(what: Any, *, within_s: float = 20.0) -> Any:
@@ -50,13 +56,13 @@ def ended_at_once(processes: list[psutil.Process]) -> bool:
 
 
 def test_three_workers_give_the_labels_and_the_report_of_one_process(
-    tmp_path: Path, undisturbed: dict[str, str]
+    tmp_path: Path, alone: tuple[dict[str, str], dict[str, Any]]
 ) -> None:
-    jobs = {name: write_job(tmp_path / name) for name in ("alone", "crew")}
-    alone, pool = relabel(jobs["alone"])[1], relabel(jobs["crew"], "--workers", "3")[1]
-    assert files(jobs["crew"]) == undisturbed
+    job, (labels, report) = write_job(tmp_path), alone
+    pool = relabel(job, "--workers", "3")[1]
+    assert files(job) == labels
     assert pool.pop("engine_restarts") == 0
-    assert pool.keys() == alone.keys()
+    assert pool.keys() == report.keys()
     for same in (
         "exit_code",
         "shards",
@@ -69,10 +75,10 @@ def test_three_workers_give_the_labels_and_the_report_of_one_process(
         "stages",
         "remarks",
     ):
-        assert pool[same] == alone[same], same
+        assert pool[same] == report[same], same
     for same in ("pairs", "statuses", "requests", "prompt_tokens", "output_tokens", "chunks_committed"):
-        assert pool["this_run"][same] == alone["this_run"][same], same
-    code, again, _ = relabel(jobs["crew"], "--workers", "3")
+        assert pool["this_run"][same] == report["this_run"][same], same
+    code, again, _ = relabel(job, "--workers", "3")
     assert (code, again["engine_restarts"]) == (10, 0)
 
 
@@ -129,7 +135,6 @@ def test_a_worker_killed_in_every_commit_still_gets_on_and_loses_nothing(
 ) -> None:
     """After a receipt it dies before it can report; the supervisor finds the receipt, and counts it as progress."""
     job = write_job(tmp_path)
-    assert relabel(job, verb="plan")[0] == 0
     code, report, said = relabel(job, "--workers", "1", variables={"RELABEL_FAILPOINT": failpoint})
     assert code == 0, said
     assert report["engine_restarts"] >= (2 if failpoint.endswith(":1") else 1)  # two commits may be under way
@@ -157,7 +162,7 @@ def test_a_signal_drains_all_workers_and_leaves_none(
     assert json.loads(out)["stopped"] == ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
     assert ended_at_once(family)
     write_job(tmp_path)
-    assert relabel(job, "--workers", "2")[0] == 0
+    assert relabel(job)[0] == 0
     assert files(job) == undisturbed
 
 
@@ -179,12 +184,12 @@ def test_a_supervisor_killed_by_kill_9_leaves_no_process(
     process.stderr.close()
     assert ended_at_once(family)
     write_job(tmp_path)
-    assert relabel(job, "--workers", "2")[0] == 0
+    assert relabel(job)[0] == 0
     assert files(job) == undisturbed
 
 
 def test_one_process_alone_whose_engine_never_comes_back_ends_in_20(tmp_path: Path) -> None:
-    job = write_job(tmp_path, poison=(40,), crash="hang", capacity=4, run={"ask_timeout_s": 1.0})
+    job = write_job(tmp_path, rows=60, poison=(40,), crash="hang", capacity=4, run={"ask_timeout_s": 1.0})
     done = subprocess.run(command(job), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (20, ""), done.stderr
     assert "has not come back from its work" in done.stderr
