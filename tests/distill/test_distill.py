@@ -193,9 +193,9 @@ def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Calla
     assert not run(start="restart", train={"max_steps": 3}).was_done
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "deberta-v2", "xlm-roberta"])
-def test_other_encoders_train_and_load(run: Callable[..., Any], encoder_dir: Callable[..., Path], kind: str) -> None:
-    report = run(student={"model": str(encoder_dir(kind)), "pooling": "cls"}, train={"max_steps": 3})
+def test_another_encoder_trains_and_loads(run: Callable[..., Any], encoder_dir: Callable[..., Path]) -> None:
+    """All others go the whole way in tests/architectures."""
+    report = run(student={"model": str(encoder_dir("modernbert")), "pooling": "cls"}, train={"max_steps": 3})
     found = load_student(report.output).probabilities([("red shoe", "a red shoe"), ("lamp", "")])
     assert np.isfinite(found["relevance"]).all()
 
@@ -207,11 +207,6 @@ def test_gold_alone_trains_a_student(run: Callable[..., Any], pairs_file: Path) 
     assert report.manifest.heads == {"relevance": 2}
     assert report.manifest.metrics.test.judged_by == "gold"
     assert report.manifest.rows == {"all": 144, "labelled": 0, "gold_alone": 144}
-
-
-def test_label_only_builds_no_node_heads_and_its_head_starts_as_in_the_full_student(run: Callable[..., Any]) -> None:
-    report = run(loss={"subject": 0, "attribute": 0, "consistency": 0}, train={"max_steps": 2})
-    assert report.manifest.heads == {"relevance": 3}
 
 
 def test_a_gate_that_fails_keeps_the_student_and_says_so(run: Callable[..., Any]) -> None:

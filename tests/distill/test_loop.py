@@ -28,11 +28,11 @@ from relabel.distill.training import checkpoints
 from relabel.distill.training.output import list_checkpoints, step_of
 from relabel.distill.training.runtime import BatchPlan, precision_of
 from relabel.manifests.process import forget_interruptions, on_signal
-from tests.distill.test_training import ROOT, curve
+from tests.distill.test_training import ROOT, curve, without_dropout
 from tests.killing import killed_at
 
 GOLDENS = Path(__file__).parent.parent / "golden" / "student_curves.json"
-SHORT = {"max_steps": 8, "save_every": 1, "batch_size": 32, "eval_every": 3}
+SHORT = {"max_steps": 5, "save_every": 1, "batch_size": 32, "eval_every": 3}
 LORA = {"kind": "decoder", "lora": {"r": 4, "dropout": 0.1}}
 WAYS: dict[str, dict[str, Any]] = {
     "encoder": {},
@@ -86,9 +86,9 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
     with killed_at("before_model"):
         train(way, settings, output=str(tmp_path / "whole"))
     kept = list_checkpoints(tmp_path / "whole" / "checkpoints")
-    assert [step_of(path) for path in kept] == list(range(1, 9))
-    alone = train(way, settings, start="restart", output=str(tmp_path / "alone"))
-    for last in (1, 3, 8):  # dev is evaluated after the third, and after the eighth there is only to write
+    assert [step_of(path) for path in kept] == list(range(1, 6))
+    alone = train(way, {**settings, "save_every": 5}, output=str(tmp_path / "alone"))
+    for last in (1, 3, 5):  # dev is evaluated after the third, and after the fifth there is only to write
         folder = tmp_path / f"from-{last}"
         shutil.copytree(tmp_path / "whole", folder)
         for later in list_checkpoints(folder / "checkpoints")[last:]:
@@ -99,25 +99,28 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
         assert resumed.manifest.metrics == alone.manifest.metrics
 
 
-@pytest.mark.parametrize("step", [4, 8])
 def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
-    step: int, run: Callable[..., Any], tmp_path: Path
+    run: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Dev is evaluated once an epoch, and not at the step where the signal came."""
+    """Dev is evaluated once an epoch, and not at the steps where the signals come: one amid the training, the other at
+    its end.
+    """
     settings = {"train": {"max_steps": 8, "batch_size": 16}}
     alone = run(**settings, output=str(tmp_path / "alone"))
+    starts: dict[int, Any] = {4: "new", 8: "resume"}
+    for step, start in starts.items():
 
-    def say(line: str) -> None:
-        if line.startswith(f"step {step} of"):
-            on_signal(signal.SIGTERM, None)
+        def say(line: str, step: int = step) -> None:
+            if line.startswith(f"step {step} of"):
+                on_signal(signal.SIGTERM, None)
 
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(**settings, say=say)
-    finally:
-        forget_interruptions()
-    kept = list_checkpoints(tmp_path / "out" / "checkpoints")
-    assert step_of(kept[-1]) == step
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                run(**settings, start=start, say=say)
+        finally:
+            forget_interruptions()
+        kept = list_checkpoints(tmp_path / "out" / "checkpoints")
+        assert step_of(kept[-1]) == step
     resumed = run(**settings, start="resume")
     assert curve(resumed.output) == curve(alone.output)
     assert files_of(resumed.output) == files_of(alone.output)
@@ -200,11 +203,13 @@ def test_processes_share_all_batches_and_a_resumed_one_meets_those_that_were_lef
 
 
 KILLED = """
-import os, signal, sys, time
+import contextlib, os, signal, sys, time
 from pathlib import Path
 from relabel.jobs.cli import main
 from relabel.manifests import failpoints
-who, is_draining = int(sys.argv[1]), sys.argv[2] == "drain"
+who, is_draining, whole, killed = int(sys.argv[1]), sys.argv[2] == "drain", *sys.argv[3:]
+with contextlib.suppress(SystemExit):
+    main(["distill", whole, "--output", "json"])
 steps = []
 
 def hit(name):
@@ -217,7 +222,7 @@ def hit(name):
 
 failpoints.hit = hit
 try:
-    main(sys.argv[3:])
+    main(["distill", killed])
 except SystemExit as end:
     Path("code").write_text(str(end.code))
 """
@@ -231,16 +236,34 @@ except SystemExit as end:
         pytest.param(0, "training", marks=pytest.mark.full),
     ],
 )
-def test_a_process_that_is_killed_ends_the_other_which_says_so_and_what_is_kept(
-    who: int, when: str, spec: Callable[..., dict[str, Any]], tmp_path: Path
+def test_two_processes_train_as_one_that_accumulates_and_one_that_is_killed_ends_the_other_which_says_so(
+    who: int,
+    when: str,
+    run: Callable[..., Any],
+    spec: Callable[..., dict[str, Any]],
+    encoder_dir: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    train = {"max_steps": 40, "batch_size": 8, "save_every": 2}
-    (tmp_path / "student.yaml").write_text(yaml.safe_dump(spec(train=train)))
+    """DDP over gloo: the same rows a step, the same losses, and only the first process writes and speaks."""
+    student = {"model": str(without_dropout(encoder_dir(), tmp_path)), "dropout": 0.0}
+    train = {"max_steps": 4, "batch_size": 8, "learning_rate": 1e-3}
+    alone = run(student=student, train={**train, "accumulation": 2}, output=str(tmp_path / "alone"))
+    both = spec(student=student, train=train, output=str(tmp_path / "both"))
+    (tmp_path / "whole.yaml").write_text(yaml.safe_dump(both))
+    (tmp_path / "student.yaml").write_text(
+        yaml.safe_dump(spec(train={"max_steps": 40, "batch_size": 8, "save_every": 2}))
+    )
     (tmp_path / "killed.py").write_text(KILLED)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    call = [*launch, str(tmp_path / "killed.py"), str(who), when, "distill", str(tmp_path / "student.yaml")]
+    specs = [str(tmp_path / "whole.yaml"), str(tmp_path / "student.yaml")]
+    call = [*launch, str(tmp_path / "killed.py"), str(who), when, *specs]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert json.loads(done.stdout)["training"]["steps"] == 4, done.stderr
+    one, other = (
+        [row["value"] for row in curve(output) if row["name"] == "loss"] for output in (alone.output, tmp_path / "both")
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-4)
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("relabel:")]
     assert "another of the 2 processes that train together ended" in said, done.stderr
     assert said.endswith("checkpoint-000002 is kept: --resume goes on from it."), said

@@ -302,7 +302,6 @@ def test_the_key_that_changed_is_named_with_both_values(run: Callable[..., Any])
     said = str(found.value)
     assert "checkpoint-000002 is of another spec, model or data (train.learning_rate: was 0.003, is 0.0001)" in said
     assert "Restore what changed and give --resume, name another `output`, or start over with --restart" in said
-    assert run(start="restart", train={**TRAIN, "learning_rate": 1e-4}).manifest.training.steps == 4
 
 
 def test_labels_and_a_model_that_changed_where_they_are_are_named(

@@ -85,40 +85,17 @@ def test_a_training_killed_with_signal_9_resumes_to_the_same_curve_and_weights_b
     assert run(start="resume", **values).was_done
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one_that_accumulates(
-    run: Callable[..., Any], spec: Callable[..., dict[str, Any]], tmp_path: Path, encoder_dir: Callable[..., Path]
-) -> None:
-    """DDP over gloo: the same rows a step, the same losses, and only the first process writes and speaks."""
-    student = {"model": str(without_dropout(encoder_dir(), tmp_path)), "dropout": 0.0}
-    train = {"max_steps": 4, "batch_size": 8, "learning_rate": 1e-3}
-    alone = run(student=student, train={**train, "accumulation": 2}, output=str(tmp_path / "alone"))
-    file = tmp_path / "student.yaml"
-    file.write_text(yaml.safe_dump(spec(student=student, train=train, output=str(tmp_path / "both"))))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    launch += ["--no-python", str(Path(sys.executable).with_name("relabel"))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    call = [*launch, "distill", str(file), "--output", "json"]
-    done = subprocess.run(call, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["training"]["steps"] == 4
-    one, other = (
-        [row["value"] for row in curve(output) if row["name"] == "loss"] for output in (alone.output, tmp_path / "both")
-    )
-    np.testing.assert_allclose(one, other, rtol=1e-4)
-
-
 @pytest.mark.parametrize("place", TRAINING_FAILPOINTS)
 def test_a_death_anywhere_leaves_whole_checkpoints_and_no_finished_student(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    train = {"max_steps": 6, "save_every": 2}
+    train = {"max_steps": 4, "save_every": 2}
     with killed_at(place, 2 - (place == "before_model")):
         run(train=train)
     report = run(start="resume", train=train)
-    assert report.manifest.training.steps == 6
+    assert report.manifest.training.steps == 4
     steps = [row["step"] for row in curve(report.output) if row["name"] == "loss" and row["split"] == "train"]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert steps == [1, 2, 3, 4]
 
 
 def test_accumulating_small_batches_is_the_loss_of_a_large_one(
