@@ -203,9 +203,9 @@ def write_model(
     if model is not None:
         model.save_pretrained(folder)
         _write_tokenizer(student, folder)
-        # vLLM cuts texts at this length, and not at the tokenizer's
-        lengths = {"max_seq_length": student.record.max_tokens, "do_lower_case": False}
-        (folder / "sentence_bert_config.json").write_bytes(readable_json(lengths))
+        (folder / "sentence_bert_config.json").write_bytes(  # vLLM cuts texts at this length, not at the tokenizer's
+            readable_json({"max_seq_length": student.record.max_tokens, "do_lower_case": False})
+        )
         if (apart := _apart(student, form, _reloaded(folder), folder)) <= MOST_APART:
             say(f"transformers: {type(model).__name__}, at most {apart:.1g} from the student")
             return "transformers"
@@ -454,8 +454,7 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     _pair_tokenizer(student).save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     held = json.loads(file.read_bytes())
-    if student.record.kind == "decoder":  # other classes, and these keys, would put their own marks around texts
-        held = {key: one for key, one in held.items() if key not in ("add_bos_token", "add_eos_token")}
+    if student.record.kind == "decoder":  # other classes put their own marks around texts, or give token types
         held |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     file.write_bytes(
         readable_json({**held, "model_max_length": student.record.max_tokens, "split_special_tokens": True})

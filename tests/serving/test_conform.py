@@ -208,9 +208,6 @@ def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
 
 def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any) -> None:
     right = Student(bundle, provider="cpu", precision="fp32")
-    done = relabel("conform", serve(right), str(bundle), "--output", "json")
-    assert done.code == 0
-    assert json.loads(done.out)["verdict"] == "equal"
     done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle))
     assert done.code == 5
     assert "token types are left out" in done.out
