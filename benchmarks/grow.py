@@ -34,6 +34,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,10 @@ def choose(probs_NG: np.ndarray, rows_N: np.ndarray, query_N: np.ndarray, count:
     return rows_N[order_N[place_N < most][:count]]
 
 
-def run_seed(student: Student, data: pl.DataFrame, seed: int, most: int, done: dict[Any, Any], write: Any) -> None:
-    """All rounds of a seed that are not done; `write` keeps one."""
+def run_seed(
+    made: Callable[[], Student], data: pl.DataFrame, seed: int, most: int, done: dict[Any, Any], write: Any
+) -> None:
+    """All rounds of a seed that are not done, by the student that `made` gives; `write` keeps one."""
     query_N = data["query_id"].rank("dense").to_numpy() - 1
     is_test_N = is_test_query(query_N.max() + 1, seed)[query_N]
     test, pool = np.flatnonzero(is_test_N), np.random.default_rng(seed).permutation(np.flatnonzero(~is_test_N))[:POOL]
@@ -138,7 +141,7 @@ def run_seed(student: Student, data: pl.DataFrame, seed: int, most: int, done: d
             asked = np.concatenate([pool[:FIRST], *(done[seed, *key]["next"][arm] for key in earlier)]).astype(int)
         has_next = 4 * size <= POOL and (arm != "random" or size == FIRST)
         left = np.setdiff1d(pool, asked)[: None if has_next else 0]
-        probs_NG = student(asked, np.concatenate([test, left]), seed)
+        probs_NG = made()(asked, np.concatenate([test, left]), seed)
         most_of = {"entropy": size, "diverse": -(-2 * size // len(np.unique(query_N[pool])))}
         write({
             "seed": seed, "arm": arm, "pairs": size,
@@ -213,9 +216,9 @@ def main() -> None:
     fetch_model(MODEL, Storage())
     with tempfile.TemporaryDirectory() as folder:
         make = {"encoder": encoder_student, "frozen": frozen_student}[options.student]
-        student = make(data, Path(folder))
+        made = cache(lambda: make(data, Path(folder)))
         for seed in seeds:
-            run_seed(student, data, seed, options.most, done, write)
+            run_seed(made, data, seed, options.most, done, write)
     show(data, done, seeds, options.most)
 
 
