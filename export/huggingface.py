@@ -112,8 +112,8 @@ _PROMPT = [
 ]
 _DECODER_SERVERS = [
     "",
-    "One logit a pair, whose sigmoid is the score. vLLM (`--runner pooling --dtype float32`) serves it as `/rerank`",
-    "and `/score`; `relabel conform URL BUNDLE` compares such a server with the bundle.",
+    "One logit a pair, the log-odds of the expected grade over the highest. vLLM (`--runner pooling --dtype float32`)",
+    "serves it as `/rerank` and `/score`; `relabel conform URL BUNDLE` compares such a server with the bundle.",
 ]
 _TRANSFORMERS = [
     "`AutoModelForSequenceClassification.from_pretrained` loads it too, with its own head and `id2label`. The dense",
@@ -121,9 +121,10 @@ _TRANSFORMERS = [
     "bfloat16.",
 ]
 _SERVERS = [
-    "One logit a pair, whose sigmoid is the score. `AutoModelForSequenceClassification`, vLLM (`--dtype float32`) and",
-    "text-embeddings-inference serve it as `/rerank` and `/score`; `relabel conform URL BUNDLE` compares such a",
-    "server with the bundle. Keep the head in float32: its tanh units stand for the logarithms of the expected grade.",
+    "One logit a pair, the log-odds of the expected grade over the highest. `AutoModelForSequenceClassification` loads",
+    "it; vLLM (`--dtype float32`) and text-embeddings-inference serve it as `/rerank` and `/score`; `relabel conform",
+    "URL BUNDLE` compares such a server with the bundle. Keep the head in float32: its tanh units stand for the",
+    "logarithms of the expected grade.",
 ]
 _MODULES = [
     "The folder holds modules (Transformer, Pooling, Dense) and no config at its top, so that transformers' Auto",
