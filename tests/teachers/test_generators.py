@@ -231,10 +231,10 @@ def compiler_of(tokenizer: Any, model: Any) -> GrammarCompiler:
 def reference_log_probs(model: Any, tokenizer: Any, row: EvidenceRow, prompt: list[int], ids: list[int]) -> list[float]:
     """Token by token: a matcher of its own says what may come, and numpy renormalises over that alone."""
     matcher = compiler_of(tokenizer, model).matcher(row.ask.format)
+    with torch.no_grad():
+        logits_TV = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].double().numpy()
     found = []
-    for place, token in enumerate(ids):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + ids[:place]])).logits[0, -1].double().numpy()
+    for token, logits in zip(ids, logits_TV, strict=True):
         words = np.zeros((1, -(-len(logits) // 32)), dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         may = [one for one in range(len(logits)) if words[0, one // 32] >> (one % 32) & 1]
