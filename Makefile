@@ -16,7 +16,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm contract check format docs faults full faults-long bench release shows gpu gpu-day clean
+.PHONY: help demo teach browser environments test test-vllm contract check format docs faults full faults-long bench labels-for-less release shows gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -96,6 +96,11 @@ release: ## The wheel and the sdist in dist/, each installed in an empty environ
 bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/run_loop.py
 	$(BIN)/python benchmarks/commands.py
+
+labels-for-less: $(STAMP) ## Figures and picture of docs/labels-for-less.md, from published labels (minutes): make labels-for-less DATA=FOLDER
+	$(BIN)/python -m benchmarks.cascade --trec $(DATA) --picture docs/images/labels-for-less.svg
+	$(BIN)/python -m benchmarks.combine $(DATA)
+	$(BIN)/python -m benchmarks.grow $(DATA) build/grow.jsonl --student frozen --most 4000
 
 shows: $(STAMP) ## Whole jobs: workers and nodes killed on S3, a cron day, a million pairs. PAIRS="one.parquet other.parquet"
 	$(BIN)/python -m benchmarks.show_crashes $(PAIRS) --together
