@@ -2,10 +2,10 @@
 
     python -m benchmarks.grow DATA ROUNDS.jsonl [--student encoder] [--most 2000] [--seeds 0,1,2]
 
-The rule, set before the first round. The teacher is the human grade, 0 to 3, of the query-product pairs in
-`DATA/crowdflower_ecom` (8,481 pairs of 219 queries); a document is its title. A seed's test set is a sixth of the
-queries (seeds 0 to 5 test on disjoint ones), its pool 6,000 pairs at random of the others. Each round trains from the
-base, with the seed's own order of rows, on all pairs asked so far:
+The rule, set before the first round; which student came later is on the page with the results. The teacher is the human
+grade, 0 to 3, of the query-product pairs in `DATA/crowdflower_ecom` (8,481 pairs of 219 queries); a document is its
+title. A seed's test set is a sixth of the queries (seeds 0 to 5 test on disjoint ones), its pool 6,000 pairs at random
+of the others. Each round trains from the base, with the seed's own order of rows, on all pairs asked so far:
 
 - `random`: 250, 500, 1000, … pairs of the pool, each set within the next one.
 - `entropy`: the same first 250; then as many pairs as there are, those with the highest entropy by the last round's
