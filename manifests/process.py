@@ -16,8 +16,10 @@ from types import FrameType, ModuleType
 
 from relabel.manifests.errors import MissingExtraError
 
-OBJECTS_A_COLLECTION = 50_000
-"""Of Python's own 700, importing torch and transformers spends a sixth of its time in some 1,400 collections."""
+OBJECTS_A_COLLECTION = 10_000
+"""Python's own number is 700, and a sixth of the time of importing torch and transformers goes into collections. With
+many more than this, dead tensors would pile up.
+"""
 _is_ours = False
 
 

@@ -149,9 +149,9 @@ def test_doctor_misses_the_gold_that_a_spec_names(relabel: Callable[..., Any], f
 # Only `jobs/` reads the environment, and it settles what a variable means before anything else is done.
 
 
-READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py", "export/puller.py"}
-"""What a fault test arms before anything is imported; what is written for vLLM, which has no other way to be set; and a
-program of its own, which `relabel pull --script` hands out.
+READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py", "export/puller.py", "export/loader.py"}
+"""What a fault test arms before anything is imported; what is written for vLLM, which has no other way to be set; and
+programs of their own: the one that `relabel pull --script` hands out, and a bundle's `load.py`.
 """
 
 

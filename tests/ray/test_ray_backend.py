@@ -47,7 +47,7 @@ def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: A
     wait_for(lambda: not any(map(is_worker, workers)))
     write_job(tmp_path)
     code, report, said = relabel(job)
-    assert (code, report["labelled"]) == (0, 60), said
+    assert (code, report["labelled"]) == (0, 36), said
     assert verified(job)
 
 
@@ -90,7 +90,7 @@ def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_drive
         environment = {**os.environ, **server.environment}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["labelled"] == 60
+        assert json.loads(done.stdout)["labelled"] == 36
         proof = [sys.executable, "-m", "relabel", "verify", remote]
         assert subprocess.run(proof, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
@@ -107,7 +107,7 @@ def test_nothing_in_the_drivers_working_directory_is_imported_on_the_nodes(clust
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert not marks.exists(), marks.read_text()
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["labelled"] == 60
+    assert json.loads(done.stdout)["labelled"] == 36
 
 
 def test_no_cluster_at_the_address_is_reported_with_what_to_do(tmp_path: Path) -> None:
