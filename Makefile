@@ -98,7 +98,7 @@ bench: $(STAMP) ## Figures of benchmarks/, on this machine
 	$(BIN)/python benchmarks/commands.py
 
 labels-for-less: $(STAMP) ## Figures and picture of docs/labels-for-less.md, from published labels (minutes): make labels-for-less DATA=FOLDER
-	$(BIN)/python -m benchmarks.cascade --trec $(DATA) --picture docs/images/labels-for-less.svg
+	$(BIN)/python -m benchmarks.cascade --trec $(DATA) --alpha 0.03,0.05,0.08 --picture docs/images/labels-for-less.svg
 	$(BIN)/python -m benchmarks.combine $(DATA)
 	$(BIN)/python -m benchmarks.grow $(DATA) build/grow.jsonl --student frozen --most 4000
 
