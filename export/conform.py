@@ -350,9 +350,10 @@ def _judged(
             for head, probs_NK in right["fp32"].items()
             if head != "relevance"
         ]
-        distinct = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}  # a batch repeats most pairs
-        for name, probs_NK in _readings(student, list(distinct)):
-            mistakes += [(float(apart(probs_NK[[distinct[pair] for pair in pairs]], one).mean()), name) for one in good]
+        place_of = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}  # a batch repeats most pairs
+        place_N = [place_of[pair] for pair in pairs]
+        for name, probs_PK in _readings(student, list(place_of)):
+            mistakes += [(float(apart(probs_PK[place_N], one).mean()), name) for one in good]
         nearest, name = min(mistakes)
         reason = name if nearest <= TOLERANCE and nearest * CLEARLY_BETTER < apart_N.mean() else ""
     if apart_N.max() > most:

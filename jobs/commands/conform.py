@@ -65,7 +65,7 @@ def conform(
     from relabel.export.conform import conform as compare
     from relabel.export.loader import BundleError, Encoder, read_manifest
     from relabel.export.rerank_servers import RerankServer
-    from relabel.jobs.run.progress import write_metrics
+    from relabel.jobs.run.progress import check_metrics_file, write_metrics
     from relabel.manifests.records import plain
 
     folder = local_folder(bundle, "BUNDLE")
@@ -81,18 +81,22 @@ def conform(
     except BundleError as exc:
         raise ManifestError(str(exc)) from exc
 
+    def keep(found: Conformity | None) -> None:
+        if metrics is not None and (why := write_metrics(Path(metrics), _metrics(found), labels)):
+            click.echo(f"warning: {why}", err=True)
+
+    if metrics is not None:
+        check_metrics_file(Path(metrics))
     while True:
         try:
             found = compare(folder, RerankServer(url, api, model, key, encoder))
         except (InputError, ServerGoneError) as exc:
-            if metrics is not None:
-                write_metrics(Path(metrics), _metrics(None), labels)
+            keep(None)
             if watch is None or isinstance(exc, InputError):
                 raise
             click.echo(json.dumps({"time": time.time(), "url": redacted(url), "error": str(exc)}))
         else:
-            if metrics is not None:
-                write_metrics(Path(metrics), _metrics(found), labels)
+            keep(found)
             code = Exit.GATE if found.verdict == "different" else Exit.DONE
             result = {"url": redacted(url), **plain(found)}
             if watch is None:

@@ -251,7 +251,7 @@ class MetricsFile:
         self._started_s = time.perf_counter()
         self._next_s = 0.0
         self._has_failed = False
-        _check_target(self._path)
+        check_metrics_file(self._path)
         self._last_success = _written_before(self._path, LAST_SUCCESS)
         self._without_commit = _written_before(self._path, WITHOUT_COMMIT) or 0.0
         self.progress: Progress | None = None
@@ -275,12 +275,11 @@ class MetricsFile:
         if code is not None:
             is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
             self._without_commit = self._without_commit + 1 if is_idle else 0.0
-        try:
-            write_metrics(self._path, self._metrics(code, reason), {"job": self.job, "shard": self._shard})
-        except OSError as exc:
-            if not self._has_failed:
-                self._has_failed = True
-                logger.warning("--metrics %s: can't be written (%s); going on without", self._path, exc.strerror)
+        labels = {"job": self.job, "shard": self._shard}
+        why = write_metrics(self._path, self._metrics(code, reason), labels)
+        if why and not self._has_failed:
+            self._has_failed = True
+            logger.warning(why)
 
     def _metrics(self, code: int | None, reason: str) -> list[Metric]:
         found: list[Metric] = [
@@ -313,20 +312,21 @@ class MetricsFile:
         return found
 
 
-def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) -> None:
+def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) -> str:
     """Replace a file by metrics, whole or not at all.
 
-    Raises:
-        OSError: it can't be written.
+    Returns:
+        Why it can't be written; nothing where it was.
     """
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         # a file's name need not be text
         part.write_text(rendered(metrics, labels), encoding="utf-8", errors="replace")
         part.replace(path)  # a path without a name (`.`, `/`) fails here
-    except OSError:
+    except OSError as exc:
         part.unlink(missing_ok=True) if part.parent.is_dir() else None
-        raise
+        return f"--metrics {path}: can't be written ({exc.strerror}); going on without"
+    return ""
 
 
 def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
@@ -374,7 +374,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _check_target(path: Path) -> None:
+def check_metrics_file(path: Path) -> None:
     """Refuse what is not a file and would be replaced by one; a folder is refused when it is written.
 
     Raises:

@@ -5,6 +5,7 @@ server without a fault is never called different.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -210,12 +211,15 @@ def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
     assert (found.verdict, found.reason) == ("different", "the instruction before the pair is missing")
 
 
-def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any) -> None:
+def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any, folder: Path) -> None:
+    """Whether or not its metrics can be written."""
     right = Student(bundle, provider="cpu", precision="fp32")
-    done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle))
-    assert done.code == 5
+    done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle), "--metrics", "absent/canary.prom")
+    assert (done.code, "--metrics absent/canary.prom: can't be written" in done.err) == (5, True), done.err
     assert "token types are left out" in done.out
     assert relabel("conform", "http://127.0.0.1:9", str(bundle)).code == 20
+    os.mkfifo("pipe")
+    relabel("conform", serve(right), str(bundle), "--metrics", "pipe").refused(3, "--metrics pipe", "Name a file")
 
 
 def recorded(api: str, student: Student, asked: Any) -> Any:
