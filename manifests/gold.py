@@ -335,20 +335,21 @@ def mapped(grades: pa.Int64Array, grade_map: GradeMap | None, *, where: str, opt
     return pa.array([grade_map[grade] for grade in seen], pa.int64()).take(pc.index_in(grades, value_set=known))
 
 
-def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str) -> None:
+def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str | None) -> None:
     """Every grade seen is one of 0..K-1.
 
     Raises:
-        InputError: suggests a map.
+        InputError: suggests a map, by the option that takes one; None where a command has none.
     """
     all_seen = sorted(set(seen))
     off = [grade for grade in all_seen if not 0 <= grade < grades]
     if off:
         suggestion = ",".join(f"{grade}={_suggested(grade, all_seen[-1], grades)}" for grade in all_seen)
-        raise InputError(
-            f"{where}: grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}. "
-            f"Say what each grade becomes, for instance {option} {suggestion}"
+        advice = (
+            f"Say what each grade becomes, for instance {option}" if option else "Bring the labels to it, for instance"
         )
+        found = f"grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}"
+        raise InputError(f"{where}: {found}. {advice} {suggestion}")
 
 
 def _suggested(grade: int, highest: int, grades: int) -> int:

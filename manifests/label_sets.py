@@ -588,7 +588,7 @@ def _numbered(ids: pa.LargeBinaryArray | None, num_rows: int) -> tuple[np.ndarra
     return codes_of((pa.nulls(num_rows, pa.large_binary()) if ids is None else ids).fill_null(b""))
 
 
-def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
+def gather(parts: Iterable[LabelPart], *, grades: int, where: str, option: str | None = None) -> Labelled:
     """Put a set's parts together, in the order of its rows; rows without a label are counted and left out.
 
     Raises:
@@ -597,7 +597,7 @@ def gather(parts: Iterable[LabelPart], *, grades: int, where: str) -> Labelled:
     held: list[LabelPart] = [NOTHING]
     num_without = 0
     for part in parts:
-        check_scale(grades_seen(part.grades), grades, where=where, option="--map-labels")
+        check_scale(grades_seen(part.grades), grades, where=where, option=option)
         num_without += part.grades.null_count
         if part.grades.null_count:
             labelled = pa.array(np.flatnonzero(part.grades.is_valid().to_numpy(zero_copy_only=False)))

@@ -435,7 +435,7 @@ def _teacher_of(named: dict[str, LabelSet]) -> str:
 
 def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelled:
     parts = (map_labels(part, options.label_map, where=labels.where) for part in labels.parts())
-    return gather(parts, grades=grades, where=labels.where)
+    return gather(parts, grades=grades, where=labels.where, option="--map-labels")
 
 
 def _figures(found: StudentComparison) -> tuple[dict[str, float | None], dict[str, float | None] | None]:

@@ -293,8 +293,8 @@ def scale_of(sets: list[LabelSet], seen: set[int], options: JudgingOptions) -> t
             highest = max(highest, *grades_seen(labels.grades), 0)
     if len(set(found.values())) > 1:
         raise InputError(
-            f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them together with "
-            "--map-labels."
+            f"labels are on different scales ({_listed(found)}). Judge them apart, or bring them to one "
+            "scale first (`evaluate` takes --map-labels)."
         )
     if found:
         grades = next(iter(found.values()))

@@ -30,13 +30,9 @@ def called(job: Path) -> int:
     return subprocess.run(command(job), capture_output=True, timeout=120, check=False).returncode
 
 
-def calls_until_done(job: Path, *, at_once: int = 1) -> int:
-    """How many calls it takes; each of those at once counts."""
-    for calls in range(at_once, MOST_CALLS + 1, at_once):
-        crowd = [subprocess.Popen(command(job), stdout=subprocess.DEVNULL) for _ in range(at_once)]
-        if 0 in {one.wait(timeout=120) for one in crowd}:  # all have ended by then
-            return calls
-    raise AssertionError(f"not done after {MOST_CALLS} calls")
+def calls_until_done(job: Path) -> int:
+    """How many calls it takes."""
+    return next((calls for calls in range(1, MOST_CALLS + 1) if called(job) == 0), MOST_CALLS + 1)
 
 
 def rows_in(job: Path, folder: str) -> list[dict[str, Any]]:

@@ -161,3 +161,9 @@ def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
     assert len(examples.texts) == 200
     held = {row["row_id"]: row["probs"] for row in pq.read_table(combined).to_pylist()}
     assert examples.targets["relevance"][17] == pytest.approx(held[examples.names[17][1]], abs=1e-6)
+
+
+def test_no_option_that_combine_lacks_is_named_for_a_grade_off_the_scale(days: Days) -> None:
+    judges = [judge(days, "sure", {("q1", "d1"): 1}, [0.2, 0.8]), judge(days, "wide", {("q1", "d1"): 3})]
+    code, said = days.call("combine", *judges, "--to", days.out("combined.parquet"))
+    assert (code, "grade 3 is off the scale 0 to 1" in str(said), "--map-labels" in str(said)) == (3, True, False)
