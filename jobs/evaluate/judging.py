@@ -284,14 +284,29 @@ class GoldOfBoth:
                 check_chunks(held, one.query_ids.take(taken_of), one.doc_ids.take(taken_of), where=self.qrels)
         return found
 
-    def lexical(
-        self, sets: Both, rows: tuple[Labelled, Labelled], match: Match, golds: pa.Int64Array
-    ) -> tuple[np.ndarray | None, list[str]]:
-        """BM25 of the matched rows that have a grade, and why there is none: see `lexical_scores`."""
+    def compared(
+        self, sets: Both, rows: tuple[Labelled, Labelled], match: Match, drawn: dict[str, Any]
+    ) -> tuple[StudentComparison, str, pa.Int64Array]:
+        """Two sets compared with each other and with gold, how their rows are joined with it, and the grade of each
+        matched row; `drawn` are the scale, resamples and samples.
+
+        Raises:
+            InputError: no matched row has a grade, or see `of`.
+        """
+        joined_by, golds, is_known, columns = self.of(sets, rows, match)
         number, notes = int(sets[0].plan is None), list[str]()
         judged = golds.is_valid().to_numpy(zero_copy_only=False)
         row_ids = rows[number].row_ids[(match.teacher, match.student)[number][judged]]
-        return lexical_scores(sets[number], row_ids, self._storage, notes), notes
+        lexical = lexical_scores(sets[number], row_ids, self._storage, notes)
+        found = compare(*rows, match, golds, is_known, columns=columns, lexical=lexical, **drawn)
+        found.notes.extend(notes)
+        if found.against_gold is None:
+            raise InputError(
+                f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
+                f"{self.qrels}, joined by {joined_by}. Do the ids mean the same things? --by and --doc name other "
+                "columns."
+            )
+        return found, joined_by, golds
 
     def _of(
         self, sets: Both, rows: tuple[Labelled, Labelled], match: Match
@@ -415,16 +430,7 @@ def _against_teacher(
         raise InputError(_nothing_matched(*rows, match))
     if gold is None:
         return compare(*rows, match, None, np.zeros(0), **drawn), None
-    joined_by, golds, is_known, columns = gold.of(sets, rows, match)
-    lexical, notes = gold.lexical(sets, rows, match, golds)
-    found = compare(*rows, match, golds, is_known, columns=columns, lexical=lexical, **drawn)
-    found.notes.extend(notes)
-    if found.against_gold is None:
-        raise InputError(
-            f"none of the {len(golds):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
-            f"{gold.qrels}, joined by {joined_by}. Do the ids mean the same things? --by and --doc name other columns."
-        )
-    return found, joined_by
+    return gold.compared(sets, rows, match, drawn)[:2]
 
 
 def _teacher_of(named: dict[str, LabelSet]) -> str:

@@ -230,32 +230,37 @@ def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairedRows:
-    """Rows that both sets label, all rows of some queries.
+    """Rows that both sets label.
 
     Args:
-        query: int64 [N], 0..Q-1, ascending, none left out.
-        docs: document ids.
+        query: int64 [N], 0..Q-1, none left out.
+        docs: int64 [N], in the order of document ids.
         grades: int64 [N], of the first set and of the second.
-        expected: float64 [N], NaN where a row has no distribution.
-        probs: float64 [N, K], NaN where a row has none.
+        probs: float64 [N, K], NaN where a row has no distribution.
     """
 
     query: np.ndarray
-    docs: list[str]
+    docs: np.ndarray
     grades: tuple[np.ndarray, np.ndarray]
-    expected: tuple[np.ndarray, np.ndarray]
     probs: tuple[np.ndarray, np.ndarray]
 
     @property
     def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """What rows are ordered by: expected grades to 6 digits, which float32 keeps, or the grade where there is no
-        distribution.
-        """
-        first, second = (
-            np.round(np.where(np.isnan(expected), grades, expected), 6)
-            for grades, expected in zip(self.grades, self.expected, strict=True)
-        )
-        return first, second
+        """What rows are ordered by, see `_scores`."""
+        return _scores(self.grades[0], self.probs[0]), _scores(self.grades[1], self.probs[1])
+
+
+def paired_rows(first: Labelled, second: Labelled, match: Match, grades: int) -> tuple[PairedRows, pa.LargeBinaryArray]:
+    """Matched rows as arrays, and the ids of their queries, by number."""
+    named = pa.array(match.teacher)
+    query_N, names = codes_of(first.query_ids.take(named))
+    found = PairedRows(
+        query_N,
+        codes_of(first.doc_ids.take(named))[0],
+        (first.grades[match.teacher], second.grades[match.student]),
+        (_taken(first.probs, match.teacher, grades), _taken(second.probs, match.student, grades)),
+    )
+    return found, names
 
 
 class QueryMoves(NamedTuple):
@@ -286,10 +291,7 @@ def query_moves(rows: PairedRows, queries: int, *, depth: int) -> QueryMoves:
     count = np.bincount(rows.query, minlength=queries)
     first, second = rows.scores
     entered, changed = np.zeros(queries, dtype=np.int64), np.zeros(queries, dtype=bool)
-    names = np.array([doc.encode("utf-8", "replace") for doc in rows.docs], dtype=object)
-    by_name = np.empty(len(names), dtype=np.int64)
-    by_name[np.argsort(names, kind="stable")] = np.arange(len(names))
-    tops = [np.lexsort((-by_name, -score, rows.query)) for score in (first, second)]
+    tops = [np.lexsort((-rows.docs, -score, rows.query)) for score in (first, second)]
     start = 0
     for query, size in enumerate(count):
         ours, theirs = (top[start : start + min(size, depth)] for top in tops)
@@ -319,84 +321,39 @@ def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
 # Two label sets over the same rows, neither of them the truth: agreement, shift of grades, distance of distributions,
 # and how the order of each query's documents changes, all with intervals over queries.
 #
-# Memory grows with queries, not with rows: rows come some whole queries at a time, and only sums are kept.
-#
-# Letters: N rows, Q queries of one part, G all queries, K grades.
-
-
-class PairedSums:
-    """Sums per query over the rows seen so far.
-
-    Args:
-        grades: K.
-        depth: of the top that is compared.
-    """
-
-    def __init__(self, grades: int, *, depth: int) -> None:
-        self.grades = grades
-        self.depth = depth
-        self._counts: list[np.ndarray] = []
-        self._sums: list[np.ndarray] = []
-        self._moves: list[QueryMoves] = []
-
-    def add(self, rows: PairedRows) -> QueryMoves:
-        """Take in the rows of some queries; how those queries moved."""
-        queries = int(rows.query[-1]) + 1
-        first, second = rows.grades
-        self._counts.append(
-            confusion_by_group(first, second, rows.query, num_groups=queries, grades=self.grades).astype(np.float32)
-        )
-        has_expected = ~np.isnan(rows.expected[0]) & ~np.isnan(rows.expected[1])
-        has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
-        probs = rows.probs[0][has_probs], rows.probs[1][has_probs]
-        columns = [
-            (has_expected, np.ones(len(first))),
-            (has_expected, rows.expected[0]),
-            (has_expected, rows.expected[1]),
-            (has_probs, np.ones(len(first))),
-            (has_probs, kl_rows(*probs)),
-            (has_probs, kl_rows(*reversed(probs))),
-            (has_probs, js_rows(*probs)),
-        ]
-        sums = [
-            np.bincount(rows.query[kept], weights if len(weights) == kept.sum() else weights[kept], minlength=queries)
-            for kept, weights in columns
-        ]
-        self._sums.append(np.stack(sums, axis=1))
-        self._moves.append(query_moves(rows, queries, depth=self.depth))
-        return self._moves[-1]
-
-    @property
-    def confusion(self) -> np.ndarray:
-        """int64 [K, K], rows first set, columns second."""
-        return np.asarray(np.concatenate(self._counts).sum(0, dtype=np.float64).round(), dtype=np.int64)
-
-    @property
-    def moves(self) -> QueryMoves:
-        """Of all queries, in the order in which they came."""
-        return QueryMoves(*(np.concatenate(column) for column in zip(*self._moves, strict=True)))
-
-    def figures(self, *, resamples: int, seed: int) -> dict[str, MetricValue]:
-        """Every metric with its 95 % interval over queries; at least one row was added."""
-        queries = len(self.moves.rows)
-        metrics = MetricSet(PAIRED, PairedStatistics(self), num_groups=queries)
-        return metrics.with_intervals(bootstrap(metrics.resampled, num_groups=queries, resamples=resamples, seed=seed))
+# Letters: N rows, G queries, K grades.
 
 
 class PairedStatistics:
-    """Statistics of two label sets, by query."""
+    """Statistics of two label sets, by query.
 
-    def __init__(self, sums: PairedSums) -> None:
-        moves, by_query = sums.moves, np.concatenate(sums._sums)
-        self.depth = sums.depth
-        self.counts = Sums(np.concatenate(sums._counts), int(moves.rows.sum()))
-        self.expected = Sums(by_query[:, :3], int(by_query[:, 0].sum()))
-        """Rows with expected grades in both sets, sum of those of the first, of the second."""
-        self.distances = [Sums(by_query[:, [place, 3]], int(by_query[:, 3].sum())) for place in (4, 5, 6)]
-        """KL(A ‖ B), KL(B ‖ A) and JS: total, and rows with distributions in both sets."""
+    Args:
+        depth: of the top that is compared.
+    """
+
+    def __init__(self, rows: PairedRows, num_queries: int, grades: int, *, depth: int) -> None:
+        self.depth = depth
+        self.moves = moves = query_moves(rows, num_queries, depth=depth)
+        confusion = confusion_by_group(*rows.grades, rows.query, num_groups=num_queries, grades=grades)
+        self.counts = Sums(confusion, len(rows.query))
+        has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
+        query_M, probs = rows.query[has_probs], [side[has_probs] for side in rows.probs]
+        means = [side @ np.arange(grades) for side in probs]
+        sums = [np.bincount(query_M, one, minlength=num_queries) for one in (np.ones(len(query_M)), *means)]
+        self.expected = Sums(np.stack(sums, axis=1), len(query_M))
+        """Rows with distributions in both sets, sum of the expected grades of the first, of the second."""
+        distances = kl_rows(*probs), kl_rows(*reversed(probs)), js_rows(*probs)
+        self.distances = [mean_of_rows(one, query_M, num_queries) for one in distances]
+        """KL(A ‖ B), KL(B ‖ A) and JS, of these rows."""
         self.tau = mean_of_queries(moves.tau)
         self.stayed = mean_of_queries(1 - moves.entered / np.maximum(moves.top, 1))
         self.first_changed = mean_of_queries(moves.top_changed.astype(float))
+
+    def figures(self, *, resamples: int, seed: int) -> dict[str, MetricValue]:
+        """Every metric with its 95 % interval over queries."""
+        queries = len(self.moves.rows)
+        metrics = MetricSet(PAIRED, self, num_groups=queries)
+        return metrics.with_intervals(bootstrap(metrics.resampled, num_groups=queries, resamples=resamples, seed=seed))
 
 
 Measure = Callable[[PairedStatistics], Mapping[str, Measured]]

@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.spatial.distance import jensenshannon
 from sklearn import metrics
 
-from relabel.manifests.metrics.comparison import PairedRows, PairedSums
+from relabel.manifests.metrics.comparison import PairedRows, PairedStatistics
 from tests.report.conftest import BAITS, Judgment, forge_run, plain_pairs, write_table
 
 TwoRuns = Callable[..., tuple[list[dict[str, Any]], list[Judgment], list[Judgment]]]
@@ -161,20 +161,6 @@ def test_a_changed_label_file_ends_the_comparison(two_runs: TwoRuns, relabel: Ca
     relabel("compare", "a", "b").refused(3, file.name, "sha256")
 
 
-def test_buckets_of_few_rows_give_the_same_comparison(
-    two_runs: TwoRuns, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two_runs()
-    whole = compare("a", "b", "--qrels", "pairs.parquet")
-    monkeypatch.setattr("relabel.jobs.tables.query_buckets.__kwdefaults__", {"bucket_rows": 20})
-    cut = compare("a", "b", "--qrels", "pairs.parquet")
-    assert json.dumps(cut["flips"]) == json.dumps(whole["flips"])
-    for name in ("counts", "confusion", "queries", "gold", "notes"):
-        assert cut[name] == whole[name], name
-    for name, figure in whole["figures"].items():
-        assert cut["figures"][name] == pytest.approx(figure, abs=1e-9)
-
-
 def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
     two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path
 ) -> None:
@@ -285,8 +271,7 @@ def test_what_is_printed_is_golden_down_to_the_order_of_keys(
     )
 
 
-# The figures of two label sets against scikit-learn, scipy and plain loops; and that cutting the rows otherwise
-# changes nothing.
+# The figures of two label sets against scikit-learn, scipy and plain loops.
 
 
 GRADES = 3
@@ -298,22 +283,19 @@ def world(seed: int, *, queries: int = 8, most: int = 9, lacking: float = 0.2) -
     sizes = random.integers(1, most + 1, queries)
     query = np.repeat(np.arange(queries), sizes)
     count = len(query)
-    docs = [f"d{number}" for number in random.permutation(count)]
     probs = [random.dirichlet(np.ones(GRADES), count) for _ in range(2)]
     for side in probs:
         side[random.random(count) < lacking] = np.nan
     grades = [random.integers(0, GRADES, count) for _ in range(2)]
-    expected = [side @ np.arange(GRADES) for side in probs]
-    return PairedRows(query, docs, (grades[0], grades[1]), (expected[0], expected[1]), (probs[0], probs[1]))
+    return PairedRows(query, random.permutation(count), (grades[0], grades[1]), (probs[0], probs[1]))
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_figures_are_those_of_the_libraries(seed: int) -> None:
     rows = world(seed)
-    sums = PairedSums(GRADES, depth=3)
-    sums.add(rows)
-    found = {name: figure.value for name, figure in sums.figures(resamples=0, seed=1).items()}
+    statistics = PairedStatistics(rows, int(rows.query[-1]) + 1, GRADES, depth=3)
+    found = {name: figure.value for name, figure in statistics.figures(resamples=0, seed=1).items()}
     first, second = rows.grades
     every = list(range(GRADES))
     assert found["agreement"] == pytest.approx(metrics.accuracy_score(first, second))
@@ -321,14 +303,13 @@ def test_figures_are_those_of_the_libraries(seed: int) -> None:
     quadratic = metrics.cohen_kappa_score(first, second, labels=every, weights="quadratic")
     assert found["kappa"] == pytest.approx(kappa, abs=1e-9)
     assert found["kappa_quadratic"] == pytest.approx(quadratic, abs=1e-9)
-    assert sums.confusion.tolist() == metrics.confusion_matrix(first, second, labels=every).tolist()
+    assert statistics.counts.by_group.sum(0).tolist() == metrics.confusion_matrix(first, second, labels=every).tolist()
     assert found["mean_grade_a"] == pytest.approx(first.mean())
     assert found["mean_grade_difference"] == pytest.approx(second.mean() - first.mean(), abs=1e-9)
-    both = ~np.isnan(rows.expected[0]) & ~np.isnan(rows.expected[1])
+    expected = [side @ np.arange(GRADES) for side in rows.probs]
+    both = ~np.isnan(expected[0]) & ~np.isnan(expected[1])
     if both.any():
-        assert found["mean_expected_difference"] == pytest.approx(
-            (rows.expected[1] - rows.expected[0])[both].mean(), abs=1e-9
-        )
+        assert found["mean_expected_difference"] == pytest.approx((expected[1] - expected[0])[both].mean(), abs=1e-9)
         ours, theirs = rows.probs[0][both], rows.probs[1][both]
         assert found["js"] == pytest.approx(
             np.mean([jensenshannon(p, q) ** 2 for p, q in zip(ours, theirs, strict=True)]), abs=1e-9
