@@ -322,15 +322,23 @@ def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_befo
     assert not [note for note in notes.seen if note[0] == "tries"], "no row was at stake when it crashed"
 
 
-class Slow(Scripted):
-    """Each poll takes a while; requests for one document are never answered."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is, so that a busy machine is no slow engine."""
+    now = [0.0]
+    monkeypatch.setattr("relabel.jobs.run.loop.time.perf_counter", lambda: now[0])
+    return now
 
-    def __init__(self, answer: Any, *, poll_s: float, never: str = "\0", capacity: int = 4) -> None:
-        super().__init__(answer, capacity)
-        self.poll_s, self.never = poll_s, never
+
+class Slow(Scripted):
+    """Each poll takes a while by a clock; requests for one document are never answered."""
+
+    def __init__(self, clock: list[float], *, poll_s: float, never: str = "\0", capacity: int = 4) -> None:
+        super().__init__(good, capacity)
+        self.clock, self.poll_s, self.never = clock, poll_s, never
 
     def poll(self) -> list[Answer]:
-        time.sleep(self.poll_s)
+        self.clock[0] += self.poll_s
         kept = [
             request
             for request in self.waiting
@@ -342,22 +350,20 @@ class Slow(Scripted):
         return answers
 
 
-def test_a_request_that_others_overtake_for_too_long_is_a_crash() -> None:
-    engine = Slow(good, poll_s=0.01, never="doc 3")
+def test_a_request_that_others_overtake_for_too_long_is_a_crash(clock: list[float]) -> None:
+    engine = Slow(clock, poll_s=0.01, never="doc 3")
     with pytest.raises(
         EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"
     ):
         watched(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
 
 
-def test_a_slow_engine_that_answers_each_request_in_time_is_none() -> None:
-    assert len(watched(Slow(good, poll_s=0.05, capacity=2), chunks_of(20), ask_timeout_s=0.4)) == 1
+def test_a_slow_engine_that_answers_each_request_in_time_is_none(clock: list[float]) -> None:
+    assert len(watched(Slow(clock, poll_s=0.05, capacity=2), chunks_of(20), ask_timeout_s=0.4)) == 1
 
 
-def test_time_that_the_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_the_process_was_stopped_is_no_silence(clock: list[float]) -> None:
     """A worker that is paused for an hour in the middle of a poll goes on where it was."""
-    clock = [0.0]
-    monkeypatch.setattr("relabel.jobs.run.loop.time.perf_counter", lambda: clock[0])
 
     class Paused(Scripted):
         def poll(self) -> list[Answer]:
