@@ -308,9 +308,8 @@ def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked
 
 
 def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
-    works = chunks_of(3, 3)[1:]
     engine = Scripted(good)
-    watched(engine, works, Notes([[0]], {}))
+    watched(engine, chunks_of(3, 3)[1:], Notes([[0]], {}))
     assert engine.seen[0].ask.messages[0].parts == ("made up",)
 
     def goes_down(request: Request) -> Answer:
@@ -351,11 +350,8 @@ class Slow(Scripted):
 
 
 def test_a_request_that_others_overtake_for_too_long_is_a_crash(clock: list[float]) -> None:
-    engine = Slow(clock, poll_s=0.01, never="doc 3")
-    with pytest.raises(
-        EngineCrashError, match=r"not answered a request of stage 'verdict' for .*ask_timeout_s is 0\.2"
-    ):
-        watched(engine, chunks_of(200, queries=40), ask_timeout_s=0.2)
+    with pytest.raises(EngineCrashError, match=r"not answered a request of stage 'verdict' .*ask_timeout_s is 0\.2"):
+        watched(Slow(clock, poll_s=0.01, never="doc 3"), chunks_of(200, queries=40), ask_timeout_s=0.2)
 
 
 def test_a_slow_engine_that_answers_each_request_in_time_is_none(clock: list[float]) -> None:
