@@ -130,7 +130,7 @@ def build_report(
     sections = [
         ran_section(artifacts, has_places=not is_inside_bundle),
         lineage_section(trace(artifacts)),
-        conservation_section(tallies, quotes=max_rows > 0),
+        conservation_section(tallies, has_reasons=max_rows > 0),
         labels_section(tallies),
         routes_section(tallies),
         gold_section(runs, choice),
@@ -186,7 +186,7 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
 
 
 def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
-    """The rows that were chosen, with their texts and gold grades; those without a label become a tally's examples."""
+    """The rows that were chosen, with their texts and gold grades."""
     notes: list[Paragraph] = []
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
@@ -211,9 +211,7 @@ def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
                 if choice.qrels is not None:
                     raise  # else the section on gold grades says why
         shown = [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(found, golds, strict=True)]
-        shown.sort(key=lambda row: int(row["row"]))
-        tally.examples = [row for row in shown if row["status"] != "ok"]
-        rows += shown
+        rows += sorted(shown, key=lambda row: int(row["row"]))
     return Browser([one.run.name for one in tallies], rows, notes)
 
 

@@ -36,17 +36,12 @@ from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Pair, Reads
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.run import own_columns, read_labels
-from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, Try
-from relabel.manifests.secrets import redacted, shortened
+from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
+from relabel.manifests.secrets import shortened
 from relabel.manifests.trees import COLUMN, Tree, read_tree
 
-EXAMPLES = 5
 REASONS = 12
 REASON_CHARS = 300
-OWN_WORDS = ("format", "truncated")
-"""Statuses whose reasons are a labeler's own words, except for what they quote; after a colon, the others may hold a
-server's or a model's.
-"""
 
 
 # ------------------------------------------------------------------------------
@@ -93,8 +88,6 @@ class RunTally:
     """Ids of the queries that have a label."""
     chosen: dict[str, list[tuple[int, FileRef]]] = field(default_factory=lambda: {"labels": [], "quarantine": []})
     """By `labels` and `quarantine`: ids of rows for the label browser, each with its file."""
-    examples: list[dict[str, Any]] = field(default_factory=list)
-    """Those rows of the browser that have no label."""
 
     @property
     def num_chosen(self) -> int:
@@ -272,11 +265,11 @@ def run_facts(run: RunArtifact) -> Facts:
 # Whether every row is there.
 
 
-def conservation_section(runs: Sequence[RunTally], *, quotes: bool) -> Section:
-    """Rows in = labelled + reused + quarantined; the quarantine by reason, with examples.
+def conservation_section(runs: Sequence[RunTally], *, has_reasons: bool) -> Section:
+    """Rows in = labelled + reused + quarantined; the quarantine by status and reason.
 
     Args:
-        quotes: reasons may quote what a model or a server answered, and so what a document holds.
+        has_reasons: show them; they may quote what a model answered, and so what a document holds.
     """
     rows: list[list[Cell]] = []
     for run in (one.run for one in runs):
@@ -293,13 +286,11 @@ def conservation_section(runs: Sequence[RunTally], *, quotes: bool) -> Section:
         Table("Rows in and out", head, rows),
     ]
     for one in runs:
-        blocks += _quarantine(one, quotes=quotes)
-    if not quotes and any(one.run.found.tally.num_quarantined for one in runs):
-        blocks.append(Paragraph("This page shows no rows, so quoted text is left out of the reasons (…)."))
+        blocks += _quarantine(one, has_reasons=has_reasons)
     return Section("conservation", "Conservation", blocks if runs else [])
 
 
-def _quarantine(one: RunTally, *, quotes: bool) -> Iterator[Block]:
+def _quarantine(one: RunTally, *, has_reasons: bool) -> Iterator[Block]:
     run = one.run
     total = run.found.tally.num_quarantined
     if not total:
@@ -308,33 +299,11 @@ def _quarantine(one: RunTally, *, quotes: bool) -> Iterator[Block]:
     limit = f", limit {run.manifest.max_failed_fraction:.1%}" if run.manifest is not None else ""
     title = f"Quarantine of {run.name}: {total / max(1, run.found.tally.rows):.2%} of the rows{limit}"
     yield Table(title, ("status", "rows"), [[status, Shade(f"{count:,}", count / total)] for status, count in counts])
-    for status, count in counts:
-        reasons: Counter[str] = Counter()
-        for reason, number in one.reasons.get(status, {}).items():
-            reasons[shortened(reason, REASON_CHARS) if quotes else _unquoted(status, reason)] += number
-        caption = f"Why, the {min(REASONS, len(reasons))} most frequent of {len(reasons):,}"
-        examples = [_example(row) for row in one.examples if row["status"] == status][:EXAMPLES]
-        table = Table(caption, ("reason", "rows"), reasons.most_common(REASONS))
-        yield Fold(f"{status}: {count:,} rows of {run.name}, {len(examples)} examples", [table, *examples])
-
-
-def _example(row: dict[str, Any]) -> Fold:
-    """A row of the browser that has no label."""
-    document = shortened(row.get("document") or row.get("doc_id") or "", 600)
-    facts = Facts("", [("query", row.get("query") or row.get("query_id")), ("document", document)])
-    tries = [Try(**held) for held in row.get("tries", ())]
-    texts = [Code(f"try {one.attempt} of {one.stage}, ended by {one.finish}", one.text or "(empty)") for one in tries]
-    return Fold(f"row {row['row']}: {row.get('reason')}", [facts, *texts])
-
-
-def _unquoted(status: str, reason: str) -> str:
-    """A reason up to where it begins to quote somebody."""
-    reason = redacted(reason)
-    marks = "'\"`“‘«" if status in OWN_WORDS else "'\"`“‘«:"
-    place = min((place for mark in marks if (place := reason.find(mark)) >= 0), default=None)
-    if place is None:
-        return shortened(reason, REASON_CHARS)
-    return shortened(reason[:place], REASON_CHARS) + (": …" if reason[place] == ":" else "…")
+    for status, count in counts if has_reasons else ():
+        reasons = one.reasons.get(status, Counter())
+        shown = [(shortened(reason, REASON_CHARS), number) for reason, number in reasons.most_common(REASONS)]
+        caption = f"Why, the {len(shown)} most frequent of {len(reasons):,}"
+        yield Fold(f"{status}: {count:,} rows of {run.name}", [Table(caption, ("reason", "rows"), shown)])
 
 
 # ------------------------------------------------------------------------------

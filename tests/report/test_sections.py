@@ -63,7 +63,7 @@ def test_counts_on_the_page_are_those_of_the_run(tmp_path: Path, pairs: Path) ->
     assert "Entropy of the distributions" in plots_of(html)
     assert re.search(r"forged: mean 0\.\d+ over 143 rows", html)
     assert "no readable grade" in html
-    assert "&lt;score&gt;7" in html
+    assert {one["text"] for row in rows_of(html) for one in row.get("tries", ())} == {"<score>7"}
 
 
 def test_a_label_that_lacks_a_distribution_has_no_entropy(tmp_path: Path, pairs: Path) -> None:
@@ -157,32 +157,18 @@ def test_gold_that_the_job_names_and_that_is_not_used_has_its_reason_reported(tm
     assert "its input is 2 paths" in both.html
 
 
-def test_without_rows_a_reason_quotes_no_answer(tmp_path: Path, pairs: Path) -> None:
-    secrets = {
-        0: ("format", "score is 'SECRET 7', expected one of 0, 1, 2"),
-        1: ("format", 'the extract is not in the document: "it\'s SECRET"'),
-        2: ("refused", "the model declined: SECRET words of its own"),
-        3: ("engine", "the server said HTTP 400: SECRET is in the prompt"),
-        4: ("truncated", "the answer ran into its length limit: </score> is missing"),
-    }
+def test_without_rows_no_reason_is_shown_since_it_may_quote_an_answer(tmp_path: Path, pairs: Path) -> None:
+    reasons = ("score is 'SECRET 7', expected one of 0, 1, 2", "the server said HTTP 400: SECRET is in the prompt")
 
     def judge(pair: Any) -> Judgment:
-        status, reason = secrets[pair.row_id % 5]
-        return Judgment(status=status, reason=reason, tries=["SECRET"])
+        return Judgment(status="engine", reason=reasons[pair.row_id % 2], tries=["SECRET"])
 
     run = forge_run(tmp_path / "out", pairs, judge)
     assert "SECRET" in build_report([str(run)], Storage()).html
     html = build_report([str(run)], Storage(), max_rows=0).html
     assert "SECRET" not in html
-    for said in (
-        "score is …",
-        "the extract is not in the document: …",
-        "the model declined: …",
-        "HTTP 400: …",
-        "&lt;/score&gt; is missing",
-    ):
-        assert said in html
-    assert "quoted text is left out" in html
+    (quarantine,) = (caption for caption in tables_of(html) if caption.startswith("Quarantine of forged"))
+    assert table_of(html, quarantine) == [["engine", "192"]]
 
 
 def test_every_text_of_a_row_is_cut_and_the_cut_reported(tmp_path: Path) -> None:
