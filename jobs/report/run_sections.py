@@ -380,8 +380,8 @@ DOCUMENTS = 3
 """Shown of each run: the first that are drawn for the label browser."""
 STEPS = 12
 """Of a document."""
-LINES = 60
-"""Of a tree; beyond that, headings that have nothing to do with the step are left out."""
+LINES = 200
+"""Of a tree."""
 TEXT_CHARS = 240
 _COLUMNS = {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "steps": "list<string>"}
 _READS = Reads(columns=(InputColumn(COLUMN, "list<node>", "The document's tree.", True),))
@@ -441,19 +441,9 @@ def walk(written: Sequence[str], pair: Pair) -> Iterator[Block]:
 
 
 def tree_lines(tree: Tree, step: RouteStep) -> Iterator[str]:
-    """What was shown, a line a node, indented by its level; a line in the place of those that are left out."""
+    """What was shown, a line a node, indented by its level."""
     subtree = Subtree(tree, frozenset(id for id in step.lit if 0 <= id < len(tree.nodes)))
-    kept = _kept(subtree, step)
-    left_out = 0
-    for node in [*subtree.visible, None]:
-        if node is not None and node.id not in kept:
-            left_out += 1
-            continue
-        if left_out:
-            yield f"  … {left_out} more"
-            left_out = 0
-        if node is None:
-            return
+    for node in subtree.visible[:LINES]:
         folded = len(subtree.own_content(node.id)) if node.id in subtree.collapsed else 0
         marks = {
             "unfolded": node.id == step.expanded,
@@ -464,13 +454,5 @@ def tree_lines(tree: Tree, step: RouteStep) -> Iterator[str]:
         text = shortened(one_line(node.text), TEXT_CHARS)
         shown = "".join(f" [{mark}]" for mark, is_set in marks.items() if is_set)
         yield f"{'  ' * node.level}{'·' if node.is_content else '#'}{node.id} {text}{shown}"
-
-
-def _kept(subtree: Subtree, step: RouteStep) -> set[int]:
-    """Ids of the nodes to show: all where there is room, else what the step lit or named, with the headings above."""
-    visible = [node.id for node in subtree.visible]
-    if len(visible) <= LINES:
-        return set(visible)
-    named = {*subtree.lit, *step.answers, *step.expands, step.expanded}
-    touched = [id for id in visible if id in named]
-    return {*touched[:LINES], *(above.id for id in touched[:LINES] for above in subtree.tree.ancestors(id))}
+    if len(subtree.visible) > LINES:
+        yield f"… {len(subtree.visible) - LINES} more"
