@@ -275,12 +275,10 @@ class ChunkWork:
         "apart",
         "asked",
         "id",
-        "is_dropped",
         "isolated_rows",
         "keys",
         "known",
         "left",
-        "opened",
         "pairs",
         "refused",
         "reused_answers",
@@ -302,8 +300,6 @@ class ChunkWork:
         self.rows: list[LabelRow | QuarantineRow | None] = [None] * len(pairs)
         self.left = len(pairs)
         self.asked = len(pairs)  # rows that are not reused
-        self.opened = 0
-        self.is_dropped = False  # given up at a stop: nothing more is asked for it
         self.stages: defaultdict[str, StageSeen] = defaultdict(StageSeen)
         self.apart: list[list[int]] = []
         self.isolated_rows: dict[int, str] = {}

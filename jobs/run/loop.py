@@ -15,7 +15,7 @@ from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal, StallDetection
 from relabel.jobs.run.reuse import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
-from relabel.jobs.run.stop import CHECK_EVERY_S, Pace, Stop, num_fitting
+from relabel.jobs.run.stop import CHECK_EVERY_S, Pace, Stop
 from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
@@ -116,10 +116,8 @@ class RunLoop:
         self._input_error: InputError | None = None
         self._commits = CommitThreads(commit, progress)
         self._begun: dict[ChunkId, ChunkWork] = {}
-        self._dropped: list[ChunkWork] = []
         self._pace = Pace()
         self._next_check_s = 0.0
-        self._drains_until_s: float | None = None
 
     @property
     def polling_since_s(self) -> float | None:
@@ -156,8 +154,6 @@ class RunLoop:
             if time.perf_counter() >= self._next_check_s:
                 self._check()
             if self.stop.reason is not None:
-                if self._drains_until_s is None or self.stop.deadline_s < self._drains_until_s:
-                    self._drop_what_does_not_fit()
                 is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
                 if is_over or not self._begun or self._is_spent or self._is_late:
                     return False
@@ -255,10 +251,8 @@ class RunLoop:
                 self._patience.check(since_s, ask.stage)
 
     def _check(self) -> None:
-        """Note the pace, and begin to drain if the deadline is as near as the begun chunks need."""
-        now_s = time.perf_counter()
-        self._next_check_s = now_s + CHECK_EVERY_S
-        self._pace.note(now_s, self.progress.pairs)
+        """Begin to drain if the deadline is as near as the begun chunks need."""
+        self._next_check_s = time.perf_counter() + CHECK_EVERY_S
         self._show_live()
         oldest = next(iter(self._begun.values()), None)
         self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
@@ -273,30 +267,7 @@ class RunLoop:
     @property
     def unfinished(self) -> list[ChunkWork]:
         """Chunks that were begun and are not done; at the end those that a stop or an error left open."""
-        return [*self._dropped, *self._begun.values()]
-
-    def _drop_what_does_not_fit(self) -> None:
-        """At a stop: keep the begun chunks that can be finished in the time left, ask nothing more for the others."""
-        self._drains_until_s = self.stop.deadline_s
-        begun = sorted(self._begun.values(), key=lambda work: work.left)
-        count = num_fitting(
-            (work.left for work in begun), self._pace.pairs_per_s(), self.stop.deadline_s - time.perf_counter()
-        )
-        for work in begun[count:]:
-            work.is_dropped = True
-            self._dropped.append(work)
-            del self._begun[work.id]
-            self._open_pairs -= work.opened - (work.asked - work.left)
-        for _ in range(len(self._ready)):
-            request = self._ready.popleft()
-            flight = self._in_flight[request.id]
-            waiting = self._shared[flight.key].waiters if flight.trajectory is None else [flight.trajectory]
-            if all(trajectory is None or trajectory.open.work.is_dropped for trajectory in waiting):
-                del self._in_flight[request.id]
-                if flight.trajectory is None:
-                    del self._shared[flight.key]
-            else:
-                self._ready.append(request)
+        return list(self._begun.values())
 
     def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
         passed = 0
@@ -326,17 +297,16 @@ class RunLoop:
                 if passed % CHUNKS_PASSED == 0 and self._in_flight:
                     yield NOT_NOW
                 continue
-            yield from self._apart(work)
+            if not (yield from self._apart(work)):
+                return
             done = {index for group in work.apart for index in group}
             for index in range(len(work.pairs)):
-                if work.is_dropped:
-                    break
                 if index not in done and work.rows[index] is None:
                     yield work, index
 
-    def _apart(self, work: ChunkWork) -> Iterator[tuple[ChunkWork, int]]:
+    def _apart(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
         """A chunk's groups of poison rows, one after the other, with nothing else in flight and everything before them
-        committed.
+        committed; False if a stop came first.
         """
         # what an earlier run knew is settled, whatever was in flight with it
         groups = ([index for index in group if work.rows[index] is None] for group in work.apart)
@@ -346,20 +316,17 @@ class RunLoop:
                 yield NOT_NOW
             self._prove_engine()
             if self.stop.reason is not None:
-                work.is_dropped = True
                 self._begun.pop(work.id, None)
-                return
+                return False
             assert self._journal is not None
             self._journal.tries(work, group)
             for index in group:
-                if work.is_dropped:
-                    return
                 yield work, index
         while work.apart and self._open_pairs:
             yield NOT_NOW
+        return True
 
     def _open(self, work: ChunkWork, index: int) -> None:
-        work.opened += 1
         self._begun[work.id] = work
         row = work.row_without_asking(index)
         if row is not None:
@@ -447,8 +414,6 @@ class RunLoop:
         runnable, read_as = self._runnable, list[RefusedAnswer | None]()
         while runnable:
             trajectory, answer = runnable.popleft()
-            if trajectory.open.work.is_dropped:
-                continue
             is_going_on = trajectory.take(answer, self.labeler, self.options)
             refused = None
             if trajectory.refused_as is not None:

@@ -1,4 +1,4 @@
-"""Deadlines, signals and requests to stop, and which open chunks can still be finished in time."""
+"""Deadlines, signals and requests to stop, and how long begun chunks need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import FrameType
@@ -297,29 +297,20 @@ def _watching(stop: Stop, is_due: threading.Event) -> Iterator[None]:
 
 
 CHECK_EVERY_S = 0.25
-WINDOW_S = 60.0
-"""What the rate is measured over: long enough for an engine that answers in bursts."""
 SPANS_KEPT = 32
 MARGIN = 1.25
 """A drain's expected time over the longest chunk seen: the last answers come from an engine that is no longer full."""
 
 
 class Pace:
-    """How fast a run goes, noted a few times a second: what begun chunks will need until they are done."""
+    """What begun chunks will need until they are done, by how long recent ones took."""
 
     def __init__(self) -> None:
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
-        self._counts: deque[tuple[float, int]] = deque()
 
     def chunk_done(self, seconds: float) -> None:
         """Note how long a chunk took from its first ask to its last row."""
         self._spans.append(seconds)
-
-    def note(self, now_s: float, pairs: int) -> None:
-        """Note how many pairs were done by now."""
-        self._counts.append((now_s, pairs))
-        while now_s - self._counts[0][0] > WINDOW_S:
-            self._counts.popleft()
 
     def drain_s(self, oldest_begun_s: float | None) -> float:
         """How long all begun chunks together are expected to need: as long as recent ones took, each being begun while
@@ -330,24 +321,3 @@ class Pace:
         """
         age = 0.0 if oldest_begun_s is None else time.perf_counter() - oldest_begun_s
         return max(DRAIN_S, MARGIN * max([age, *self._spans]))
-
-    def pairs_per_s(self) -> float | None:
-        """Pairs done a second of late, or None while nothing is known."""
-        if len(self._counts) < 2:
-            return None
-        (first_s, first), (last_s, last) = self._counts[0], self._counts[-1]
-        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
-
-
-def num_fitting(lefts: Iterable[int], pairs_per_s: float | None, seconds: float) -> int:
-    """Of chunks with so many pairs left each, ascending, how many can be finished in a time. All of them where the rate
-    is not known.
-    """
-    room = float("inf") if pairs_per_s is None else pairs_per_s * seconds
-    count = 0
-    for left in lefts:
-        room -= left
-        if room < 0:
-            break
-        count += 1
-    return count
