@@ -42,12 +42,12 @@ EXTRAS: dict[str, str] = {
 
 
 @click.command(epilog="Example: relabel doctor job.yaml")
-@click.argument("spec_file", metavar="[JOB.YAML|STUDENT.YAML|TEACHER.YAML]", required=False)
+@click.argument("job_file", metavar="[JOB.YAML]", required=False)
 @output_option
-def doctor(spec_file: str | None, output: str) -> int:
-    """Show what this machine has; with a job, student or teacher file, whether that could start here.
+def doctor(job_file: str | None, output: str) -> int:
+    """Show what this machine has; with a job file, whether that could start here.
 
-    Exits 4 if it needs something that is absent, 3 if its spec or input is off.
+    Exits 4 if it needs something that is absent, 3 if its spec or input is off. For trainings: relabel train --dry-run.
     """
     facts: dict[str, Any] = {
         "relabel": version("relabel-ir"),
@@ -64,12 +64,12 @@ def doctor(spec_file: str | None, output: str) -> int:
         absent = f"{EXTRAS[name]}: absent ({', '.join(found['missing'])}); pip install 'relabel-ir[{name}]'"
         rows.append((f"extra {name}", absent if found["missing"] else value_text(found["installed"])))
     checks, code = {}, Exit.DONE
-    if spec_file is not None:
+    if job_file is not None:
         from relabel.jobs.commands.spec_checks import checked
 
-        kind, outcomes, code = checked(spec_file)
-        checks = {kind: outcomes}
-        rows += [(f"{kind}: {name}", outcome) for name, outcome in outcomes.items()]
+        outcomes, code = checked(job_file)
+        checks = {"job": outcomes}
+        rows += [(f"job: {name}", outcome) for name, outcome in outcomes.items()]
     return emit({**facts, "extras": extras, **checks}, "relabel doctor\n" + table(rows), output, code)
 
 

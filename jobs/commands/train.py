@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -51,23 +51,14 @@ def training_options(product: str) -> Callable[[Command], Command]:
     )
 
 
-class TrainingSpec(NamedTuple):
-    """A spec file that was opened.
-
-    Args:
-        where: the file and the variables used, for messages.
-        cache_dir: where fetched models are kept; None for the default.
-    """
-
-    settings: Settings
-    where: str
-    cache_dir: Path | None
-    storage: Storage
-
-
-def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: SpecKind) -> TrainingSpec:
+def open_spec(
+    spec: str | Mapping[str, Any], overrides: Sequence[str], kind: SpecKind
+) -> tuple[Settings, str, Path | None, Storage]:
     """Read a training's spec: a file, or the values of one.
 
+    Returns:
+        The settings; the file and the variables used, for messages; where fetched models are kept, None for the
+        default; the storage.
     Raises:
         ConfigError: it can't be read, or has an unknown key.
     """
@@ -78,7 +69,7 @@ def open_spec(spec: str | Mapping[str, Any], overrides: Sequence[str], kind: Spe
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
     cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(placed(cache, settings.places.here)) if cache else None
-    return TrainingSpec(settings, where, cache_dir, storage_of(settings.values, where=where))
+    return settings, where, cache_dir, storage_of(settings.values, where=where)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ LINES = {
     "run job_file": ("run {job}", "labelled     {rows}"),
     "retry job_file": ("retry {job}", "no plan there yet"),
     "rounds job_file": ("rounds {search}", "{files} of {files} questions"),
-    "doctor spec_file": ("doctor {job}", "{rows} rows in {files} file"),
+    "doctor job_file": ("doctor {job}", "{rows} rows in {files} file"),
     "convert source": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "compare qrels": ("compare out/ecom out/other --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
