@@ -134,7 +134,7 @@ def build_report(
         labels_section(tallies),
         routes_section(tallies),
         gold_section(runs, choice),
-        *compared_sections(runs, choice),
+        compared_section(runs, choice),
         noise_section(tallies),
         training_section([*trained, *students]),
         student_section(students),
@@ -323,17 +323,13 @@ def _worst_queries(rows: Judged, names: Sequence[str]) -> list[list[Cell]]:
 # Runs compared: a student's scores with its teacher, other runs with the first.
 
 
-def compared_sections(runs: Sequence[RunArtifact], choice: JudgingOptions) -> list[Section]:
+def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section:
     """Each run compared with the first label run, by gold too where there is some."""
-    if len(runs) < 2:
-        return []
-    teacher = next((run for run in runs if not run.is_scored), runs[0])
-    between: list[Block] = []
-    students: list[Block] = []
+    teacher = next((run for run in runs if not run.is_scored), None) or next(iter(runs), None)
+    blocks: list[Block] = []
     for other in runs:
-        if other is teacher:
+        if teacher is None or other is teacher:
             continue
-        blocks = students if other.is_scored and not teacher.is_scored else between
         try:
             found = _compare(teacher, other, choice)
         except CANT as exc:
@@ -345,10 +341,7 @@ def compared_sections(runs: Sequence[RunArtifact], choice: JudgingOptions) -> li
             sides = {teacher.name: by_gold.teacher.figures, other.name: by_gold.student.figures}
             blocks.append(figures_plot(f"{teacher.name} and {other.name} by gold grades", sides))
         blocks += comparison_blocks(one, found)
-    return [
-        Section("between", "Between runs", between),
-        Section("student-against-teacher", "Student against teacher and gold", students),
-    ]
+    return Section("between", "Between runs", blocks)
 
 
 def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -> ComparedSets:

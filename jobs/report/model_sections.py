@@ -13,7 +13,7 @@ from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench.results import BenchFacts, machine_line, measured_rows, measurements_of, warnings_of
-from relabel.export.bundle_facts import Parity, compared_on, parity_rows, undecided_lines
+from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
     Badge,
@@ -218,23 +218,8 @@ def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
             Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}"),
             Table(f"Parity of {bundle.name}", head, shown),
             *(Paragraph(sentence, "warn") for sentence in undecided_lines(parity)),
-            Fold("The rows that differ most", [_worst(parity)]),
         ]
     return Section("parity", "Parity", blocks)
-
-
-def _worst(parity: Parity) -> Table:
-    head = ("precision", "source", "row", "batch", "flipped", "max |Δp|", "student", "model")
-    rows: list[list[Cell]] = [
-        [
-            *(one.precision, row.source, row.row, row.batch_size, "yes" if row.is_flip else ""),
-            "none" if row.max_abs is None else f"{row.max_abs:.1e}",
-            *(" ".join("none" if p is None else f"{p:.3f}" for p in side) for side in (row.student, row.model)),
-        ]
-        for one in parity.models
-        for row in one.worst
-    ]
-    return Table("By their row in the source", head, rows)
 
 
 def latency_section(bundles: Sequence[BundleArtifact]) -> Section:

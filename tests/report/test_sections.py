@@ -201,7 +201,6 @@ def test_two_runs_are_compared(tmp_path: Path, pairs: Path) -> None:
     other = forge_run(tmp_path / "b", pairs, lambda pair: Judgment(pair.row_id % 2), name="b")
     built = build_report([str(one), str(other)], Storage())
     assert "between" in built.sections
-    assert "student-against-teacher" not in built.sections
     cells = [[sum(r % 3 == x and r % 2 == y for r in range(192)) for y in range(3)] for x in range(3)]
     assert [[int(cell) for cell in row[1:4]] for row in table_of(built.html, "a \\ b")[:3]] == cells
 
