@@ -320,10 +320,9 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     labeler = _section(values, "labeler", where)
     engine = _section(values, "engine", where)
     try:
-        found_labeler = labeler_class(_name(labeler, "labeler", where))
-        found_engine = engine_class(_name(engine, "engine", where))
+        found_labeler, found_engine = labeler_class(labeler["name"]), engine_class(engine["name"])
     except ConfigError as exc:
-        raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
+        raise ConfigError(f"{where}: {exc}") from exc
     values["labeler"] = validate_spec(found_labeler.Options, labeler, where=f"{where}, labeler")
     args = engine.get("args") or {}
     if not isinstance(args, dict):
@@ -354,21 +353,11 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     section = values.get(key)
-    if section is None:
-        raise ConfigError(f"{where}: `{key}` is missing; it needs at least `{key}: {{name: …}}`")
-    if not isinstance(section, dict):
+    if not isinstance(section, dict) or not isinstance(section.get("name"), str):
+        got = "is missing" if section is None else f"= {section!r}"
         example = section if isinstance(section, str) else "…"
-        raise ConfigError(f"{where}: `{key}` = {section!r}: want a mapping, at least `{key}: {{name: {example}}}`")
+        raise ConfigError(f"{where}: `{key}` {got}: want a mapping with a name, at least `{key}: {{name: {example}}}`")
     return section
-
-
-def _name(section: dict[str, Any], key: str, where: str) -> str:
-    name = section.get("name")
-    if name is None:
-        raise ConfigError(f"{where}: `{key}.name` is missing")
-    if not isinstance(name, str):
-        raise ConfigError(f"{where}: `{key}.name` = {name!r}: want the name of a registered {key}")
-    return name
 
 
 # ------------------------------------------------------------------------------
