@@ -15,7 +15,7 @@ from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal, StallDetection
 from relabel.jobs.run.reuse import AnswerBook, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
-from relabel.jobs.run.stop import CHECK_EVERY_S, Pace, Stop
+from relabel.jobs.run.stop import CHECK_EVERY_S, DRAIN_S, Stop
 from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
@@ -36,6 +36,11 @@ MOST_TOKENS = 100_000_000
 reason to end a run.
 """
 
+
+SPANS_KEPT = 32
+"""Chunks whose time is remembered."""
+MARGIN = 1.25
+"""A drain's expected time over the longest chunk seen: the last answers come from an engine that is no longer full."""
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 """In place of a pair while no chunk can be begun."""
@@ -116,7 +121,7 @@ class RunLoop:
         self._input_error: InputError | None = None
         self._commits = CommitThreads(commit, progress)
         self._begun: dict[ChunkId, ChunkWork] = {}
-        self._pace = Pace()
+        self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
 
     @property
@@ -251,11 +256,13 @@ class RunLoop:
                 self._patience.check(since_s, ask.stage)
 
     def _check(self) -> None:
-        """Begin to drain if the deadline is as near as the begun chunks need."""
+        """Begin to drain if the deadline is as near as the begun chunks need: as long as recent ones took, each being
+        begun while others ran.
+        """
         self._next_check_s = time.perf_counter() + CHECK_EVERY_S
         self._show_live()
-        oldest = next(iter(self._begun.values()), None)
-        self.stop.mind(self._pace.drain_s(None if oldest is None else oldest.started_s))
+        ages = (time.perf_counter() - work.started_s for work in self._begun.values())
+        self.stop.mind(max(DRAIN_S, MARGIN * max([next(ages, 0.0), *self._spans])))
 
     def _show_live(self) -> None:
         live, unfinished = self.progress.live, self.unfinished
@@ -453,5 +460,5 @@ class RunLoop:
         self.progress.statuses[row.status] += 1
         if work.left == 0:
             self._begun.pop(work.id, None)
-            self._pace.chunk_done(time.perf_counter() - work.started_s)
+            self._spans.append(time.perf_counter() - work.started_s)
             self._commits.add(work)

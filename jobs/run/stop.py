@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -297,27 +296,3 @@ def _watching(stop: Stop, is_due: threading.Event) -> Iterator[None]:
 
 
 CHECK_EVERY_S = 0.25
-SPANS_KEPT = 32
-MARGIN = 1.25
-"""A drain's expected time over the longest chunk seen: the last answers come from an engine that is no longer full."""
-
-
-class Pace:
-    """What begun chunks will need until they are done, by how long recent ones took."""
-
-    def __init__(self) -> None:
-        self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
-
-    def chunk_done(self, seconds: float) -> None:
-        """Note how long a chunk took from its first ask to its last row."""
-        self._spans.append(seconds)
-
-    def drain_s(self, oldest_begun_s: float | None) -> float:
-        """How long all begun chunks together are expected to need: as long as recent ones took, each being begun while
-        others ran.
-
-        Args:
-            oldest_begun_s: since when the oldest open chunk is under way, on `time.perf_counter`; None if none is.
-        """
-        age = 0.0 if oldest_begun_s is None else time.perf_counter() - oldest_begun_s
-        return max(DRAIN_S, MARGIN * max([age, *self._spans]))

@@ -83,6 +83,7 @@ def test_a_drain_too_short_for_all_begun_chunks_commits_the_first(monkeypatch: p
 
 def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.5)
+    monkeypatch.setattr("relabel.jobs.run.loop.DRAIN_S", 0.5)
     monkeypatch.setattr("relabel.jobs.run.stop.END_S", 0.2)
     monkeypatch.setattr("relabel.jobs.run.loop.MAX_OPEN_PAIRS", 40)
     stop, committed = Stop(after(3.0)), []
