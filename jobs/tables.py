@@ -170,10 +170,8 @@ def stream_tables(
     storage: Storage,
     *,
     batch_rows: int,
-    rows: range | None = None,
 ) -> Iterator[pa.Table]:
-    """All rows of Parquet files, or a range of them, some at a time, all with one schema. Row groups outside the range
-    are not read.
+    """All rows of Parquet files, some at a time, all with one schema.
 
     Args:
         files: as `open_tables` gives them.
@@ -182,22 +180,11 @@ def stream_tables(
     Raises:
         InputError: a file is damaged, or a column can't become the schema's type.
     """
-    first = 0
     for file in files:
         name = path if is_url(path) else file
         with reading(name), open_parquet(file, storage) as parquet:
-            for group in range(parquet.num_row_groups):
-                here = range(first, first + parquet.metadata.row_group(group).num_rows)
-                first = here.stop
-                kept = here if rows is None else range(max(here.start, rows.start), min(here.stop, rows.stop))
-                if not kept:
-                    continue
-                at = here.start
-                for batch in parquet.iter_batches(batch_size=batch_rows, row_groups=[group]):
-                    begin, end = max(kept.start - at, 0), min(kept.stop - at, batch.num_rows)
-                    at += batch.num_rows
-                    if begin < end:
-                        yield _cast(batch.slice(begin, end - begin), schema, name, files[0])
+            for batch in parquet.iter_batches(batch_rows):
+                yield _cast(batch, schema, name, files[0])
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str, first_file: str) -> pa.Table:

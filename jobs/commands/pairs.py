@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
-from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, emit_record, note
+from relabel.jobs.output import emit_record, note
 from relabel.manifests.files import Storage
 
 page_options = together(
@@ -118,7 +117,7 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     epilog="Example: relabel pairs similar chunked.parquet --to similar.parquet --model hf:org/all-MiniLM-L6-v2",
 )
 @click.argument("pairs_file", metavar="PAIRS")
-@click.option("--to", required=True, metavar="OUT", help="Parquet file to write; with --shard, a folder.")
+@click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
 @click.option("--model", required=True, metavar="MODEL", help="The encoder: a directory, hf:org/name, ...")
 @click.option(
     "--threshold", type=Number(-1.0, 1.0), default=0.4, show_default=True, help="A chunk is similar above this cosine."
@@ -133,7 +132,6 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
 @click.option(
     "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
 )
-@click.option("--shard", metavar="I/N|auto", help="Take part I (from 0) of N of the rows; auto: as a scheduler says.")
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def similar(
@@ -144,7 +142,6 @@ def similar(
     max_tokens: int | None,
     batch_tokens: int | None,
     device: str,
-    shard: str | None,
     force: bool,
     output: str,
 ) -> int:
@@ -152,36 +149,26 @@ def similar(
 
     Where PAIRS has chunks (relabel pairs chunk), `cosine` is that of the best chunk, `cosines` those of all, and
     `similar` the numbers of the chunks above --threshold, most similar first: RES-RAG's heuristic labels.
-
-    With --shard each worker writes one file of the folder OUT; one that is there already is not made again.
     """
     from relabel.distill.students.bases import Embedder
     from relabel.jobs.downloads import fetch_model
     from relabel.jobs.job import CACHE_VARIABLE
     from relabel.jobs.pairs.similar import SimilarPairs
-    from relabel.jobs.run.shards import worker_of
     from relabel.jobs.tables import check_target
     from relabel.manifests.models import resolve_model
 
     started, storage = time.perf_counter(), Storage()
-    index, count = (0, 1) if shard is None else worker_of(shard)
-    target = to if shard is None else f"{to.rstrip('/')}/part-{index:05}-of-{count:05}.parquet"
-    check_target(target, (pairs_file,), storage, force=force or shard is not None)
-    compared = SimilarPairs(pairs_file, threshold, (index, count), storage)
+    check_target(to, (pairs_file,), storage, force=force)
+    compared = SimilarPairs(pairs_file, threshold, storage)
     cache = Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None
     fetch_model(model, storage, cache_dir=cache)
     found = resolve_model(model, cache_dir=cache)
     embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
-    fingerprint = compared.fingerprint(found.digest, embedder.max_tokens)
-    if shard is not None and not force and compared.is_done(target, fingerprint):
-        return emit(
-            {"output": target, "pairs": len(compared.rows)}, f"{target} is there already.", output, Exit.NOTHING_TO_DO
-        )
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
-    counts = compared.write(target, embedder, fingerprint)
+    counts = compared.write(to, embedder)
     result = {
-        "output": target,
+        "output": to,
         "pairs": counts["pairs"],
         "chunks": counts["chunks"] if compared.has_chunks else None,
         "similar": counts["similar"] if compared.has_chunks else None,
@@ -193,7 +180,7 @@ def similar(
         "device": embedder.device,
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return emit_record(f"Wrote {counts['pairs']:,} pairs with their cosines to {target}", result, output)
+    return emit_record(f"Wrote {counts['pairs']:,} pairs with their cosines to {to}", result, output)
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")

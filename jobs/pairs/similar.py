@@ -17,18 +17,15 @@ from relabel.distill.students.bases import Embedder
 from relabel.jobs.files import written
 from relabel.jobs.tables import check_columns, open_tables, stream_tables, write_grouped
 from relabel.manifests.columns import INPUT_KINDS, values_of
-from relabel.manifests.errors import InputError, StaleRunError
+from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_parquet
-from relabel.manifests.records import digest_of
 
 COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
 _CHUNKS = "chunks"
 _ADDED = {COSINE: pa.float32(), COSINES: pa.large_list(pa.float32()), SIMILAR: pa.large_list(pa.int32())}
 _BATCH_ROWS = 256
 """Rows whose texts are embedded together, so that texts of like length share a batch."""
-_FINGERPRINT_KEY = b"relabel.similar"
-"""Key of the Parquet file's metadata that says what it was made of and how."""
 
 
 class SimilarPairs:
@@ -37,13 +34,12 @@ class SimilarPairs:
     Args:
         path: file, folder or glob of Parquet files.
         threshold: a chunk is similar above this cosine.
-        worker: which part of the rows, of how many.
     Raises:
         InputError: a file or column is off, or a column that is written is there already.
     """
 
-    def __init__(self, path: str, threshold: float, worker: tuple[int, int], storage: Storage) -> None:
-        self.path, self._threshold, self._worker, self._storage = path, threshold, worker, storage
+    def __init__(self, path: str, threshold: float, storage: Storage) -> None:
+        self.path, self._threshold, self._storage = path, threshold, storage
         self._files, types, named = open_tables(path, {"query": "text"}, storage, role="PAIRS")
         self.has_chunks = _CHUNKS in types
         with open_parquet(self._files[0], storage) as first:
@@ -60,59 +56,19 @@ class SimilarPairs:
         for name in self.added:
             if name in types:
                 raise InputError(f"{named} (PAIRS): has a column `{name}` already. Drop or rename it first.")
-        self._sizes = []
-        for file in self._files:
-            with open_parquet(file, storage) as parquet:
-                self._sizes.append([parquet.metadata.num_rows, parquet.metadata.serialized_size])
-        self._num_rows = sum(rows for rows, _ in self._sizes)
 
-    @property
-    def rows(self) -> range:
-        """The part of the rows that this worker takes."""
-        index, count = self._worker
-        return range(self._num_rows * index // count, self._num_rows * (index + 1) // count)
-
-    def fingerprint(self, model: str, max_tokens: int) -> str:
-        """What decides the result: input, the model's digest, threshold, tokens, part."""
-        threshold = self._threshold if self.has_chunks else None
-        return digest_of([self._sizes, model, threshold, max_tokens, list(self._worker)])
-
-    def is_done(self, target: str, fingerprint: str) -> bool:
-        """Whether the target is there already, made of the same in the same way.
-
-        Raises:
-            StaleRunError: it is there, made of something else.
-        """
-        try:
-            with open_parquet(target, self._storage) as parquet:
-                found = (parquet.schema_arrow.metadata or {}).get(_FINGERPRINT_KEY, b"").decode()
-        except InputError as exc:
-            if isinstance(exc.__cause__, FileNotFoundError):
-                return False
-            raise
-        if found != fingerprint:
-            raise StaleRunError(
-                f"{target}: is there, of other pairs or by another model, threshold or number of tokens. Give another "
-                "folder, or --force to replace it."
-            )
-        return True
-
-    def write(self, target: str, embedder: Embedder, fingerprint: str) -> Counter[str]:
-        """Write this worker's rows with the columns that are added, in order; the file is there whole or not at all.
+    def write(self, target: str, embedder: Embedder) -> Counter[str]:
+        """Write the rows with the columns that are added, in order; the file is there whole or not at all.
 
         Raises:
             InputError: the rows can't be read.
             DiskFullError, StoreError: it can't be written; what was there before stays.
         """
-        mark = {_FINGERPRINT_KEY: fingerprint.encode()}
-        schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())], metadata=mark)
+        schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())])
         counts = Counter[str]()
-        tables = stream_tables(
-            self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS, rows=self.rows
-        )
+        tables = stream_tables(self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS)
         with written(target, self._storage) as file:
-            found = (self._with_cosines(table, embedder, counts).replace_schema_metadata(mark) for table in tables)
-            write_grouped(file, schema, found)
+            write_grouped(file, schema, (self._with_cosines(table, embedder, counts) for table in tables))
         return counts
 
     def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: Counter[str]) -> pa.Table:

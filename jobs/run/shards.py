@@ -34,20 +34,6 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
     """
     if text is None:
         return list(range(num_shards))
-    index, count = worker_of(text, environment)
-    return list(range(index, num_shards, count))
-
-
-def worker_of(text: str, environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Which worker of how many this is.
-
-    Args:
-        text: `index/count` (0-based), or `auto`.
-    Returns:
-        The index, from 0, and the count.
-    Raises:
-        UsageError: as `choose_shards`.
-    """
     if text == "auto":
         index, count = _from_scheduler(environment)
         source = f"the scheduler's {index}/{count}"
@@ -63,7 +49,7 @@ def worker_of(text: str, environment: Mapping[str, str] = os.environ) -> tuple[i
         raise UsageError(
             f"{source}: the index must be one of 0 to {count - 1} (the last of {count} is {count - 1}/{count})."
         )
-    return index, count
+    return list(range(index, num_shards, count))
 
 
 def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -125,26 +125,16 @@ def test_documents_without_chunks_have_one_cosine(
     assert "pairs without cosine  2" in done.out
 
 
-def test_shards_make_a_file_each_that_together_are_the_whole_and_none_is_made_twice(
-    relabel: Callable[..., Any], write: Callable[..., str], folder: Path, encoder: Path
+def test_a_folder_of_files_is_one_input_in_the_order_of_its_rows(
+    relabel: Callable[..., Any], write: Callable[..., str], encoder: Path
 ) -> None:
     write("in/a.parquet", ROWS[:5], SCHEMA)
     write("in/b.parquet", ROWS[5:], SCHEMA)
-    base = ("pairs", "similar", "in", "--model", str(encoder))
-    assert relabel(*base, "--to", "whole.parquet").code == 0
-    for index in (2, 0, 3, 1):
-        assert relabel(*base, "--to", "out", "--shard", f"{index}/4").code == 0
-    parts = [pq.read_table(f"out/part-{index:05}-of-00004.parquet") for index in range(4)]
-    assert [len(part) for part in parts] == [2, 2, 2, 3]
-    assert pa.concat_tables(parts).to_pylist() == pq.read_table("whole.parquet").to_pylist()
-    assert relabel(*base, "--to", "out", "--shard", "1/4").code == 10
-    other = relabel(*base, "--to", "out", "--shard", "1/4", "--threshold", "0.5")
-    assert other.code == 3
-    assert "--force" in other.err
-    assert relabel(*base, "--to", "out", "--shard", "1/4", "--threshold", "0.5", "--force").code == 0
-    # a damaged part is not taken for a finished one
-    Path("out/part-00002-of-00004.parquet").write_bytes(b"PAR1 and no more")
-    assert relabel(*base, "--to", "out", "--shard", "2/4").code == 3
+    write("one.parquet", ROWS, SCHEMA)
+    for source in ("in", "one.parquet"):
+        to = f"of-{source.partition('.')[0]}.parquet"
+        assert relabel("pairs", "similar", source, "--model", str(encoder), "--to", to).code == 0
+    assert pq.read_table("of-in.parquet").to_pylist() == pq.read_table("of-one.parquet").to_pylist()
 
 
 def test_texts_of_any_batch_give_the_same_vectors_and_long_ones_are_cut(encoder: Path) -> None:
