@@ -36,14 +36,15 @@ safetensors.
 def check_model_dir(path: Path, reference: str) -> None:
     """
     Raises:
-        ModelError: the directory holds no config.json or no weights.
+        ModelError: the directory holds an adapter, no config.json or no weights.
     """
+    if (path / "adapter_config.json").is_file():  # with whole weights, transformers would lay it over them
+        raise ModelError(
+            f"model {reference!r}: {path} holds an adapter (adapter_config.json). Merge it into its model first "
+            "(peft's merge_and_unload), or move that file away if these weights are merged; an engine takes an adapter "
+            "as engine.args.lora."
+        )
     if not config_file(path).is_file():
-        if (path / "adapter_config.json").is_file():
-            raise ModelError(
-                f"model {reference!r}: {path} holds an adapter without the model that it belongs to. Merge it into "
-                "that model first (peft's merge_and_unload); an engine takes it as engine.args.lora."
-            )
         raise ModelError(
             f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights."
         )
@@ -57,6 +58,14 @@ def config_file(path: Path) -> Path:
     """The config of the model in a directory: a student's encoder, or a model as transformers saves it."""
     own = path / BACKBONE_NAME
     return own if own.is_file() else path / "config.json"
+
+
+def own_code(config: Path) -> str:
+    """What a message says, at its end, of Python that a model's config asks for; empty if it asks for none."""
+    code = _read_json(config).get("auto_map")
+    return (
+        f"; {config} asks for code of its own, {json.dumps(code)}, run only after a yes at a terminal" if code else ""
+    )
 
 
 def has_weights(folder: Path) -> bool:

@@ -40,20 +40,6 @@ from relabel.manifests.specs import Columns
 # before weights are loaded or texts encoded.
 
 
-OFFSET_POSITIONS = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "xlm-roberta-xl",
-    "mpnet",
-    "longformer",
-    "roberta-prelayernorm",
-)
-"""Model types whose position embeddings begin after the padding token's: two fewer tokens fit than they have
-positions.
-"""
-
-
 @dataclass
 class Base:
     """A model that was checked.
@@ -104,16 +90,21 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if spec.student.lora is not None:
         check_targets(config, spec.student.lora, key="student.lora", reference=reference)
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions > 0 and config.model_type in OFFSET_POSITIONS:
-        positions -= 2
-    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None and 0 < limit < 10**9]
-    limit = min(limits) if limits else None
+    limits = [limit for limit in (_positions(inner), tokenizer.model_max_length) if limit and 0 < limit < 10**9]
+    limit = min(limits, default=None)
     if limit is not None and spec.train.max_tokens > limit:
         raise ConfigError(
             f"train.max_tokens is {spec.train.max_tokens}; model {reference!r} reads at most {limit} tokens. Lower it."
         )
     return Base(resolved, config, tokenizer, limit)
+
+
+def _positions(model: Any) -> int | None:
+    """How many tokens its positions are enough for. Those of RoBERTa and its like begin after the padding token's."""
+    count = getattr(model.config, "max_position_embeddings", None)
+    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    padding = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
+    return count - max(padding, default=-1) - 1 if count else None
 
 
 def _reads_types(backbone: Any) -> bool:
@@ -322,7 +313,7 @@ class Embedder:
             max_tokens,
             self.settings.max_tokens,
             self._tokenizer.model_max_length,
-            getattr(self._module.config, "max_position_embeddings", None),
+            _positions(self._module),
         )
         self.max_tokens = min(limit for limit in limits if limit is not None)
         refuse_leaks(

@@ -72,11 +72,6 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
         raise ModelError(
             f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
         )
-    if getattr(config, "quantization_config", None):
-        raise ModelError(
-            f"`init` {resolved.reference!r}: its weights are quantized, which can't be trained. Name the model that "
-            "they were made from, in 16 or 32 bits."
-        )
     if spec.lora is not None:
         check_targets(config, spec.lora, key="lora", reference=resolved.reference)
     named_ends(resolved)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import is_url
-from relabel.manifests.models import OF_A_CONFIG
+from relabel.manifests.models import OF_A_CONFIG, own_code
 from relabel.manifests.process import require
 from relabel.manifests.specs import PathText, Spec
 
@@ -123,7 +123,7 @@ def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any,
         extra, purpose: for the message where a package is absent.
     Raises:
         MissingExtraError: a package is absent.
-        ModelError: the config can't be loaded.
+        ModelError: the config can't be loaded, or says that the weights are quantized.
     """
     transformers = require("transformers", extra=extra, purpose=purpose)
     require("accelerate", extra=extra, purpose=purpose)
@@ -133,9 +133,17 @@ def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any,
     transformers.logging.set_verbosity_error()  # at every load it reports weights that a student does not use
     transformers.logging.disable_progress_bar()
     try:
-        return transformers, transformers.AutoConfig.from_pretrained(path)
+        config = transformers.AutoConfig.from_pretrained(path)
+        quantized = dict(getattr(config, "quantization_config", None) or {})
     except (*OF_A_CONFIG, OSError, StrictDataclassError) as exc:
-        raise ModelError(f"{where}: its config.json can't be loaded from {path}.") from exc
+        file = path / "config.json" if path.is_dir() else path
+        raise ModelError(f"{where}: its config.json can't be loaded from {path}{own_code(file)}.") from exc
+    if quantized:
+        raise ModelError(
+            f"{where}: its weights are quantized ({quantized.get('quant_method')}), which can't be trained. Name the "
+            "model that they were made from, in 16 or 32 bits."
+        )
+    return transformers, config
 
 
 # ------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
-from relabel.manifests.models import ResolvedModel, check_loading
+from relabel.manifests.models import ResolvedModel, check_loading, own_code
 from relabel.manifests.process import cpu_flags, free_cores, multiplies_bfloat16, require, usable_cores
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
@@ -312,7 +312,8 @@ def _load_model(
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, damaged) as exc:
         raise ModelError(
-            f"model {resolved.reference!r} can't be loaded as a causal language model from {resolved.path}."
+            f"model {resolved.reference!r} can't be loaded as a causal language model from {resolved.path}"
+            f"{own_code(resolved.path / 'config.json')}."
         ) from exc
     check_loading(model, loading, f"model {resolved.reference!r}")
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)

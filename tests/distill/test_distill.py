@@ -383,8 +383,12 @@ def without_padding(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (with_code_of_its_own, r"config\.json can't be loaded"),
+        (with_code_of_its_own, r"config\.json can't be loaded .*base/config\.json asks .*own\.Own.* at a terminal"),
         (only_an_adapter, r"holds an adapter .*merge_and_unload"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), r"holds an adapter .*merge_and_unload"),
+        (configured(quantization_config={"quant_method": "awq"}), r"weights are quantized \(awq\)"),
+        (configured(quantization_config={"quant_method": "gptq"}), r"weights are quantized \(gptq\)"),
+        (configured(quantization_config={"quant_method": "compressed-tensors"}), r"quantized \(compressed-tensors\)"),
         (without_padding, "no padding token"),
     ],
 )
