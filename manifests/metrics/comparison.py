@@ -145,29 +145,55 @@ def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:
     return rows_N
 
 
-class TeacherStatistics:
-    """Statistics of a student with its teacher for gold, over matched rows.
+@dataclass(frozen=True)
+class PairedRows:
+    """Rows that both sets label.
 
     Args:
-        query_N: int64 [N], 0..num_queries-1.
+        query: int64 [N], 0..Q-1, none left out.
+        docs: int64 [N], in the order of document ids.
+        grades: int64 [N], of the first set and of the second.
+        probs: float64 [N, K], NaN where a row has no distribution.
     """
 
-    def __init__(
-        self, teacher: Labelled, student: Labelled, match: Match, query_N: np.ndarray, num_queries: int, grades: int
-    ) -> None:
-        ours_N, theirs_N = teacher.grades[match.teacher], student.grades[match.student]
-        ours_NK, theirs_NK = _taken(teacher.probs, match.teacher, grades), _taken(student.probs, match.student, grades)
-        self.kl = mean_of_rows(kl_rows(ours_NK, theirs_NK), query_N, num_queries)
-        self.counts = Sums(
-            confusion_by_group(ours_N, theirs_N, query_N, num_groups=num_queries, grades=grades), len(ours_N)
-        )
-        self.tau = mean_of_queries(
-            tau_by_query(query_N, _scores(ours_N, ours_NK), _scores(theirs_N, theirs_NK), num_queries=num_queries)
-        )
+    query: np.ndarray
+    docs: np.ndarray
+    grades: tuple[np.ndarray, np.ndarray]
+    probs: tuple[np.ndarray, np.ndarray]
+
+    @property
+    def scores(self) -> tuple[np.ndarray, np.ndarray]:
+        """What rows are ordered by, see `_scores`."""
+        return _scores(self.grades[0], self.probs[0]), _scores(self.grades[1], self.probs[1])
+
+
+def paired_rows(first: Labelled, second: Labelled, match: Match, grades: int) -> tuple[PairedRows, pa.LargeBinaryArray]:
+    """Matched rows as arrays, and the ids of their queries, by number."""
+    named = pa.array(match.teacher)
+    query_N, names = codes_of(first.query_ids.take(named))
+    found = PairedRows(
+        query_N,
+        codes_of(first.doc_ids.take(named))[0],
+        (first.grades[match.teacher], second.grades[match.student]),
+        (_taken(first.probs, match.teacher, grades), _taken(second.probs, match.student, grades)),
+    )
+    return found, names
+
+
+class TeacherStatistics:
+    """Statistics of two label sets for each other, by query: of a student with its teacher for gold."""
+
+    def __init__(self, rows: PairedRows, num_queries: int, grades: int) -> None:
+        num_rows = len(rows.query)
+        self.kl = mean_of_rows(kl_rows(*rows.probs), rows.query, num_queries)
+        confusion = confusion_by_group(*rows.grades, rows.query, num_groups=num_queries, grades=grades)
+        self.counts = Sums(confusion, num_rows)
+        self.tau_by_query = tau_by_query(rows.query, *rows.scores, num_queries=num_queries)
+        self.tau = mean_of_queries(self.tau_by_query)
         self.notes = []
-        if self.kl.over < len(ours_N):
+        if self.kl.over < num_rows:
             self.notes.append(
-                f"matched rows without a distribution on both sides, left out of KL: {len(ours_N) - self.kl.over:,}"
+                f"matched rows without a distribution on both sides, left out of KL: {num_rows - self.kl.over:,}"
             )
         if self.tau.over < num_queries:
             flat = num_queries - self.tau.over
@@ -228,41 +254,6 @@ def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
 # Rows that two sets of labels share, and how each query's ranking moves between them.
 
 
-@dataclass(frozen=True)
-class PairedRows:
-    """Rows that both sets label.
-
-    Args:
-        query: int64 [N], 0..Q-1, none left out.
-        docs: int64 [N], in the order of document ids.
-        grades: int64 [N], of the first set and of the second.
-        probs: float64 [N, K], NaN where a row has no distribution.
-    """
-
-    query: np.ndarray
-    docs: np.ndarray
-    grades: tuple[np.ndarray, np.ndarray]
-    probs: tuple[np.ndarray, np.ndarray]
-
-    @property
-    def scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """What rows are ordered by, see `_scores`."""
-        return _scores(self.grades[0], self.probs[0]), _scores(self.grades[1], self.probs[1])
-
-
-def paired_rows(first: Labelled, second: Labelled, match: Match, grades: int) -> tuple[PairedRows, pa.LargeBinaryArray]:
-    """Matched rows as arrays, and the ids of their queries, by number."""
-    named = pa.array(match.teacher)
-    query_N, names = codes_of(first.query_ids.take(named))
-    found = PairedRows(
-        query_N,
-        codes_of(first.doc_ids.take(named))[0],
-        (first.grades[match.teacher], second.grades[match.student]),
-        (_taken(first.probs, match.teacher, grades), _taken(second.probs, match.student, grades)),
-    )
-    return found, names
-
-
 class QueryMoves(NamedTuple):
     """How each query moved from the first set to the second.
 
@@ -283,24 +274,23 @@ class QueryMoves(NamedTuple):
     top_changed: np.ndarray
 
 
-def query_moves(rows: PairedRows, queries: int, *, depth: int) -> QueryMoves:
-    """How each of some queries moved.
+def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> QueryMoves:
+    """How each query moved; `tau_G` is the Kendall tau of its two orders.
 
     Equal scores are ordered by document id, descending, as everywhere (`ranking.py`).
     """
-    count = np.bincount(rows.query, minlength=queries)
+    count = np.bincount(rows.query)
     first, second = rows.scores
-    entered, changed = np.zeros(queries, dtype=np.int64), np.zeros(queries, dtype=bool)
+    entered, changed = np.zeros(len(count), dtype=np.int64), np.zeros(len(count), dtype=bool)
     tops = [np.lexsort((-rows.docs, -score, rows.query)) for score in (first, second)]
     start = 0
     for query, size in enumerate(count):
         ours, theirs = (top[start : start + min(size, depth)] for top in tops)
         entered[query] = len(np.setdiff1d(theirs, ours, assume_unique=True))
-        changed[query] = bool(size) and ours[0] != theirs[0]
+        changed[query] = ours[0] != theirs[0]
         start += size
-    means = [np.bincount(rows.query, score, minlength=queries) / np.maximum(count, 1) for score in (first, second)]
-    tau = tau_by_query(rows.query, first, second, num_queries=queries)
-    return QueryMoves(count, means[0], means[1], tau, entered, np.minimum(count, depth), changed)
+    means = [np.bincount(rows.query, score) / count for score in (first, second)]
+    return QueryMoves(count, means[0], means[1], tau_G, entered, np.minimum(count, depth), changed)
 
 
 LN2 = math.log(2.0)
@@ -324,28 +314,26 @@ def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
 # Letters: N rows, G queries, K grades.
 
 
-class PairedStatistics:
-    """Statistics of two label sets, by query.
+class PairedStatistics(TeacherStatistics):
+    """Statistics of two runs, by query.
 
     Args:
         depth: of the top that is compared.
     """
 
     def __init__(self, rows: PairedRows, num_queries: int, grades: int, *, depth: int) -> None:
+        super().__init__(rows, num_queries, grades)
         self.depth = depth
-        self.moves = moves = query_moves(rows, num_queries, depth=depth)
-        confusion = confusion_by_group(*rows.grades, rows.query, num_groups=num_queries, grades=grades)
-        self.counts = Sums(confusion, len(rows.query))
+        self.moves = moves = query_moves(rows, self.tau_by_query, depth=depth)
         has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
         query_M, probs = rows.query[has_probs], [side[has_probs] for side in rows.probs]
         means = [side @ np.arange(grades) for side in probs]
         sums = [np.bincount(query_M, one, minlength=num_queries) for one in (np.ones(len(query_M)), *means)]
         self.expected = Sums(np.stack(sums, axis=1), len(query_M))
         """Rows with distributions in both sets, sum of the expected grades of the first, of the second."""
-        distances = kl_rows(*probs), kl_rows(*reversed(probs)), js_rows(*probs)
-        self.distances = [mean_of_rows(one, query_M, num_queries) for one in distances]
+        others = (mean_of_rows(one, query_M, num_queries) for one in (kl_rows(*reversed(probs)), js_rows(*probs)))
+        self.distances = [self.kl, *others]
         """KL(A ‖ B), KL(B ‖ A) and JS, of these rows."""
-        self.tau = mean_of_queries(moves.tau)
         self.stayed = mean_of_queries(1 - moves.entered / np.maximum(moves.top, 1))
         self.first_changed = mean_of_queries(moves.top_changed.astype(float))
 
@@ -526,9 +514,9 @@ def compare(
         columns: gold's other columns, of each matched row.
         lexical: BM25 of each row that has a gold grade.
     """
-    query_N, query_names = codes_of(teacher.query_ids.take(pa.array(match.teacher)))
-    num_queries = len(query_names)
-    statistics = TeacherStatistics(teacher, student, match, query_N, num_queries, grades)
+    rows, query_names = paired_rows(teacher, student, match, grades)
+    query_N, num_queries = rows.query, len(query_names)
+    statistics = TeacherStatistics(rows, num_queries, grades)
     metrics = MetricSet(AGAINST_TEACHER, statistics, num_groups=num_queries)
     intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
     against_gold = None
