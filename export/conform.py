@@ -37,10 +37,13 @@ CLEARLY_BETTER = 3.0
 """A mistake is the reason where its scores are the server's but for a change of precision, and lie this many times
 nearer to them than the right ones do: both, since other weights may lie nearer to a mistake by chance."""
 BATCH = 64
+OVER = 2.0
+"""The text over the limit has so many words for each token that the student reads."""
 CUTS = (64, 128, 256, 512)
 """Lengths in tokens at which servers cut by default."""
 TEXTS = ("", "Füße 鞋 👟\u200d🔥", "שלום привет こんにちは", "kite\n\n\ttent  ")
 """Empty, emoji, other scripts, blanks."""
+REVERSED = "the batch reversed"
 WORST = 5
 POINTS = 7
 MONOTONE_TAU = 0.999
@@ -109,7 +112,7 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
     reference = json.loads(path.read_bytes())
     remarks: list[str] = []
     asked, served = [], []
-    for one in _questions([(query, document) for query, document in reference["pairs"]], student):
+    for one in _questions([(query, document) for query, document in reference["pairs"]], student, remarks):
         try:
             served.append(server.scores(one.query, one.documents))
             asked.append(one)
@@ -124,13 +127,13 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
     return _judged(student, pairs, kinds, np.concatenate(served), right, tolerances, server.api, remarks)
 
 
-def _questions(sealed: list[Pair], student: Student) -> Iterator[Asked]:
-    """The reference pairs, each alone, then the traps."""
+def _questions(sealed: list[Pair], student: Student, remarks: list[str]) -> Iterator[Asked]:
+    """The reference pairs, each alone, then the traps; the batches hold the long text if it was not refused alone."""
     for query, document in sealed:
         yield Asked("pair", query, [document])
     query, document = max(sealed, key=lambda pair: len(pair[1]))
     words = " ".join(document for _, document in sealed).split() or ["word"]
-    long = " ".join(itertools.islice(itertools.cycle(words), 2 * student.encoder.max_tokens))
+    long = " ".join(itertools.islice(itertools.cycle(words), int(OVER * student.encoder.max_tokens)))
     tokens = _tokenizer(student).get_added_tokens_decoder().values()
     control = [f"{document} {token.content} {sealed[0][1]}" for token in tokens if token.special][:4]
     for kind, documents in (
@@ -140,9 +143,10 @@ def _questions(sealed: list[Pair], student: Student) -> Iterator[Asked]:
         ("the same pair twice", [document, document]),
     ):
         yield Asked(kind, query, documents)
-    batch = [document for _, document in itertools.islice(itertools.cycle(sealed), BATCH - 1)] + [long]
+    last = document if any("a text over the limit" in remark for remark in remarks) else long
+    batch = [document for _, document in itertools.islice(itertools.cycle(sealed), BATCH - 1)] + [last]
     yield Asked(f"a batch of {BATCH}", query, batch)
-    yield Asked("the batch reversed", query, batch[::-1])
+    yield Asked(REVERSED, query, batch[::-1])
 
 
 # ------------------------------------------------------------------------------
@@ -237,6 +241,12 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
         yield "the instruction before the pair is missing", answers([(ids[len(before) :], []) for ids, _ in right])
         yield "the template's end is missing", answers([(ids[: len(ids) - len(after)], []) for ids, _ in right])
         yield "the first token comes twice", answers([(ids[:1] + ids, []) for ids, _ in right])
+        tokenizer = _tokenizer(student)
+        tokenizer.encode_special_tokens = False
+        parts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in encoder.inputs.prompt_ids]
+        texts = ["".join((parts[0], query, parts[1], document, parts[2])) for query, document in pairs]
+        whole: Rows = [(one.ids, []) for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        yield "prompt and texts become tokens in one piece, and are not cut", answers(whole)
         return
     if encoder.inputs.kind != "encoder":
         return
@@ -253,9 +263,14 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
 
     other = "left" if encoder.inputs.truncation_side == "right" else "right"
     yield f"long texts are cut on the {other}", encoded(side=other)
-    for most in sorted({*CUTS, encoder.max_tokens // 2} - {encoder.max_tokens}):
+    tokenizer.no_truncation()
+    longest = max(len(one.ids) for one in tokenizer.encode_batch(list(pairs)))
+    for most in sorted({*CUTS, encoder.max_tokens // 2, longest} - {encoder.max_tokens}):
+        if most > longest:
+            break
+        cut = f"cut at {most} tokens, not at {encoder.max_tokens}"
         try:
-            yield f"texts are cut at {most} tokens, not at {encoder.max_tokens}", encoded(most)
+            yield f"texts are {cut if most < longest else f'not cut at {encoder.max_tokens} tokens'}", encoded(most)
         except (Fail, InvalidArgument, RuntimeException):  # the graph has fewer positions
             break
     yield "special tokens are left out", encoded(add_special_tokens=False)
@@ -357,7 +372,7 @@ def _judged(
         nearest, name = min(mistakes)
         reason = name if nearest <= TOLERANCE and nearest * CLEARLY_BETTER < apart_N.mean() else ""
     if apart_N.max() > most:
-        reason = _disorder(pairs, served_N) or reason
+        reason = _disorder(pairs, kinds, served_N) or reason
     verdict: Verdict = "equal" if scale is scales[0] else "monotone"
     if reason:
         verdict = "different"
@@ -395,7 +410,7 @@ def _temperature(student: Student) -> float:
     return float(student.manifest["temperature"].get("relevance", 1.0))
 
 
-def _disorder(pairs: list[Pair], served_N: np.ndarray) -> str:
+def _disorder(pairs: list[Pair], kinds: list[str], served_N: np.ndarray) -> str:
     """What is wrong where one pair has several scores; empty where none has."""
     first: dict[Pair, float] = {}
     apart = max(
@@ -403,6 +418,8 @@ def _disorder(pairs: list[Pair], served_N: np.ndarray) -> str:
     )
     if apart <= TOLERANCE:
         return ""
+    if kinds[-BATCH - 1 :][:2] != [f"a batch of {BATCH}", REVERSED]:  # refused
+        return "a pair's score is not the same each time"
     forward_N, reversed_N = served_N[-2 * BATCH : -BATCH], served_N[-BATCH:]
     if np.allclose(forward_N, reversed_N, atol=TOLERANCE) and np.all(np.diff(forward_N) <= TOLERANCE):
         return "scores come back sorted, and not in the order of the documents"

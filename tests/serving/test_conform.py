@@ -164,6 +164,13 @@ def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None
     assert found.worst
 
 
+def test_a_text_that_is_not_cut_is_named(bundle: Path, serve: Serve) -> None:
+    """It has to fit into the 64 positions of the tiny encoder."""
+    with mock.patch("relabel.export.conform.OVER", 1.5):
+        found = checked(bundle, serve(Faulty(Student(bundle, provider="cpu", precision="fp32"), read=tokens(most=64))))
+    assert (found.verdict, found.reason) == ("different", "texts are not cut at 32 tokens")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -209,6 +216,42 @@ def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
     bare = Faulty(right, read=lambda one, pairs: [(ids[before:], []) for ids, _ in one.encoder.encode(pairs)])
     found = checked(decoder_bundle, serve(bare))
     assert (found.verdict, found.reason) == ("different", "the instruction before the pair is missing")
+
+    def in_one_piece(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
+        tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
+        tokenizer.encode_special_tokens = False
+        before, between, after = (tokenizer.decode(ids, False) for ids in one.encoder.inputs.prompt_ids)
+        texts = [f"{before}{query}{between}{document}{after}" for query, document in pairs]
+        return [(found.ids, []) for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    found = checked(decoder_bundle, serve(Faulty(right, read=in_one_piece)))
+    assert found.verdict == "different"
+    assert found.reason == "prompt and texts become tokens in one piece, and are not cut"
+
+
+@pytest.mark.parametrize("most", [1, 16])
+def test_a_server_that_refuses_long_texts_or_batches_is_asked_what_it_takes(
+    most: int, bundle: Path, serve: Serve
+) -> None:
+    """llama.cpp refuses what is longer than its batch, text-embeddings-inference more than 32 texts at once."""
+    right = Student(bundle, provider="cpu", precision="fp32")
+    served = SimpleNamespace(version="strict")
+    room, scores = 32, right.score
+    turns = iter(range(10**6))
+
+    def strict(pairs: Pairs, *, is_odd: bool = False) -> list[float]:
+        if len(pairs) > most or any(len(document.split()) > room for _, document in pairs):
+            raise ValueError("too long")
+        return [score + is_odd * 0.1 * (next(turns) % 2) for score in scores(pairs)]
+
+    served.score = strict
+    found = checked(bundle, serve(served))
+    assert (found.verdict, found.tau) == ("equal", 1.0)
+    refused = [remark.partition(":")[0] for remark in found.remarks]
+    batches = ["refuses the same pair twice", "refuses a batch of 16", "refuses the batch reversed"]
+    assert refused == ["refuses a text over the limit", *(batches if most == 1 else [])]
+    served.score = partial(strict, is_odd=True)
+    assert checked(bundle, serve(served)).verdict == "different"
 
 
 def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any, folder: Path) -> None:
@@ -270,6 +313,51 @@ def test_servers_of_other_apis_are_asked_in_the_form_that_they_document(
     assert relabel("conform", url + "/wrong", str(bundle), "--api", api, "--model", "ecom").code == 3
     if api == "kserve-v2":
         assert checked(bundle, url + path).api == api
+
+
+RECORDED: dict[str, tuple[str, Any, list[float]]] = {
+    "llama.cpp, xllamacpp 2026.10.11549": (
+        "cohere",
+        {"model": "ecom.gguf", "object": "list", "usage": {"prompt_tokens": 23, "total_tokens": 23}, "results": [
+            {"index": 0, "relevance_score": 0.0062364861369132996},
+            {"index": 1, "relevance_score": -11.277735710144043},
+        ]},
+        [0.00623649, -11.2777357],
+    ),
+    "the same, asked as text-embeddings-inference": (
+        "tei",
+        [{"index": 1, "score": 0.0062364861369132996}, {"index": 0, "score": -11.277735710144043}],
+        [-11.2777357, 0.00623649],
+    ),
+    "infinity-emb 0.0.78": (
+        "cohere",
+        {"object": "rerank", "results": [
+            {"relevance_score": 0.501854419708252, "index": 0, "document": None},
+            {"relevance_score": 0.000013467334611050319, "index": 1, "document": None},
+        ], "model": "ecom", "usage": {"prompt_tokens": 54, "total_tokens": 54}, "id": "infinity-0be41743"},
+        [0.50185442, 0.00001346733],
+    ),
+    "Triton 2.51": (
+        "kserve-v2",
+        {"model_name": "ecom", "model_version": "1", "outputs": [
+            {"name": "relevance", "datatype": "FP32", "shape": [1, 3],
+             "data": [0.026951154693961145, 0.967588484287262, 0.0054603926837444309]},
+        ]},
+        [0.48925463],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("server", RECORDED)
+def test_replies_of_real_servers_are_read(
+    server: str, bundle: Path, serve: Serve, rerank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded on 2026-11-27."""
+    api, reply, scores = RECORDED[server]
+    monkeypatch.setattr(rerank.Rerank, "do_POST", lambda handler: handler._reply(200, reply))
+    encoder = Encoder(bundle, read_manifest(bundle)["inputs"])
+    asked = RerankServer(serve(SimpleNamespace(version="recorded")), api, "ecom", None, encoder)
+    assert np.allclose(asked.scores("red shoe", ["red fits shoe", "lamp misses"][: len(scores)]), scores, atol=1e-7)
 
 
 def test_a_canary_goes_on_until_the_server_answers_otherwise_and_keeps_a_file_for_prometheus(
