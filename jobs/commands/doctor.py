@@ -23,7 +23,7 @@ EXTRAS: dict[str, str] = {
     "gpu": "the same on a GPU",
     "vllm": "the vLLM engine",
     "openai": "the openai engine",
-    "eval": "relabel evaluate, convert, compare",
+    "eval": "relabel convert",
     "pairs": "relabel pairs",
     "train": "relabel train",
     "train-gpu": "relabel train with rollouts by vLLM",

@@ -19,7 +19,6 @@ from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import FIRST_RANK, UNWRITABLE
 from relabel.manifests.input_files import reading
-from relabel.manifests.metrics.measures import EXTRA
 from relabel.manifests.process import require
 
 Rule = Literal["error", "first", "mean", "keep"]
@@ -87,7 +86,7 @@ def convert(
     form, to = source_format(source, from_format, storage), target_format(target, to_format)
     _check_options(source, form, to, options, duplicates, tag)
     check_free(target, (source,), storage, force=force)
-    polars = require("polars", extra=EXTRA, purpose="relabel convert")
+    polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
         opened = open_source(polars, source, form, to, options, folder, storage)
         pairs = read_pairs(polars, opened, to)

@@ -214,7 +214,6 @@ def evaluate(
             sampled row has.
     Raises:
         InputError: a k without so many samples.
-        MissingExtraError: a package of the extra `eval` is absent.
     """
     check_samples([judged], pass_at)
     release_unused()  # what the rows were read and joined with

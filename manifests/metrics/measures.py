@@ -21,9 +21,6 @@ from relabel.manifests.process import require
 # grade, a column a label.
 
 
-EXTRA = "eval"
-
-
 def confusion_by_group(
     gold_N: np.ndarray, label_N: np.ndarray, group_N: np.ndarray, *, num_groups: int, grades: int
 ) -> np.ndarray:
