@@ -86,7 +86,7 @@ class R3A(Labeler):
         self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED)
         self._system = self._turn("system", "system.j2", ()).message()
         self._verdict_turn = self._turn("user", "verdict.j2", ("document",)) if self._has_two_stages else None
-        self._first_turns: dict[int, Turn] = {}
+        self._first_turn = functools.cache(self._make_first_turn)
         for num_context in (0, _MOST_CONTEXT) if self.uses_context else (0,):
             self._first_turn(num_context)
         self.template_digests = self._prompts.digests
@@ -204,15 +204,10 @@ class R3A(Labeler):
         longest = self._options.max_context_chars
         return tuple(text[:longest] for text in context)
 
-    def _first_turn(self, num_context: int) -> Turn:
-        turn = self._first_turns.get(num_context)
-        if turn is None:
-            if self._has_two_stages:
-                turn = self._turn("user", "intent.j2", ("query", "context"), num_context)
-            else:
-                turn = self._turn("user", "single.j2", ("query", "context", "document"), num_context)
-            self._first_turns[num_context] = turn
-        return turn
+    def _make_first_turn(self, num_context: int) -> Turn:
+        if self._has_two_stages:
+            return self._turn("user", "intent.j2", ("query", "context"), num_context)
+        return self._turn("user", "single.j2", ("query", "context", "document"), num_context)
 
     def _turn(self, role: Literal["system", "user"], file: str, data: tuple[str, ...], num_context: int = 0) -> Turn:
         return self._prompts.turn(role, file, data=data, settings=self._settings, num_context=num_context)

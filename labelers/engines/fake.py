@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import json
@@ -653,20 +654,9 @@ def _level(overlap: float, base: float, bits: int) -> int:
     return int(((1.0 - _NOISE_SHARE) * overlap + _NOISE_SHARE * noise) * (_LEVELS - 1))
 
 
-_DISTRIBUTIONS: dict[int, list[Distribution]] = {}
-
-
+@functools.cache
 def _distribution(num_labels: int, level: int) -> Distribution:
-    """A bump over the labels, centred where the level lies between the first and the last. Made once, then shared: it
-    is immutable.
-    """
-    table = _DISTRIBUTIONS.get(num_labels)
-    if table is None:
-        table = _DISTRIBUTIONS[num_labels] = [_bump(num_labels, at) for at in range(_LEVELS)]
-    return table[level]
-
-
-def _bump(num_labels: int, level: int) -> Distribution:
+    """A bump over the labels, centred where the level lies between the first and the last."""
     centre = level / (_LEVELS - 1) * (num_labels - 1)
     weights = [math.exp(-2.0 * (k - centre) ** 2) for k in range(num_labels)]
     total = math.fsum(weights)

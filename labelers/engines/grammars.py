@@ -3,10 +3,10 @@ decoding."""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from relabel.manifests.errors import ConfigError, ModelError
@@ -220,7 +220,9 @@ class GrammarCompiler:
         self._ll = require("llguidance", extra="cpu", purpose="Constrained decoding")
         self.tokenizer = _grammar_tokenizer(tokenizer, vocab_size=vocab_size, eos_ids=list(eos_ids))
         """llguidance's own view of it."""
-        self._compiled: OrderedDict[tuple[AnswerFormat, str], Any] = OrderedDict()
+        self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(
+            lambda format, prefill: self._compile(render_grammar(format, prefill=prefill))
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -253,12 +255,7 @@ class GrammarCompiler:
                     len(fragment_source),
                     exc,
                 )
-        key = (answer_format, prefill)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(render_grammar(answer_format, prefill=prefill))
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return self._compiled[key].deep_copy()
+        return self._compiled(answer_format, prefill).deep_copy()
 
     def _compile(self, grammar: str) -> Any:
         limits = self._ll.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)

@@ -3,6 +3,7 @@ APIs."""
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,7 +192,8 @@ class PromptEncoder:
         longest_first = sorted(texts, key=len, reverse=True)
         # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
         self._control = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if texts else None
-        self._counts: dict[tuple[str, ...], int] = {}
+        # template text is the same for all pairs of a stage; earlier answers in it are not, hence the bound
+        self._count = functools.lru_cache(maxsize=256)(self._count_of_template)
         self._start_ids = [] if self._template.is_own else start_ids(tokenizer)
 
     def encode(self, ask: Ask, *, max_prompt_tokens: int) -> Prompt | Overlong:
@@ -255,7 +257,7 @@ class PromptEncoder:
         is_hostile = any(map(self._has_control_text, parts[1::2]))
         ids = self._encode_parts(parts, self._has_control_text if is_hostile else lambda _: False)
         # Equal counts also rule out what only becomes a control string next to template text, or after normalisation.
-        return ids if self.count_control(ids) == self._count(parts[::2]) else self._encode_parts(parts, lambda _: True)
+        return ids if self.count_control(ids) == self._count(*parts[::2]) else self._encode_parts(parts, lambda _: True)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of template text that continues something: no token of a sequence's start, no
@@ -324,15 +326,9 @@ class PromptEncoder:
             found[-1] = found[-1].removesuffix(self._template.opened) + end
         return found
 
-    def _count(self, texts: Sequence[str]) -> int:
-        """Control tokens of template text; the same for all pairs of a stage, so they are counted once."""
-        key = tuple(texts)
-        if key not in self._counts:
-            if len(self._counts) >= 256:
-                self._counts.clear()  # earlier answers may be template text, and there is no end to those
-            own = sum(self.count_control(self.encode_text(text)) for text in key)
-            self._counts[key] = self.count_control(self._start_ids) + own
-        return self._counts[key]
+    def _count_of_template(self, *texts: str) -> int:
+        """Control tokens of a prompt's template text."""
+        return self.count_control(self._start_ids) + sum(self.count_control(self.encode_text(text)) for text in texts)
 
     def _encode_parts(self, parts: Sequence[str], is_apart: Callable[[str], bool]) -> list[int]:
         """Token ids of a prompt's parts, with the data that `is_apart` names encoded apart."""
