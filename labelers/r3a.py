@@ -178,23 +178,9 @@ class R3A(Labeler):
         return self._grading_ask(pair, (self._system, user))
 
     def _grading_ask(self, pair: Pair, messages: tuple[Message, ...]) -> Ask:
-        document = pair.document
-        if not self._options.extract:
-            return Ask(
-                "verdict",
-                messages,
-                self._verdict_format,
-                self._verdict_tokens,
-                self._decisions,
-                "",
-                None,
-                None,
-                self._sampling,
-            )
-        format = self._verdict_format if document and not document.isspace() else self._empty_format
-        return Ask(
-            "verdict", messages, format, self._verdict_tokens, self._decisions, "", document, None, self._sampling
-        )
+        source = pair.document if self._options.extract else None
+        format = self._verdict_format if pair.document.strip() else self._empty_format
+        return Ask("verdict", messages, format, self._verdict_tokens, self._decisions, "", source, None, self._sampling)
 
     def _build_opening(self, query: str, context: tuple[str, ...]) -> tuple[Message, Message]:
         context = self._context(context)
