@@ -217,11 +217,6 @@ class Shown(NamedTuple):
         """What a label says of documents that were cut or left out."""
         return ["document_truncated"] * self.is_cut + ["documents_left_out"] * (self.num_left_out > 0)
 
-    @property
-    def fewer_chars(self) -> int:
-        """Room for the next, smaller prompt."""
-        return int(self.num_chars * SHRINK)
-
 
 def documents_within(documents: Sequence[str], num_chars: int) -> Shown:
     """The first documents that fit into so many characters. The one at which the room ends is cut if `LEAST_CHARS` of

@@ -20,6 +20,7 @@ from relabel.labelers.query_inputs import (
     PREVIOUS_DOCS,
     PREVIOUS_QUERIES,
     PREVIOUS_SUMMARIES,
+    SHRINK,
     OfOneQuery,
     SearchOptions,
     Shown,
@@ -100,7 +101,7 @@ class Review(Labeler):
         pair = with_siblings(pair)
         ask, shown = self._ask(pair, self._options.window_tokens * CHARS_PER_TOKEN)
         while (answer := (yield ask)).finish == "overlong" and shown.num_chars > LEAST_CHARS:
-            ask, shown = self._ask(pair, shown.fewer_chars)
+            ask, shown = self._ask(pair, int(shown.num_chars * SHRINK))
         assert ask.format is not None
         said = ReviewAnswer(*Reader(ask.format).read(answer).values())
         useful = indices_of(said.useful_docs)
