@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from relabel.labelers.base import EXAMPLE, Instruction
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
 from relabel.labelers.registry import Labeler
+from relabel.labelers.trajectories import mean_distribution
 from relabel.labelers.verdicts import decided
 from relabel.manifests.asks import Answer, Ask, Decision, Distribution
 from relabel.manifests.labels import Label, LabelColumn, Pair
@@ -79,8 +80,7 @@ class Ensemble(Labeler):
             answer = yield ask
             judges.append(decided(answer, self._decision, "the grades"))
             flags.extend(flag for flag in answer.flags if flag not in flags)
-        probs = tuple(sum(each) / len(judges) for each in zip(*(one.probs for one in judges), strict=True))
-        mean = Distribution(probs, sum(one.outside_mass for one in judges) / len(judges))
+        mean = mean_distribution(judges)
         return Label(mean.argmax, mean, {"judge_probs": [p for one in judges for p in one.probs]}, flags=flags)
 
     def probe(self) -> list[Ask]:

@@ -24,7 +24,8 @@ def merge_samples(labels: Sequence[Label]) -> Label:
     Source:
         R3A (methods, section 1): with S samples, the mean of the S distributions, and the vote.
     """
-    distribution = mean_distribution([label.distribution for label in labels if label.distribution is not None])
+    given = [label.distribution for label in labels if label.distribution is not None]
+    distribution = mean_distribution(given) if given else None
     votes = Counter(label.grade for label in labels if label.grade is not None)
     probs = distribution.probs if distribution else ()
     winner = min(votes, key=lambda grade: (-votes[grade], -probs[grade] if probs else 0.0, grade))
@@ -34,10 +35,8 @@ def merge_samples(labels: Sequence[Label]) -> Label:
     )
 
 
-def mean_distribution(distributions: Sequence[Distribution]) -> Distribution | None:
-    """Component-wise mean of probabilities and of outside mass; None for none."""
-    if not distributions:
-        return None
+def mean_distribution(distributions: Sequence[Distribution]) -> Distribution:
+    """Component-wise mean of probabilities and of outside mass, of one distribution or more."""
     count = len(distributions)
     probs = tuple(sum(column) / count for column in zip(*(one.probs for one in distributions), strict=True))
     return Distribution(probs, sum(one.outside_mass for one in distributions) / count)
