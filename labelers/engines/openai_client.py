@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import random
 import re
@@ -235,15 +234,10 @@ class ApiClient:
 
     async def upload(self, path: str, name: str, text: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
         """Send a file for batches; one that is sent twice costs nothing."""
-        edge = f"relabel-{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()}"
-        head = (
-            f'--{edge}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{edge}\r\n'
-            f'content-disposition: form-data; name="file"; filename="{name}"\r\n'
-            "content-type: application/jsonl\r\n\r\n"
-        )
-        content = f"{head}{text}\r\n--{edge}--\r\n".encode("utf-8", "replace")
-        kind = f"multipart/form-data; boundary={edge}"
-        return await self._send("POST", path, content, read, FILE_BYTES, is_trial=True, kind=kind)
+        file = (name, text.encode("utf-8", "replace"), "application/jsonl")
+        form = self._library.Request("POST", "http://server", data={"purpose": "batch"}, files={"file": file})
+        kind = form.headers["content-type"]
+        return await self._send("POST", path, form.read(), read, FILE_BYTES, is_trial=True, kind=kind)
 
     async def post_once(
         self, path: str, body: dict[str, Any], read: Callable[[bytes], ReadT]
