@@ -3,7 +3,6 @@ at decisions. Importing this module loads neither torch nor vLLM."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -33,7 +32,7 @@ from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Req
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from relabel.manifests.models import ResolvedModel
 from relabel.manifests.process import require, stdout_apart
-from relabel.manifests.specs import EngineArgs, EngineSpec, PathText, nearest
+from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:
     from relabel.labelers.engines.vllm_loop import StepLoop
@@ -438,16 +437,13 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
     ).UsageContext.LLM_CLASS  # limits as for offline work
     platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
     planned = plan_engine_args(args, resolved.path, is_cpu=platform.is_cpu())
-    known = [field.name for field in dataclasses.fields(library.EngineArgs)]
-    for name in args.extra:
-        if name not in known:
-            hint = nearest(name, known)
-            raise ConfigError(
-                f"engine.args.extra: vLLM has no argument `{name}`." + (f" Did you mean `{hint}`?" if hint else "")
-            )
+    try:
+        arguments = library.EngineArgs(**planned)
+    except TypeError as exc:
+        raise ConfigError(f"engine.args.extra: {exc}") from exc
     try:
         with stdout_apart():
-            return engines.LLMEngine.from_engine_args(library.EngineArgs(**planned), usage_context=usage)
+            return engines.LLMEngine.from_engine_args(arguments, usage_context=usage)
     except Exception as exc:
         _free_device()
         reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:300]
