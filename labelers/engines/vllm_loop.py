@@ -4,7 +4,6 @@ complete. Importing this module loads vLLM."""
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,20 +36,17 @@ class GrammarRegistry:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._held: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._held: dict[str, Any] = {}  # one insertion or removal of a dict is atomic
 
     def leave(self, matcher: Any) -> str:
         """Leave a matcher, and return its grammar id: itself a grammar, which passes vLLM's check in no time."""
         grammar_id = f'start: "{next(self._numbers)}"'
-        with self._lock:
-            self._held[grammar_id] = matcher
+        self._held[grammar_id] = matcher
         return grammar_id
 
     def fetch(self, grammar_id: str) -> Any:
         """Take a matcher; each can be taken once."""
-        with self._lock:
-            return self._held.pop(grammar_id)
+        return self._held.pop(grammar_id)
 
 
 class RegistryBackend(StructuredOutputBackend):  # type: ignore[misc]
