@@ -103,14 +103,10 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
             f"{name}l: " + " | ".join(map(_literal, section.options)),
         ]
     if isinstance(section, Indices):
-        if content:
-            raise ConfigError(f"the prefill begins the numbers of <{section.tag}>; it may open them and no more.")
         if not section.most:
             return [f'{name}: ""']
         return [f"{name}: {_number_list(section.most, MOST_INDICES)}"]
     if isinstance(section, Lines):
-        if content:
-            raise ConfigError(f"the prefill begins the lines of <{section.tag}>; it may open them and no more.")
         more = f'("\\n" {name}l){{{section.least - 1},{section.most - 1}}}'
         return [f"{name}: {name}l {more}", f"{name}l[max_tokens={section.max_line_tokens}]: /[^<\\s][^<\\n]*/"]
     free = f"{name}[max_tokens={section.max_tokens}]"
@@ -155,8 +151,6 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
     """
     rest = prefill
     tags = {section.tag for section in answer_format.sections}
-    if prefill and "" in tags:
-        raise ConfigError(f"the prefill {prefill!r} begins no answer without tags.")
     if "think" not in tags:  # an empty thought put before the answer, as templates of thinking models do
         rest = re.sub(r"\A\s*<think>.*?</think>", "", rest, flags=re.DOTALL)
     sections = answer_format.sections
