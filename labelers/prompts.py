@@ -40,7 +40,7 @@ TEMPLATES_READ: dict[str, bytes] = {}
 
 _ENDLESS = (RecursionError, MemoryError)
 """What a template that includes itself, or repeats a text without measure, ends in."""
-_EDGE = "\0"  # no text file worth the name holds it, and `_load` refuses one that does
+_EDGE = "\0"  # no text file worth the name holds it: one in a template cuts the text as a filter does
 
 
 class _Field:
@@ -205,9 +205,6 @@ class Prompts:
             raise ConfigError(f"{path}: this prompt template can't be read: {exc.strerror}") from exc
         except UnicodeDecodeError as exc:
             raise ConfigError(f"{path}: a prompt template is UTF-8 text; byte {exc.start} is not") from exc
-        if _EDGE in source:
-            line = source[: source.index(_EDGE)].count("\n") + 1
-            raise ConfigError(f"{path}:{line}: holds a NUL character; remove it")
         self._sources[file] = source
         self._digests[file] = hashlib.sha256(raw).hexdigest()
         TEMPLATES_READ[self._digests[file]] = raw
@@ -225,12 +222,8 @@ class Prompts:
                 )
                 raise ConfigError(f"{path}:{line}: include a file by its literal name; known are {', '.join(known)}")
             if included not in self._paths:
-                hint = nearest(included, known)
                 at = _line_of(source, included)
-                raise ConfigError(
-                    f"{self._where(file, at)}: no template {included!r}: known are {', '.join(known)}"
-                    + (f"; {hint}?" if hint else "")
-                )
+                raise ConfigError(f"{self._where(file, at)}: no template {included!r}: known are {', '.join(known)}")
             self._load(included)
         return source
 
