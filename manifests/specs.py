@@ -18,6 +18,7 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
+    Self,
     TypeVar,
     get_args,
     get_origin,
@@ -245,6 +246,11 @@ class EngineArgs(Spec):
     speed_only: ClassVar[frozenset[str]] = frozenset()
     secret_variables: ClassVar[frozenset[str]] = frozenset()
     """Options that name an environment variable whose value is passed to the engine alone."""
+
+    @classmethod
+    def of(cls, spec: EngineSpec) -> Self:
+        """A spec's options as this engine's own."""
+        return spec.args if isinstance(spec.args, cls) else cls(**spec.args.model_dump())
 
     @property
     def sends_batches(self) -> bool:

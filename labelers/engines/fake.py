@@ -359,7 +359,7 @@ class Fake(Engine):
     Args: ClassVar[type[EngineArgs]] = FakeArgs
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
-        self._args = spec.args if isinstance(spec.args, FakeArgs) else FakeArgs.model_validate(spec.args.model_dump())
+        self._args = FakeArgs.of(spec)
         self._digest = self.model_digest(spec)
         self._may_cut = overlong == "truncate"
         self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN

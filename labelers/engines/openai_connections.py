@@ -132,7 +132,7 @@ def args_of(spec: EngineSpec) -> OpenAiArgs:
     Raises:
         ConfigError: the address or the variable's name is off.
     """
-    args = spec.args if isinstance(spec.args, OpenAiArgs) else OpenAiArgs(**spec.args.model_dump())
+    args = OpenAiArgs.of(spec)
     if _VARIABLE.fullmatch(args.api_key_env) is None:
         raise ConfigError(
             "engine.args.api_key_env: want the name of an environment variable (A-Z, 0-9, _), such as OPENAI_API_KEY. "

@@ -105,7 +105,7 @@ class Transformers(Engine):
         from relabel.labelers.engines.batching import Batch, BatchLimits, BatchVocabulary
         from relabel.labelers.engines.forward import GROUPED, Forward
 
-        args = _args_of(spec)
+        args = TransformersArgs.of(spec)
         self._spec, self._args, self._torch, self._version = (
             spec,
             args,
@@ -146,13 +146,13 @@ class Transformers(Engine):
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
         """Digest of the model's files, and of the adapter's where there is one."""
-        args = _args_of(spec)
+        args = TransformersArgs.of(spec)
         return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
 
     @staticmethod
     def resolve_auto(spec: EngineSpec) -> dict[str, str]:
         """The dtype, on a CPU."""
-        args = _args_of(spec)
+        args = TransformersArgs.of(spec)
         device = _device(require("torch", extra="cpu", purpose="The transformers engine"), args.device)
         if args.dtype != "auto" or device.type != "cpu":
             return {}
@@ -161,7 +161,7 @@ class Transformers(Engine):
     @staticmethod
     def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
         """Tokens of a prompt, without the weights."""
-        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=_args_of(spec).cache_dir)
+        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=TransformersArgs.of(spec).cache_dir)
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
@@ -169,7 +169,7 @@ class Transformers(Engine):
         torch = require("torch", extra="cpu", purpose="The transformers engine")
         for module in ("transformers", "llguidance", "safetensors"):
             require(module, extra="cpu", purpose="The transformers engine")
-        _device(torch, _args_of(spec).device)
+        _device(torch, TransformersArgs.of(spec).device)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
@@ -256,12 +256,6 @@ class Transformers(Engine):
     def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
         assert ask.format is not None
         return self._compiler.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
-
-
-def _args_of(spec: EngineSpec) -> TransformersArgs:
-    if isinstance(spec.args, TransformersArgs):
-        return spec.args
-    return TransformersArgs(**spec.args.model_dump())
 
 
 def _device(torch: Any, wanted: str) -> torch.device:

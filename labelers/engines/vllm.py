@@ -131,11 +131,6 @@ class VllmArgs(EngineArgs):
         return self
 
 
-def args_of(spec: EngineSpec) -> VllmArgs:
-    """The spec's options as this engine's own."""
-    return spec.args if isinstance(spec.args, VllmArgs) else VllmArgs(**spec.args.model_dump())
-
-
 def plan_engine_args(args: VllmArgs, model_dir: Path, *, is_cpu: bool) -> dict[str, Any]:
     """What vLLM's `EngineArgs` is called with.
 
@@ -220,7 +215,7 @@ class Vllm(Engine):
     Args: ClassVar[type[EngineArgs]] = VllmArgs
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
-        self._args = args_of(spec)
+        self._args = VllmArgs.of(spec)
         library = _load_vllm(self._args)
         transformers = require("transformers", extra="vllm", purpose=PURPOSE)
         from relabel.labelers.engines.vllm_loop import StepLoop, StepVocabulary, install_grammars
@@ -263,18 +258,18 @@ class Vllm(Engine):
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
         """Digest of the model's files, and of the adapter's where there is one."""
-        args = args_of(spec)
+        args = VllmArgs.of(spec)
         return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
 
     @staticmethod
     def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
         """Tokens of a prompt, without the weights."""
-        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=args_of(spec).cache_dir)
+        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=VllmArgs.of(spec).cache_dir)
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
         """Packages and devices, without loading the model."""
-        _load_vllm(args_of(spec))
+        _load_vllm(VllmArgs.of(spec))
         for module in ("transformers", "llguidance"):
             require(module, extra="vllm", purpose=PURPOSE)
 
