@@ -230,23 +230,17 @@ class Costs:
         return (found.prompt * (self.price_input or 0.0) + found.output * (self.price_output or 0.0)) / 1e6
 
     def with_batches(self, other: Costs) -> dict[str, Any]:
-        """Counts by name, with what came in batches."""
-        found, cost = self.as_dict(), other.cost
-        for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
-            found[name] += getattr(other, name)
-        return {**found, "cost": None if self.cost is None or cost is None else self.cost + cost}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Counts by name, as a run records them."""
+        """Counts by name, as a run records them, with what came in batches."""
+        cost = other.cost
         return {
             "http_requests": self.requests,
             "retries": self.retries,
             "given_up": self.given_up,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
+            "prompt_tokens": self.prompt_tokens + other.prompt_tokens,
+            "cached_tokens": self.cached_tokens + other.cached_tokens,
+            "output_tokens": self.output_tokens + other.output_tokens,
             "waited_s": round(self.waited_s, 3),
-            "cost": self.cost,
+            "cost": None if self.cost is None or cost is None else self.cost + cost,
         }
 
 
