@@ -131,8 +131,9 @@ class Batches:
         self._failed_in_a_row += 1
         self._unpaid.add(record.name)
         if self._failed_in_a_row >= FAILED_IN_A_ROW or read_complaint(ended).subject(200) == "credit":
+            why = shown(read_complaint(ended.get("errors")).message) or "it does not say why"
             raise ServerGoneError(
-                f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {_fault(ended)}. "
+                f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {why}. "
                 "Mend that; the same command then continues."
             )
         await self._pause(self._args.batch_poll_s)
@@ -175,9 +176,8 @@ class Batches:
             "/files", f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), _read_object
         )
         if isinstance(file, Failure) or not isinstance(file.get("id"), str):
-            raise ModelError(
-                f"engine.args.batch: the server at {self._client.at} takes no files for batches{_why(file)}."
-            )
+            why = f": {file.detail}" if isinstance(file, Failure) else ""
+            raise ModelError(f"engine.args.batch: the server at {self._client.at} takes no files for batches{why}.")
         failpoints.hit("before_batch")
         record = replace(record, batch=await self._begin(record.name, file["id"]))
         failpoints.hit("after_batch")
@@ -279,11 +279,3 @@ def _is_error(line: Any) -> bool:
     """Whether a line says that its request was not answered, which costs nothing."""
     reply = line.get("response") if isinstance(line, dict) else None
     return isinstance(line, dict) and (reply.get("status_code") != 200 if isinstance(reply, dict) else True)
-
-
-def _fault(ended: dict[str, Any]) -> str:
-    return shown(read_complaint(ended.get("errors")).message) or "it does not say why"
-
-
-def _why(found: Failure | dict[str, Any]) -> str:
-    return f": {found.detail}" if isinstance(found, Failure) else ""
