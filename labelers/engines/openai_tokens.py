@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from relabel.labelers.engines.checkpoints import special_ids
 from relabel.labelers.engines.decisions import (
@@ -46,18 +46,6 @@ _SAMPLE = (
 _NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": True, "return_token_ids": True}
 
 
-class Abilities(NamedTuple):
-    """What the server was found to do.
-
-    Args:
-        logprob_ids: it answers `logprob_token_ids`, and so gives exact distributions.
-        token_ids: it takes vLLM's further fields and returns token ids.
-    """
-
-    logprob_ids: bool
-    token_ids: bool
-
-
 class TokensMode:
     """Asks as `/completions` with token ids.
 
@@ -92,13 +80,10 @@ class TokensMode:
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
         self._grammars: dict[tuple[Any, str], str] = {}
-        self._can = Abilities(False, False)
+        self.has_distributions = False
+        """Whether the server answers `logprob_token_ids`, and so gives exact distributions."""
+        self._gives_ids = False  # and takes vLLM's further fields
         self._is_bound = args.constrain
-
-    @property
-    def has_distributions(self) -> bool:
-        """Whether the server gives log-probabilities of chosen token ids."""
-        return self._can.logprob_ids
 
     def details(self) -> dict[str, Any]:
         """What a run records of this way to ask."""
@@ -126,8 +111,9 @@ class TokensMode:
                 raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
         if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
-        self._can = Abilities(set(label_ids) <= set(found.logprobs), found.token_ids is not None)
-        if self._can.token_ids:
+        self.has_distributions = set(label_ids) <= set(found.logprobs)
+        self._gives_ids = found.token_ids is not None
+        if self._gives_ids:
             self._compare_tokenizers(loop)
         return None
 
@@ -240,11 +226,11 @@ class TokensMode:
             "seed": sequence.request.seed & 0x7FFFFFFF,
         }
         body = self._body(sequence.prompt.tolist(), sequence.max_new, sampling)
-        if self._can.token_ids:
+        if self._gives_ids:
             body |= _NEUTRAL
         if sequence.matcher is not None:
             body["structured_outputs"] = {"grammar": sequence.matcher}
-        elif sequence.closing and self._can.token_ids:
+        elif sequence.closing and self._gives_ids:
             body |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
         body |= self._args.extra_body
         return {key: value for key, value in body.items() if value is not None}
