@@ -45,10 +45,9 @@ from relabel.distill.teachers.trainer import (
 )
 from relabel.distill.training.output import TrainingPlace
 from relabel.distill.training.runtime import BatchPlan
-from relabel.labelers.engines.decisions import resolve_labels
+from relabel.labelers.engines.decisions import DecisionPlaces
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong
-from relabel.manifests.asks import Decision
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 
@@ -171,7 +170,7 @@ class AnswerEncoder:
     def __init__(self, base: TeacherBase) -> None:
         self._base = base
         self._encoder = base.encoder
-        self._label_ids = functools.cache(self._resolved)
+        self._places = DecisionPlaces(base.encoder, tokenizer_name=base.resolved.reference)
 
     def encode(self, turn: AnsweredTurn, row: AnsweredRow, number: int, *, max_tokens: int) -> Example:
         """One example.
@@ -180,8 +179,8 @@ class AnswerEncoder:
             UnlearnableError: there is no room for it, or the evidence is in what was cut off the document.
         """
         if turn.label is not None:
-            (decision,) = turn.ask.decisions
-            answer, is_reasoning = [self._label_ids(decision)[turn.label]], [False]
+            (place,) = self._places.of(turn.ask)
+            answer, is_reasoning = [place.label_ids[turn.label]], [False]
         else:
             opened = self._encoder.opened_for(turn.ask).strip()  # in the prompt already
             answer = self._encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
@@ -218,9 +217,6 @@ class AnswerEncoder:
     def _parts(self, answer: list[int], turn: AnsweredTurn, opened: str) -> list[int]:
         pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
         return token_parts(pieces, {REASONING: turn.reasoning})[1:]
-
-    def _resolved(self, decision: Decision) -> tuple[int, ...]:
-        return resolve_labels(self._encoder, decision, tokenizer_name=self._base.resolved.reference)
 
 
 # ------------------------------------------------------------------------------
