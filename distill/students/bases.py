@@ -155,13 +155,8 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
         ModelError: weights can't be loaded, a decoder scales its logits, or rows of a batch are not answered apart.
     """
     module: Any = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
-    check_batches(module.eval(), texts_of(base, record), record, f"model {base.resolved.reference!r}")
+    check_batches(module.eval(), make_texts(record, base.tokenizer), record, f"model {base.resolved.reference!r}")
     return module
-
-
-def texts_of(base: Base, record: StudentRecord) -> Any:
-    """What encodes this student's pairs."""
-    return make_texts(record, base.tokenizer)
 
 
 # ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from relabel.distill.students.bases import Trainer, TrainingInputs, check_base, make_record, texts_of
+from relabel.distill.students.bases import Trainer, TrainingInputs, check_base, make_record
 from relabel.distill.students.evaluation import (
     check_gates,
     check_stopping,
@@ -34,7 +34,7 @@ from relabel.distill.students.manifest import (
     StudentManifest,
     StudentRecord,
 )
-from relabel.distill.students.model import softmax, student_files, write_student
+from relabel.distill.students.model import make_texts, softmax, student_files, write_student
 from relabel.distill.students.spec import KINDS, DistillSpec
 from relabel.distill.training.curves import Outcome, check_services, write_curves
 from relabel.distill.training.output import (
@@ -270,7 +270,7 @@ def distill(
     check_gates(spec, examples)
     check_stopping(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
-    texts = texts_of(base, record)
+    texts = make_texts(record, base.tokenizer)
     notes = list(examples.notes)
     for note in notes:
         say(note)
