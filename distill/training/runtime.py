@@ -3,7 +3,6 @@ and stopping all ranks if one fails."""
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import release_memory
 
 from relabel.distill.training.output import how_it_goes_on
 from relabel.distill.training.spec import TrainingSection
@@ -113,9 +113,7 @@ def halving(
             say(notes[-1])
             logger.warning(notes[-1])
             exc.__traceback__ = None  # its frames hold the activations that did not fit
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
     raise AssertionError("the second attempt returns or raises")
 
 
