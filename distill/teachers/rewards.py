@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from relabel.manifests.gold import check_scale, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import NODE_SCORES, Label, Pair
 from relabel.manifests.records import first_changed, sha256_file
+from relabel.manifests.schemas import table_bytes
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import read_grades
 
@@ -407,7 +407,7 @@ class RolloutLog:
             name = f"step-{step:06d}.parquet"
             self._folder.mkdir(parents=True, exist_ok=True)
             with writing(self._folder, self._folder.parent):
-                (self._folder / name).write_bytes(_parquet(pa.Table.from_pylist(self._pending, schema=self._schema)))
+                (self._folder / name).write_bytes(table_bytes(pa.Table.from_pylist(self._pending, schema=self._schema)))
                 sync_files(self._folder, name)
             self._parts[name] = sha256_file(self._folder / name)
             self._pending = []
@@ -440,17 +440,11 @@ class RolloutLog:
         if self._folder is not None:
             tables = [pq.read_table(self._folder / name) for name in parts]
             table = pa.concat_tables(tables) if tables else self._schema.empty_table()
-            (folder / ROLLOUTS_NAME).write_bytes(_parquet(table.combine_chunks()))  # however often it was stopped
+            (folder / ROLLOUTS_NAME).write_bytes(table_bytes(table.combine_chunks()))  # however often it was stopped
         if self.edges:
             columns = [
                 pa.array(column, kind.type)
                 for column, kind in zip(zip(*self.edges, strict=True), EDGE_SCHEMA, strict=True)
             ]
             table = pa.Table.from_arrays(columns, schema=EDGE_SCHEMA)
-            (folder / EDGES_NAME).write_bytes(_parquet(table))
-
-
-def _parquet(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
+            (folder / EDGES_NAME).write_bytes(table_bytes(table))

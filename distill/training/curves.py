@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from relabel.manifests.process import require
+from relabel.manifests.schemas import table_bytes
 from relabel.manifests.store import LocalRunStore
 
 CURVES_NAME = "curves.parquet"
@@ -64,10 +64,8 @@ def write_curves(folder: Path, curve: Curve, *, title: str) -> None:
     """Write `CURVES_NAME` and `PLOT_NAME`, each whole or not at all."""
     arrays = [pa.array([point[place] for point in curve.points], kind.type) for place, kind in enumerate(CURVE_SCHEMA)]
     table = pa.Table.from_arrays(arrays, schema=CURVE_SCHEMA)
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
     files = LocalRunStore(folder)
-    files.put(CURVES_NAME, sink.getvalue())
+    files.put(CURVES_NAME, table_bytes(table))
     files.put(PLOT_NAME, _plotted(tuple(curve.points), title))
 
 
@@ -253,7 +251,4 @@ class CurveReporter:
         return tracker
 
     def _keep(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(self._state), encoding="utf-8")
-        part.replace(self._file)
+        LocalRunStore(self._file.parent).jot(STATE, json.dumps(self._state).encode())
