@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from relabel.distill.students.manifest import LearnedGold
 from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec
-from relabel.distill.training.output import writing
 from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.evidence_set import ShortAnswers
 from relabel.labelers.query_inputs import CHUNKS, chunk_texts
@@ -47,6 +45,7 @@ from relabel.manifests.labels import (
 )
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.store import LocalRunStore
 
 # ------------------------------------------------------------------------------
 # Questions with all their documents' chunks, the chunks that are wanted of each, and the answers that are wanted: what
@@ -389,13 +388,8 @@ class Generator:
     def _keep(self, key: str, answer: Answer | None) -> None:
         if answer is None or answer.finish == "error":
             return
-        folder = self._folder / key[:2]
         held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
-        scratch = folder / f".{key}.{secrets.token_hex(8)}"
-        with writing(folder, None):
-            folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_text(json.dumps(held), encoding="utf-8")
-            scratch.replace(folder / f"{key}.json")
+        LocalRunStore(self._folder).jot(f"{key[:2]}/{key}.json", json.dumps(held).encode())
 
 
 def identity_of(spec: GeneratorSpec, answers: ShortAnswers) -> str:
