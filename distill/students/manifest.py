@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -16,7 +15,7 @@ from relabel.manifests.errors import ManifestError
 from relabel.manifests.labels import DEFAULT_PHI, PhiTable
 from relabel.manifests.metrics.evaluation import Baselines
 from relabel.manifests.metrics.gates import GateVerdict
-from relabel.manifests.records import LEFT_OUT, checked, fault_of
+from relabel.manifests.records import LEFT_OUT, read_record
 
 # ------------------------------------------------------------------------------
 # What a student learns from, as records: the part of its manifest that is known before it is trained. Fields
@@ -246,7 +245,7 @@ def read_student_manifest(data: bytes, where: str) -> StudentManifest:
 
 
 STUDENT_NAME = "student.json"
-STUDENT_VERSION = 1
+STUDENT_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ class StudentRecord:
         packs: whether a decoder's batches are packed instead of padded.
     """
 
-    version: int
+    version: Literal[1]
     kind: KindName
     name: str
     heads: dict[str, int]
@@ -293,14 +292,10 @@ def read_student(path: str | Path) -> StudentRecord:
     """
     file = Path(path) / STUDENT_NAME
     try:
-        held = json.loads(file.read_text(encoding="utf-8"))
-        version = held.get("version")
-        if version == STUDENT_VERSION:
-            return checked(StudentRecord, held)
-    except FileNotFoundError as exc:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as exc:
         raise ManifestError(
             f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`."
         ) from exc
-    except (OSError, ValueError, AttributeError) as exc:
-        raise ManifestError(f"{file}: not a student's record ({fault_of(exc)}). Restore it, or train again.") from exc
-    raise ManifestError(f"{file}: written as version {version}; this relabel reads {STUDENT_VERSION}.")
+    what = "not as this relabel writes a student's record"
+    return read_record(StudentRecord, data, str(file), what, "Restore it, or train again.")
