@@ -313,12 +313,12 @@ def admit(
     places: DecisionPlaces,
     *,
     max_prompt_tokens: int,
-    matcher: Callable[[Prompt], Any] | None,
+    bind: Callable[[Ask, Prompt], Any] | None,
 ) -> TokenSequence | Answer:
     """Make a request ready to run, or answer it here because its prompt does not fit.
 
     Args:
-        matcher: makes what holds the answer to its format, for the prompt as the model will see it; None leaves the
+        bind: makes what holds the answer to its format, for the prompt as the model will see it; None leaves the
             answer free.
     """
     ask = request.ask
@@ -336,7 +336,7 @@ def admit(
         prefill=prompt.begins.encode(),
         is_prefill_shown=not ask.prefill,
         num_prefill=prompt.num_prefill,
-        matcher=matcher(prompt) if matcher is not None else None,
+        matcher=bind(ask, prompt) if bind is not None and ask.format is not None and ask.max_tokens > 0 else None,
         closing=closing_tag(ask),
         flags=("document_truncated",) if prompt.cut_document is not None else (),
     )

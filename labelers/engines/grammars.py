@@ -9,6 +9,9 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
+from relabel.labelers.engines.decisions import quotable
+from relabel.labelers.engines.tokens import Prompt
+from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.formats import (
     MOST_INDICES,
@@ -250,6 +253,11 @@ class GrammarCompiler:
                     exc,
                 )
         return self._compiled(answer_format, prefill).deep_copy()
+
+    def bind(self, ask: Ask, prompt: Prompt) -> Any:
+        """The matcher of an ask with a format, for its prompt as the model will see it."""
+        assert ask.format is not None
+        return self.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
 
     def _compile(self, grammar: str) -> Any:
         limits = self._ll.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)

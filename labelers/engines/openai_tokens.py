@@ -4,7 +4,6 @@ formats enforced by a grammar."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from relabel.labelers.engines.checkpoints import special_ids
@@ -151,14 +150,12 @@ class TokensMode:
 
     def admit(self, request: Request) -> TokenSequence | Answer:
         """Make a request ready, or answer it here."""
-        ask = request.ask
-        is_bound = self._is_bound and ask.format is not None and ask.max_tokens > 0
         return admit(
             request,
             self._encoder,
             self._places,
-            max_prompt_tokens=self._max_prompt(ask),
-            matcher=partial(self._grammar, ask) if is_bound else None,
+            max_prompt_tokens=self._max_prompt(request.ask),
+            bind=self._grammar if self._is_bound else None,
         )
 
     async def answer(self, sequence: TokenSequence) -> Answer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -24,9 +23,9 @@ from relabel.labelers.engines.checkpoints import (
     resolve_checkpoint,
     special_ids,
 )
-from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
+from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from relabel.manifests.models import ResolvedModel, check_loading, own_code
@@ -174,13 +173,7 @@ class Transformers(Engine):
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
         for ask in asks:
-            self._places.of(ask)
-            if ask.format is not None and ask.max_tokens and self._args.constrain:
-                self._compiler.matcher(
-                    ask.format,
-                    prefill=ask.prefill or self._encoder.opened_for(ask),
-                    fragment_source=ask.fragment_source,
-                )
+            self._admit(Request(0, ask, 0))
         return [*self._remarks, *stage_remarks(self._encoder, asks, self._max_prompt)]
 
     @property
@@ -188,20 +181,21 @@ class Transformers(Engine):
         return max(self._capacity - len(self._open_batch()) - len(self._ready), 0)
 
     def submit(self, request: Request) -> None:
-        ask = request.ask
         batch = self._open_batch()
-        is_bound = self._args.constrain and ask.format is not None and ask.max_tokens > 0
-        admitted = admit(
-            request,
-            self._encoder,
-            self._places,
-            max_prompt_tokens=self._max_prompt(ask),
-            matcher=partial(self._matcher, ask) if is_bound else None,
-        )
+        admitted = self._admit(request)
         if isinstance(admitted, TokenSequence):
             batch.add(admitted)
         else:
             self._ready.append(admitted)
+
+    def _admit(self, request: Request) -> TokenSequence | Answer:
+        return admit(
+            request,
+            self._encoder,
+            self._places,
+            max_prompt_tokens=self._max_prompt(request.ask),
+            bind=self._compiler.bind if self._args.constrain else None,
+        )
 
     def poll(self) -> list[Answer]:
         batch = self._open_batch()
@@ -252,10 +246,6 @@ class Transformers(Engine):
 
     def _max_prompt(self, ask: Ask) -> int:
         return min(self._spec.max_prompt_tokens, self._context - ask.max_tokens)
-
-    def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
-        assert ask.format is not None
-        return self._compiler.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
 
 
 def _device(torch: Any, wanted: str) -> torch.device:

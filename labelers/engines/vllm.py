@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -25,9 +24,9 @@ from relabel.labelers.engines.checkpoints import (
     resolve_checkpoint,
     special_ids,
 )
-from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, quotable, stage_remarks
+from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from relabel.manifests.models import ResolvedModel
@@ -277,13 +276,7 @@ class Vllm(Engine):
         """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
         for ask in asks:
             self._open_loop().check(ask)
-            self._places.of(ask)
-            if self._is_bound(ask) and ask.format is not None:
-                self._compiler.matcher(
-                    ask.format,
-                    prefill=ask.prefill or self._encoder.opened_for(ask),
-                    fragment_source=ask.fragment_source,
-                )
+            self._admit(Request(0, ask, 0))
         return stage_remarks(self._encoder, asks, self._max_prompt)
 
     @property
@@ -296,14 +289,12 @@ class Vllm(Engine):
         self._encoding.append(self._encoders.submit(self._admit, request))
 
     def _admit(self, request: Request) -> TokenSequence | Answer:
-        ask = request.ask
-        is_bound = self._is_bound(ask) and ask.format is not None
         return admit(
             request,
             self._encoder,
             self._places,
-            max_prompt_tokens=self._max_prompt(ask),
-            matcher=partial(self._matcher, ask) if is_bound else None,
+            max_prompt_tokens=self._max_prompt(request.ask),
+            bind=self._compiler.bind if self._args.constrain else None,
         )
 
     def _take_encoded(self, loop: StepLoop) -> None:
@@ -316,10 +307,6 @@ class Vllm(Engine):
                 loop.add(admitted)
             else:
                 self._ready.append(admitted)
-
-    def _matcher(self, ask: Ask, prompt: Prompt) -> Any:
-        assert ask.format is not None
-        return self._compiler.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
 
     def poll(self) -> list[Answer]:
         loop = self._open_loop()
@@ -359,9 +346,6 @@ class Vllm(Engine):
         if self._loop is None:
             raise EngineCrashError("the vllm engine is closed; start another one.")
         return self._loop
-
-    def _is_bound(self, ask: Ask) -> bool:
-        return self._args.constrain and ask.format is not None and ask.max_tokens > 0
 
     def _max_prompt(self, ask: Ask) -> int:
         return min(self._spec.max_prompt_tokens, self._context - ask.max_tokens - PROBE_ROOM)
