@@ -3,6 +3,7 @@ formats enforced by a grammar."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,7 +79,9 @@ class TokensMode:
         self._places = DecisionPlaces(self._encoder, tokenizer_name=reference)
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
-        self._grammars: dict[tuple[Any, str], str] = {}
+        self._plain_grammar = functools.cache(
+            lambda format, begins: self._by_id(render_grammar(format, prefill=begins))
+        )
         self.has_distributions = False
         """Whether the server answers `logprob_token_ids`, and so gives exact distributions."""
         self._gives_ids = False  # and takes vLLM's further fields
@@ -246,10 +249,7 @@ class TokensMode:
         is_quoting = any(isinstance(section, Fragment) and section.is_constrained for section in ask.format.sections)
         if source is not None and is_quoting and len(source) <= MAX_SOURCE_CHARS:
             return self._by_id(render_grammar(ask.format, prefill=prompt.begins, fragment_source=source))
-        key = (ask.format, prompt.begins)
-        if key not in self._grammars:
-            self._grammars[key] = self._by_id(render_grammar(ask.format, prefill=prompt.begins))
-        return self._grammars[key]
+        return self._plain_grammar(ask.format, prompt.begins)
 
     def _by_id(self, grammar: str) -> str:
         """The grammar with tags that are tokens of their own (`</think>`) named by id.
