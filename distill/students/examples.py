@@ -352,7 +352,10 @@ class _Rows:
                 f"{self.spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
             )
         found.phi = self._phi(heads)  # after the labels were checked: what is off the scale is reported as that
-        self._balance(found)
+        if self.spec.train.class_balance == "weights":
+            factor_N = balance_weights(found)
+            found.weights = {name: (weight * factor_N).astype(np.float32) for name, weight in found.weights.items()}
+            found.row_weight = (found.row_weight * factor_N).astype(np.float32)
         return found
 
     def _heads(self) -> dict[str, int]:
@@ -433,14 +436,3 @@ class _Rows:
         if missing and self.spec.loss.consistency and self.spec.loss.consistency_direction == "direct_to_induced":
             raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
         return found
-
-    def _balance(self, found: Examples) -> None:
-        """`class_balance: weights`: rows weighted by N / (K · rows of their grade), over the
-        training rows; in place.
-        """
-        if self.spec.train.class_balance != "weights":
-            return
-        factor_N = balance_weights(found)
-        for name in found.weights:
-            found.weights[name] = (found.weights[name] * factor_N).astype(np.float32)
-        found.row_weight = (found.row_weight * factor_N).astype(np.float32)

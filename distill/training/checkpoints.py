@@ -205,8 +205,7 @@ def best_checkpoint(folder: Path, step: int) -> Path:
 
 
 def check_digests(checkpoint: Path) -> None:
-    """Read every byte of a checkpoint. One of relabel up to 0.1 has no digests, and is taken as it is, if all its files
-    are there.
+    """Read every byte of a checkpoint.
 
     Raises:
         ManifestError: a file is missing, or not as it was written.
