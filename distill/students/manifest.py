@@ -12,6 +12,7 @@ from pydantic import Field
 from relabel.distill.students.spec import KindName
 from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.manifests.errors import ManifestError
+from relabel.manifests.files import translate_errors
 from relabel.manifests.labels import DEFAULT_PHI, PhiTable
 from relabel.manifests.metrics.evaluation import Baselines
 from relabel.manifests.metrics.gates import GateVerdict
@@ -291,11 +292,9 @@ def read_student(path: str | Path) -> StudentRecord:
         ManifestError: the folder holds no student, or one that this version can't read.
     """
     file = Path(path) / STUDENT_NAME
-    try:
+    if not file.exists():
+        raise ManifestError(f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`.")
+    with translate_errors("read", file):
         data = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        raise ManifestError(
-            f"{path}: holds no {STUDENT_NAME}, so no student. Give the output of `relabel distill`."
-        ) from exc
     what = "not as this relabel writes a student's record"
     return read_record(StudentRecord, data, str(file), what, "Restore it, or train again.")

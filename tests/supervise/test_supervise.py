@@ -112,7 +112,7 @@ def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path: Path) -> Non
 
 @pytest.mark.full
 def test_where_every_row_brings_the_engine_down_the_run_fails_and_does_not_quarantine_the_input(tmp_path: Path) -> None:
-    job = write_job(tmp_path, rows=30, poison=range(30), crash="kill")
+    job = write_job(tmp_path, rows=90, poison=range(90), crash="kill")
     code, report, said = relabel(job, "--workers", "2")
     assert (code, report["error"]) == (4, "EngineLostError"), said
     assert "it is not the rows" in report["message"]
