@@ -34,12 +34,12 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.metrics import f1_score
 
-from relabel.distill.students.bases import build_module, check_base, make_record, texts_of
+from relabel.distill.students.bases import build_module, check_base, make_record
 from relabel.distill.students.distillation import distill
 from relabel.distill.students.evaluation import graded_figures
 from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
 from relabel.distill.students.losses import Objective
-from relabel.distill.students.model import logits_of_rows, pad_multiple_for, softmax
+from relabel.distill.students.model import logits_of_rows, make_texts, pad_multiple_for, softmax
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.students.train import Collator, compile_layers
 from relabel.distill.training.runtime import BatchPlan
@@ -116,7 +116,7 @@ def by_relabel(spec: DistillSpec, _: Examples) -> dict[str, Any]:
 def parts_of(spec: DistillSpec, examples: Examples) -> tuple[Any, Any, list[Any], Objective, BatchPlan]:
     base = check_base(spec, resolve_model(spec.student.model))
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
-    texts = texts_of(base, record)
+    texts = make_texts(record, base.tokenizer)
     tokens = texts.encode(examples.texts)
     torch.manual_seed(spec.train.seed)
     module = build_module(spec, base, record)
@@ -256,7 +256,7 @@ def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
 def data_path_rate(spec: DistillSpec, examples: Examples) -> dict[str, float]:
     """Texts to padded batches, rows per second: tokenizing once, and collating once an epoch."""
     base = check_base(spec, resolve_model(spec.student.model))
-    texts = texts_of(base, make_record(spec, base, examples.heads, examples.phi, examples.columns))
+    texts = make_texts(make_record(spec, base, examples.heads, examples.phi, examples.columns), base.tokenizer)
     with Clock() as encoding:
         tokens = texts.encode(examples.texts)
     plan = BatchPlan(

@@ -253,7 +253,9 @@ def test_adapters_of_layers_that_a_decoder_does_not_have_are_refused_before_anyt
     run: Callable[..., Any], decoder_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    monkeypatch.setattr("relabel.distill.students.distillation.texts_of", lambda *_: pytest.fail("texts were encoded"))
+    monkeypatch.setattr(
+        "relabel.distill.students.distillation.make_texts", lambda *_: pytest.fail("texts were encoded")
+    )
     student = {"kind": "decoder", "model": str(decoder_dir()), "lora": {"targets": ["q_proj", "v_porj"]}}
     with pytest.raises(ConfigError, match=r"student\.lora\.targets: .*called v_porj; there are down_proj, .*v_proj"):
         run(student=student, train=SHORT)
@@ -402,14 +404,14 @@ def test_a_resumed_training_that_no_restart_began_replaces_no_student(run: Calla
 def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
     run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], message: str
 ) -> None:
-    texts_of = distillation.texts_of
+    make_texts = distillation.make_texts
 
     def read_slowly(*arguments: Any) -> Any:
-        monkeypatch.setattr(distillation, "texts_of", texts_of)
+        monkeypatch.setattr(distillation, "make_texts", make_texts)
         run(train=meanwhile)
-        return texts_of(*arguments)
+        return make_texts(*arguments)
 
-    monkeypatch.setattr(distillation, "texts_of", read_slowly)
+    monkeypatch.setattr(distillation, "make_texts", read_slowly)
     with pytest.raises(StaleRunError, match=message):
         run(train=NEW)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]

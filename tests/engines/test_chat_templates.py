@@ -203,7 +203,11 @@ def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -
 
     tokenizer, encoder = thinker.tokenizer, PromptEncoder(thinker.tokenizer)
     base: Any = SimpleNamespace(
-        encoder=encoder, tokenizer=tokenizer, config=thinker.lm.config, end_id=tokenizer.eos_token_id
+        encoder=encoder,
+        tokenizer=tokenizer,
+        config=thinker.lm.config,
+        end_id=tokenizer.eos_token_id,
+        resolved=SimpleNamespace(reference="thinker"),
     )
     ask, text = ask_for("q", "d"), "<think>because</think>\n<score>1</score>"
     turn = AnsweredTurn(ask, Reader(THINK_SCORE).turn_parts(text), ((0, len("<think>because</think>")),))

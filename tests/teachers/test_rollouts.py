@@ -107,7 +107,7 @@ def test_prompts_are_those_of_a_run_token_for_token(
     (rollout,) = dialogues(labeler(name)).roll([ROSES], writes([one.text for one in answers], seen=seen))
     places = DecisionPlaces(encoder, tokenizer_name="tiny")
     for ask, prompt in zip(asks, seen, strict=True):
-        admitted = admit(Request(0, ask, 0), encoder, places, max_prompt_tokens=8192, matcher=None)
+        admitted = admit(Request(0, ask, 0), encoder, places, max_prompt_tokens=8192, bind=None)
         assert isinstance(admitted, TokenSequence)
         np.testing.assert_array_equal(prompt, admitted.prompt)
     assert (rollout.label.grade, rollout.fault) == (label.grade, "")

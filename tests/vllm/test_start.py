@@ -144,7 +144,7 @@ def test_the_chat_template_is_given_whether_to_think(tmp_path, running, finished
 
 
 def test_an_argument_that_vllm_does_not_have_is_a_config_error(start):
-    with pytest.raises(ConfigError, match=r"no argument `max_num_batched_token`.*`max_num_batched_tokens`"):
+    with pytest.raises(ConfigError, match=r"engine\.args\.extra: .*'max_num_batched_token'"):
         start(fresh=True, extra={"max_num_batched_token": 5})
 
 
