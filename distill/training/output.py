@@ -192,9 +192,9 @@ class OutputFolder:
             or (self.checkpoints / RECORD_NAME).exists()
         ):
             return
-        held = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
-        if held == [CHECKPOINTS] and {path.name for path in self.checkpoints.iterdir()} <= {self.lock_name}:
-            return  # killed before it began
+        held, begun = (sorted(path.name for path in folder.glob("[!.]*")) for folder in (self.folder, self.checkpoints))
+        if held == [CHECKPOINTS] and set(begun) <= {self.lock_name}:
+            return  # killed before it began, or while it wrote the record
         if held:
             named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
             raise StaleRunError(
