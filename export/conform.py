@@ -43,7 +43,7 @@ CUTS = (64, 128, 256, 512)
 """Lengths in tokens at which servers cut by default."""
 TEXTS = ("", "Füße 鞋 👟\u200d🔥", "שלום привет こんにちは", "kite\n\n\ttent  ")
 """Empty, emoji, other scripts, blanks."""
-REVERSED = "the batch reversed"
+OVER_LIMIT, REVERSED = "a text over the limit", "the batch reversed"
 WORST = 5
 POINTS = 7
 MONOTONE_TAU = 0.999
@@ -110,25 +110,38 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
     if not path.exists():
         raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
     reference = json.loads(path.read_bytes())
-    remarks: list[str] = []
+    refused: list[tuple[str, InputError]] = []
     asked, served = [], []
-    for one in _questions([(query, document) for query, document in reference["pairs"]], student, remarks):
+    for one in _questions([(query, document) for query, document in reference["pairs"]], student, refused):
         try:
             served.append(server.scores(one.query, one.documents))
             asked.append(one)
         except InputError as exc:
             if one.kind == "pair":
                 raise InputError(f"it does not answer a reference pair ({exc})") from exc
-            remarks.append(f"refuses {one.kind}: {exc}")
+            refused.append((one.kind, exc))
     pairs = [(one.query, document) for one in asked for document in one.documents]
     kinds = [one.kind for one in asked for _ in one.documents]
     right = {one.precision: one.probabilities(pairs, batch_tokens=1) for one in students}
     tolerances = {name: max(TOLERANCE, float(model["tolerance"])) for name, model in reference["models"].items()}
-    return _judged(student, pairs, kinds, np.concatenate(served), right, tolerances, server.api, remarks)
+    return _judged(
+        student,
+        pairs,
+        kinds,
+        np.concatenate(served),
+        right,
+        tolerances,
+        server.api,
+        [f"refuses {kind}: {why}" for kind, why in refused],
+    )
 
 
-def _questions(sealed: list[Pair], student: Student, remarks: list[str]) -> Iterator[Asked]:
-    """The reference pairs, each alone, then the traps; the batches hold the long text if it was not refused alone."""
+def _questions(sealed: list[Pair], student: Student, refused: Sequence[tuple[str, InputError]]) -> Iterator[Asked]:
+    """The reference pairs, each alone, then the traps; the batches hold the long text if it was not refused alone.
+
+    Args:
+        refused: kinds of questions that the server refused so far, and how.
+    """
     for query, document in sealed:
         yield Asked("pair", query, [document])
     query, document = max(sealed, key=lambda pair: len(pair[1]))
@@ -137,13 +150,13 @@ def _questions(sealed: list[Pair], student: Student, remarks: list[str]) -> Iter
     tokens = _tokenizer(student).get_added_tokens_decoder().values()
     control = [f"{document} {token.content} {sealed[0][1]}" for token in tokens if token.special][:4]
     for kind, documents in (
-        ("a text over the limit", [long]),
+        (OVER_LIMIT, [long]),
         *((f"the text {text!r}", [text]) for text in TEXTS),
         *(("a text that spells a control token", [text]) for text in control),
         ("the same pair twice", [document, document]),
     ):
         yield Asked(kind, query, documents)
-    last = document if any("a text over the limit" in remark for remark in remarks) else long
+    last = document if OVER_LIMIT in dict(refused) else long
     batch = [document for _, document in itertools.islice(itertools.cycle(sealed), BATCH - 1)] + [last]
     yield Asked(f"a batch of {BATCH}", query, batch)
     yield Asked(REVERSED, query, batch[::-1])
@@ -418,9 +431,9 @@ def _disorder(pairs: list[Pair], kinds: list[str], served_N: np.ndarray) -> str:
     )
     if apart <= TOLERANCE:
         return ""
-    if kinds[-BATCH - 1 :][:2] != [f"a batch of {BATCH}", REVERSED]:  # refused
+    forward_N, reversed_N = (served_N[[kind == name for kind in kinds]] for name in (f"a batch of {BATCH}", REVERSED))
+    if not len(forward_N) or not len(reversed_N):  # refused
         return "a pair's score is not the same each time"
-    forward_N, reversed_N = served_N[-2 * BATCH : -BATCH], served_N[-BATCH:]
     if np.allclose(forward_N, reversed_N, atol=TOLERANCE) and np.all(np.diff(forward_N) <= TOLERANCE):
         return "scores come back sorted, and not in the order of the documents"
     return "a pair's score depends on its batch: padding is not masked"
