@@ -353,6 +353,8 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
 
 def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     section = values.get(key)
+    if section is None and "labels" in values:
+        raise ConfigError(f"{where}: this is a student's spec, not a job's: relabel distill {where}")
     if not isinstance(section, dict) or not isinstance(section.get("name"), str):
         got = "is missing" if section is None else f"= {section!r}"
         example = section if isinstance(section, str) else "…"

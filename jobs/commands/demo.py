@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -158,11 +159,16 @@ def call(step: Step, log: Path) -> StepResult:
 
 
 def _output_of(process: subprocess.Popen[str]) -> str:
-    while True:
-        try:
-            return process.communicate()[0]
-        except KeyboardInterrupt:  # the child got it too, and knows what it has to bring to an end
-            continue
+    """What the step prints. A stop is the step's to handle: it knows what it has to bring to an end."""
+    earlier = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        while True:
+            try:
+                return process.communicate()[0]
+            except KeyboardInterrupt:  # Ctrl-C reaches the step too; SIGTERM came to this process alone
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def qualities(root: Path) -> list[Quality]:

@@ -5,6 +5,10 @@ made.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.commands.demo import steps_of
+from relabel.jobs.commands.demo import Step, call, steps_of
+from relabel.jobs.exits import Exit
 from relabel.jobs.report.artifacts import changes, open_artifacts, trace
 from relabel.manifests.files import Storage
 from tests.teachers.models import write_tiny_decoder
@@ -110,3 +115,17 @@ def test_the_demo_can_stop_when_the_labels_are_there(relabel: Callable[..., Any]
     assert (folder / "out/demo/logs/01-run.log").exists()
     assert len(done.out.splitlines()) + len(done.err.splitlines()) <= 30
     assert not (folder / "out/demo/student").exists()
+
+
+def test_sigterm_ends_the_step_that_runs(folder: Path) -> None:
+    script = folder / "step.py"
+    script.write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")
+
+    def stop() -> None:
+        while not (folder / "begun").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    done = call(Step("", ("python", str(script))), folder / "log")
+    assert (done.exit_code, done.seconds < 30) == (Exit.STOPPED, True)
