@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from relabel.export.bench.measure import MAX_ROWS, bench_bundle
+from relabel.export.bench.results import (
+    check_place,
+    check_results_folder,
+    latency_rows,
+    machine_line,
+    measurements_folder,
+    warnings_of,
+    write_measurements,
+    write_results,
+)
+from relabel.export.bundle_facts import StudentFacts, student_facts
+from relabel.export.bundles import open_bundle, put_back
+from relabel.export.parity import PairsFile, draw_pairs, file_pairs
+from relabel.export.specs import BenchFile
 from relabel.jobs import logs
 from relabel.jobs.commands.options import Number, given_parameters, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
 from relabel.jobs.settings import SpecKind, read_settings, resolved
 from relabel.manifests.files import Storage
-
-if TYPE_CHECKING:
-    from relabel.export.bundle_facts import StudentFacts
-    from relabel.export.specs import BenchFile
+from relabel.manifests.metrics.gates import parse_flag
+from relabel.manifests.records import plain
+from relabel.manifests.specs import validate_spec
 
 BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench file to start from")
 
@@ -85,22 +99,6 @@ def bench(bundle: str, output: str, **options: Any) -> int:
     Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with
     micro-batching, latency from the scheduled arrival. docs/bench.md has the figures.
     """
-    from relabel.export.bench.measure import bench_bundle
-    from relabel.export.bench.results import (
-        check_place,
-        check_results_folder,
-        latency_rows,
-        machine_line,
-        measurements_folder,
-        warnings_of,
-        write_measurements,
-        write_results,
-    )
-    from relabel.export.bundle_facts import student_facts
-    from relabel.export.bundles import open_bundle, put_back
-    from relabel.manifests.metrics.gates import parse_flag
-    from relabel.manifests.records import plain
-
     spec = _spec(bundle, options)
     gates = [parse_flag(text) for text in spec.require]
     folder = local_folder(spec.bundle, "BUNDLE").resolve()
@@ -142,9 +140,6 @@ def _spec(target: str, options: dict[str, Any]) -> BenchFile:
     Raises:
         ConfigError: the file can't be read, or a key or option is off.
     """
-    from relabel.export.specs import BenchFile
-    from relabel.manifests.specs import validate_spec
-
     if not Path(target).is_file():
         return validate_spec(BenchFile, {**options, "bundle": target}, where="the options")
     given = {name: options[name] for name in given_parameters() if name in options}
@@ -154,8 +149,5 @@ def _spec(target: str, options: dict[str, Any]) -> BenchFile:
 
 
 def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:
-    from relabel.export.bench.measure import MAX_ROWS
-    from relabel.export.parity import PairsFile, draw_pairs, file_pairs
-
     found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)
     return draw_pairs(found, MAX_ROWS, seed=seed)

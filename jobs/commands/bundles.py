@@ -6,20 +6,23 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from relabel.export.bundles import MANIFEST_NAME, open_bundle
+from relabel.export.publishing import collect, roll_back, set_channel
+from relabel.export.publishing import publish as publish_bundle
+from relabel.export.store import bundle_in, bundles_in, parse_address, version_in
 from relabel.jobs.commands.options import _signing_key, local_folder, output_option, sign_key_option
 from relabel.jobs.commands.pull import is_destination, show_destination
+from relabel.jobs.delivery import TransferDisplay, files_text, size_text
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.secrets import counted
-
-if TYPE_CHECKING:
-    from relabel.manifests.store import Store
+from relabel.manifests.store import Store, open_bundle_store
 
 # ------------------------------------------------------------------------------
 # `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
@@ -60,11 +63,6 @@ def publish(
     exits 20. A channel is not pointed at a student that is no better than a baseline on its test split (a constant
     grade, BM25), unless --anyway is given: exit 5.
     """
-    from relabel.export.bundles import open_bundle
-    from relabel.export.publishing import publish as publish_bundle
-    from relabel.jobs.delivery import TransferDisplay, files_text
-    from relabel.manifests.store import open_bundle_store
-
     bundle_store = open_bundle_store(url, Storage())
     key = _signing_key(sign_key)
     with TransferDisplay() as display:
@@ -104,8 +102,6 @@ def publish(
 
 
 def _uploaded_text(done: Any) -> str:
-    from relabel.jobs.delivery import size_text
-
     if not done.uploaded:
         return f"nothing, all {done.objects} objects were there"
     moved = f"{done.uploaded} of {done.objects} objects, {size_text(done.uploaded_bytes)}"
@@ -134,8 +130,6 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
     Exits 10 if it points there already, 20 if another process moved it meanwhile, and 5, as `publish` does, at a
     student that is no better than a baseline, unless --anyway is given.
     """
-    from relabel.export.publishing import set_channel
-
     bundle_store, bundle_name = _bundle_at(bundle)
     moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key), is_anyway=anyway)
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
@@ -152,8 +146,6 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
     --rollback DEST.
     """
-    from relabel.export.publishing import roll_back
-
     bundle_store, bundle_name = _bundle_at(bundle)
     return _emit_move(
         bundle_store, roll_back(bundle_store, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE
@@ -181,9 +173,6 @@ def _emit_move(bundle_store: Store, moved: Any, output: str, code: Exit) -> int:
 
 
 def _bundle_at(text: str) -> tuple[Store, str]:
-    from relabel.export.store import parse_address
-    from relabel.manifests.store import open_bundle_store
-
     address = parse_address(text)
     if address.at is not None:
         raise click.UsageError(f"{text}: give URL/NAME without @{address.at} here.")
@@ -203,9 +192,6 @@ VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
 @output_option
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
-    from relabel.export.store import bundles_in
-    from relabel.manifests.store import open_bundle_store
-
     bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
     lines = [f"{bundle_store.url}: {counted(len(found), 'bundle')}"]
@@ -229,10 +215,6 @@ def show(bundle: str, output: str) -> int:
     """
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
-    from relabel.export.bundles import MANIFEST_NAME
-    from relabel.export.store import bundle_in, parse_address, version_in
-    from relabel.manifests.store import open_bundle_store
-
     if (Path(bundle) / MANIFEST_NAME).is_file():
         raise UsageError(
             f"{bundle}: an output, which is in no bundle store. See it: relabel report {shlex.quote(bundle)}"
@@ -248,8 +230,6 @@ def show(bundle: str, output: str) -> int:
 
 
 def _bundle_text(url: str, found: dict[str, Any]) -> str:
-    from relabel.jobs.delivery import size_text
-
     lines = [f"{url}/{found['name']}: {counted(len(found['versions']), 'version')}, newest first"]
     for one in found["versions"][:VERSIONS_SHOWN]:
         marks = ", ".join([*one["channels"], *(f"signed by {key}" for key in one["signed_by"])])
@@ -269,8 +249,6 @@ def _bundle_text(url: str, found: dict[str, Any]) -> str:
 
 
 def _version_text(where: str, found: dict[str, Any]) -> str:
-    from relabel.jobs.delivery import size_text
-
     rows = [("sha256", found["sha256"]), ("signed by", ", ".join(found["signed_by"]) or "nobody")]
     if found["channel"]:
         rows.append(("channel", f"{found['channel']['channel']}, sequence {found['channel']['sequence']}"))
@@ -330,10 +308,6 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
-    from relabel.export.publishing import collect
-    from relabel.jobs.delivery import size_text
-    from relabel.manifests.store import open_bundle_store
-
     bundle_store = open_bundle_store(url, Storage())
     found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, on_progress=lambda _count: None)
     code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO

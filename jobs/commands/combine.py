@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from relabel.jobs.combine import combine_labels, combined_blocks
 from relabel.jobs.commands.options import (
     FORCE_HELP,
     check_grade_options,
@@ -15,8 +16,13 @@ from relabel.jobs.commands.options import (
     output_option,
     resamples_options,
 )
+from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
+from relabel.jobs.files import check_free
 from relabel.jobs.output import emit
+from relabel.jobs.sections import as_text
 from relabel.manifests.files import Storage
+from relabel.manifests.gold import parse_map
+from relabel.manifests.records import plain
 
 
 @click.command(epilog="Example: relabel combine out/llama out/qwen gpt.parquet --to combined.parquet --by dawid-skene")
@@ -67,13 +73,6 @@ def combine(
     the labeler ensemble, whose instructions are the judges. A judge may lack pairs. With gold, its pairs keep their
     gold grade, the others' grades occur as often as in the gold, and judges, mean and dawid-skene are measured.
     """
-    from relabel.jobs.combine import combine_labels, combined_blocks
-    from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
-    from relabel.jobs.files import check_free
-    from relabel.jobs.sections import as_text
-    from relabel.manifests.gold import parse_map
-    from relabel.manifests.records import plain
-
     check_grade_options(
         qrels, "--qrels", grade=grade, by=None, doc="doc_id", grade_map=grade_map, duplicates=duplicates
     )

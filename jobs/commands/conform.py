@@ -6,19 +6,21 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from relabel.export.bundles import open_bundle
+from relabel.export.conform import Conformity
+from relabel.export.conform import conform as compare
+from relabel.export.loader import BundleError, Encoder, read_manifest
+from relabel.export.rerank_servers import RerankServer
 from relabel.jobs.commands.options import Number, local_folder, output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
+from relabel.jobs.run.progress import Metric, check_metrics_file, write_metrics
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError
+from relabel.manifests.records import plain
 from relabel.manifests.secrets import keep_secret, one_line, redacted
-
-if TYPE_CHECKING:
-    from relabel.export.conform import Conformity
-    from relabel.jobs.run.progress import Metric
 
 
 @click.command(epilog="Example: relabel conform http://localhost:8080 out/bundle")
@@ -61,13 +63,6 @@ def conform(
 
     Exit 5: it answers differently. Exit 20: it can't be reached.
     """
-    from relabel.export.bundles import open_bundle
-    from relabel.export.conform import conform as compare
-    from relabel.export.loader import BundleError, Encoder, read_manifest
-    from relabel.export.rerank_servers import RerankServer
-    from relabel.jobs.run.progress import check_metrics_file, write_metrics
-    from relabel.manifests.records import plain
-
     folder = local_folder(bundle, "BUNDLE")
     labels = {"url": redacted(url), "version": open_bundle(folder).version}
     key = os.environ.get(api_key_env) if api_key_env else None

@@ -9,6 +9,8 @@ import click
 
 from relabel.jobs import logs
 from relabel.jobs.commands.options import output_option, sigterm_ends
+from relabel.jobs.convert.conversion import convert as convert_file
+from relabel.jobs.convert.sources import Options
 from relabel.jobs.output import emit_record
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain
@@ -72,9 +74,6 @@ def convert(
     JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
     never written as 0. Both may be URLs.
     """
-    from relabel.jobs.convert.conversion import convert as convert_file
-    from relabel.jobs.convert.sources import Options
-
     started = time.perf_counter()
     found = convert_file(
         source,

@@ -20,9 +20,19 @@ from relabel.jobs.commands.options import (
     side_option,
     sigterm_ends,
 )
+from relabel.jobs.compare.comparison import compare_runs
+from relabel.jobs.compare.results import comparison_sections
+from relabel.jobs.evaluate.judging import compare_sets, judged_labels
+from relabel.jobs.evaluate.results import evaluation_blocks, sets_blocks
+from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
+from relabel.jobs.files import check_free, written
 from relabel.jobs.output import emit
+from relabel.jobs.sections import as_text
 from relabel.manifests.files import Storage
+from relabel.manifests.gold import parse_map
+from relabel.manifests.metrics.gates import parse_flag
+from relabel.manifests.records import plain
 
 
 @click.command(
@@ -100,14 +110,6 @@ def evaluate(
     Brier, each with a 95 % interval from resampled queries. docs/evaluate.md says what each is.
     """
     import pyarrow as pa
-
-    from relabel.jobs.evaluate.judging import compare_sets, judged_labels
-    from relabel.jobs.evaluate.results import evaluation_blocks, sets_blocks
-    from relabel.jobs.evaluate.sides import JudgingOptions
-    from relabel.jobs.sections import as_text
-    from relabel.manifests.gold import parse_map
-    from relabel.manifests.metrics.gates import parse_flag
-    from relabel.manifests.records import plain
 
     # Arrow's own pool keeps what is freed: 597 MiB where this took 446, of a million labels (2026-11-22)
     pa.set_memory_pool(pa.system_memory_pool())
@@ -234,14 +236,6 @@ def compare(
     texts, and the queries whose order moved; with --qrels also who is right. Differences are B minus A, intervals are
     over queries. docs/compare.md says what each figure is.
     """
-    from relabel.jobs.compare.comparison import compare_runs
-    from relabel.jobs.compare.results import comparison_sections
-    from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
-    from relabel.jobs.files import check_free, written
-    from relabel.jobs.sections import as_text
-    from relabel.manifests.gold import parse_map
-    from relabel.manifests.records import plain
-
     check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
     options = JudgingOptions(
         qrels=qrels,

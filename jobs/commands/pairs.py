@@ -9,9 +9,20 @@ from typing import Any
 
 import click
 
+from relabel.distill.students.bases import Embedder
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
+from relabel.jobs.downloads import fetch_model
+from relabel.jobs.job import CACHE_VARIABLE
 from relabel.jobs.output import emit_record, note
+from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter
+from relabel.jobs.pairs.citations import CitationRule, cited_pairs
+from relabel.jobs.pairs.contexts import with_context
+from relabel.jobs.pairs.page_columns import tree_pairs
+from relabel.jobs.pairs.queries import QueryRule, made_pairs
+from relabel.jobs.pairs.similar import SimilarPairs
+from relabel.jobs.tables import check_target, publish
 from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 
 page_options = together(
     click.option(
@@ -62,10 +73,6 @@ def chunk(
     A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
     long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
     """
-    from relabel.jobs.job import CACHE_VARIABLE
-    from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter
-    from relabel.jobs.tables import check_target
-
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     cache = os.environ.get(CACHE_VARIABLE)
@@ -96,9 +103,6 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     The root is the title (the column title, where there is one). A heading is a structure node below the last heading
     of a lower level; a paragraph, a table or an item of a list is a content node. Each has its place in `document`.
     """
-    from relabel.jobs.pairs.page_columns import tree_pairs
-    from relabel.jobs.tables import check_target
-
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     counts = tree_pairs(pairs_file, to, form, column, storage)
@@ -150,13 +154,6 @@ def similar(
     Where PAIRS has chunks (relabel pairs chunk), `cosine` is that of the best chunk, `cosines` those of all, and
     `similar` the numbers of the chunks above --threshold, most similar first: RES-RAG's heuristic labels.
     """
-    from relabel.distill.students.bases import Embedder
-    from relabel.jobs.downloads import fetch_model
-    from relabel.jobs.job import CACHE_VARIABLE
-    from relabel.jobs.pairs.similar import SimilarPairs
-    from relabel.jobs.tables import check_target
-    from relabel.manifests.models import resolve_model
-
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     compared = SimilarPairs(pairs_file, threshold, storage)
@@ -245,9 +242,6 @@ def cited(
     in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
     are left out.
     """
-    from relabel.jobs.pairs.citations import CitationRule, cited_pairs
-    from relabel.jobs.tables import check_target, publish
-
     started, storage = time.perf_counter(), Storage()
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     check_target(to, (answers, docs), storage, force=force)
@@ -296,9 +290,6 @@ def context(
 
     Replaces high-click documents where there are no clicks. Grades are never read.
     """
-    from relabel.jobs.pairs.contexts import with_context
-    from relabel.jobs.tables import check_target, publish
-
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)
     frame, counts = with_context(pairs_file, storage, k=k, max_chars=max_chars, corpus_path=corpus)
@@ -365,9 +356,6 @@ def queries(docs: str, to: str, unlike: tuple[str, ...], force: bool, output: st
     A query is a run of words of one title, sentence or line. It comes with the document that it was cut from, and with
     documents further down a BM25 ranking. DOCS has doc_id, and document or title and body.
     """
-    from relabel.jobs.pairs.queries import QueryRule, made_pairs
-    from relabel.jobs.tables import check_target
-
     started, storage = time.perf_counter(), Storage()
     check_target(to, (docs, *unlike), storage, force=force)
     counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from relabel.export import puller
+from relabel.export.bundles import translate_refusals
+from relabel.export.puller import Pulled, ServingFolder, ServingState, roll_back
+from relabel.export.store import parse_address
 from relabel.jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
+from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.output import emit, table
 from relabel.jobs.run.stop import LONGEST_S
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
-
-if TYPE_CHECKING:
-    from relabel.export.puller import Pulled, ServingFolder, ServingState
-    from relabel.jobs.delivery import ChannelWatch
+from relabel.manifests.records import sha256_file
+from relabel.manifests.store import LocalStore, open_bundle_store
 
 KEPT_SHOWN = 2
 
@@ -91,11 +93,6 @@ def pull(
         raise click.UsageError(
             "Give URL/NAME@CHANNEL and DEST, for instance: relabel pull s3://bucket/models/ecom@stable models/ecom"
         )
-    from relabel.export.puller import ServingFolder
-    from relabel.export.store import parse_address
-    from relabel.jobs.delivery import TransferDisplay, follow, pull_version
-    from relabel.manifests.store import open_bundle_store
-
     address = parse_address(arguments[0])
     destination = ServingFolder(local_folder(arguments[1], "DEST"))
     bundle_store, trust = open_bundle_store(address.url, Storage()), _trusted_keys(keys)
@@ -136,10 +133,6 @@ def pull(
 
 
 def _write_script(path: Path, output: str) -> int:
-    from relabel.export import puller
-    from relabel.manifests.records import sha256_file
-    from relabel.manifests.store import LocalStore
-
     data = Path(puller.__file__).read_bytes()
     if path.is_dir():
         raise click.UsageError(f"--script {path}: is a folder. Name the file: {path}/pull.py")
@@ -172,9 +165,6 @@ def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) ->
 
 
 def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
-    from relabel.export.bundles import translate_refusals
-    from relabel.export.puller import ServingFolder, roll_back
-
     started_s = time.monotonic()
     with translate_refusals(), translate_errors("roll back in", folder):
         done = roll_back(ServingFolder(folder), to)
@@ -245,8 +235,5 @@ def show_destination(folder: Path, output: str) -> int:
 
 
 def _checked(folder: Path) -> tuple[ServingState, str]:
-    from relabel.export.bundles import translate_refusals
-    from relabel.export.puller import ServingFolder
-
     with translate_refusals(), translate_errors("read", folder):
         return ServingFolder(folder).check()

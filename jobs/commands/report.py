@@ -16,9 +16,14 @@ from relabel.jobs.commands.options import (
     side_option,
     sigterm_ends,
 )
+from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
+from relabel.jobs.files import written
 from relabel.jobs.output import emit, table
+from relabel.jobs.report.build import build_report, check_target
+from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.gold import parse_map
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -62,12 +67,6 @@ def report(
     they are related, and runs side by side. The page needs no network, and shows documents as text. docs/report.md
     lists its sections.
     """
-    from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
-    from relabel.jobs.files import written
-    from relabel.jobs.report.build import build_report, check_target
-    from relabel.manifests.errors import UsageError
-    from relabel.manifests.gold import parse_map
-
     check_grade_options(gold, "--gold", grade_map=grade_map, **columns)
     name = PurePosixPath(to).name
     if not name or to.endswith("/"):
