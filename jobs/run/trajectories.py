@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import math
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from relabel.labelers.registry import Labeler
 from relabel.labelers.trajectories import merge_samples
 from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.schemas import KINDS, LabelRow, QuarantineRow
 from relabel.manifests.specs import LabelerOptions
 
 # ------------------------------------------------------------------------------
@@ -145,56 +147,21 @@ def _is_distribution(found: Distribution, num_labels: int) -> bool:
 # ------------------------------------------------------------------------------
 # What a labeler, ours or one from elsewhere, may put into the columns of its own: what they hold as it is.
 #
-# Checked at each label, in plain Python: Arrow would say so only at the commit of a chunk, in its own words, cut 2.5 to
-# 2 and drop a key.
+# Checked at each label: Arrow would say so at the commit of a chunk alone, in its own words, cut 2.5 to 2, drop a key.
 
 
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
-
-
-def _is_int_of(bits: int) -> Callable[[Any], bool]:
-    most = 2 ** (bits - 1) - 1
-    return lambda value: (
-        isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(-most - 1 <= value <= most)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
-    return is_real and bool(-_FLOAT32_MAX <= value <= _FLOAT32_MAX)  # NaN is not
-
-
-def _is_text(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
-    except UnicodeEncodeError:
+def _holds(kind: pa.DataType, value: Any) -> bool:
+    """Whether a column of a kind keeps a value that is not None as it is."""
+    if pa.types.is_list(kind):
+        is_list = isinstance(value, list | tuple | np.ndarray)
+        return is_list and all(one is not None and _holds(kind.value_type, one) for one in value)
+    if isinstance(value, bool | np.bool_) != pa.types.is_boolean(kind):
         return False
-
-
-def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple | np.ndarray) and all(map(is_one, value))
-
-
-_INTS = {
-    f"int{bits}": (_is_int_of(bits), f"a whole number from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}")
-    for bits in (8, 32, 64)
-}
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **_INTS,
-    "float32": (_is_number, "a finite number"),
-    "list<float32>": (_is_list_of(_is_number), "a list of finite numbers"),
-    "string": (_is_text, "a text that UTF-8 can write"),
-    **{
-        f"list<int{bits}>": (
-            _is_list_of(_is_int_of(bits)),
-            f"a list of whole numbers from {-(2 ** (bits - 1))} to {2 ** (bits - 1) - 1}",
-        )
-        for bits in (16, 32)
-    },
-    "list<string>": (_is_list_of(_is_text), "a list of texts that UTF-8 can write"),
-    "bool": (lambda value: value is True or value is False or isinstance(value, np.bool_), "true or false"),
-}
-"""By kind of column (`manifests.schemas.KINDS`): what it holds as it is, and how to say so."""
+    try:
+        kept = pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        return False
+    return math.isfinite(kept) if pa.types.is_floating(kind) else bool(kept == value)
 
 
 def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) -> None:
@@ -218,11 +185,10 @@ def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) ->
             f"{', '.join(declared) or 'none'}: add a `LabelColumn` to its `columns`."
         )
     for name, value in held.items():
-        fits, wanted = _CHECKS[declared[name]]
-        if value is not None and not fits(value):
+        if value is not None and not _holds(KINDS[declared[name]], value):
             raise ConfigError(
-                f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, where its column holds "
-                f"{wanted}, or null."
+                f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, which its column of "
+                f"{declared[name]} does not hold as it is."
             )
 
 
