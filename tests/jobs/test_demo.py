@@ -55,7 +55,6 @@ def tiny_model(folder: Path) -> Path:
 def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pulls_serves_and_judges(
     relabel: Callable[..., Any], folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All three models are judged where none was trained."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     teacher = write_tiny_decoder(folder / "tiny-teacher", layers=1, heads=1)
     models = ("--teacher", str(teacher), "--student", str(tiny_model))
@@ -75,9 +74,6 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
     learned, held_out = (set(column_of(root / name, "query_id")) for name in ("learn.parquet", "held_out.parquet"))
     assert len(learned | held_out) == 24
     assert not learned & held_out
-    assert {(one["labels"], one["queries"]) for one in found["quality"]} == {
-        (name, len(held_out)) for name in ("model as it was", "trained teacher", "student")
-    }
     trained = json.loads((root / "teacher/manifest.json").read_bytes())
     assert trained["data"]["rows"] == 8 * len(learned)
     assert found["labels"] == 192
