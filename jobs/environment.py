@@ -48,8 +48,7 @@ def keep_environment(environment: Mapping[str, str]) -> None:
     in a URL.
     """
     for name, value in environment.items():
-        is_key = name.startswith("RELABEL_") and "__" in name
-        _keep_named(name, value, f"the variable {name}", key=name.rpartition("__")[2].lower() if is_key else "")
+        _keep_named(name, value, f"the variable {name}")
         _keep_url(value, f"the variable {name}")
 
 
@@ -58,8 +57,7 @@ def keep_arguments(arguments: Sequence[str]) -> None:
     for before, argument in zip(("", *arguments), arguments, strict=False):
         for typed in (argument, argument.partition("=")[2]):  # `KEY=VALUE`, and `--set=KEY=VALUE`
             name, _, value = typed.partition("=")
-            key = name.rpartition(".")[2]
-            _keep_named(key, value, _typed_at(name), key=key if "." in name else "")
+            _keep_named(name.rpartition(".")[2], value, _typed_at(name))
         if before.startswith("--") and "=" not in before:
             _keep_named(before, argument, _typed_at(before))
         _keep_url(argument, "a URL on the command line")
@@ -69,24 +67,12 @@ def _typed_at(name: str) -> str:
     return f"{name if _KEY_OR_OPTION.fullmatch(name) else 'a secret'} on the command line"
 
 
-def _keep_named(name: str, value: str, what: str, *, key: str = "") -> None:
-    """Keep a value under the name of a secret.
-
-    Args:
-        key: the name, where it is that of a key of a spec.
-    """
+def _keep_named(name: str, value: str, what: str) -> None:
+    """Keep a value under the name of a secret."""
     if len(value) < MIN_CHARS or not names_secret(name, value) or _NAMES_A_PLACE.search(name):
-        return
-    if key and _is_plain(key):
         return
     if _HOLDS_ITSELF.search(name) or not (is_path(value) or (name in _KEY_OPTIONS and _SHORT_PATH.fullmatch(value))):
         keep_secret(value, what)
-
-
-def _is_plain(key: str) -> bool:
-    from relabel.jobs.settings import plain_keys  # which loads every spec there is
-
-    return key in plain_keys()
 
 
 def _keep_url(text: str, what: str) -> None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-import functools
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from relabel.jobs.spec_yaml import parse_yaml, read_spec_file, yaml_fault
-from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
+from relabel.labelers.engines.registry import engine_schemas
 from relabel.labelers.registry import labeler_schemas
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.files import is_url
@@ -338,23 +337,6 @@ def schemas() -> dict[str, Callable[[], Schema]]:
     return {"job": job_schema, "student": student_schema, "teacher": teacher_schema, "bench": bench_schema}
 
 
-@functools.cache
-def plain_keys() -> frozenset[str]:
-    """All keys of spec files, but for those that hold a secret or name its place; so that a key such as
-    `max_tokens_field` is not masked.
-    """
-    options = (engine_class(name).Args for name in engine_names())
-    secret = {option for args in options for option in getattr(args, "secret_variables", ())}
-    return frozenset(key for make in schemas().values() for key in _keys(make())) - secret
-
-
-def _keys(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        yield from schema.get("properties", ())
-    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        yield from _keys(inner)
-
-
 # ------------------------------------------------------------------------------
 # What a spec's file, the environment and `--set` say together, with the secrets that they name.
 
@@ -484,15 +466,13 @@ def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str =
 
 def _shown(override: str) -> str:
     """A flag as errors show it: without the value of a key that holds secrets, or may have been meant to."""
-    key = override.partition("=")[0]
-    return f"--set {key}=…" if _is_secret(key.split(".")) else f"--set {override}"
+    key, _, text = override.partition("=")
+    return f"--set {key}=…" if _is_secret(key.split("."), text) else f"--set {override}"
 
 
-def _is_secret(keys: list[str]) -> bool:
-    """Whether what a key holds is not to be shown."""
-    if difflib.get_close_matches(keys[0].strip().lower(), [STORAGE_KEY]):
-        return True
-    return names_secret(keys[-1]) and keys[-1] not in plain_keys()
+def _is_secret(keys: list[str], text: str) -> bool:
+    """Whether what a key is set to is not to be shown."""
+    return bool(difflib.get_close_matches(keys[0].strip().lower(), [STORAGE_KEY])) or names_secret(keys[-1], text)
 
 
 def refuse_secrets(values: Any, *, where: str) -> None:
@@ -532,11 +512,11 @@ def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> N
     for key in keys[:-1]:
         held = inner.setdefault(key, {})
         if not isinstance(held, dict):
-            shown = "a text" if _is_secret(keys) else repr(held)
+            shown = "a text" if _is_secret(keys, text) else repr(held)
             raise ConfigError(f"{where}: `{key}` is {shown}, not a mapping")
         inner = held
     try:
         inner[keys[-1]] = parse_yaml(text)
     except yaml.YAMLError as exc:
-        what = "its value is not YAML" if _is_secret(keys) else f"{text!r} is not YAML: {yaml_fault(exc)}"
+        what = "its value is not YAML" if _is_secret(keys, text) else f"{text!r} is not YAML: {yaml_fault(exc)}"
         raise ConfigError(f"{where}: {what}.") from exc

@@ -512,7 +512,7 @@ def test_a_key_of_our_own_specs_is_no_secret_whatever_it_sounds_like(
         main(["run", write_key_job(server), *flags])
     assert "max_completion_tokens" in server.calls[0].body, capfd.readouterr().err
     forget_secrets()
-    names = ["labeler.max_think_tokens", "engine.args.api_key_env", "storage_options.token", "api_token"]
+    names = ["engine.args.api_key_env", "storage_options.token", "api_token"]
     keep_arguments([f"--set={name}=value-of-{name}" for name in names])
     keep_environment({f"RELABEL_{name.upper().replace('.', '__')}": f"set-to-{name}" for name in names})
     for name in names:
