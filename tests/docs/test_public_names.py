@@ -16,7 +16,7 @@ from typing import Any, Protocol, get_args
 
 from pydantic import BaseModel
 
-from tests.docs.pages import PAGES, ROOT, blocks
+from tests.docs.pages import DOCS, PAGES, ROOT, blocks
 
 GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 PORTS = (
@@ -101,12 +101,12 @@ def test_no_public_name_is_gone_and_none_takes_other_arguments(golden: Callable[
 
 def test_what_the_pages_import_and_what_entry_points_answer_to_is_public() -> None:
     known = {f"{module}.{name}" for module, names in declared() for name in names}
+    shown = [block.text for page in PAGES for block in blocks(page) if block.language == "python"]
+    shown += [file.read_text(encoding="utf-8") for file in (DOCS / "examples").rglob("*.py")]
     shown_in_pages = {
         f"{node.module}.{name.name}"
-        for page in PAGES
-        for block in blocks(page)
-        if block.language == "python"
-        for node in ast.walk(ast.parse(block.text))
+        for text in shown
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "relabel"
         for name in node.names
     }

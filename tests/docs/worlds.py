@@ -219,6 +219,12 @@ def many_queries(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist(gold), folder / "gold.parquet")
 
 
+def own_package(folder: Path, name: str) -> None:
+    """Pairs, and a package of docs/examples."""
+    shutil.copytree(DOCS / "examples" / name, folder, dirs_exist_ok=True)
+    write_pairs(folder)
+
+
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
@@ -242,7 +248,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "distill.md": lambda folder, _: labelled_pairs(folder),
     "storage.md": lambda folder, _: first_job(folder),
     "workers.md": lambda folder, _: first_job(folder),
-    "writing-a-labeler.md": lambda folder, _: write_pairs(folder),
-    "writing-an-engine.md": lambda folder, _: write_pairs(folder),
+    "writing-a-labeler.md": lambda folder, _: own_package(folder, "helpdesk"),
+    "writing-an-engine.md": lambda folder, _: own_package(folder, "toy"),
 }
 """Page → what lies in the working folder before its first command."""

@@ -1,0 +1,1 @@
+"""An engine for the toy server."""
