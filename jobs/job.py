@@ -447,9 +447,9 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         plan, more_files = make_plan(
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )
-        more_files.add(known_file(dataset, plan, job.spec.input, job.reads))
+        more_files |= known_file(dataset, plan, job.spec.input, job.reads)
         templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
-        more_files.add({template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)})
+        more_files |= {template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)}
         if may_write:
             for folder in ("", "plan"):
                 store.sweep(folder)

@@ -43,7 +43,6 @@ from relabel.manifests.receipts import FileRef, MergedFrom, Receipt, prove_chunk
 from relabel.manifests.records import digest_of, sealed_json
 from relabel.manifests.run import RunFolder, build_manifest, conformed, file_schema, joined_form, open_planned
 from relabel.manifests.schemas import ANSWERS, QUARANTINE, table_bytes
-from relabel.manifests.shards import SpilledFiles
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import RunStore, map_concurrent, open_run_store
 
@@ -155,19 +154,19 @@ def differences_of(runs: list[MergedRun]) -> list[str]:
     return found + [f"engine {remark}" for remark in engines_differ(engines)]
 
 
-def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, SpilledFiles]:
+def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
     """One plan over all inputs: the runs' shards and chunks as they were cut, rows counted on through the list of
     files.
     """
     shards: list[ShardPlan] = []
-    spilled = SpilledFiles()
+    plan_files: dict[str, bytes] = {}
     for run in runs:
         for number, shard in enumerate(run.plan.shards):
             if shard.row_ids is not None:
                 rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
                 row_ids, data = row_id_file(run.first_shard + number, rows)
                 moved = shard._replace(row_ids=row_ids)
-                spilled.add(data)
+                plan_files |= data
             else:
                 moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
             shards.append(moved)
@@ -197,7 +196,7 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
             files=files,
             shards=shards,
         ),
-        spilled,
+        plan_files,
     )
 
 
@@ -365,11 +364,11 @@ def merge_outputs(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
             "teachers under one name. Merge those that agree, label the others again, or allow it with --allow-mixed."
         )
-    plan, spilled = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
+    plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
     if not _holds(store, plan):
         store.check_conditional_writes()
-        write_plan(store, plan, spilled)
+        write_plan(store, plan, plan_files)
         _holds(store, plan)
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from relabel.manifests.columns import STRUCT_KINDS, values_of
-from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.errors import DiskFullError, InputError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.input_files import reading, stamp_of
 from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from relabel.manifests.plan import Plan, ShardPlan
-from relabel.manifests.shards import id_batches, spilling
+from relabel.manifests.shards import id_batches
 from relabel.manifests.specs import InputSpec
 
 # ------------------------------------------------------------------------------
@@ -215,6 +216,18 @@ def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]])
             del waiting[: stop - start]
 
 
+@contextlib.contextmanager
+def _spilling() -> Iterator[None]:
+    """Errors while writing a copy, as opposed to errors while reading its source."""
+    try:
+        yield
+    except OSError as exc:
+        raise DiskFullError(
+            f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or point "
+            "TMPDIR elsewhere."
+        ) from exc
+
+
 def _from_spill(
     dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
@@ -228,11 +241,11 @@ def _from_spill(
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
                 columns = [_spilled(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
                 plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
-            with spilling("a shard's rows"):
+            with _spilling():
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
                 writer.write_batch(plain)
             ends.append(plain.num_rows + (ends[-1] if ends else 0))
-        with spilling("a shard's rows"):
+        with _spilling():
             if writer is not None:
                 writer.close()
             spill.flush()

@@ -131,8 +131,8 @@ def test_changed_inputs_are_refused_with_the_list_of_what_changed(tmp_path: Path
     assert "a.parquet" not in str(caught.value)
 
 
-# A plan is the one that an algorithm in a few lines makes, which holds everything in memory: the same shards,
-# chunks, weights and row ids to the last bit, however little memory the planner may use.
+# A plan is the one that an algorithm in a few lines makes, row by row: the same shards, chunks, weights and row ids to
+# the last bit.
 
 
 BATCH_ROWS = 1 << 17
@@ -232,10 +232,9 @@ def query_ids(draw: st.DrawFn) -> list[int]:
     shards=st.integers(1, 9),
     chunk_rows=st.none() | st.integers(1, 20),
     is_text=st.booleans(),
-    block_rows=st.sampled_from([3, 16, 100, 1000]),
 )
 def test_shards_and_chunks_are_those_of_the_simple_algorithm(
-    files: list[list[int]], group_rows: int, shards: int, chunk_rows: int | None, is_text: bool, block_rows: int
+    files: list[list[int]], group_rows: int, shards: int, chunk_rows: int | None, is_text: bool
 ) -> None:
     named = [[f"q{one}" if is_text else one - 20 for one in ids] for ids in files]
     with tempfile.TemporaryDirectory() as name:
@@ -244,9 +243,7 @@ def test_shards_and_chunks_are_those_of_the_simple_algorithm(
         for number, ids in enumerate(named):
             write_file(folder / f"in/{number}.parquet", ids, group_rows)
         dataset = written_dataset(folder / "in")
-        plan, plan_files = make_plan(
-            dataset, {"x": 1}, name="job", shards=shards, chunk_rows=chunk_rows, block_rows=block_rows
-        )
+        plan, plan_files = make_plan(dataset, {"x": 1}, name="job", shards=shards, chunk_rows=chunk_rows)
         groups = [group for groups in dataset.group_bytes for group in groups]
         is_scattered, wanted = simple_plan([*itertools.chain(*named)], groups, shards=shards, chunk_rows=chunk_rows)
         assert plan.is_scattered == is_scattered
@@ -259,7 +256,7 @@ def test_a_row_group_of_several_batches_is_weighed_in_their_order(tmp_path: Path
     for number, part in enumerate((ids[:150_001], ids[150_001:])):
         write_file(tmp_path / f"in/{number}.parquet", part, 140_000)
     dataset = written_dataset(tmp_path / "in", 279_000)
-    plan, plan_files = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None, block_rows=20_000)
+    plan, plan_files = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None)
     groups = [group for groups in dataset.group_bytes for group in groups]
     is_scattered, wanted = simple_plan(ids[:279_000], groups, shards=5, chunk_rows=None)
     assert plan.is_scattered
