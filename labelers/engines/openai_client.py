@@ -17,7 +17,6 @@ from relabel.labelers.engines.openai_connections import (
     HttpReply,
     OpenAiArgs,
     most_output,
-    reply_limit,
 )
 from relabel.labelers.engines.openai_replies import (
     NOT_SAID,
@@ -49,8 +48,6 @@ from relabel.manifests.specs import BATCH_PRICE
 
 ReadT = TypeVar("ReadT")
 
-FILE_BYTES = 1 << 30
-"""Most that the file of a batch may hold."""
 FAILED_IN_A_ROW = 32
 """Requests given up or refused (or twice the concurrency, if that is more) with no answer in between: the server is to
 blame, not the rows.
@@ -172,9 +169,8 @@ class ApiClient:
         Raises:
             ServerGoneError: no server answers.
         """
-        read, limit = _parsed(read_model_names), reply_limit(None, 0)
         try:
-            found = await self._send("GET", "/models", None, read, limit, is_trial=True)
+            found = await self._send("GET", "/models", None, _parsed(read_model_names), is_trial=True)
         except ModelError:  # a key may be good for answers alone: the first of them shows
             return None
         if not isinstance(found, Failure):
@@ -202,9 +198,8 @@ class ApiClient:
             ServerGoneError: no server answers any request, or the server wants none for a long time.
         """
         content = _content(body)
-        limit_bytes = reply_limit(body, len(content))
         most = _most(content, body)
-        found = await self._send("POST", path, content, _parsed(read), limit_bytes, is_trial=is_trial, most=most)
+        found = await self._send("POST", path, content, _parsed(read), is_trial=is_trial, most=most)
         if isinstance(found, Failure):
             return found
         self._accepted = self._accepted or (path, body, read)
@@ -230,20 +225,20 @@ class ApiClient:
 
     async def fetch(self, path: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
         """Get what is there; an unknown path is a Failure."""
-        return await self._send("GET", path, None, read, FILE_BYTES, is_trial=True)
+        return await self._send("GET", path, None, read, is_trial=True)
 
     async def upload(self, path: str, name: str, text: str, read: Callable[[bytes], ReadT]) -> ReadT | Failure:
         """Send a file for batches; one that is sent twice costs nothing."""
         file = (name, text.encode("utf-8", "replace"), "application/jsonl")
         form = self._library.Request("POST", "http://server", data={"purpose": "batch"}, files={"file": file})
         kind = form.headers["content-type"]
-        return await self._send("POST", path, form.read(), read, FILE_BYTES, is_trial=True, kind=kind)
+        return await self._send("POST", path, form.read(), read, is_trial=True, kind=kind)
 
     async def post_once(
         self, path: str, body: dict[str, Any], read: Callable[[bytes], ReadT]
     ) -> ReadT | Failure | None:
         """Send what must not be done twice, once; None where nobody knows what became of it."""
-        found = await self._try("POST", path, _content(body), read, FILE_BYTES, is_trial=True)
+        found = await self._try("POST", path, _content(body), read, is_trial=True)
         return None if isinstance(found, _Try) else found
 
     async def judge(self, reply: HttpReply) -> Failure | None:
@@ -266,7 +261,6 @@ class ApiClient:
         path: str,
         content: bytes | None,
         read: Callable[[bytes], ReadT],
-        limit_bytes: int,
         *,
         is_trial: bool,
         most: Usage | None = None,
@@ -280,7 +274,7 @@ class ApiClient:
         heard_before = self._num_heard
         tries: list[_Try] = []
         while True:
-            outcome = await self._try(method, path, content, read, limit_bytes, is_trial=is_trial, kind=kind)
+            outcome = await self._try(method, path, content, read, is_trial=is_trial, kind=kind)
             if not isinstance(outcome, _Try):
                 if (
                     isinstance(outcome, Failure)
@@ -330,7 +324,6 @@ class ApiClient:
         path: str,
         content: bytes | None,
         read: Callable[[bytes], ReadT],
-        limit_bytes: int,
         *,
         is_trial: bool,
         kind: str = "application/json",
@@ -340,14 +333,14 @@ class ApiClient:
         self.costs.requests += 1
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit restarts with every byte
-                reply = await self._connections.send(method, path, content, limit_bytes=limit_bytes, kind=kind)
+                reply = await self._connections.send(method, path, content, kind=kind)
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             return _Try(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:
             if (why := out_of_files(exc)) is not None:
                 raise StoreError(f"engine.args.concurrency is {self._args.concurrency}, and {why}") from None
             return _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
-        except library.TransportError as exc:
+        except library.RequestError as exc:
             return _Try(f"the connection broke ({type(exc).__name__})", may_be_charged=True)
         except ReplyError as exc:
             return _Try(str(exc), may_be_charged=True)
@@ -415,8 +408,8 @@ class ApiClient:
         """Whether the key opens nothing any more, as against one request that was not liked."""
         try:
             async with asyncio.timeout(self._args.timeout_s):
-                reply = await self._connections.send("GET", "/models", limit_bytes=reply_limit(None, 0))
-        except (TimeoutError, self._library.TransportError, ReplyError):
+                reply = await self._connections.send("GET", "/models")
+        except (TimeoutError, self._library.RequestError, ReplyError):
             return False
         return reply.status in (401, 403)
 

@@ -1,19 +1,17 @@
-"""Options of the openai engine and the HTTP connections to its server, with size limits for replies. Only this module
-sends the key."""
+"""Options of the openai engine and the HTTP connections to its server. Only this module sends the key."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import ssl
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from relabel.labelers.engines.openai_replies import ReplyError, shown
+from relabel.labelers.engines.openai_replies import ReplyError
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.process import require
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
@@ -201,35 +199,13 @@ def _address(args: OpenAiArgs) -> SplitResult:
 
 
 # ------------------------------------------------------------------------------
-# How many bytes a server's reply may have.
+# How many tokens an answer may have.
 
 
-REPLY_BASE_BYTES = 1 << 20
-REPLY_BYTES_PER_SENT = 4
-"""Some servers repeat the prompt, as text or ids."""
-REPLY_BYTES_PER_TOKEN = 1024
-REPLY_BYTES_PER_LOGPROB = 256
 TOKENS_UNLIMITED = 32_768
 """An answer's tokens where `extra_body` takes the limit away."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Fields of a request that hold it."""
-
-
-def reply_limit(body: Mapping[str, Any] | None, sent_bytes: int) -> int:
-    """Most bytes that the reply to a request can rightly hold, generously: by its answer's tokens and their
-    log-probabilities.
-
-    Args:
-        body: the request; None for a list of models, for which the base must do.
-        sent_bytes: its length.
-    """
-    if body is None:
-        return 16 * REPLY_BASE_BYTES
-    logprobs = max(
-        (int(body[name]) for name in ("logprobs", "top_logprobs") if isinstance(body.get(name), int)), default=0
-    )
-    per_token = REPLY_BYTES_PER_TOKEN + REPLY_BYTES_PER_LOGPROB * logprobs
-    return REPLY_BASE_BYTES + REPLY_BYTES_PER_SENT * sent_bytes + most_output(body) * per_token
 
 
 def most_output(body: Mapping[str, Any]) -> int:
@@ -249,6 +225,8 @@ def most_output(body: Mapping[str, Any]) -> int:
 
 CONNECT_S = 10.0
 """Longest wait for a connection."""
+MOST_BYTES = 1 << 30
+"""Of a reply's body; no answer, and no file of a batch, is longer."""
 
 
 class HttpReply(NamedTuple):
@@ -289,17 +267,15 @@ class Connections:
         path: str,
         content: bytes | None = None,
         *,
-        limit_bytes: int,
         kind: str = "application/json",
     ) -> HttpReply:
         """One request and its whole reply.
 
         Args:
             kind: of the content.
-            limit_bytes: most that the reply's body may hold once it is unpacked; more is not read.
         Raises:
-            ReplyError: the body is longer, or its compression can't be read.
-            httpx.TransportError: as it comes. It holds the request, and that the key: not to be chained.
+            ReplyError: the body is longer than `MOST_BYTES`.
+            httpx.RequestError: as it comes. It holds the request, and that the key: not to be chained.
         """
         client = self._free.pop() if self._free else self._open()
         try:
@@ -307,8 +283,12 @@ class Connections:
             request = client.build_request(method, self._base + path, content=content, headers=headers)
             response = await client.send(request, stream=True)
             try:
-                body = await _body(response, limit_bytes)
-                return HttpReply(response.status_code, response.headers, body)
+                body = bytearray()
+                async for block in response.aiter_bytes():
+                    body += block
+                    if len(body) > MOST_BYTES:
+                        raise ReplyError(f"the reply is longer than {MOST_BYTES:,} bytes")
+                return HttpReply(response.status_code, response.headers, bytes(body))
             finally:
                 await response.aclose()
         finally:
@@ -327,28 +307,3 @@ class Connections:
         )
         self._all.append(client)
         return client
-
-
-async def _body(response: httpx.Response, limit_bytes: int) -> bytes:
-    """The body, unpacked here and not by the library, which would unpack whatever comes: 64 KiB of gzip may hold 64
-    MiB.
-
-    Raises:
-        ReplyError: it is longer than the limit, or its compression can't be read.
-    """
-    coding = response.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("identity", "gzip", "deflate"):
-        raise ReplyError(f"the reply came in a compression that was not asked for ({shown(coding)})")
-    unpacker = None if coding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
-    body = bytearray()
-    try:
-        async for block in response.aiter_raw():
-            plain = block if unpacker is None else unpacker.decompress(block, limit_bytes + 1 - len(body))
-            body += plain
-            if len(body) > limit_bytes:
-                raise ReplyError(f"the reply is longer than {limit_bytes:,} bytes, more than a valid reply can hold")
-    except zlib.error:
-        raise ReplyError("the reply's compression is damaged") from None
-    if unpacker is not None and not unpacker.eof:
-        raise ReplyError("the reply's compression is damaged")
-    return bytes(body)
