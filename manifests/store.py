@@ -70,8 +70,6 @@ S3_BLOCK_BYTES = 16 << 20
 """Bytes a ranged read: at 50 ms a request the waiting stays under a fifth."""
 PART_BYTES = 32 << 20
 """Bytes a part of an upload, held in memory: S3's 10,000 parts make 320 GB."""
-MAX_RECORD_BYTES = 64 << 20
-"""No record is bigger; a bigger one is not read into memory."""
 
 _AT_A_TIME = 1024
 
@@ -109,14 +107,6 @@ def _check_unchanged(source: Path, sha256: str, held: Held) -> None:
     """Refuse to upload a file that changed meanwhile."""
     if sha256 != held.sha256:
         raise InputError(f"{source}: changed while it was uploaded. Export or seal the bundle again.")
-
-
-def _check_record_size(where: str, size: int) -> None:
-    """Refuse to read into memory what can't be a record."""
-    if size > MAX_RECORD_BYTES:
-        raise StoreError(
-            f"{where}: holds {size:,} bytes; a record has at most {MAX_RECORD_BYTES:,}. Something else was put there."
-        )
 
 
 def parts_of(name: str, root: str) -> tuple[str, ...]:
@@ -196,14 +186,7 @@ class LocalStore:
             return read_file(path)
 
     def read_tagged(self, name: str) -> Tagged:
-        """A record, which fits into memory, and its tag.
-
-        Raises:
-            FileNotFoundError: there is none.
-            StoreError: it can't be read, or is too big to be a record.
-        """
-        path = self.path(name)
-        _check_record_size(str(path), _size_of_file(path))
+        """A record and its tag. Raises as `read`."""
         data = self.read(name)
         return Tagged(data, sha256_bytes(data))
 
@@ -546,12 +529,8 @@ class ObjectStore:
         return self._retried(self._objects.get, name, "reading it").data
 
     def read_tagged(self, name: str) -> Tagged:
-        """A record, which fits into memory, and its ETag."""
-        try:
-            found = self._retried(self._objects.get, name, "reading it", start=0, end=MAX_RECORD_BYTES)
-        except EOFError:
-            return Tagged(b"", "")
-        _check_record_size(f"{self.root}/{name}", found.size_bytes)
+        """A record and its ETag."""
+        found = self._retried(self._objects.get, name, "reading it")
         return Tagged(found.data, found.tag)
 
     def size(self, name: str) -> int | None:
@@ -950,10 +929,6 @@ class UrlFile(io.RawIOBase):
     def seekable(self) -> bool:
         """It is."""
         return True
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move there; reads nothing."""
