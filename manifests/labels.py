@@ -196,7 +196,7 @@ def unreached_grades(table: PhiTable, grades: int) -> list[int]:
 
 
 def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
-    """Return `table` as a `PhiTable`, or say which cell is off.
+    """Return `table` as a `PhiTable`.
 
     Args:
         table: five rows (subject score 0..4) of five grades (attribute score 0..4).
@@ -204,22 +204,12 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
     Raises:
         ConfigError: a wrong number of rows or columns, or a cell that is not a grade.
     """
-    if len(table) != NODE_SCORES:
+    sizes, cells = [len(row) for row in table], {grade for row in table for grade in row}
+    if sizes != [NODE_SCORES] * NODE_SCORES or not cells <= set(range(grades)):
         raise ConfigError(
-            f"phi has {len(table)} rows, expected {NODE_SCORES}: one for each subject score 0..{NODE_SCORES - 1}"
+            f"phi has rows of {sizes} cells, {sorted(cells)} among them; expected {NODE_SCORES} rows (subject score 0 "
+            f"to {NODE_SCORES - 1}) of {NODE_SCORES} grades 0 to {grades - 1} (attribute score 0 to {NODE_SCORES - 1})"
         )
-    for s, row in enumerate(table):
-        if len(row) != NODE_SCORES:
-            raise ConfigError(
-                f"phi row {s} (subject score {s}) has {len(row)} cells, expected {NODE_SCORES}: "
-                f"one for each attribute score 0..{NODE_SCORES - 1}"
-            )
-        for a, grade in enumerate(row):
-            if isinstance(grade, bool) or not isinstance(grade, int) or not 0 <= grade < grades:
-                raise ConfigError(
-                    f"phi row {s}, column {a} (subject score {s}, attribute score {a}) is {grade!r}, expected a grade "
-                    f"0..{grades - 1}; give a table for this number of grades"
-                )
     return tuple(tuple(row) for row in table)
 
 

@@ -286,22 +286,21 @@ def test_the_default_is_the_rule_that_the_specification_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "grades", "message"),
+    ("table", "grades"),
     [
-        (DEFAULT_PHI[:4], 3, "phi has 4 rows, expected 5"),
-        ((*DEFAULT_PHI[:4], (0, 0)), 3, r"phi row 4 \(subject score 4\) has 2 cells, expected 5"),
-        (DEFAULT_PHI, 2, r"phi row 0, column 0 .* is 2, expected a grade 0..1"),
-        (((0, -1, 0, 0, 0), *DEFAULT_PHI[1:]), 3, "phi row 0, column 1 .* is -1"),
-        (((True, 0, 0, 0, 0), *DEFAULT_PHI[1:]), 3, "phi row 0, column 0 .* is True"),
+        (DEFAULT_PHI[:4], 3),
+        ((*DEFAULT_PHI[:4], (0, 0)), 3),
+        (DEFAULT_PHI, 2),
+        (((0, -1, 0, 0, 0), *DEFAULT_PHI[1:]), 3),
     ],
 )
-def test_a_table_that_is_off_names_its_cell(table, grades: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_table_that_does_not_fit_is_refused(table, grades: int) -> None:
+    with pytest.raises(ConfigError, match=rf"expected 5 rows .* of 5 grades 0 to {grades - 1}"):
         check_phi(table, grades=grades)
 
 
 def test_the_spec_checks_the_table_against_the_grades() -> None:
-    with pytest.raises(ConfigError, match=r"phi row 0, column 0 .* expected a grade 0\.\.1"):
+    with pytest.raises(ConfigError, match="grades 0 to 1"):
         labeler("graph-grpo", grades=2, phi=DEFAULT_PHI)
     labeler("graph-grpo", phi=[[0, 1, 2, 0, 1]] * 5)
     labeler("graph-grpo", grades=3)
