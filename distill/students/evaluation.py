@@ -16,7 +16,6 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.metrics.evaluation import (
     MOST_LEXICAL,
     Baselines,
-    baselines_with_intervals,
     bm25,
     evaluate,
     intervals_of,
@@ -215,7 +214,7 @@ def _ranked(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows:
 def _bounds(
     examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray, student: Figures
 ) -> tuple[dict[str, tuple[float, float]], Baselines]:
-    """The intervals of the student's figures on one row or more, and the baselines, with theirs."""
+    """The intervals of the student's figures on one row or more, and the baselines."""
     query_N, num_queries = _query_numbers(examples, rows)
     lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if len(rows) <= MOST_LEXICAL else None
     probs_MK = probs_NK[rows].astype(np.float64)
@@ -224,7 +223,8 @@ def _bounds(
     judged = Judged(
         examples.grades, grade_N[rows], labels, query_N, num_queries, docs, probs_MK, None, None, lexical=lexical_N
     )
-    return intervals_of(evaluate(judged).figures, student), baselines_with_intervals(judged)
+    found = evaluate(judged)
+    return intervals_of(found.figures, student), found.baselines
 
 
 def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:

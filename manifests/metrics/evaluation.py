@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,13 +26,11 @@ from relabel.manifests.metrics.metric import (
     Interval,
     MetricSet,
     MetricValue,
-    Order,
     bootstrap,
     finite,
     paired_bootstrap,
 )
 from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
-from relabel.manifests.records import LEFT_OUT
 from relabel.manifests.schemas import release_unused
 
 # ------------------------------------------------------------------------------
@@ -58,14 +56,12 @@ class Baselines:
             shares as every row's distribution.
         random: the expected figures of a random order of each query; empty where rows name no query.
         lexical: of BM25 of query and document; empty where their texts are not known.
-        intervals: by baseline and figure, where they were computed; without those of what is the same in every draw.
     """
 
     grade: int
     constant: dict[str, float | None]
     random: dict[str, float | None]
     lexical: dict[str, float | None]
-    intervals: dict[str, dict[str, tuple[float, float]]] | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
 
     def of(self, figure: str) -> dict[str, float]:
         """The baselines that have a figure, by name."""
@@ -74,9 +70,7 @@ class Baselines:
 
     def text(self, figure: str) -> str:
         """The baselines of a figure in words; empty where it has none."""
-        ends = {kind: held[figure] for kind, held in (self.intervals or {}).items() if figure in held}
-        shown = {kind: f" ({low:.4f} to {high:.4f})" for kind, (low, high) in ends.items()}
-        return ", ".join(f"{value:.4f} {kind}{shown.get(kind, '')}" for kind, value in self.of(figure).items())
+        return ", ".join(f"{value:.4f} {kind}" for kind, value in self.of(figure).items())
 
 
 def baselines(
@@ -234,32 +228,6 @@ def baselines_of(judged: Judged) -> Baselines:
         num_queries=judged.num_queries,
         lexical_N=judged.lexical,
     )
-
-
-def baselines_with_intervals(judged: Judged) -> Baselines:
-    """The baselines of judged rows, with intervals as figures of labels have them by default."""
-    found, query_N, groups = baselines_of(judged), judged.queries, judged.num_queries
-    rows = replace(judged, labels=np.full_like(judged.gold, found.grade), probs=None)
-    kinds = {kind: JudgedStatistics(rows) for kind in ("constant", "random", "lexical")}
-    if query_N is not None:
-        kinds["random"].ranking = random_order(query_N, judged.docs, judged.gold, num_queries=groups)
-    if judged.lexical is not None:
-        kinds["lexical"].orders = {
-            name: Order(
-                judged.lexical, judged.gold >= cut, kinds["lexical"].group_N, num_groups=kinds["lexical"].num_groups
-            )
-            for cut, name in enumerate(cut_names(judged.grades), start=1)
-        }
-        if query_N is not None:
-            kinds["lexical"].ranking = rank_queries(
-                query_N, judged.docs, judged.lexical, judged.gold, num_queries=groups
-            )
-    intervals = {}
-    for kind, statistics in kinds.items():
-        metrics = MetricSet(METRICS, statistics, num_groups=statistics.num_groups)
-        drawn = bootstrap(metrics.resampled, num_groups=metrics.num_groups, resamples=1000, seed=7)
-        intervals[kind] = intervals_of(metrics.with_intervals(drawn), getattr(found, kind))
-    return replace(found, intervals=intervals)
 
 
 def intervals_of(figures: Mapping[str, MetricValue], names: Collection[str]) -> dict[str, tuple[float, float]]:

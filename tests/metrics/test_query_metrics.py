@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import bm25s
@@ -26,7 +25,6 @@ from relabel.manifests.metrics.evaluation import (
     Baselines,
     Evaluation,
     baselines,
-    baselines_with_intervals,
     bm25,
     evaluate,
     not_beaten,
@@ -309,23 +307,6 @@ def test_lexical_scores_are_those_of_bm25s() -> None:
     other.index(corpus, show_progress=False)
     wanted = [score for query in ("red shoe", "the kettle", "nothing") for score in other.get_scores(query.split())]
     assert found == pytest.approx(np.array(wanted) * (BM25_K1 + 1), abs=1e-5)
-
-
-def test_baselines_have_the_intervals_of_labels_that_say_the_same() -> None:
-    gold, query, doc = rows()
-    score = np.random.default_rng(2).random(len(gold)) * 2 + gold
-    judged = Judged(GRADES, gold, gold, query, 5, doc, None, None, None, lexical=score)
-    found = baselines_with_intervals(judged)
-    assert replace(found, intervals=None) == evaluate(judged, resamples=0).baselines
-    constant = evaluate(replace(judged, labels=np.full_like(gold, found.grade))).figures["accuracy"]
-    assert found.intervals["constant"]["accuracy"] == (constant.low, constant.high)
-    assert found.text("accuracy") == f"{constant.value:.4f} constant ({constant.low:.4f} to {constant.high:.4f})"
-    order = evaluate(replace(judged, probs=np.stack([1 - score / 4, 0 * score, score / 4], 1))).figures
-    for name in ("ndcg@10", "auc_01/2", "kendall_tau"):
-        assert found.intervals["lexical"][name] == pytest.approx((order[name].low, order[name].high))
-    low, high = found.intervals["random"]["ndcg@10"]
-    assert low < found.random["ndcg@10"] < high
-    assert "kappa" not in found.intervals["constant"]
 
 
 @pytest.mark.parametrize(
