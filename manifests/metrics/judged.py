@@ -297,7 +297,7 @@ def review_statistics(judged: Judged) -> dict[str, Statistic]:
             if pair is not None and gold is not None
         ]
         held = np.array(both, dtype=[("query", np.int64), ("prob", np.float64), ("is_enough", np.bool_)])
-        found["sufficient_auc"] = Order(held["prob"], held["is_enough"], held["query"], num_groups=judged.num_queries)
+        found["sufficient_auc"] = Order(held["prob"], held["is_enough"], held["query"])
     return found
 
 
@@ -401,7 +401,7 @@ class JudgedStatistics:
         # sums in float64 of float32: 1e-9 keeps equal scores equal
         above_NJ = np.round(at_least(self.judged.probs[has_N]), 9)
         return {
-            name: Order(above_NJ[:, cut], gold_N > cut, group_N, num_groups=self.num_groups)
+            name: Order(above_NJ[:, cut], gold_N > cut, group_N)
             for cut, name in enumerate(cut_names(self.judged.grades))
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -174,10 +173,6 @@ def _t(freedom: np.ndarray) -> np.ndarray:
 # Letters: N rows, G groups (queries, or rows where there is no query), K grades, R resamples.
 
 
-BLOCK, BLOCKS = 24, 64
-"""Rows in a block and blocks in a slab of `Order`."""
-
-
 @dataclass(frozen=True, eq=False)
 class Sums:
     """What each group adds.
@@ -192,12 +187,8 @@ class Sums:
 
 
 class Order:
-    """Rows in the order of a score, each relevant or not: what AUC of weighted groups is computed from.
-
-    The order never changes, so it is found once. Others below every relevant row, and relevant rows above every other,
-    count by their group alone. Rows between are laid out in slabs of BLOCKS blocks of BLOCK rows; place by place, all
-    blocks of a slab and all resamples are added up together, in 16 bits. That is a quarter of the time of a running sum
-    a resample (2026-11-22).
+    """Rows in the order of a score, each relevant or not: what AUC of weighted groups is computed from. The order never
+    changes, so it is found once.
 
     Args:
         score_N: higher is more relevant.
@@ -205,81 +196,31 @@ class Order:
         group_N: 0..G-1.
     """
 
-    def __init__(self, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray, *, num_groups: int) -> None:
+    def __init__(self, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray) -> None:
         self.over = len(score_N)
-        # the relevant after others of the same score: a tie counts as won, at first
-        place_N = 2 * np.unique(score_N, return_inverse=True)[1] + is_relevant_N
-        order = np.argsort(place_N)
-        is_relevant_N, group_N, tie_N = is_relevant_N[order], group_N[order], place_N[order] // 2
-        low = int(np.argmax(np.append(is_relevant_N, True)))
-        top = max(low, len(order) - int(np.argmax(np.append(~is_relevant_N[::-1], True))))
-        self._low_G, self._top_G = (
-            np.bincount(part, minlength=num_groups).astype(np.float64) for part in (group_N[:low], group_N[top:])
+        order = np.argsort(score_N)
+        score_N, is_relevant_N, group_N = score_N[order], is_relevant_N[order], group_N[order]
+        self._relevant, self._others = group_N[is_relevant_N], group_N[~is_relevant_N]
+        self._below, self._up_to = (
+            np.searchsorted(score_N[~is_relevant_N], score_N[is_relevant_N], side) for side in ("left", "right")
         )
-        nobody = num_groups  # weighs nothing
-        between = slice(low, top)
-        self._relevant, self._other = (
-            _slabs(np.where(is_one_N, group_N, nobody)[between], nobody) for is_one_N in (is_relevant_N, ~is_relevant_N)
-        )
-        is_mixed = (np.bincount(tie_N, is_relevant_N) > 0) & (np.bincount(tie_N, ~is_relevant_N) > 0)
-        tied = np.flatnonzero(is_mixed[tie_N])
-        self._tied_group = group_N[tied]
-        # others and the relevant of a tie take turns
-        self._tied_start = np.flatnonzero(np.diff(2 * tie_N[tied] + is_relevant_N[tied], prepend=-1))
+        """Of each relevant row: how many others have a lower score, and how many none that is higher."""
 
-    def weighted(self, weight_RG: np.ndarray, weight_GR: np.ndarray) -> np.ndarray:
+    def weighted(self, weight_RG: np.ndarray) -> np.ndarray:
         """Pairs of a relevant row and another in the right order (ties a half), relevant rows, other rows: float64 [R,
         3].
-
-        Args:
-            weight_RG: whole numbers.
-            weight_GR: the same as `places_of` lays them out.
         """
-        won_R, relevant_R = np.zeros((2, len(weight_RG)))
-        other_R, top_R = weight_RG @ self._low_G, weight_RG @ self._top_G
-        relevant_PBR, other_PBR = np.empty((2, BLOCK, BLOCKS, len(weight_RG)), dtype=weight_GR.dtype)
-        for relevant_slab, other_slab in zip(self._relevant, self._other, strict=True):
-            for slab, weight_PBR in ((relevant_slab, relevant_PBR), (other_slab, other_PBR)):
-                weight_GR.take(slab, axis=0, out=weight_PBR, mode="clip")  # `raise` goes through a copy
-            for below_BR, so_far_BR in itertools.pairwise(other_PBR):
-                np.add(so_far_BR, below_BR, out=so_far_BR)
-            inside_BR = np.einsum("pbr,pbr->br", other_PBR, relevant_PBR)
-            all_BR = relevant_PBR.sum(0, dtype=weight_GR.dtype)
-            before_BR = np.cumsum(other_PBR[-1], axis=0, dtype=np.float64) - other_PBR[-1] + other_R
-            won_R += np.einsum("br,br->r", before_BR, all_BR) + inside_BR.sum(0, dtype=np.float64)
-            other_R = before_BR[-1] + other_PBR[-1, -1]
-            relevant_R += all_BR.sum(0, dtype=np.float64)
-        won_R += top_R * other_R - self._tied(weight_RG) / 2
-        return np.stack([won_R, relevant_R + top_R, other_R], axis=1)
+        found = np.empty((len(weight_RG), 3))
+        for row, weight_G in enumerate(weight_RG):
+            relevant, before = weight_G[self._relevant], np.append(0.0, np.cumsum(weight_G[self._others]))
+            won = relevant @ (before[self._below] + before[self._up_to]) / 2
+            found[row] = won, relevant.sum(), before[-1]
+        return found
 
     @staticmethod
     def area(won_3: np.ndarray) -> np.ndarray:
         """AUC of what `weighted` gives; NaN where only one kind is there."""
         return np.asarray(won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
-
-    def _tied(self, weight_RG: np.ndarray) -> np.ndarray:
-        """Pairs of a relevant row and another with the same score: float64 [R]."""
-        if not len(self._tied_group):
-            return np.zeros(len(weight_RG))
-        sums = [np.add.reduceat(weight_G.take(self._tied_group), self._tied_start) for weight_G in weight_RG]
-        return np.array([one[0::2] @ one[1::2] for one in sums])
-
-
-def places_of(weight_RG: np.ndarray) -> np.ndarray:
-    """Weights as `Order` reads them: [G + 1, R], the last group weighs nothing; of 16 bits if no block can sum to
-    more.
-    """
-    # within a block the relevant times the others below them is at most a quarter of the block's weight, squared
-    kind = np.int16 if (BLOCK * weight_RG.max(initial=0)) ** 2 / 4 < 2**15 else np.int64
-    weight_GR = np.zeros((weight_RG.shape[1] + 1, len(weight_RG)), dtype=kind)
-    weight_GR[:-1] = weight_RG.astype(kind).T
-    return weight_GR
-
-
-def _slabs(group_N: np.ndarray, nobody: int) -> np.ndarray:
-    """Groups of rows as [slab, place, block], filled up with `nobody`: int32, which is half the memory."""
-    padded = np.append(group_N, np.full(-len(group_N) % (BLOCK * BLOCKS), nobody)).astype(np.int32)
-    return np.ascontiguousarray(padded.reshape(-1, BLOCKS, BLOCK).transpose(0, 2, 1))
 
 
 class Largest:
@@ -294,8 +235,8 @@ class Largest:
         self._group = np.argsort(-value_G)[: self.over]  # NaN comes last
         self._value = np.append(value_G[self._group], np.nan)
 
-    def weighted(self, weight_RG: np.ndarray, weight_GR: np.ndarray) -> np.ndarray:
-        """Float64 [R], NaN where no group with a value is drawn. `weight_GR` is not needed."""
+    def weighted(self, weight_RG: np.ndarray) -> np.ndarray:
+        """Float64 [R], NaN where no group with a value is drawn."""
         is_drawn_RG = np.ones((len(weight_RG), self.over + 1), dtype=bool)
         is_drawn_RG[:, :-1] = weight_RG[:, self._group] > 0
         return np.asarray(self._value[is_drawn_RG.argmax(1)])
@@ -467,10 +408,9 @@ class MetricSet:
             size = math.prod(shape)
             sums[id(one)] = sums_RF[:, start : start + size].reshape(len(weight_RG), *shape)
             start += size
-        others = [one.statistic for one in self._measured.values() if not isinstance(one.statistic, Sums)]
-        if others:
-            weight_GR = places_of(weight_RG)
-            sums |= {id(one): one.weighted(weight_RG, weight_GR) for one in others}
+        for statistic, *_ in self._measured.values():
+            if not isinstance(statistic, Sums):
+                sums[id(statistic)] = statistic.weighted(weight_RG)
         with np.errstate(divide="ignore", invalid="ignore"):
             return {name: formula(sums[id(statistic)]) for name, (statistic, formula, *_) in self._measured.items()}
 
