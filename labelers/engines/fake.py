@@ -77,11 +77,15 @@ class AnswerPlan:
     __slots__ = ("format", "has_short_texts", "places", "steps")
 
     def __init__(self, format: AnswerFormat) -> None:
-        self.format = format  # kept alive: plans are found by the format's id
+        self.format = format
         self.steps = tuple((section, opening_of(section), f"{closing_of(section)}\n") for section in format.sections)
         self.places = {section.tag: place for place, section in enumerate(format.sections)}
         short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
         self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
+
+
+plan_of = functools.lru_cache(maxsize=1024)(AnswerPlan)
+"""A labeler has a handful of formats, or one for each number of documents."""
 
 
 def made_thought(hits: int, num_words: int, bits: int) -> str:
@@ -298,7 +302,6 @@ _NOISE_SHARE = (
 )
 _READ_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
 _WORDS_OF_A_LONG_QUERY = 16
-_PLANS_KEPT = 1024  # a labeler has a handful of formats, or one for each number of documents
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -364,13 +367,11 @@ class Fake(Engine):
         self._may_cut = overlong == "truncate"
         self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
         self._queue: deque[Request] = deque()
-        self._slow: list[tuple[float, int, Answer]] = []  # by when they are due, on `_now`
-        self._clock_s, self._read_s = 0.0, time.monotonic()
+        self._slow: list[tuple[float, int, Answer]] = []  # by when they are due
         self._fate = random.Random()
         self._is_down = False
         self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
         self._has_swallowed = False
-        self._plans: dict[int, AnswerPlan] = {}
         self._words: tuple[str, tuple[str, ...]] = ("", ())
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
@@ -450,7 +451,7 @@ class Fake(Engine):
                 draw = self._draw(request)
                 answer = self._answer(request, draw)
                 if self._below_slow and _mix(draw ^ 0x510) & 0xFFFFFF < self._below_slow:
-                    heapq.heappush(self._slow, (self._now() + args.slow_s, request.id, answer))
+                    heapq.heappush(self._slow, (time.monotonic() + args.slow_s, request.id, answer))
                 else:
                     ready.append(answer)
             if args.latency_s:
@@ -459,19 +460,11 @@ class Fake(Engine):
             time.sleep(POLL_S)  # seems to work on them
         if self._slow:
             if not ready:
-                time.sleep(min(max(0.0, self._slow[0][0] - self._now()), POLL_S))
-            now = self._now()
+                time.sleep(min(max(0.0, self._slow[0][0] - time.monotonic()), POLL_S))
+            now = time.monotonic()
             while self._slow and self._slow[0][0] <= now:
                 ready.append(heapq.heappop(self._slow)[2])
         return ready
-
-    def _now(self) -> float:
-        """Seconds since this engine started. A clock that is put back holds up no answer: a virtual machine's own may
-        be."""
-        read_s = time.monotonic()
-        self._clock_s += max(0.0, read_s - self._read_s)
-        self._read_s = read_s
-        return self._clock_s
 
     def facts(self) -> EngineFacts:
         return EngineFacts("fake", VERSION, "fake", self._digest, notes=("answers are made up",))
@@ -551,7 +544,7 @@ class Fake(Engine):
                 distributions = {}
             return _finished(request.id, "", "length", distributions, num_tokens, flags)
 
-        plan = self._plan(ask.format)
+        plan = plan_of(ask.format)
         bits = _mix(draw ^ 0x7E47)
         source = document if ask.fragment_source is not None else ""
         contents = made_contents(plan, choices, query, made_thought(hits, num_words, bits), source, bits)
@@ -576,7 +569,7 @@ class Fake(Engine):
         choices: list[int] = []
         levels: dict[str, int] = {}
         if ask.format is not None:
-            for section, opening, _ in self._plan(ask.format).steps:
+            for section, opening, _ in plan_of(ask.format).steps:
                 if isinstance(section, Choice):
                     levels[opening] = _level(overlap, base, _mix(draw + len(opening)))
                     choices.append(_distribution(len(section.options), levels[opening]).argmax)
@@ -587,14 +580,6 @@ class Fake(Engine):
                 level = _level(overlap, base, _mix(draw + len(marker)))
             distributions[name] = _distribution(len(labels), level)
         return choices, distributions
-
-    def _plan(self, format: AnswerFormat) -> AnswerPlan:
-        plan = self._plans.get(id(format))
-        if plan is None:
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.clear()
-            plan = self._plans[id(format)] = AnswerPlan(format)
-        return plan
 
     def _overlap(self, query: str, document: str) -> tuple[float, int, int]:
         """Share of the query's words that are in the document, as substrings and in any case; their number, and of
