@@ -429,11 +429,8 @@ class ApiClient:
 
     def _wanted_wait(self, reply: HttpReply) -> float:
         """Seconds that `Retry-After` asks for: a number, or a date; 0 where it says nothing readable."""
-        milliseconds = reply.headers.get("retry-after-ms", "")
         text = reply.headers.get("retry-after", "")
         try:
-            if milliseconds:
-                return _bounded(float(milliseconds) / 1000.0)
             return _bounded(float(text))
         except ValueError:
             pass
