@@ -364,20 +364,20 @@ def evaluate_both(
     found = [JudgedStatistics(judged, pass_at) for judged in (first, second)]
     ours, theirs = (MetricSet(METRICS, one, num_groups=one.num_groups) for one in found)
     release_unused()
-    paired = paired_bootstrap(
+    first_intervals, second_intervals, drawn = paired_bootstrap(
         ours.resampled, theirs.resampled, num_groups=ours.num_groups, resamples=resamples, seed=seed
     )
     both = [name for name in ours.values if name in theirs.values]
     alike = [name for name in both if ours.is_by_grade(name) == theirs.is_by_grade(name)]
     differences = {}
     for name in alike:
-        low, high, num_undefined = paired.difference.get(name, NOTHING_DRAWN)
+        low, high, num_undefined = drawn.get(name, NOTHING_DRAWN)
         step = theirs.values[name] - ours.values[name]
         differences[name] = Difference(finite(step), finite(low), finite(high), num_undefined)
     baselines = baselines_of(first)
     judged = [
         evaluation_of(one, metrics, intervals, baselines)
-        for one, metrics, intervals in zip(found, (ours, theirs), (paired.first, paired.second), strict=True)
+        for one, metrics, intervals in zip(found, (ours, theirs), (first_intervals, second_intervals), strict=True)
     ]
     if alike != both:
         judged[1].notes.append(

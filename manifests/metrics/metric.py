@@ -78,26 +78,18 @@ def bootstrap(
     return {name: interval_of(value_R) for name, value_R in found.items()}
 
 
-class Paired(NamedTuple):
-    """Intervals of two label sets' figures and of their differences, second minus first."""
-
-    first: dict[str, Interval]
-    second: dict[str, Interval]
-    difference: dict[str, Interval]
-
-
 def paired_bootstrap(
     first: WeightedStatistic, second: WeightedStatistic, *, num_groups: int, resamples: int, seed: int
-) -> Paired:
+) -> tuple[dict[str, Interval], dict[str, Interval], dict[str, Interval]]:
     """Intervals over resamples that both sets share: what a query's difficulty does to both cancels in their
-    difference.
+    difference. Of the first set's figures, of the second's, and of second minus first.
 
     Args:
         first, second: statistics of the same groups, in the same order.
     """
     ours, theirs = resampled([first, second], num_groups=num_groups, resamples=resamples, seed=seed)
     both = [name for name in ours if name in theirs]
-    return Paired(
+    return (
         {name: interval_of(value_R) for name, value_R in ours.items()},
         {name: interval_of(value_R) for name, value_R in theirs.items()},
         {name: interval_of(theirs[name] - ours[name]) for name in both},
