@@ -219,9 +219,17 @@ def _bounds(
     lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if len(rows) <= MOST_LEXICAL else None
     probs_MK = probs_NK[rows].astype(np.float64)
     probs_MK /= probs_MK.sum(1, keepdims=True)
-    labels, docs = probs_NK[rows].argmax(1), np.arange(len(rows))
     judged = Judged(
-        examples.grades, grade_N[rows], labels, query_N, num_queries, docs, probs_MK, None, None, lexical=lexical_N
+        examples.grades,
+        grade_N[rows],
+        probs_MK.argmax(1),
+        query_N,
+        num_queries,
+        np.arange(len(rows)),
+        probs_MK,
+        None,
+        None,
+        lexical=lexical_N,
     )
     found = evaluate(judged)
     return intervals_of(found.figures, student), found.baselines
