@@ -428,8 +428,8 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
         reason = " ".join(str(exc).split())[:600] or type(exc).__name__
         raise ModelError(
             f"vLLM can't start with the model {resolved.reference!r}: {reason}. If memory is short, lower "
-            "engine.args.max_model_len or raise engine.args.gpu_memory_utilization (engine.args.kv_cache_space_gib on a "
-            "CPU)."
+            "engine.args.max_model_len or raise engine.args.gpu_memory_utilization (engine.args.kv_cache_space_gib on "
+            "a CPU)."
         ) from exc
 
 
