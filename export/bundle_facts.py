@@ -330,8 +330,6 @@ def read_parity(held: Any, where: str) -> Parity:
 
 
 CARD_NAME = "README.md"
-REPORT_NAME = "report.html"
-"""The page about the bundle, drawn on a floor above this one."""
 
 
 def render_bundle_card(student: StudentFacts, parity: Parity) -> str:

@@ -7,7 +7,7 @@ import glob
 import os
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,11 +175,11 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], tuple[File, 
 #
 # The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A kill
 # between them leaves the old bundle whole under a hidden name; `put_back` brings it back, and every command that works
-# on the place calls that first. What is new lies in a folder of its maker's own (`new_folder_for`), what is changed in
-# one that all share (`linked_copy`). Either is on the disk, and not only in its cache, before it takes the place.
+# on the place calls that first. What is new lies in a folder of its maker's own (`new_folder_for`), and is on the disk,
+# not only in its cache, before it takes the place.
 
 
-PART, OLD, LOCK, MAKING = "relabel-part", "relabel-old", "relabel-lock", "relabel-making"
+OLD, LOCK, MAKING = "relabel-old", "relabel-lock", "relabel-making"
 ABANDONED_S = 86400.0
 """Age at which what another machine was making is nobody's any more, seconds: no engine takes that long to build."""
 
@@ -270,20 +270,6 @@ def new_folder_for(folder: Path) -> Iterator[Path]:
         yield part
 
 
-def linked_copy(folder: Path, *, leaves_out: frozenset[str]) -> Path:
-    """A copy of a bundle next to it, its files linked where the disk can; what an earlier process left there goes.
-
-    Args:
-        leaves_out: names at its top that are not copied.
-    """
-    part = hidden_name(folder, PART)
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(
-        folder, part, copy_function=link_or_copy, ignore=lambda at, _: leaves_out if Path(at) == folder else frozenset()
-    )
-    return part
-
-
 def switch(part: Path, folder: Path) -> None:
     """Let what was made ready take the place of what is there, if anything does. To be called with the place
     `locked`.
@@ -308,30 +294,6 @@ def switch(part: Path, folder: Path) -> None:
         raise
     sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def check_unchanged(bundle: Bundle, sealed: Bundle, *, written: Collection[str]) -> None:
-    """Compare a copy that was sealed with the bundle that was opened, before it takes that one's place.
-
-    Args:
-        bundle: as it was opened.
-        sealed: the copy.
-        written: names of files that are ours to write and to remove.
-    Raises:
-        ManifestError: a file of the bundle is another one than when it was opened, so what was found out then is not
-            true of it.
-    """
-    was, now = ({file.path: file for file in one.files if file.path not in written} for one in (bundle, sealed))
-    changed = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    manifest = bundle.folder / MANIFEST_NAME
-    if not manifest.is_file() or sha256_file(manifest) != bundle.manifest.sha256:
-        changed.append(MANIFEST_NAME)
-    if changed:
-        raise ManifestError(
-            f"{bundle.folder}: {changed[0]} changed since the bundle was opened, and {len(changed) - 1} more; nothing "
-            "was written into it. Export or pull the bundle again unless an export or a pull just did, then run the "
-            "same command again."
-        )
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> str:

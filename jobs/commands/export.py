@@ -13,7 +13,7 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.job import CACHE_VARIABLE
 from relabel.jobs.output import emit, grid, table
 from relabel.jobs.settings import lay_over
-from relabel.manifests.errors import MissingExtraError, UsageError
+from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import default_cache_dir
 
@@ -114,7 +114,6 @@ def export(
         is_replacing=replace,
         say=lambda line: click.echo(line, err=True),
     )
-    made = _reported(made, folder)
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
     result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
     keys = ("name", "heads", "models", "parity", "made_by")
@@ -205,17 +204,6 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
         f"The bundle is in {made.folder}\n{table(rows)}",
         output,
     )
-
-
-def _reported(bundle: Bundle, student: Path) -> Bundle:
-    """The bundle with its report; where nothing can draw here (without matplotlib), as it is."""
-    from relabel.jobs.report.build import put_report
-
-    try:
-        return put_report(bundle, student)
-    except MissingExtraError as exc:
-        click.echo(f"The bundle has no report.html: {exc}", err=True)
-        return bundle
 
 
 def _student(reference: str, storage: Storage) -> Path:

@@ -1,5 +1,5 @@
 """Builds a report: checks the target path, opens the artifacts, reads each run once, judges it by gold, and collects
-the sections that apply. Also adds a report to a bundle."""
+the sections that apply."""
 
 from __future__ import annotations
 
@@ -14,19 +14,6 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from relabel.export.bundle_facts import REPORT_NAME
-from relabel.export.bundles import (
-    MANIFEST_NAME,
-    PART,
-    Bundle,
-    check_unchanged,
-    hidden_name,
-    linked_copy,
-    locked,
-    open_bundle,
-    seal_bundle,
-    switch,
-)
 from relabel.jobs.evaluate.judging import compare_named, gold_of, judge, load_pairs, open_set
 from relabel.jobs.evaluate.results import (
     ComparedSets,
@@ -73,7 +60,7 @@ from relabel.jobs.report.run_sections import (
 )
 from relabel.jobs.sections import Block, Cell, Code, Facts, Fold, Paragraph, Plot, Section, Series, Table
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError, UsageError
-from relabel.manifests.files import Storage, is_url, place_of, scheme_of, translate_errors
+from relabel.manifests.files import Storage, is_url, place_of, scheme_of
 from relabel.manifests.gold import own_input
 from relabel.manifests.labels import Pair
 from relabel.manifests.metrics.judged import Judged
@@ -105,7 +92,6 @@ def build_report(
     *,
     gold: JudgingOptions | None = None,
     max_rows: int = MAX_ROWS,
-    is_inside_bundle: bool = False,
 ) -> BuiltPage:
     """Report on label runs, trainings, teachers, students and bundles.
 
@@ -113,7 +99,6 @@ def build_report(
         paths: folders or URLs, in any mix.
         gold: gold grades; without `qrels` the gold column that a run's own job names.
         max_rows: most rows of the label browser; 0 leaves it out.
-        is_inside_bundle: the page will be one of the bundle's own files, so it holds neither paths nor its version.
     Raises:
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
         MissingExtraError: gold grades were named, and the packages that judge by them are not here.
@@ -128,7 +113,7 @@ def build_report(
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
     browser = _browser(tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
     sections = [
-        ran_section(artifacts, has_places=not is_inside_bundle),
+        ran_section(artifacts),
         lineage_section(trace(artifacts)),
         conservation_section(tallies, has_reasons=max_rows > 0),
         labels_section(tallies),
@@ -155,12 +140,8 @@ def _subtitle(artifacts: Sequence[Artifact]) -> str:
     return ", ".join(parts) + (f" · {rows:,} rows" if rows else "")
 
 
-def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Section:
-    """Each artifact with its origin, and the spec of each.
-
-    Args:
-        has_places: show paths, and a bundle's version.
-    """
+def ran_section(artifacts: Sequence[Artifact]) -> Section:
+    """Each artifact with its origin, and the spec of each."""
     cards: list[Facts] = []
     notes: list[Paragraph] = []
     specs: list[Block] = []
@@ -174,10 +155,10 @@ def ran_section(artifacts: Sequence[Artifact], *, has_places: bool = True) -> Se
             notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
             spec = one.manifest.spec
         elif isinstance(one, StudentArtifact):
-            cards.append(student_facts(one, has_places=has_places))
+            cards.append(student_facts(one))
             spec = one.manifest and one.manifest.spec
         else:
-            cards.append(bundle_facts(one, has_places=has_places))
+            cards.append(bundle_facts(one))
             spec = one.facts.get("spec")
         if spec and isinstance(spec, dict):
             text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
@@ -389,34 +370,3 @@ def _is_report(to: str, storage: Storage) -> bool:
             return file.read(len(mark)) == mark
     except OSError:
         return False
-
-
-# ------------------------------------------------------------------------------
-# A bundle's own report: the page without any document's text, as one of its files.
-#
-# The bundle is prepared in a folder next to it, with its files linked and not copied, and then switched
-# (`export/bundles.py`), so that an export that is killed leaves a whole bundle. The page holds no time and no
-# path, so the same export gives the same version.
-
-
-def put_report(bundle: Bundle, student: Path) -> Bundle:
-    """Write `REPORT_NAME` into a bundle that has none.
-
-    Args:
-        student: what it was exported from; its curves and figures are in the page.
-    Returns:
-        The bundle as it is now; unchanged where it has a report.
-    Raises:
-        ManifestError, StoreError, MissingExtraError: the page can't be made, or the folder can't be written.
-    """
-    if any(file.path == REPORT_NAME for file in bundle.files):
-        return bundle
-    folder = bundle.folder
-    page = build_report([str(student), str(folder)], Storage(), max_rows=0, is_inside_bundle=True).html
-    with locked(folder, waits=True), translate_errors("write", hidden_name(folder, PART)):
-        part = linked_copy(folder, leaves_out=frozenset({MANIFEST_NAME}))
-        (part / REPORT_NAME).write_text(page, encoding="utf-8", errors="replace")
-        sealed = seal_bundle(part, bundle.own_facts)
-        check_unchanged(bundle, sealed, written=(REPORT_NAME,))
-        switch(part, folder)
-    return open_bundle(folder, check_bytes=False)

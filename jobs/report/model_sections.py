@@ -55,8 +55,8 @@ def teacher_facts(one: TeacherArtifact) -> Facts:
     return Facts(f"Teacher {one.name}", [*rows, ("relabel", manifest.relabel), *digests, ("path", one.path)])
 
 
-def student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
-    """Heads, size and gate of a student; `has_places` shows its path."""
+def student_facts(one: StudentArtifact) -> Facts:
+    """Heads, size and gate of a student."""
     manifest, record = one.manifest, one.record
     rows: list[tuple[str, Cell]] = [("kind", record.kind), ("reads at most", f"{record.max_tokens} tokens")]
     if manifest is None:
@@ -66,14 +66,14 @@ def student_facts(one: StudentArtifact, *, has_places: bool) -> Facts:
         rows += [*_heads(manifest.heads, manifest.temperature), ("starts from", manifest.model.reference)]
         rows += [("fingerprint", manifest.fingerprint[:DIGITS])]
         rows += [("gate", passed if manifest.gate.checks else "no gate set")]
-    return Facts(f"Student {one.name}", [*rows, *([("path", one.path)] if has_places else [])])
+    return Facts(f"Student {one.name}", [*rows, ("path", one.path)])
 
 
-def bundle_facts(one: BundleArtifact, *, has_places: bool) -> Facts:
-    """Models and heads of a bundle; `has_places` shows its version and path."""
+def bundle_facts(one: BundleArtifact) -> Facts:
+    """Models and heads of a bundle."""
     student = one.student
     models = ", ".join(f"{model.path} ({model.precision})" for model in student.models)
-    places = [("version", one.manifest_sha256[:DIGITS]), ("path", one.path)] if has_places else []
+    places = [("version", one.manifest_sha256[:DIGITS]), ("path", one.path)]
     licence = ("licence", student.licence.bundle or "not stated")
     return Facts(
         f"Bundle {one.name}", [("models", models), *_heads(student.heads, student.temperature or {}), licence, *places]

@@ -16,7 +16,7 @@ from relabel.distill.training.curves import CURVE_SCHEMA
 from relabel.export.bench.results import write_measurements
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts, trace
-from relabel.jobs.report.build import REPORT_NAME, build_report, put_report
+from relabel.jobs.report.build import build_report
 from relabel.jobs.sections import cell_text
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage
@@ -273,27 +273,6 @@ def test_latency_of_another_make_is_reported_and_ends_in_no_traceback(bundle: Pa
     write_latency(bundle).write_text('{"machine": []}')
     with pytest.raises(ManifestError, match=r"some-cpu-2-cores\.json: not latencies .*Measure them again"):
         build_report([str(bundle)], Storage())
-
-
-def test_bundle_takes_a_page_of_its_own_and_stays_whole(bundle: Path, student: Path, tmp_path: Path) -> None:
-    made = put_report(open_bundle(bundle), student)
-    html = (bundle / REPORT_NAME).read_text(encoding="utf-8")
-    assert made.version == open_bundle(bundle).version
-    assert REPORT_NAME in [file.path for file in made.files]
-    assert str(tmp_path) not in html.replace(
-        json.loads((student / "manifest.json").read_text())["labels"][0]["path"], ""
-    )
-    assert table_of(html, "Parity of ecom")
-    assert "On dev, ecom" in plots_of(html)
-    assert put_report(made, student) is made
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["bundle", "run", "student"]
-
-
-def test_bundle_of_the_same_export_has_the_same_version(bundle: Path, student: Path) -> None:
-    first = put_report(open_bundle(bundle), student)
-    (bundle / REPORT_NAME).unlink()
-    facts = {key: value for key, value in first.facts.items() if key not in ("kind", "format", "files")}
-    assert put_report(seal_bundle(bundle, facts), student).version == first.version
 
 
 @pytest.mark.parametrize("wrong", [None, [1]])
