@@ -25,7 +25,7 @@ from relabel.manifests.files import Storage, is_url, place_of, scheme_of
 from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, Snapshot, load_manifest
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
-from relabel.manifests.records import digest_of, read_record, sha256_bytes
+from relabel.manifests.records import digest_of, sha256_bytes
 from relabel.manifests.run import RunFolder
 from relabel.manifests.store import RunStore, open_run_store, read_if_there
 
@@ -128,32 +128,18 @@ class TeacherArtifact(_Opened):
 # Opening paths: each artifact is recognized by its files.
 
 
-STUDENT = "student.json"
-
-
-@dataclass(frozen=True)
-class ShownRecord:
-    """What a page shows of `student.json`."""
-
-    kind: str
-    name: str
-    heads: dict[str, int]
-    max_tokens: int
-
-
 @dataclass
 class StudentArtifact(_Opened):
     """A student's folder."""
 
-    record: ShownRecord
-    manifest: StudentManifest | None
+    manifest: StudentManifest
 
     @property
     def digest(self) -> str:
         """Over its files, as its manifest names them: what scores and bundles call it by
         (`distill.students.students.student_digest`).
         """
-        return digest_of((self.manifest and self.manifest.files) or {})
+        return digest_of(self.manifest.files or {})
 
 
 @dataclass
@@ -220,30 +206,26 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         assert plan is not None
         kind = "scores" if plan.facts.kind == "student" else "label run"
         return RunArtifact(kind, plan.name, path, store, storage, plan, read_if_there(store, MANIFEST_NAME))
-    manifest, where = read_if_there(store, MANIFEST_NAME), f"{path}/{MANIFEST_NAME}"
-    if manifest is None and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
+    manifest, where = read_if_there(store, MANIFEST_NAME) or b"", f"{path}/{MANIFEST_NAME}"
+    if not manifest and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
         raise InputError(
             f"{path}: a training that is not finished. Its curves up to the last checkpoint are in "
             f"{path}/{CHECKPOINTS}/{PLOT_NAME}."
         )
-    of = None if manifest is None else _object(manifest, where).get("kind")
-    record = read_if_there(store, STUDENT)
-    if record is not None:
-        file = f"{path}/{STUDENT}"
-        shown = read_record(ShownRecord, record, file, "not a student's record", "Restore it, or train again.")
-        # a manifest without a kind names the student's files alone
-        held = None if manifest is None or of is None else read_student_manifest(manifest, where)
-        return StudentArtifact("student", shown.name, path, store, shown, held)
-    if manifest is not None and of == "teacher":
-        teacher = read_teacher_manifest(manifest, where)
-        return TeacherArtifact("teacher", teacher.name, path, store, teacher)
-    if manifest is not None and of == "bundle":
-        facts, _ = read_manifest(manifest, where)
-        return BundleArtifact("bundle", str(facts["name"]), path, store, facts, sha256_bytes(manifest))
+    match manifest and _object(manifest, where).get("kind"):
+        case "student":
+            student = read_student_manifest(manifest, where)
+            return StudentArtifact("student", student.name, path, store, student)
+        case "teacher":
+            teacher = read_teacher_manifest(manifest, where)
+            return TeacherArtifact("teacher", teacher.name, path, store, teacher)
+        case "bundle":
+            facts, _ = read_manifest(manifest, where)
+            return BundleArtifact("bundle", str(facts["name"]), path, store, facts, sha256_bytes(manifest))
     refuse_rounds(store)
     raise InputError(
-        f"{path}: holds no {PLAN_NAME} (a label run), no {STUDENT} (a student) and no teacher's or bundle's "
-        f"{MANIFEST_NAME}. Give an output of `relabel run`, `score`, `train`, `distill` or `export`."
+        f"{path}: holds no {PLAN_NAME} (a label run), and no {MANIFEST_NAME} of a student, a teacher or a "
+        "bundle. Give an output of `relabel run`, `score`, `train`, `distill` or `export`."
     )
 
 
@@ -313,8 +295,7 @@ def trace(artifacts: Iterable[Artifact]) -> Graph:
         elif isinstance(one, TeacherArtifact):
             _trace_trained(graph, key, one.manifest.data.runs, one.manifest.data.gold, one.manifest.model)
         elif isinstance(one, StudentArtifact):
-            if one.manifest is not None:
-                _trace_trained(graph, key, one.manifest.labels, one.manifest.gold, one.manifest.model)
+            _trace_trained(graph, key, one.manifest.labels, one.manifest.gold, one.manifest.model)
         else:
             student, lineage = one.student.lineage.student, one.student.lineage
             student_key = f"student {student.digest}"

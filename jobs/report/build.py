@@ -156,7 +156,7 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
             spec = one.manifest.spec
         elif isinstance(one, StudentArtifact):
             cards.append(student_facts(one))
-            spec = one.manifest and one.manifest.spec
+            spec = one.manifest.spec
         else:
             cards.append(bundle_facts(one))
             spec = one.facts.get("spec")

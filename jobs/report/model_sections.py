@@ -30,6 +30,7 @@ from relabel.jobs.sections import (
 )
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import is_url
+from relabel.manifests.metrics.comparison import AGAINST_TEACHER
 from relabel.manifests.metrics.registry import title_of
 
 # ------------------------------------------------------------------------------
@@ -57,16 +58,18 @@ def teacher_facts(one: TeacherArtifact) -> Facts:
 
 def student_facts(one: StudentArtifact) -> Facts:
     """Heads, size and gate of a student."""
-    manifest, record = one.manifest, one.record
-    rows: list[tuple[str, Cell]] = [("kind", record.kind), ("reads at most", f"{record.max_tokens} tokens")]
-    if manifest is None:
-        rows += _heads(record.heads, {})
-    else:
-        passed = Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")
-        rows += [*_heads(manifest.heads, manifest.temperature), ("starts from", manifest.model.reference)]
-        rows += [("fingerprint", manifest.fingerprint[:DIGITS])]
-        rows += [("gate", passed if manifest.gate.checks else "no gate set")]
-    return Facts(f"Student {one.name}", [*rows, ("path", one.path)])
+    manifest, record = one.manifest, one.manifest.student
+    passed = Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")
+    rows: list[tuple[str, Cell]] = [
+        ("kind", record.get("kind")),
+        ("reads at most", f"{record.get('max_tokens')} tokens"),
+        *_heads(manifest.heads, manifest.temperature),
+        ("starts from", manifest.model.reference),
+        ("fingerprint", manifest.fingerprint[:DIGITS]),
+        ("gate", passed if manifest.gate.checks else "no gate set"),
+        ("path", one.path),
+    ]
+    return Facts(f"Student {one.name}", rows)
 
 
 def bundle_facts(one: BundleArtifact) -> Facts:
@@ -100,13 +103,12 @@ def training_section(trained: Sequence[StudentArtifact | TeacherArtifact]) -> Se
     blocks: list[Block] = []
     for one in trained:
         blocks += _curves(one)
-        training = {} if one.manifest is None else vars(one.manifest.training)
         facts: list[tuple[str, Cell]] = [
             (name.replace("_", " "), value if isinstance(value, int | float) else str(value))
-            for name, value in training.items()
+            for name, value in vars(one.manifest.training).items()
             if value is not None
         ]
-        blocks += [Facts(f"Training of {one.name}", facts)] if facts else []
+        blocks.append(Facts(f"Training of {one.name}", facts))
     return Section("training", "Training", blocks)
 
 
@@ -146,43 +148,23 @@ def _points(one: StudentArtifact | TeacherArtifact) -> list[tuple[int, str, str,
 # ------------------------------------------------------------------------------
 # Students by their own manifests.
 
-_MORE_NAMES = {
-    "auc": "AUC, mean of all cuts",
-    "nll": "negative log-likelihood, nats",
-    "kl": "mean KL(teacher ‖ student), nats",
-}
-
 
 def student_section(students: Sequence[StudentArtifact]) -> Section:
     """Each student's test split, gates and remarks, as its manifest holds them."""
     blocks: list[Block] = []
     for student in students:
-        if student.manifest is not None:
-            blocks += _student_tables(student.name, student.manifest)
+        blocks += _student_tables(student.name, student.manifest)
     return Section("student", "Student", blocks)
 
 
 def _student_tables(student: str, manifest: StudentManifest) -> Iterator[Block]:
     test, split = manifest.metrics.test, manifest.split
-    sides = {"student": test.student, "teacher": test.teacher, "student to teacher": test.to_teacher}
-    columns = {name: figures for name, figures in sides.items() if figures and figures.get("rows")}
-    names = dict.fromkeys(name for figures in columns.values() for name in figures)
-    rows: list[list[Cell]] = [
-        [
-            _MORE_NAMES.get(name) or title_of(name),
-            *(figures.get(name) for figures in columns.values()),
-            test.interval_text(name),
-            test.baselines.text(name) if test.baselines else "",
-        ]
-        for name in names
-    ]
-    by = "trusted grades" if test.judged_by == "gold" else "its labels"
-    if rows:
-        yield Table(
-            f"{student} on its test split, by {by}",
-            ("figure", *columns, "95 % of the student", "baseline"),
-            rows,
-        )
+    if test.student.get("rows"):
+        head, *rows = test.figure_rows()
+        yield Table(f"{student} on its test split", head, rows)
+    if test.to_teacher:
+        names = {name: title_of(name, AGAINST_TEACHER) for name in test.to_teacher}
+        yield Facts(f"{student} against its teacher", [(names[name], value) for name, value in test.to_teacher.items()])
     counts: list[list[Cell]] = [[name, side.rows, side.queries] for name, side in split.sides().items()]
     yield Table(f"Split of {student}, by {split.by}", ("split", "rows", "queries"), counts)
     if manifest.gate.checks:
