@@ -56,7 +56,6 @@ from relabel.jobs.report.run_sections import (
     routes_section,
     run_facts,
     tally_labels,
-    title_over,
 )
 from relabel.jobs.sections import Block, Cell, Code, Facts, Fold, Paragraph, Plot, Section, Series, Table
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError, UsageError
@@ -253,7 +252,6 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
     blocks: list[Block] = []
     judged: dict[str, JudgedLabels] = {}
     worst: dict[str, list[list[Cell]]] = {}
-    queries: list[list[str]] = []
     for run in runs:
         options = gold_options(choice, run)
         if not isinstance(options, JudgingOptions):
@@ -268,10 +266,9 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
             continue
         names = [] if rows.query_names is None else texts_of(rows.query_names)
         judged[run.name], worst[run.name] = result, _worst_queries(rows, names)
-        queries += [names] if names else []
     if judged:
         figures = {name: result.figures for name, result in judged.items()}
-        blocks.append(figures_plot(title_over("Agreement with gold", queries), figures))
+        blocks.append(figures_plot("Agreement with gold", figures))
     lines = [
         Series(name, [bin_.confidence for bin_ in bins], [bin_.accuracy for bin_ in bins])
         for name, result in judged.items()
@@ -279,8 +276,7 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
     ]
     if lines:
         note = "Above the dotted line labels are right more often than they claim, below it less often."
-        title = title_over("Reliability", queries)
-        blocks.append(Plot(title, "reliability", lines, "mean confidence", "share that is right", note))
+        blocks.append(Plot("Reliability", "reliability", lines, "mean confidence", "share that is right", note))
     for name, result in judged.items():
         blocks += evaluation_blocks(result, name=name)
         if shown := worst[name][:WORST]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,7 @@ REASON_CHARS = 300
 
 BINS = 20
 SEED = 7
-_NARROW = ["row_id", "query_id", "grade", "probs", "outside_mass", "flags"]
+_NARROW = ["row_id", "grade", "probs", "outside_mass", "flags"]
 
 
 @dataclass
@@ -84,8 +84,6 @@ class RunTally:
     by_status: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, Counter[str]] = field(default_factory=dict)
     """By status, the reasons of quarantined rows; the rarest are dropped where there are many."""
-    queries: set[str] = field(default_factory=set)
-    """Ids of the queries that have a label."""
     chosen: dict[str, list[tuple[int, FileRef]]] = field(default_factory=lambda: {"labels": [], "quarantine": []})
     """By `labels` and `quarantine`: ids of rows for the label browser, each with its file."""
 
@@ -134,7 +132,6 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
 
 
 def _add_labels(found: RunTally, table: pa.Table) -> None:
-    found.queries.update(table["query_id"].unique().to_pylist())
     grade_N = table["grade"].drop_null().to_numpy()
     found.by_grade += np.bincount(grade_N.astype(np.int64), minlength=found.grades)[: found.grades]
     found.flags.update(pc.list_flatten(table["flags"]).to_pylist())
@@ -318,8 +315,7 @@ def labels_section(runs: Sequence[RunTally]) -> Section:
         series = [
             Series(one.run.name, [str(grade) for grade in range(one.grades)], one.by_grade.tolist()) for one in graded
         ]
-        title = title_over("Grades", (one.queries for one in graded))
-        blocks.append(Plot(title, "bars", series, "grade", "rows"))
+        blocks.append(Plot("Grades", "bars", series, "grade", "rows"))
     blocks += _histograms("Entropy of the distributions", "entropy, nats", runs, lambda one: one.entropy)
     blocks += _histograms("Mass outside the grades", "outside mass", runs, lambda one: one.outside)
     if runs and not any(one.entropy.rows for one in runs):
@@ -327,15 +323,6 @@ def labels_section(runs: Sequence[RunTally]) -> Section:
     flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.flags.most_common()]
     blocks += [Table("Flags on labels", ("run", "flag", "rows"), flags)] if flags else []
     return Section("distributions", "Labels", blocks)
-
-
-def title_over(title: str, queries: Iterable[Collection[str]]) -> str:
-    """A plot's title, with a word where its sets are over different queries: the queries may be what differs.
-
-    Args:
-        queries: of each set, the ids.
-    """
-    return f"{title}, over different queries" if len(set(map(frozenset, queries))) > 1 else title
 
 
 def _histograms(
@@ -350,8 +337,7 @@ def _histograms(
         series = [Series(one.run.name, edges, found.counts.tolist()) for one, found in chosen]
         means = [(one.run.name, found.total / found.rows, found.rows) for one, found in chosen]
         note = "; ".join(f"{name}: mean {mean:.4f} over {rows:,} rows" for name, mean, rows in means)
-        called = title_over(title, (one.queries for one, _ in chosen)) + grades
-        yield Plot(called, "histogram", series, label, "rows", note)
+        yield Plot(f"{title}{grades}", "histogram", series, label, "rows", note)
 
 
 def noise_section(runs: Sequence[RunTally]) -> Section:
