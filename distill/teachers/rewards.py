@@ -22,13 +22,9 @@ from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Generate, 
 from relabel.distill.teachers.spec import GraphGold, RewardGold
 from relabel.distill.training.output import sync_files, writing
 from relabel.distill.training.spec import DevSplit
-from relabel.labelers.evidence import read_evidence
 from relabel.labelers.registry import Labeler
-from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer
-from relabel.manifests.errors import InputError, ManifestError, VerdictError
+from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage
-from relabel.manifests.formats import Fragment
 from relabel.manifests.gold import check_scale, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import NODE_SCORES, Label, Pair
@@ -195,29 +191,7 @@ def _parts(rollout: Rollout, row: GoldRow) -> dict[str, float]:
     }
     if label is not None and label.grade:
         parts["no_evidence_rate"] = float("evidence_missing" in label.flags)
-    is_verbatim = _quotes_verbatim(rollout)
-    if is_verbatim is not None:
-        parts["evidence_verbatim_rate"] = float(is_verbatim)
     return parts
-
-
-def _quotes_verbatim(rollout: Rollout) -> bool | None:
-    """Whether what an answer in the right format quotes is in the document; None where it quotes nothing."""
-    if rollout.label is not None:
-        return True if rollout.label.evidence else None
-    turn = rollout.turns[-1]
-    sections = turn.ask.format.sections if turn.ask.format is not None else ()
-    fragment = next((one for one in sections if isinstance(one, Fragment)), None)
-    if fragment is None or turn.ask.format is None:
-        return None
-    try:
-        quoted = Reader(turn.ask.format).read(Answer(0, turn.text, "stop"))[fragment.tag]
-    except VerdictError:
-        return None
-    try:
-        return True if read_evidence(quoted, rollout.pair.document) else None
-    except VerdictError:
-        return False
 
 
 # ------------------------------------------------------------------------------

@@ -253,7 +253,6 @@ def test_every_figure_is_over_the_answers_that_it_can_be_given_for(tokenizer: An
     )
     assert found["reward"] == pytest.approx((1 + 0.5 + 0.5) / 5)
     assert found["format_rate"] == pytest.approx(3 / 5)
-    assert found["evidence_verbatim_rate"] == pytest.approx(2 / 3)
     assert found["no_evidence_rate"] == pytest.approx(1 / 3)
     assert found["top_grade_share"] == pytest.approx(2 / 3)
     assert found["response_tokens"] > 0
