@@ -89,7 +89,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
     if not _reads_types(inner):
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if spec.student.lora is not None:
-        check_targets(config, spec.student.lora, key="student.lora", reference=reference)
+        check_targets(inner, spec.student.lora, key="student.lora")
     limits = [limit for limit in (_positions(inner), tokenizer.model_max_length) if limit and 0 < limit < 10**9]
     limit = min(limits, default=None)
     if limit is not None and spec.train.max_tokens > limit:

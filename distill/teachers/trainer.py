@@ -72,10 +72,10 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
         raise ModelError(
             f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
         )
-    if spec.lora is not None:
-        check_targets(config, spec.lora, key="lora", reference=resolved.reference)
     named_ends(resolved)
     hollow = _read_model(resolved, device="meta")
+    if spec.lora is not None:
+        check_targets(hollow, spec.lora, key="lora")
     if spec.train.gradient_checkpointing:
         _checkpoint_gradients(hollow)
     tokenizer = load_tokenizer(library, resolved)

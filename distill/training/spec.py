@@ -3,7 +3,6 @@ LoRA adapters built from them. Importing it does not load torch."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -150,42 +149,25 @@ def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any,
 # Low-rank adapters of a language model's linear layers, through peft.
 
 
-def check_targets(config: Any, lora: LoraSpec, *, key: str, reference: str) -> None:
-    """Check from the config alone that the model has the layers that are to be adapted. peft
-    itself refuses only where none is found.
+def check_targets(model: Any, lora: LoraSpec, *, key: str) -> None:
+    """Check that the model has the layers that are to be adapted: peft itself refuses only where it finds none.
 
     Args:
+        model: on any device.
         key: the spec's, for errors.
-        reference: the model's, for errors.
     Raises:
-        ConfigError: one of them is no layer of the model, or shares its weights with another layer.
-        ModelError: the config describes no model.
+        ConfigError: one of them is no layer of weights, or is the output matrix, which shares its weights with the
+            embeddings.
     """
-    if not lora.targets:
-        return
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            modules = dict(AutoModelForCausalLM.from_config(copy.deepcopy(config)).named_modules())
-    except (ValueError, TypeError, RuntimeError) as exc:
-        raise ModelError(f"model {reference!r}: its config.json describes no model that can be built.") from exc
-    layers = {name for name, module in modules.items() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
-    for target in lora.targets:
-        found = {name for name in modules if name == target or name.endswith(f".{target}")}
-        own = [modules[name].weight for name in found & layers]
-        if shared := sorted(name for name in layers - found if any(modules[name].weight is one for one in own)):
-            raise ConfigError(
-                f"{key}.targets: {target} of {reference!r} has its weights in common with {shared[0]}; what one of "
-                "them learns would be added to both. Leave it out."
-            )
-        if found and found <= layers:
-            continue
-        fault = f"{target} of {reference!r} is no single layer of weights"
-        known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+    matrices = (model.get_input_embeddings(), model.get_output_embeddings())
+    known = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "weight", None), "ndim", 0) > 1 and module not in matrices
+    }
+    if wrong := [target for target in lora.targets if target.rpartition(".")[2] not in known]:
         raise ConfigError(
-            f"{key}.targets: {fault if found else f'no layer of {reference!r} is called {target}'}; there are {known}. "
+            f"{key}.targets: no layer that can be adapted is called {wrong[0]}; there are {', '.join(sorted(known))}. "
             "Name some of these, or leave `targets` out to adapt every linear layer but the output matrix."
         )
 

@@ -199,10 +199,10 @@ def test_adapters_alone_are_trained_resumed_and_merged(
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        (["no_such_layer"], r"no layer of .* is called no_such_layer; there are down_proj, .*v_proj"),
+        (["no_such_layer"], r"is called no_such_layer; there are down_proj, .*v_proj"),
         (["q_proj", "proj"], r"is called proj; there are"),  # peft adapts the rest and says nothing
-        (["self_attn"], r"self_attn .*is no single layer of weights; there are"),
-        (["q_proj", "lm_head"], r"lm_head .*has its weights in common with model\.embed_tokens"),
+        (["self_attn"], r"is called self_attn; there are"),
+        (["q_proj", "lm_head"], r"is called lm_head; there are"),
     ],
 )
 def test_adapters_of_layers_that_the_model_does_not_have_are_refused_by_a_dry_run(
