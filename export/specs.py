@@ -126,8 +126,6 @@ class BenchSpec(Spec):
     """For all measuring together. What does not fit is left out and said so."""
     seed: int = 0
     """Draws pairs, lengths and arrivals."""
-    allows_fallback: bool = False
-    """Measure on the CPU where a provider is not to be had, and report it, instead of ending with exit 4."""
 
 
 class BenchFile(BenchSpec):

@@ -56,7 +56,6 @@ def time_calls(
     call: Callable[[int], object],
     seconds: float,
     *,
-    fewest: int = 1,
     max_samples: int = MAX_SAMPLES,
     clock: Clock = time.perf_counter,
 ) -> np.ndarray:
@@ -64,8 +63,7 @@ def time_calls(
 
     Args:
         call: receives its number, from 0 on; warm-up calls count too. It returns when the answer lies in host memory.
-        seconds: for all of it, warm-up included.
-        fewest: calls to measure, however long they take.
+        seconds: for all of it, warm-up included; one call is measured however long it takes.
     Returns:
         [N] seconds of each measured call, in their order.
     """
@@ -76,7 +74,7 @@ def time_calls(
         warm_up += 1
     latencies: list[float] = []
     before = clock()
-    while len(latencies) < fewest or (before - start < seconds and len(latencies) < max_samples):
+    while not latencies or (before - start < seconds and len(latencies) < max_samples):
         call(warm_up + len(latencies))
         after = clock()
         latencies.append(after - before)

@@ -18,14 +18,12 @@ from relabel.export.bench.latency import (
     HALVINGS,
     LOADS,
     MS,
-    QUANTILES,
     ROW_KEYS,
     Bound,
     LatencyRow,
     highest_rate,
     poisson_arrivals,
     requests_each,
-    samples_needed,
     serve,
     summarize,
     sweep,
@@ -73,9 +71,6 @@ SERVING_MS = 150.0
 each.
 """
 CELL_FIGURES = ("p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
-P99_SAMPLES = samples_needed(QUANTILES["p99"])
-SLACK = 1.3
-"""Of a cell's time over that of its calls: the warm-up, and calls that take longer than the first."""
 CAPACITY_SHARE = 0.08
 """Of an open loop's time: to find what full micro-batches reach."""
 WARM_UP_SHARE = 0.1
@@ -225,7 +220,7 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
     """The bundle's models to measure on each provider, fp32 first.
 
     Raises:
-        MissingExtraError: a provider is not to be had here, and falling back was not allowed.
+        MissingExtraError: a provider is not to be had here.
         UsageError: a precision that the bundle has not.
     """
     known = {model.precision for model in models} | (set(HINTS) if OPENVINO in spec.providers else set())
@@ -246,24 +241,22 @@ def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine
     if asked == "tensorrt":
         engines = [(model, engine_fault(vars(model), machine)) for model in wanted if isinstance(model, EngineFile)]
         if fitting := [model for model, fault in engines if fault is None]:
-            return [ModelLatency(asked, model.flavour, model.precision, model.path) for model in fitting]
+            return [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
         faults = "; ".join(f"{model.path}: {fault}" for model, fault in engines) or "the bundle holds none"
         missing = f"no engine of this bundle fits this machine ({faults}). Build one with `relabel build-engine`"
     elif asked == OPENVINO:
         if OPENVINO in machine.providers:
             plain = next(model for model in models if (model.format, model.precision) == ("onnx", "fp32"))
             here = spec.precisions or (list(HINTS) if {AMX, AVX512} & set(machine.flags) else ["fp32"])
-            return [ModelLatency(asked, OPENVINO, name, plain.path) for name in HINTS if name in here]
+            return [ModelLatency(OPENVINO, name, plain.path) for name in HINTS if name in here]
         missing = "it is not installed. Run `pip install 'relabel-ir[openvino]'`"
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if PROVIDERS[provider] in machine.providers:
-            return [ModelLatency(asked, provider, model.precision, model.path) for model in graphs]
+            return [ModelLatency(provider, model.precision, model.path) for model in graphs]
         there = ", ".join(machine.providers)
         missing = f"this onnxruntime has no {PROVIDERS[provider]} ({there}). Install one that does"
-    if not spec.allows_fallback:
-        raise MissingExtraError(f"--providers {asked}: {missing}, or measure on the CPU with --allow-fallback.")
-    return [ModelLatency(asked, "cpu", model.precision, model.path) for model in graphs]
+    raise MissingExtraError(f"--providers {asked}: {missing}, or measure --providers cpu.")
 
 
 def plan_cells(spec: BenchSpec, lengths: TokenLengths) -> list[Cell]:
@@ -297,13 +290,11 @@ def open_presets(spec: BenchSpec) -> dict[Preset, list[Bound]]:
 
 def planned_figures(models: Sequence[ModelLatency], cells: Sequence[Cell], spec: BenchSpec) -> list[str]:
     """Every name that a gate may require, known before anything is measured: `cpu.int8.1x128.p99_ms`,
-    `cpu.int8.grid.highest_rate`. Where falling back is allowed, a model's figures may be named after the CPU.
+    `cpu.int8.grid.highest_rate`.
     """
     names = [f"{cell.name}.{key}" for cell in cells for key in CELL_FIGURES]
     names += [_rate_name(preset, bound.figure) for preset, bounds in open_presets(spec).items() for bound in bounds]
-    models_here = [f"{model.provider}.{model.precision}" for model in models]
-    models_here += [f"cpu.{model.precision}" for model in models if spec.allows_fallback]
-    return [f"{model}.{name}" for model in dict.fromkeys(models_here) for name in names]
+    return [f"{model.provider}.{model.precision}.{name}" for model in models for name in names]
 
 
 def measured_figures(facts: BenchFacts, planned: Iterable[str]) -> dict[str, float | None]:
@@ -356,7 +347,7 @@ class ModelBench:
             self._open_loop(run, preset, bounds, (end - time.perf_counter()) / (len(presets) - number))
 
     def open(self) -> Run:
-        """Open the model on its provider, or on the CPU where the runtime falls back and that is allowed.
+        """Open the model on its provider.
 
         Raises:
             MissingExtraError: it can't be opened there.
@@ -366,13 +357,7 @@ class ModelBench:
         try:
             session = open_session(path, model.provider, precision=model.precision, threads=self.threads)
         except BundleError as exc:
-            if model.provider == "cpu" or not self.spec.allows_fallback:
-                raise MissingExtraError(f"{exc} Or measure what this machine has, with --allow-fallback.") from exc
-            self.say(f"{model.side}: not to be had here, so on the CPU")
-            if model.provider == OPENVINO:
-                model.precision = "fp32"  # OpenVINO rounds the fp32 file
-            model.provider = "cpu"
-            session = open_session(path, "cpu", threads=self.threads)
+            raise MissingExtraError(str(exc)) from exc
         quiet = require("onnxruntime", extra="cpu", purpose="A bench").RunOptions()
         quiet.log_severity_level = 4  # the error is reported by the caller
 
@@ -387,39 +372,26 @@ class ModelBench:
         return run
 
     def _closed_loop(self, run: Run, cells: Sequence[Cell], end: float, open_s: float) -> None:
-        """Measure cell after cell, small to large, as far as the time suffices. A single pair may take the open loop's
-        time as well; each of the others gets what its fewest samples take, and an equal share of what all leave.
+        """Measure cell after cell, small to large, as far as the time suffices; what one leaves goes to the next. One
+        pair of real lengths gets a third of the time, since its p99 is asked for most.
 
         Args:
             end: of the model's time, by the clock; `open_s` of it is for the open loop.
         """
-        token_s, usual = 0.0, self.workload.lengths.p50
+        shares = [max(1, len(cells) // 2) if cell.is_single else 1 for cell in cells]
         for number, cell in enumerate(cells):
             call, scope = self._call(run, cell)
-            left_s = end - time.perf_counter() - (0.0 if cell.is_single else open_s)
-            call_s = token_s * cell.size(usual)
-            others_s = FEWEST_SAMPLES * SLACK * sum(one.size(usual) for one in cells[number:])  # a second a token
+            left_s = end - time.perf_counter() - open_s
             try:
-                if left_s > 0 and call_s * FEWEST_SAMPLES * SLACK <= left_s:
-                    call_s = float(np.median(time_calls(call, 0.0, fewest=3)))  # a stall is not what calls cost
-                    token_s = call_s / cell.size(usual)
-                    if number == 0:
-                        all_s = token_s * others_s + (P99_SAMPLES * SLACK * call_s if cell.is_single else 0.0)
-                        whole_s = all_s * (2 if open_s else 1)
-                        self.say(
-                            f"{self.model.side}: {call_s * MS:,.2f} ms a call; all of it takes about {whole_s:,.0f} s"
-                        )
+                latency_s = time_calls(call, left_s * shares[number] / sum(shares[number:])) if left_s > 0 else None
             except ModelError:
                 if cell.tokens is None or cell.tokens <= self.encoder.max_tokens:
                     raise
                 self.model.not_run.append((cell.name, TOO_LONG))
                 continue
-            fewest = P99_SAMPLES if cell.is_single and P99_SAMPLES * call_s * SLACK <= left_s else FEWEST_SAMPLES
-            if left_s <= 0 or fewest * call_s * SLACK > left_s:
+            if latency_s is None or len(latency_s) < FEWEST_SAMPLES:
                 self.model.not_run.append((cell.name, TOO_SHORT))
                 continue
-            spare_s = max(0.0, end - time.perf_counter() - open_s - token_s * others_s) / (len(cells) - number)
-            latency_s = time_calls(call, fewest * call_s * SLACK + spare_s, fewest=fewest)
             row = self._row(
                 "closed",
                 cell.preset,

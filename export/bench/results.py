@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,15 +33,12 @@ class ModelLatency:
     """A model, where it runs, and what was measured of it.
 
     Args:
-        asked_provider: what was asked for; `provider` is where it runs: another one only where falling back was
-            allowed.
         path: of the graph, relative to the bundle.
         capacity_per_s: requests/s of full micro-batches with no queue, by preset.
         slo: of each bound, what `highest_rate` says.
         not_run: cells and rates left out, each with the reason.
     """
 
-    asked_provider: str
     provider: str
     precision: str
     path: str
@@ -237,14 +234,6 @@ def machine_line(facts: BenchFacts) -> str:
 def latency_rows(facts: BenchFacts) -> list[list[str]]:
     """A row a closed-loop cell or a rate; the first row is the head."""
     found = [list(HEAD)]
-    for side, measured, row in measured_rows(facts):
-        figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
-        found.append([side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
-    return found
-
-
-def measured_rows(facts: BenchFacts) -> Iterator[tuple[str, str, LatencyRow]]:
-    """Each closed-loop cell and each rate, after its model and what was measured, in words."""
     for model in facts.models:
         for row in (*model.closed, *model.open):
             measured = row["cell"] if row["scope"] == "batch" else f"{row['cell']}, {row['scope']}"
@@ -254,7 +243,9 @@ def measured_rows(facts: BenchFacts) -> Iterator[tuple[str, str, LatencyRow]]:
                 for slo in model.slo:
                     if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"]):
                         measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
-            yield model.side, measured, row
+            figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
+            found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
+    return found
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -267,11 +258,9 @@ def _between(row: LatencyRow, name: str) -> str:
 
 
 def warnings_of(facts: BenchFacts) -> list[str]:
-    """What a reader of the figures has to know, a line each: a fallback, what was left out, a bound that was missed."""
+    """What a reader of the figures has to know, a line each: what was left out, a bound that was missed."""
     found = []
     for model in facts.models:
-        if model.asked_provider not in ("auto", model.provider) and model.provider == "cpu":
-            found.append(f"{model.side}: {model.asked_provider} is not to be had here: these are figures of the CPU.")
         if model.not_run:
             name, reason = model.not_run[0]
             found.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")

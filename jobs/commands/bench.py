@@ -83,12 +83,6 @@ BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench fi
     metavar="GATE",
     help="Exit 5 unless this holds: 'cpu.int8.1x128.p99_ms<=20'. Repeatable.",
 )
-@click.option(
-    "--allow-fallback",
-    "allows_fallback",
-    is_flag=True,
-    help="Measure on the CPU where a provider is missing, and report it.",
-)
 @click.option("--to", metavar="DIR", help="Write the results there, with a table and a plot.")
 @output_option
 @sigterm_ends()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench.results import BenchFacts, machine_line, measured_rows, measurements_of, warnings_of
+from relabel.export.bench.results import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
 from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
@@ -214,21 +214,8 @@ def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
 
 
 def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:
-    limits: list[list[Cell]] = [
-        [
-            *(model.side, slo["preset"], f"{slo['figure']} at most {slo['slo_ms']:g} ms"),
-            f"{slo['highest_rate']:,.1f}{' or more' if slo['is_at_least'] else ''}",
-        ]
-        for model in facts.models
-        for slo in model.slo
-        if slo["highest_rate"] is not None
-    ]
-    names = ("samples", "mean_ms", "p50_ms", "p99_ms", "pairs_per_s")
-    rows = [[model, what, *(row[name] for name in names)] for model, what, row in measured_rows(facts)]
-    head = ("model", "measured", "samples", "mean ms", "p50 ms", "p99 ms", "pairs/s")
+    head, *rows = latency_rows(facts)
     table = Table(f"Latency of {bundle}, measured {facts.measured_at}", head, rows)
     yield Paragraph(machine_line(facts))
-    if limits:
-        yield Table(f"Highest rates of {bundle}", ("model", "preset", "bound", "requests/s"), limits)
     yield table if len(rows) < 24 else Fold(f"{len(rows):,} measurements", [table])
     yield from (Paragraph(warning, "warn") for warning in warnings_of(facts))

@@ -34,7 +34,7 @@ def machine(**values: Any) -> dict[str, Any]:
 
 def model_facts(**values: Any) -> ModelLatency:
     """A model of which nothing was measured."""
-    return replace(ModelLatency("cpu", "cpu", "fp32", "model.onnx"), **values)
+    return replace(ModelLatency("cpu", "fp32", "model.onnx"), **values)
 
 
 def bench_facts(**values: Any) -> BenchFacts:

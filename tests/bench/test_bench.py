@@ -22,7 +22,7 @@ from relabel.export.bench.results import (
     write_measurements,
 )
 from relabel.export.bundles import Bundle, locked, open_bundle, seal_bundle
-from relabel.export.loader import BundleError, Student
+from relabel.export.loader import Student
 from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
@@ -114,10 +114,10 @@ def test_every_figure_of_a_bench_is_in_its_file_table_and_plot(
 def test_time_goes_to_one_pair_first_and_then_as_far_as_it_suffices(
     relabel: Callable[..., Any], bundle: Path, paced: Callable[[float], None]
 ) -> None:
-    """At 10 ms a pair p99 takes 4.8 s, and twenty calls of 32 pairs take 8.3 s."""
+    """At 10 ms a pair p99 takes 4.3 s, and twenty calls of 32 pairs take 7.5 s."""
     paced(0.01)
     found = {}
-    for seconds in ("3", "6", "60"):
+    for seconds in ("3", "30", "240"):
         line = ("--providers", "cpu", "--precisions", "fp32", "--threads", "1", "--seconds", seconds)
         done = relabel("bench", "bundle", *line, "--to", "results", "--output", "json")
         assert done.code == 0, done
@@ -129,8 +129,8 @@ def test_time_goes_to_one_pair_first_and_then_as_far_as_it_suffices(
         assert planned <= {row["cell"] for row in rows} | {name for name, _ in model["not_run"]}
         found[seconds] = [(row["cell"], row["p99_ms"] is not None) for row in model["closed"]]
     assert found["3"][0] == ("1xreplay", False)
-    assert found["6"][0] == ("1xreplay", True)
-    assert {"1xreplay", "8xreplay", "32xreplay"} <= set(dict(found["60"]))
+    assert found["30"][0] == ("1xreplay", True)
+    assert {"1xreplay", "8xreplay", "32xreplay"} <= set(dict(found["240"]))
 
 
 def test_a_bench_too_short_for_anything_ends_well_and_says_so(relabel: Callable[..., Any], bundle: Path) -> None:
@@ -180,7 +180,7 @@ def test_pairs_of_a_file_are_replayed_with_their_texts_and_serving_bounds_mean_a
     relabel: Callable[..., Any], bundle: Path, pairs_file: Path, paced: Callable[[float], None]
 ) -> None:
     paced(0.001)
-    line = ("--preset", "table3,serving", "--precisions", "fp32", "--pairs", str(pairs_file), "--seconds", "120")
+    line = ("--preset", "table3,serving", "--precisions", "fp32", "--pairs", str(pairs_file), "--seconds", "240")
     done = relabel("bench", "bundle", *QUICK, *line, "--to", "results")
     assert done.code == 0, done
     (model,) = done.json["models"]
@@ -191,22 +191,17 @@ def test_pairs_of_a_file_are_replayed_with_their_texts_and_serving_bounds_mean_a
     assert done.json["workload"]["from"] == "pairs"
 
 
-def test_a_missing_provider_is_refused_and_its_fallback_never_silent(
+def test_a_missing_provider_is_refused(
     relabel: Callable[..., Any], bundle: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = inside(bundle)
-    relabel("bench", "bundle", "--providers", "cuda").refused(4, "CUDAExecutionProvider", "--allow-fallback")
+    relabel("bench", "bundle", "--providers", "cuda").refused(4, "CUDAExecutionProvider", "--providers cpu")
     assert inside(bundle) == before
-    fallback = (*QUICK, "--providers", "cuda", "--allow-fallback", "--precisions", "fp32", "--to", "results")
-    says = "warning: cpu fp32: cuda is not to be had here: these are figures of the CPU."
-    done = relabel("bench", "bundle", *fallback)
-    assert (done.code, says in done.err) == (0, True), done
-    assert [(model["asked_provider"], model["provider"]) for model in done.json["models"]] == [("cuda", "cpu")]
     # an onnxruntime that claims to have CUDA and then takes the CPU: nothing but the session knows
     monkeypatch.setattr(
         "onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
-    relabel("bench", "bundle", "--providers", "cuda").refused(4, "fell back", "--allow-fallback")
+    relabel("bench", "bundle", "--providers", "cuda").refused(4, "fell back")
 
 
 def test_a_gate_on_a_figure_ends_in_five_with_the_results_written(
@@ -273,21 +268,3 @@ def test_a_bundle_that_a_kill_left_aside_is_brought_back_and_nobody_waits_for_an
         relabel("bench", "bundle", *QUICK[:-2]).refused(75, "is being worked on")
         hidden.rename(bundle)
     assert inside(bundle) == before
-
-
-def test_where_a_cpu_does_not_compute_bf16_the_fallback_s_row_says_fp32(
-    relabel: Callable[..., Any], bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("openvino")
-    opened = measure.open_session
-
-    def refuses(path: Path, provider: str, **options: Any) -> Any:
-        if provider == "openvino":
-            raise BundleError("openvino computes in f32 on this CPU, not in bf16.")
-        return opened(path, provider, **options)
-
-    monkeypatch.setattr(measure, "open_session", refuses)
-    line = (*QUICK, "--providers", "openvino", "--precisions", "bf16", "--allow-fallback")
-    done = relabel("bench", "bundle", *line)
-    assert done.code == 0, done
-    assert [(one["provider"], one["precision"]) for one in done.json["models"]] == [("cpu", "fp32")]

@@ -15,7 +15,7 @@ from relabel.export.bench.measure import (
     plan_cells,
     planned_figures,
 )
-from relabel.export.bench.results import ModelLatency, latency_rows, write_plot
+from relabel.export.bench.results import latency_rows, write_plot
 from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec
@@ -56,9 +56,8 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
     assert chosen(GPU) == [("cuda", "fp32"), ("cuda", "int8")]
     assert chosen(GPU, providers="cpu,tensorrt") == [("cpu", "fp32"), ("cpu", "int8"), ("tensorrt", "fp16")]
     assert chosen(CPU, precisions="int8") == [("cpu", "int8")]
-    assert choose_models(MODELS, spec(providers="cuda", allows_fallback=True), CPU)[0] == ModelLatency(
-        "cuda", "cpu", "fp32", "model.onnx"
-    )
+    with pytest.raises(MissingExtraError, match="has no CUDAExecutionProvider"):
+        choose_models(MODELS, spec(providers="cuda"), CPU)
     with pytest.raises(MissingExtraError, match="no engine of this bundle fits"):
         choose_models(MODELS, spec(providers="tensorrt"), CPU)
     with pytest.raises(UsageError, match="fp64"):
@@ -99,10 +98,8 @@ def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
     planned = planned_figures(choose_models(MODELS, asked, CPU), cells, asked)
     assert {"cpu.fp32.1x20.p99_ms", "cpu.int8.32xreplay.pairs_per_s", "cpu.int8.grid.highest_rate"} < set(planned)
     assert {"cpu.int8.serving.highest_rate_by_mean", "cpu.int8.serving.highest_rate"} < set(planned)
-    cuda = choose_models(MODELS, spec(), GPU)
-    names = [planned_figures(cuda, cells, spec(allows_fallback=falls)) for falls in (False, True)]
-    assert all(name.startswith("cuda.") for name in names[0])
-    assert set(names[1]) == {*names[0], *(name.replace("cuda.", "cpu.") for name in names[0])}
+    names = planned_figures(choose_models(MODELS, spec(), GPU), cells, spec())
+    assert all(name.startswith("cuda.") for name in names)
 
 
 def bounded(**values: Any) -> dict[str, Any]:
