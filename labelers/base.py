@@ -27,7 +27,7 @@ EXAMPLE = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in
 
 
 class OneAsk(Labeler):
-    """Renders `system.j2` (fixed for a run) and `user.j2` (query and document). A subclass reads the answer.
+    """Renders `system.j2` (fixed for a run) and `user.j2` (the pair). A subclass reads the answer.
 
     Args:
         sections: that an answer has.
@@ -37,6 +37,8 @@ class OneAsk(Labeler):
     Options: ClassVar[type[LabelerOptions]]
     template_set: ClassVar[str]
     """Folder in `labelers/templates`."""
+    data: ClassVar[tuple[str, ...]] = ("query", "document")
+    """What of a pair `user.j2` holds."""
     example: ClassVar[Pair] = EXAMPLE
     """What `probe` asks about."""
 
@@ -49,7 +51,7 @@ class OneAsk(Labeler):
     ) -> None:
         prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
-        self._user = prompts.turn("user", "user.j2", data=("query", "document"), settings=settings)
+        self._user = prompts.turn("user", "user.j2", data=self.data, settings=settings)
         self.template_digests = prompts.digests
         self._format, self._decisions = AnswerFormat(tuple(sections)), tuple(decisions)
         self._reader = Reader(self._format)
@@ -60,7 +62,7 @@ class OneAsk(Labeler):
         return [self._ask(self.example)]
 
     def _ask(self, pair: Pair) -> Ask:
-        messages = (self._system, self._user.message(pair.query, pair.document))
+        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self.data)))
         return Ask("verdict", messages, self._format, self._max_tokens, self._decisions, "", None, None, self._sampling)
 
 

@@ -25,6 +25,7 @@ LABELERS: dict[str, str] = {
     "evidence-set": "relabel.labelers.evidence_set:EvidenceSet",
     "graph-grpo": "relabel.labelers.graph_grpo:GraphGrpo",
     "pointwise": "relabel.labelers.pointwise:Pointwise",
+    "query": "relabel.labelers.query:Query",
     "r1": "relabel.labelers.r1:R1",
     "r3a": "relabel.labelers.r3a:R3A",
     "review": "relabel.labelers.review:Review",

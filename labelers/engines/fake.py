@@ -547,7 +547,8 @@ class Fake(Engine):
         plan = plan_of(ask.format)
         bits = _mix(draw ^ 0x7E47)
         source = document if ask.fragment_source is not None else ""
-        contents = made_contents(plan, choices, query, made_thought(hits, num_words, bits), source, bits)
+        subject = query or " ".join(document.split()[:4])  # of an ask that shows no query
+        contents = made_contents(plan, choices, subject, made_thought(hits, num_words, bits), source, bits)
         text = "".join(
             [p for (_, opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)]
         )[:-1]

@@ -26,6 +26,7 @@ LABELERS = (
     "evidence-set",
     "graph-grpo",
     "pointwise",
+    "query",
     "r1",
     "r3a",
     "review",

@@ -373,6 +373,12 @@ def test_lines_are_as_many_as_allowed_and_none_is_empty(lines, is_valid, compile
     assert accepts(compiler, tokenizer, form, f"<queries>{lines}</queries>") is is_valid
 
 
+def test_one_line_may_be_all_that_is_wanted(compiler, tokenizer):
+    form = AnswerFormat((Lines("query", 1, 1, 20),))
+    assert accepts(compiler, tokenizer, form, "<query>a b</query>")
+    assert not accepts(compiler, tokenizer, form, "<query>a\nb</query>")
+
+
 @pytest.mark.parametrize(
     ("quote", "is_valid"),
     [

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.parametrize("name", labeler_names())
 
 QUERY_ONLY = {"complexity", "variants"}
 """Labelers that never read the document."""
-UNGRADED = {"variants"}
+UNGRADED = {"query", "variants"}
 """Labelers whose label is no grade."""
 SIBLINGS = {"evidence-set", "review"}
 """Labelers that are asked about all documents of a query at once: a row's grade is its part of the answer."""

@@ -156,7 +156,7 @@ COMPARED = ("direct", "ensemble", "graph-grpo", "r1", "r3a", "umbrela")
 nothing else may hint.
 """
 YES_NO = ("complexity", "pointwise")
-ABOUT_QUERIES = ("evidence-set", "review", "route", "variants")
+ABOUT_QUERIES = ("evidence-set", "query", "review", "route", "variants")
 """Labelers that answer another question."""
 TAG = re.compile(r"<([a-z_-]+)>")
 HINTS = re.compile(

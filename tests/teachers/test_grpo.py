@@ -74,7 +74,7 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
         ({"train": {"max_tokens": 100}}, InputError, "12 whose prompt does not fit"),
         *(
             ({"labeler": name}, ConfigError, f"labeler {name}: .*one grade for one pair")
-            for name in ("evidence-set", "review", "variants")
+            for name in ("evidence-set", "query", "review", "variants")
         ),
         ({**GRAPH, "data": {"gold": {"subject": "no_such"}}}, InputError, r"no column `no_such` .*data\.gold\.subject"),
         ({**GRAPH, "data": {"gold": {"subject": "seven"}}}, InputError, r"`seven`: score 7 is off the scale 0 to 4"),
