@@ -20,9 +20,11 @@ from relabel.jobs.pairs.contexts import with_context
 from relabel.jobs.pairs.page_columns import tree_pairs
 from relabel.jobs.pairs.queries import QueryRule, made_pairs
 from relabel.jobs.pairs.similar import SimilarPairs
+from relabel.jobs.score.students import local_student
 from relabel.jobs.tables import check_target, publish
+from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import resolve_model
+from relabel.manifests.models import default_cache_dir, resolve_model
 
 page_options = together(
     click.option(
@@ -317,7 +319,9 @@ _LANGUAGES = (
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
 @click.option("--queries", type=click.IntRange(min=1), default=1200, show_default=True, help="How many, at most.")
 @click.option("--column", metavar="NAME", help="Cut them out of this column. Default: title, or else the document.")
-@click.option("--queries-in", metavar="NAME", help="Take all of this column, say what a model wrote, and cut none.")
+@click.option("--queries-in", metavar="NAME", help="Take all of this column, and cut none.")
+@click.option("--by", metavar="RUN", help="Take the queries that a run of the labeler `query` over DOCS wrote.")
+@click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
 @click.option(
     "--unlike", multiple=True, metavar="FILE", help="Held-out pairs: no query like theirs, and none of their documents."
 )
@@ -342,7 +346,13 @@ _LANGUAGES = (
     multiple=True,
     default=(1, 4, 14, 49),
     show_default=True,
-    help="A candidate's place by BM25, from 0.",
+    help="A candidate's place in the ranking, from 0.",
+)
+@click.option(
+    "--candidates", metavar="STUDENT|BUNDLE", help="Rank the first --depth by its expected grade. Default: BM25 ranks."
+)
+@click.option(
+    "--depth", type=click.IntRange(min=1), default=200, show_default=True, help="Documents that it ranks for a query."
 )
 @click.option(
     "--margin", type=Number(0.0, 1.0), help="Leave out candidates above this share of the score of a query's own."
@@ -350,16 +360,28 @@ _LANGUAGES = (
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the drawing.")
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
-def queries(docs: str, to: str, unlike: tuple[str, ...], force: bool, output: str, **rule: Any) -> int:
+def queries(
+    docs: str, to: str, unlike: tuple[str, ...], allow_partial: bool, force: bool, output: str, **rule: Any
+) -> int:
     """Write pairs for a teacher to label whose queries nobody searched for.
 
-    A query is a run of words of one title, sentence or line. It comes with the document that it was cut from, and with
-    documents further down a BM25 ranking. DOCS has doc_id, and document or title and body.
+    A query is a run of words of one title, sentence or line, or a model wrote it (--by). It comes with its document,
+    and with documents further down a ranking by BM25 or a student. DOCS has doc_id, and document or title and body.
     """
+    if rule["by"] and (rule["column"] or rule["queries_in"]):
+        raise UsageError("--by takes its queries of a run; leave out --column and --queries-in.")
+    if rule["candidates"] and (beyond := max(rule["ranks"])) >= rule["depth"]:
+        raise UsageError(f"--rank {beyond}: the student ranks --depth {rule['depth']} documents, from 0.")
     started, storage = time.perf_counter(), Storage()
     check_target(to, (docs, *unlike), storage, force=force)
-    counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike)
-    if counts["queries"] < rule["queries"] and not rule["queries_in"]:
+    if rule["candidates"]:
+        cache = os.environ.get(CACHE_VARIABLE)
+        cache_dir = Path(cache) if cache else default_cache_dir()
+        rule["candidates"] = local_student(rule["candidates"], storage, cache_dir=cache_dir)
+    counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike, allow_partial=allow_partial)
+    if counts.get("without_query"):
+        note(f"{rule['by']}: {counts['without_query']:,} of its rows have no query and are left out")
+    if counts["queries"] < rule["queries"] and not rule["queries_in"] and not rule["by"]:
         note(
             f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
         )

@@ -11,19 +11,25 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from relabel.distill.students.model import PairScorer
 from relabel.jobs.files import written
 from relabel.jobs.pairs.contexts import Bm25Index
+from relabel.jobs.score.loop import StudentEngine, score_job
 from relabel.jobs.tables import document_of, scan, translate_polars_errors
+from relabel.labelers.query import MADE_QUERY
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
+from relabel.manifests.label_sets import join_texts
 from relabel.manifests.process import require
+from relabel.manifests.run import RunLabels, open_run_labels
 from relabel.manifests.secrets import redacted_values
 
 _LEAST_DOCUMENTS = 3
@@ -45,12 +51,18 @@ class QueryRule:
     """They are cut out of this column, text or a list of texts; None: out of the title, or else the document."""
     queries_in: str | None = None
     """A column that holds queries, text or a list of texts: nothing is cut."""
+    by: str | None = None
+    """A run of the labeler `query` over documents, whose queries are taken: nothing is cut."""
     language: str = "english"
     """Its stop words are in no query that is cut: bm25s has a list of them."""
     max_words: int = 3
     """Of a query that is cut; one word, two, ... are as frequent."""
     ranks: Sequence[int] = (1, 4, 14, 49)
-    """Places of candidates in the query's ranking by BM25, from 0."""
+    """Places of candidates in the query's ranking, from 0."""
+    candidates: str | None = None
+    """The student, or bundle, that ranks by its expected grade; None: BM25 ranks."""
+    depth: int = 200
+    """So many documents, the first by BM25, a student ranks."""
     margin: float | None = None
     """Documents above this share of the score of the query's own are left out: they may be relevant (false negatives).
     """
@@ -58,18 +70,27 @@ class QueryRule:
 
 
 def made_pairs(
-    docs_path: str, to: str, rule: QueryRule, storage: Storage, *, unlike: Sequence[str] = ()
+    docs_path: str,
+    to: str,
+    rule: QueryRule,
+    storage: Storage,
+    *,
+    unlike: Sequence[str] = (),
+    allow_partial: bool = False,
 ) -> dict[str, int]:
-    """Write pairs of made queries: each with its own document and with those at the rule's places of a BM25 ranking.
+    """Write pairs of made queries: each with its own document and with those at the rule's places of a ranking.
 
     Holds the distinct documents in memory. Of documents with one text the first counts.
 
     Args:
         unlike: files of queries that are held out: no query resembles one of theirs, and no document of theirs is read.
+        allow_partial: take a run (`rule.by`) that is not finished, or over its quarantine limit.
     Returns:
-        Number of documents, queries and pairs.
+        Number of documents, queries and pairs; of a run, its rows without a query, too.
     Raises:
         InputError: a file or column is off, or no query can be made.
+        ManifestError: `rule.by` is no finished run over the input that it was planned for, or `rule.candidates` no
+            student.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
     held, held_texts = _Held(), set[str]()
@@ -92,39 +113,60 @@ def made_pairs(
         texts = frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
         documents = [one for one in texts.unique("text", keep="first", maintain_order=True).collect().to_dicts()
                      if one["text"].strip() and one["text"] not in held_texts]  # fmt: skip
-    found = _written(documents) if rule.queries_in else _cut(documents, rule)
+    place_of = {one["text"]: number for number, one in enumerate(documents)}
+    run = open_run_labels(rule.by, storage, allow_partial=allow_partial) if rule.by else None
+    written_queries = _asked(run, place_of, storage) if run else _written(documents) if rule.queries_in else None
     made: dict[str, int] = {}
-    for query, number in found:
+    for query, number in written_queries or _cut(documents, rule):
         if query not in made and not held.resembles(query):
             made[query] = number
-            if len(made) == rule.queries and not rule.queries_in:
+            if len(made) == rule.queries and written_queries is None:
                 break
+    if not made and run:
+        raise InputError(
+            f"{docs_path} (DOCS): has none of its documents with a query in {rule.by}. Give the documents that the run "
+            "read, in the same columns."
+        )
     if not made:
         raise InputError(
             f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query. Words "
             f"have to be in {_LEAST_DOCUMENTS} documents or more, and no stop words; --column names another column."
         )
-    index = Bm25Index([one["text"] for one in documents])
-    place_of = {one["text"]: number for number, one in enumerate(documents)}
+    index = Bm25Index(list(place_of))
+    kind, student = "bm25", None
+    if rule.candidates:
+        job = score_job(rule.candidates, [docs_path], to, storage)
+        kind, student = "student", StudentEngine(job.spec.engine, overlong=job.spec.input.overlong)
     rows = []
     for query, own in made.items():
         scores = index.scores(query)
+        if student:
+            seen = [own, *(place_of[text] for text in index.ranked(scores, rule.depth) if place_of[text] != own)]
+            scores = np.zeros_like(scores)
+            scores[seen] = _expected_grades(student.scorer, query, [documents[one]["text"] for one in seen])
         of_own = float(scores[own])
         if rule.margin is not None:
             scores[scores > rule.margin * of_own] = 0.0
         ranked = index.ranked(scores, max(rule.ranks, default=0) + 1)
         chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
         for other in (place_of[ranked[place]] for place in rule.ranks if place < len(ranked)):
-            chosen.setdefault(other, ("bm25", float(scores[other]) / of_own if of_own else None))
+            chosen.setdefault(other, (kind, float(scores[other]) / of_own if of_own else None))
         query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
         rows += [{"query_id": query_id, "query": query, "doc_id": documents[one]["doc_id"],
                   **{name: documents[one][name] for name in text_columns}, "origin": origin, "share": share}
                  for one, (origin, share) in chosen.items()]  # fmt: skip
     table = pa.Table.from_pylist(rows)
-    kept = json.dumps(redacted_values({**asdict(rule), "documents": len(documents), "unlike": list(unlike)}))
+    facts = {
+        "documents": len(documents),
+        "unlike": list(unlike),
+        **({"run": run.plan.fingerprint} if run else {}),
+        **({"student": student.facts().model_digest} if student else {}),
+    }
+    kept = json.dumps(redacted_values(asdict(rule) | facts))
     with written(to, storage) as file:
         pq.write_table(table.replace_schema_metadata({"relabel.queries": kept}), file, compression="zstd")
-    return {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
+    lacking = {"without_query": run.num_quarantined} if run else {}
+    return {"documents": len(documents), "queries": len(made), "pairs": len(rows), **lacking}
 
 
 class _Held:
@@ -160,6 +202,25 @@ def _written(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int]]:
         for text in _texts(document["source"]):
             if query := " ".join(text.split()):
                 yield query, number
+
+
+def _asked(run: RunLabels, place_of: Mapping[str, int], storage: Storage) -> Iterator[tuple[str, int]]:
+    """Queries of a run, each with the number of the document that it was asked about; without those of other
+    documents.
+    """
+    schema, tables = join_texts(run, storage)
+    if MADE_QUERY not in schema.names:
+        raise InputError(f"{run.root}: a run of the labeler {run.plan.parts['labeler']['name']}; --by wants `query`.")
+    for table in tables:
+        for query, text in zip(table[MADE_QUERY].to_pylist(), table["document"].to_pylist(), strict=True):
+            if text in place_of:
+                yield query, place_of[text]
+
+
+def _expected_grades(scorer: PairScorer, query: str, texts: Sequence[str]) -> np.ndarray:
+    """A student's, as float64 [texts]; 0, which is no candidate's, where its probabilities are NaN."""
+    probs_BK = (scorer.score(scorer.encode([(query, text) for text in texts])) or {})["relevance"]
+    return np.nan_to_num(probs_BK.astype(np.float64) @ np.arange(probs_BK.shape[1]))
 
 
 def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple[str, int]]:

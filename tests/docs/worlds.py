@@ -119,8 +119,9 @@ def cited_answers(folder: Path) -> None:
 
 
 def cited_answers_and_encoder(folder: Path) -> None:
-    """Those, and an encoder of random weights under the name of a real one."""
+    """Those, an encoder of random weights under the name of a real one, and a student."""
     cited_answers(folder)
+    write_tiny_student(folder / "out" / "ecom-bert", heads={"relevance": 3})
     write_tiny_model(folder / "models" / "all-MiniLM-L6-v2")
 
 

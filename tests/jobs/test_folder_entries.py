@@ -102,9 +102,9 @@ NO_TABLES = {
     "one file, and never a folder": "combine qrels",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths, "
-        "combine labels"
+        "combine labels, pairs queries by"
     ),
-    "students, bundles and stores": "score student, export student, bench bundle, "
+    "students, bundles and stores": "score student, pairs queries candidates, export student, bench bundle, "
     "build-engine bundle, conform bundle, "
     "publish bundle, publish url, list url, gc url, pull arguments, channel set bundle, rollback bundle, show bundle",
     "running servers": "conform url",

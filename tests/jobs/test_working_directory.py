@@ -56,7 +56,10 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],
     "pairs cited": [("pairs cited answers.parquet --docs docs.parquet --to cited.parquet", DONE)],
     "pairs context": [("pairs context cited.parquet --to with-context.parquet", DONE)],
-    "pairs queries": [("pairs queries cited.parquet --to more.parquet --queries-in query", DONE)],
+    "pairs queries": [
+        ("pairs queries cited.parquet --to more.parquet --queries-in query", DONE),
+        ("pairs queries cited.parquet --to hard.parquet --queries-in query --candidates out/student", DONE),
+    ],
     "pairs chunk": [
         ("pairs chunk cited.parquet --to chunked.parquet", DONE),
         ("pairs chunk cited.parquet --to chunked.parquet --force --format markdown --tokenizer encoder", DONE),

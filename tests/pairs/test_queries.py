@@ -1,5 +1,5 @@
-"""`relabel pairs queries`: queries cut out of documents or written by a model, with candidates by BM25, none like one
-that is held out.
+"""`relabel pairs queries`: queries cut out of documents or written by a model, with candidates by BM25 or a student,
+none like one that is held out.
 """
 
 from __future__ import annotations
@@ -7,7 +7,10 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +19,13 @@ import pytest
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
+from relabel.distill.students.model import student_digest
+from relabel.jobs.api import TrainedStudent, read_labels
 from relabel.jobs.cli import main
+from tests.jobs.conftest import Outcome
 from tests.pairs.test_context import plain_bm25
+from tests.score.conftest import WORDS as KNOWN
+from tests.score.conftest import write_tiny_student
 
 ENDS = ("den", "ble", "ton", "ra", "mi", "sk", "lo")
 WORDS = ["oak", "lamp", "glass", *(a + b for a in ("gar", "ta", "whe", "bro", "sil", "nor") for b in ENDS)]
@@ -103,3 +111,90 @@ def test_a_seed_repeats_and_what_decided_it_is_in_the_file(docs: Path, capsys: p
     capsys.readouterr()
     assert len(made(docs, "--queries", "5000")) < 5_000
     assert "asked for 5,000" in capsys.readouterr().err
+
+
+def write_job(docs: Path, **changes: object) -> str:
+    job = {
+        "name": "asked",
+        "input": {"path": str(docs), "columns": {"query_id": "doc_id", "query": "doc_id"}, "limit": 60},
+        "labeler": {"name": "query", "attempts": 1},
+        "engine": {"name": "fake", "args": {"p_garbage": 0.1}},
+        "output": str(docs.with_name("asked")),
+        "run": {"max_failed_fraction": 1.0},
+    }
+    path = docs.with_name("asked.yaml")
+    path.write_text(json.dumps(job | changes))
+    return str(path)
+
+
+def test_queries_that_a_run_asked_a_model_for_come_with_their_document_and_those_of_the_corpus(
+    docs: Path, relabel: Callable[..., Outcome]
+) -> None:
+    asked = str(docs.with_name("asked"))
+    assert relabel("run", write_job(docs)).code == 0
+    labels = read_labels(asked, texts=True).to_pylist()
+    assert 30 < len(labels) < 60, "some rows have no readable query"
+    held = docs.with_name("held.parquet")
+    pq.write_table(pa.table({"query": ["nothing like it"], "title": [labels[0]["document"]]}), held)
+    made_in = docs.with_name("made.parquet")
+    options = f"--by {asked} --to {made_in} --unlike {held} --queries 2 --output json"
+    done = relabel("pairs", "queries", str(docs), *options.split())
+    rows = pq.read_table(made_in).to_pylist()
+    first = {}
+    for one in labels[1:]:
+        first.setdefault(one["made_query"], one["document"])
+    assert {row["query"]: row["title"] for row in rows if row["origin"] == "own"} == first
+    titles = pq.read_table(docs)["title"].to_pylist()
+    assert {row["title"] for row in rows} & set(titles[60:]), "candidates are of all documents"
+    assert done.json["without_query"] == 60 - len(labels)
+    kept = json.loads(pq.read_schema(made_in).metadata[b"relabel.queries"])
+    plan = json.loads((docs.with_name("asked") / "plan.json").read_text())
+    assert (kept["by"], kept["run"]) == (asked, plan["fingerprint"])
+
+
+@pytest.mark.parametrize("fault", ["another labeler", "another corpus", "unfinished"])
+def test_a_run_that_holds_no_queries_of_these_documents_is_refused(
+    docs: Path, relabel: Callable[..., Outcome], fault: str
+) -> None:
+    changes = {"labeler": {"name": "complexity"}} if fault == "another labeler" else {}
+    more = ("--set", "run.max_tokens=1000") if fault == "unfinished" else ()
+    relabel("run", write_job(docs, **changes), *more)
+    corpus = docs.with_name("other.parquet")
+    pq.write_table(pa.table({"doc_id": ["d1", "d2"], "title": ["oak lamp", "oak glass"]}), corpus)
+    source = corpus if fault == "another corpus" else docs
+    words = {"another labeler": "complexity", "another corpus": "none of its documents", "unfinished": "not finished"}
+    made = relabel("pairs", "queries", str(source), "--by", str(docs.with_name("asked")), "--to", f"{source}.parquet")
+    made.refused(3, words[fault])
+
+
+@pytest.mark.parametrize("margin", [0.9, None])
+def test_a_students_candidates_are_the_places_of_its_own_order_of_the_first_by_bm25(
+    docs: Path, tmp_path: Path, relabel: Callable[..., Outcome], margin: float | None
+) -> None:
+    student, rng = write_tiny_student(tmp_path / "tiny"), random.Random(4)
+    titles = list(dict.fromkeys(" ".join(rng.sample(KNOWN, 4)) for _ in range(150)))
+    pq.write_table(pa.table({"doc_id": [f"d{i}" for i in range(len(titles))], "title": titles}), docs)
+    options = f"--candidates {student} --depth 20 --queries 15 --rank 0 --rank 5" + f" --margin {margin}" * bool(margin)
+    rows = made(docs, *options.split())
+    by_query: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_query[str(row["query"])].append(row)
+    grade_of = TrainedStudent(str(student))
+    hard = [row for row in rows if row["origin"] == "student"]
+    assert len(by_query) == 15 <= len(hard)
+    for query, held in by_query.items():
+        own = held[0]["title"]
+        bm25 = plain_bm25(titles, query)
+        first = sorted((one for one in range(len(titles)) if bm25[one] > 0), key=lambda one: (-bm25[one], titles[one]))
+        seen = list(dict.fromkeys([*(titles[one] for one in first[:20]), own]))
+        grades = dict(zip(seen, grade_of.score([(query, title) for title in seen]), strict=True))
+        most = (margin or 99) * grades[own]
+        ranked = sorted((one for one in seen if grades[one] <= most), key=lambda one: -grades[one])
+        expected = [ranked[place] for place in (0, 5) if place < len(ranked) and ranked[place] != own]
+        assert [row["title"] for row in held[1:]] == expected
+        for row in held[1:]:
+            assert row["share"] == pytest.approx(grades[row["title"]] / grades[own], rel=1e-4)
+    kept = json.loads(pq.read_schema(docs.with_name("made.parquet")).metadata[b"relabel.queries"])
+    assert (kept["student"], kept["depth"]) == (student_digest(student), 20)
+    options = f"--candidates {student} --depth 20 --rank 20 --to x.parquet"
+    relabel("pairs", "queries", str(docs), *options.split()).refused(2, "--rank 20", "--depth 20")
