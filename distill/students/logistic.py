@@ -22,7 +22,7 @@ from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.curves import Curve, Outcome, TrainingFacts
-from relabel.manifests.errors import ConfigError, InputError, ModelError, TrainingError
+from relabel.manifests.errors import InputError, ModelError, TrainingError
 from relabel.manifests.process import require
 
 # ------------------------------------------------------------------------------
@@ -60,12 +60,8 @@ class LogisticStudent(EncoderStudent):
         return torch.cat([vectors_BD, torch.log1p(counts.float()).to(vectors_BD.dtype)], dim=-1)
 
     @staticmethod
-    def own_parts(spec: DistillSpec, path: Path, tokenizer: Any, _grades: int) -> dict[str, Any]:
+    def own_parts(_spec: DistillSpec, path: Path, tokenizer: Any, _grades: int) -> dict[str, Any]:
         """Pooling and the text before a query, as the model's own files say."""
-        if spec.train.class_balance == "sampler":
-            raise ConfigError(
-                "train.class_balance: a student of kind logistic sees all rows at once. Take weights, or none."
-            )
         if (path / STUDENT_NAME).is_file():
             held = read_student(path)
             return {"pooling": held.pooling, "prompt": held.prompt}

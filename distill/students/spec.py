@@ -330,8 +330,8 @@ class TrainSection(TrainingSection):
     """
     head_learning_rate: float | None = Field(None, gt=0.0)
     """Peak rate of an encoder's heads, which begin at nothing. Default: `learning_rate`."""
-    class_balance: Literal["none", "weights", "sampler"] = "none"
-    """Against rare grades: weigh rows by 1 / frequency of their grade, or sample them so, with replacement."""
+    class_balance: Literal["none", "weights"] = "none"
+    """Against rare grades: `weights` weighs rows by 1 / frequency of their grade."""
     early_stopping: EarlyStopping | None = None
     """Default: train to the end and keep the last step. The best step's checkpoint is always kept."""
     eval_every: int | None = Field(None, ge=1)
@@ -348,11 +348,6 @@ class TrainSection(TrainingSection):
         if self.strategy == "fsdp" and self.precision == "fp16":
             raise ValueError(
                 "`strategy: fsdp` with `precision: fp16`: a process sees overflow in its own shards alone. Take bf16"
-            )
-        if self.class_balance == "sampler" and self.tokens_per_batch:
-            raise ValueError(
-                "`class_balance: sampler` samples other rows every epoch and cannot go with a budget of tokens; "
-                "use weights"
             )
         return self
 

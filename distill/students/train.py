@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, send_to_device, set_seed
 
 from relabel.distill.students.bases import TrainingInputs, build_module
-from relabel.distill.students.examples import DEV, TRAIN, Examples, balance_weights
+from relabel.distill.students.examples import DEV, TRAIN, Examples
 from relabel.distill.students.losses import Objective, make_optimizer, rate_share
 from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
 from relabel.distill.students.spec import DistillSpec, EarlyStopping, TrainSection
@@ -431,9 +430,7 @@ def _feed(
 ) -> Feed:
     """Batches of this training, halved so often and accumulated as much more often."""
     spec, examples = inputs.spec, inputs.examples
-    settings, balanced = spec.train, None
-    if settings.class_balance == "sampler":
-        balanced = np.asarray(balance_weights(examples)[examples.rows_of(TRAIN)], dtype=np.float64)
+    settings = spec.train
     plan = BatchPlan(
         [len(row.ids) for row in inputs.tokens],
         examples.rows_of(TRAIN),
@@ -441,7 +438,6 @@ def _feed(
         batch_size=max(1, settings.batch_size >> halvings),
         tokens_per_batch=settings.tokens_per_batch,
         groups=settings.group_by_length,
-        draw_weight=balanced,
         num_shards=accelerator.num_processes,
     )
     pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)

@@ -213,7 +213,6 @@ class BatchPlan:
         lengths: tokens of each row.
         rows: the row numbers to draw from.
         groups: rows of like length share a batch; always so with `tokens_per_batch`.
-        draw_weight: of each entry of `rows`, to draw with replacement; None takes each row once an epoch.
         num_shards: processes that share the batches; their number is made a multiple of it by repeating the first ones.
     """
 
@@ -226,7 +225,6 @@ class BatchPlan:
         batch_size: int,
         tokens_per_batch: int | None = None,
         groups: bool = False,
-        draw_weight: np.ndarray | None = None,
         num_shards: int = 1,
     ) -> None:
         self._rows = rows
@@ -239,7 +237,6 @@ class BatchPlan:
         self._sizes = batch_sizes(
             np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch
         )
-        self._draw = None if draw_weight is None else draw_weight / draw_weight.sum()
         self._surplus = -len(self._sizes) % num_shards
 
     def __len__(self) -> int:
@@ -255,10 +252,7 @@ class BatchPlan:
     def batches(self, epoch: int) -> list[list[int]]:
         """The batches of an epoch."""
         chance = np.random.default_rng([self._seed, epoch])
-        if self._draw is not None:
-            order = chance.choice(len(self._rows), size=len(self._rows), p=self._draw)
-        else:
-            order = chance.permutation(len(self._rows))
+        order = chance.permutation(len(self._rows))
         if self._groups:
             stretches = [order[start : start + self._stretch] for start in range(0, len(order), self._stretch)]
             # longest first; the order of equals is drawn

@@ -266,7 +266,6 @@ def test_no_query_for_a_side_is_reported(run: Callable[..., Any]) -> None:
         ({"require": {"macro_f1": ">=0.9*teacher"}}, "needs `labels` and `gold`"),
         ({"split": {"dev": 0.5, "test": 0.5}}, "leave nothing to train on"),
         ({"student": {"heads": {"subject": 5}}}, "needs the head relevance"),
-        ({"train": {"class_balance": "sampler", "tokens_per_batch": 64}}, "cannot go with a budget of tokens"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_refused(

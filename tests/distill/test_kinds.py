@@ -354,7 +354,6 @@ def test_one_that_was_killed_and_begun_again_has_the_same_weights(logistic: Call
     ("changes", "says"),
     [
         ({"train": {"epochs": 3}}, r"keys like `train\.epochs` are for encoders and decoders"),
-        ({"train": {"class_balance": "sampler"}}, "sees all rows at once"),
         ({"student": {"heads": {"relevance": 2, "subject": 5}}}, "a logistic regression has the head relevance alone"),
     ],
 )

@@ -232,13 +232,6 @@ def test_rows_of_like_length_share_a_batch_and_its_company_still_changes_from_ep
     assert np.mean(shared) < 5.0  # of 31; rows sorted over the whole epoch keep more than 20
 
 
-def test_the_sampler_draws_rare_grades_as_often_as_common_ones() -> None:
-    weight = np.array([1.0] * 90 + [9.0] * 10)
-    plan = BatchPlan([4] * 100, np.arange(100), seed=1, batch_size=10, draw_weight=weight)
-    drawn = np.concatenate([batch for epoch in range(20) for batch in plan.batches(epoch)])
-    assert 0.45 < (drawn >= 90).mean() < 0.55
-
-
 # `train.strategy: fsdp`: two processes with half of the weights each train the student that one process trains, and
 # write its files.
 
