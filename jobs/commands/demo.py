@@ -112,7 +112,7 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
         _relabel(
             "The untrained model and the student are compared with the teacher", "evaluate", *judged, "--qrels", gold
         ),
-        _relabel("All of it on one page", "report", *shown, "--gold", gold, "--to", f"{folder}/report.html"),
+        _relabel("All of it on one page", "report", *shown, "--gold", gold, "--to", f"{folder}/report.html", "--force"),
     ]
 
 

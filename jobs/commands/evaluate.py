@@ -258,7 +258,7 @@ def compare(
         from relabel.jobs.report.page import render_page
 
         title = f"{found.a['name']} and {found.b['name']}"
-        page = render_page(title, f"A {a}, B {b}; differences are B minus A", sections, made_by="compare")
+        page = render_page(title, f"A {a}, B {b}; differences are B minus A", sections)
         with written(html, storage) as file:
             file.write_text(page, encoding="utf-8", errors="replace")
         logs.say(f"wrote {html}", event="page", path=html)

@@ -18,9 +18,9 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
-from relabel.jobs.files import written
+from relabel.jobs.files import check_free, written
 from relabel.jobs.output import emit, table
-from relabel.jobs.report.build import build_report, check_target
+from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
@@ -47,7 +47,7 @@ from relabel.manifests.gold import parse_map
     show_default=True,
     help="Most rows of the label browser; of more, a seeded sample. 0: none, and no text of a document.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is not a report, too.")
+@click.option("--force", is_flag=True, help="Replace the page if it is there.")
 @output_option
 @sigterm_ends()
 def report(
@@ -72,7 +72,7 @@ def report(
     if not name or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
     storage = Storage()
-    check_target(to, (*paths, *gold_files(gold)), storage, force=force)
+    check_free(to, (*paths, *gold_files(gold)), storage, force=force)
     built = build_report(
         paths,
         storage,

@@ -1,4 +1,4 @@
-"""Builds a report: checks the target path, opens the artifacts, reads each run once, judges it by gold, and collects
+"""Builds a report: opens the artifacts, reads each run once, judges it by gold, and collects
 the sections that apply."""
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from relabel.jobs.evaluate.results import (
     verdicts_of,
 )
 from relabel.jobs.evaluate.sides import EmptySideError, JudgingOptions
-from relabel.jobs.files import check_free
 from relabel.jobs.report.artifacts import (
     Artifact,
     BundleArtifact,
@@ -45,7 +43,7 @@ from relabel.jobs.report.model_sections import (
     teacher_facts,
     training_section,
 )
-from relabel.jobs.report.page import Browser, opening, render_page, shown_row
+from relabel.jobs.report.page import Browser, render_page, shown_row
 from relabel.jobs.report.run_sections import (
     RunTally,
     chosen_rows,
@@ -59,13 +57,12 @@ from relabel.jobs.report.run_sections import (
 )
 from relabel.jobs.sections import Block, Cell, Code, Facts, Fold, Paragraph, Plot, Section, Series, Table
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError, UsageError
-from relabel.manifests.files import Storage, is_url, place_of, scheme_of
+from relabel.manifests.files import Storage
 from relabel.manifests.gold import own_input
 from relabel.manifests.labels import Pair
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import DEPTH, rank_queries
 from relabel.manifests.schemas import LabelRow, QuarantineRow, texts_of
-from relabel.manifests.store import UrlFile
 
 MAX_ROWS = 5000
 
@@ -332,37 +329,3 @@ def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -
             if choice.qrels is not None:
                 raise
     return compare_named(paths, teacher.name, choice, [], teacher.storage, resamples=RESAMPLES, seed=SEED)
-
-
-# ------------------------------------------------------------------------------
-# Where a report may be written: a free path, or over an earlier report.
-
-
-def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:
-    """Raise where a report can't be written, before any work is done.
-
-    Args:
-        inputs: what is reported on and gold grades; nothing in them is written to, whatever `force` says.
-        force: replace a file that is not a report, too.
-    Raises:
-        UsageError: it is a folder, lies in an input, or is there already and no report.
-    """
-    check_free(to, inputs, storage, force=True)
-    if not force and not _is_report(to, storage):
-        check_free(to, inputs, storage, force=False)
-
-
-def _is_report(to: str, storage: Storage) -> bool:
-    """Whether `relabel report` wrote what is there; a file that can't be read is none."""
-    mark = opening("report").encode()
-    try:
-        if is_url(to) and scheme_of(to) not in ("file", "local"):
-            with UrlFile(to, storage) as page:
-                return page.read(len(mark)) == mark
-        path = Path(place_of(to))
-        if not path.is_file():  # a device or a pipe may wait for ever
-            return False
-        with path.open("rb") as file:
-            return file.read(len(mark)) == mark
-    except OSError:
-        return False

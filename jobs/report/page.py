@@ -46,10 +46,8 @@ class Browser:
     notes: Sequence[Paragraph]
 
 
-def render_page(
-    title: str, subtitle: str, sections: Sequence[Section], *, browser: Browser | None = None, made_by: str = "report"
-) -> str:
-    """The HTML file; `made_by` is the command, which the file's first bytes name."""
+def render_page(title: str, subtitle: str, sections: Sequence[Section], *, browser: Browser | None = None) -> str:
+    """The HTML file."""
     style, script = _asset("report.css"), _asset("report.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
@@ -59,7 +57,6 @@ def render_page(
     return page.render(
         title=title,
         subtitle=subtitle,
-        opening=Markup(opening(made_by)),
         sections=[section for section in sections if section.blocks],
         browser=browser,
         rows=browser and Markup(browser_json(browser)),
@@ -67,11 +64,6 @@ def render_page(
         script=Markup(script),
         policy=policy,
     )
-
-
-def opening(command: str) -> str:
-    """What a page of a command begins with, by which the command recognizes its own."""
-    return f"<!DOCTYPE html>\n<!-- relabel {command} -->"
 
 
 def _digest(text: str) -> str:
