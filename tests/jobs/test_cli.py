@@ -341,7 +341,7 @@ CALLS = [
     ("evaluate out/ecom --qrels pairs.parquet", _labelled, 0),
     ("evaluate out/ecom --qrels pairs.parquet", _planned, 3),
     ("evaluate out/ecom", _labelled, 2),
-    ("report out/ecom out/scores student --qrels pairs.parquet --max-rows 10 --to page.html", _scored, 0),
+    ("report out/ecom out/scores --qrels pairs.parquet --max-rows 10 --to page.html", _scored, 0),
     ("report out/ecom --grade grade", _labelled, 2),
     ("report", _nothing, 2),
     ("report absent", _nothing, 3),
