@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from relabel.manifests.specs import DRAFT, Fraction, ObjectSchema, PathText, Schema, Spec
+from relabel.manifests.specs import Fraction, Spec
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
@@ -126,23 +126,3 @@ class BenchSpec(Spec):
     """For all measuring together. What does not fit is left out and said so."""
     seed: int = 0
     """Draws pairs, lengths and arrivals."""
-
-
-class BenchFile(BenchSpec):
-    """A bench that is kept as a file: `relabel bench BENCH.yaml`. Flags of the command win over its keys."""
-
-    bundle: PathText = Field(min_length=1)
-    """The bundle's folder."""
-    pairs: PathText | None = None
-    """Parquet with pairs to replay, instead of the lengths that the bundle records."""
-    require: tuple[str, ...] = ()
-    """Gates: exit 5 unless they hold. `cpu.int8.1x128.p99_ms<=20`."""
-    to: PathText | None = None
-    """Write the results there, with a table and a plot; by default the figures lie next to the bundle."""
-
-
-def bench_schema() -> Schema:
-    """JSON Schema (draft 2020-12) of a bench file."""
-    definitions: dict[str, Schema] = {}
-    bench = ObjectSchema(BenchFile, definitions)
-    return {"$schema": DRAFT, "$defs": definitions, **bench.values, "title": "relabel bench"}

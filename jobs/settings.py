@@ -332,9 +332,8 @@ def schemas() -> dict[str, Callable[[], Schema]]:
     """By kind of spec file, what makes its schema."""
     from relabel.distill.students.spec import student_schema
     from relabel.distill.teachers.spec import teacher_schema
-    from relabel.export.specs import bench_schema
 
-    return {"job": job_schema, "student": student_schema, "teacher": teacher_schema, "bench": bench_schema}
+    return {"job": job_schema, "student": student_schema, "teacher": teacher_schema}
 
 
 # ------------------------------------------------------------------------------

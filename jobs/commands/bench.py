@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,18 +21,15 @@ from relabel.export.bench.results import (
 from relabel.export.bundle_facts import StudentFacts, student_facts
 from relabel.export.bundles import open_bundle, put_back
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
-from relabel.export.specs import BenchFile
+from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
-from relabel.jobs.commands.options import Number, given_parameters, local_folder, output_option, sigterm_ends
+from relabel.jobs.commands.options import Number, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid, table
-from relabel.jobs.settings import SpecKind, read_settings, resolved
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.gates import parse_flag
 from relabel.manifests.records import plain
 from relabel.manifests.specs import validate_spec
-
-BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench file to start from")
 
 
 @click.command(epilog="Example: relabel bench out/bundle --slo-ms 50 --seconds 60")
@@ -86,25 +82,25 @@ BENCH = SpecKind("bench", (), "", "`relabel init --kind bench` writes a bench fi
 @click.option("--to", metavar="DIR", help="Write the results there, with a table and a plot.")
 @output_option
 @sigterm_ends()
-def bench(bundle: str, output: str, **options: Any) -> int:
+def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | None, output: str, **options: Any) -> int:
     """Measure a bundle's latency and throughput on this machine, and record it next to the bundle, which stays as it
-    is. A file in BUNDLE's place names the bundle and holds options (`relabel init --kind bench`).
+    is.
 
     Closed loop: batches by lengths, quantiles with 95 % intervals. Open loop: requests by a Poisson process with
     micro-batching, latency from the scheduled arrival. docs/bench.md has the figures.
     """
-    spec = _spec(bundle, options)
-    gates = [parse_flag(text) for text in spec.require]
-    folder = local_folder(spec.bundle, "BUNDLE").resolve()
+    spec = validate_spec(BenchSpec, options, where="the options")
+    gates = [parse_flag(text) for text in require]
+    folder = local_folder(bundle, "BUNDLE").resolve()
     put_back(folder)
     opened = open_bundle(folder)
-    place = measurements_folder(folder) if spec.to is None else local_folder(spec.to, "--to")
-    if spec.to is not None:
+    place = measurements_folder(folder) if to is None else local_folder(to, "--to")
+    if to is not None:
         check_results_folder(place)
     check_place(place)
-    texts = None if spec.pairs is None else _texts(spec.pairs, student_facts(opened), seed=spec.seed)
+    texts = None if pairs is None else _texts(pairs, student_facts(opened), seed=spec.seed)
     facts, verdicts = bench_bundle(opened, spec, pairs=texts, gates=gates, say=lambda line: click.echo(line, err=True))
-    if spec.to is None:
+    if to is None:
         place = write_measurements(opened, facts)
     else:
         write_results(place, facts)
@@ -126,20 +122,6 @@ def bench(bundle: str, output: str, **options: Any) -> int:
         grid(latency_rows(facts)),
     ]
     return emit(result | plain(facts), "\n\n".join([*parts, *map(str, verdicts)]), output, code)
-
-
-def _spec(target: str, options: dict[str, Any]) -> BenchFile:
-    """What flags and, where there is one, a bench file say together.
-
-    Raises:
-        ConfigError: the file can't be read, or a key or option is off.
-    """
-    if not Path(target).is_file():
-        return validate_spec(BenchFile, {**options, "bundle": target}, where="the options")
-    given = {name: options[name] for name in given_parameters() if name in options}
-    held = read_settings(target, kind=BENCH._replace(fields=tuple(BenchFile.model_fields)))
-    spec = resolved(validate_spec(BenchFile, held.values, where=target), held.places)
-    return validate_spec(BenchFile, spec.model_dump() | given, where="the options")
 
 
 def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:

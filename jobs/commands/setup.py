@@ -34,7 +34,6 @@ NEXT = {
     "job": "Set input.path in it, then: relabel plan",
     "student": "Set labels and gold in it, then: relabel distill",
     "teacher": "Set init and data in it, then: relabel train --dry-run",
-    "bench": "Set bundle in it, then: relabel bench",
 }
 """By kind of spec, what to do with one that is fresh."""
 
@@ -82,7 +81,7 @@ def _schema_text(kind: str, *, indent: int | None = 2) -> str:
 )
 @output_option
 def schema(what: str, labeler: str | None, output: str) -> int:
-    """Print the JSON Schema of a job, student, teacher or bench file, or the columns of label and quarantine files."""
+    """Print the JSON Schema of a job, student or teacher file, or the columns of label and quarantine files."""
     if labeler is not None and what != "labels":
         raise UsageError(
             f"--labeler {labeler}: {what} files have no columns of a labeler's. Use it with `relabel schema labels`."

@@ -268,3 +268,14 @@ def test_a_bundle_that_a_kill_left_aside_is_brought_back_and_nobody_waits_for_an
         relabel("bench", "bundle", *QUICK[:-2]).refused(75, "is being worked on")
         hidden.rename(bundle)
     assert inside(bundle) == before
+
+
+def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
+    relabel: Callable[..., Any], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: Any, **__: Any) -> None:
+        raise AssertionError("measured, for figures that can't be kept")
+
+    monkeypatch.setattr("relabel.jobs.commands.bench.bench_bundle", measure)
+    Path("measurements").write_text("a file where a folder belongs")
+    relabel("bench", str(bundle)).refused(3, "Not a directory", "--to DIR")

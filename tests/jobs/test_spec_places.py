@@ -41,7 +41,6 @@ NOT_PLACES = {
     "EngineSpec": {"name", "chat_template_kwargs"},
     "ExportSpec": {"formats", "licence"},
     "BenchSpec": {"precisions"},
-    "BenchFile": {"require"},
     "StudentArgs": {"device"},
     "BundleArgs": {"device", "precision"},
     "PointwiseOptions": {"instruction"},
