@@ -3,6 +3,7 @@ the sections that apply."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -181,7 +182,7 @@ def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
             text = f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}"
             notes.append(Paragraph(text, "warn"))
         options = gold_options(choice, run)
-        if isinstance(options, JudgingOptions):
+        if options is not None:
             try:
                 golds = row_golds(run, options, found)
             except (InputError, MissingExtraError):
@@ -199,28 +200,18 @@ CANT = (InputError, ManifestError, UsageError, MissingExtraError)
 """Why a run can't be judged: where grades were found and not asked for, the page says so."""
 
 
-def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions | str | None:
-    """How to judge a run: by the gold that was named, else by the gold column of its own input; None without a gold
-    column, and in words why one is not used.
+def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions | None:
+    """How to judge a run: by the gold that was named, else by the gold column of its own input, where that is one path
+    and still what was labelled; None without either.
     """
-    column = run.spec_part("input", "columns").get("gold") or run.plan.facts.columns.gold
-    if choice.qrels is not None or not column:
-        return None if choice.qrels is None else choice
-    not_used = f"{run.name}: the job names the gold column `{column}`, which is not used: "
-    if run.manifest is None:
-        return f"{not_used}it is not finished, and only its manifest, which is written last, says where its input is."
-    named = run.spec_part("input").get("path")
-    paths = [named] if isinstance(named, str) else named if isinstance(named, list) else []
-    if len(paths) != 1:
-        return f"{not_used}its input is {len(paths)} paths in its manifest, and grades are read from one."
-    try:
-        own = own_input(run.plan, str(paths[0]), str(column), run.storage)
-    except CANT as exc:
-        return f"{not_used}{exc}"
-    if own is None:
-        where = "as seen from this folder, or is not what was labelled any more."
-        return f"{not_used}its input {paths[0]} is not there, {where}"
-    return replace(choice, qrels=str(paths[0]), grade=str(column))
+    path, column = run.spec_part("input").get("path"), run.spec_part("input", "columns").get("gold")
+    if choice.qrels is not None:
+        return choice
+    paths = path if isinstance(path, list) else [path]
+    with contextlib.suppress(*CANT):
+        if column and len(paths) == 1 and own_input(run.plan, str(paths[0]), str(column), run.storage):
+            return replace(choice, qrels=str(paths[0]), grade=str(column))
+    return None
 
 
 def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow | QuarantineRow]) -> list[int | None]:
@@ -251,8 +242,7 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
     worst: dict[str, list[list[Cell]]] = {}
     for run in runs:
         options = gold_options(choice, run)
-        if not isinstance(options, JudgingOptions):
-            blocks += [Paragraph(options, "warn")] if options else []
+        if options is None:
             continue
         try:
             rows, result = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
@@ -322,7 +312,7 @@ def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -
     """One run compared with another; by gold grades too, where those that were found (not asked for) fit."""
     paths = {teacher.name: teacher.path, other.name: other.path}
     options = gold_options(choice, teacher)
-    if isinstance(options, JudgingOptions):
+    if options is not None:
         try:
             return compare_named(paths, teacher.name, options, [], teacher.storage, resamples=RESAMPLES, seed=SEED)
         except CANT:
