@@ -3,6 +3,7 @@ gates of a spec."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,75 +17,79 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.metrics.evaluation import (
     MOST_LEXICAL,
     Baselines,
+    Evaluation,
     bm25,
     evaluate,
     intervals_of,
 )
 from relabel.manifests.metrics.gates import judge_gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import (
-    DEPTH,
-    TINY,
-    auc,
-    brier_rows,
-    confusion_by_group,
-    cut_names,
-    ece,
-    fit_temperature,
-    rank_queries,
-)
-from relabel.manifests.metrics.metric import finite
-from relabel.manifests.metrics.registry import count_metrics
+from relabel.manifests.metrics.measures import DEPTH, TINY, fit_temperature
 from relabel.manifests.secrets import counted
 
 # ------------------------------------------------------------------------------
-# Figures of a student on some rows: by trusted grades, by the labels, and its distance from its teacher.
-#
-# From counts and sums alone (`count_metrics`), so that they cost nothing while training; `relabel evaluate` gives more
-# of them, with intervals.
+# Figures of a student on some rows: by trusted grades, by the labels, and its distance from its teacher. They are those
+# of `relabel evaluate`.
 
 
 # N rows, K grades
 
 
-def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> dict[str, float | None]:
-    """Figures of distributions against grades; None where one is not defined.
+def judged_rows(
+    probs_NK: np.ndarray,
+    gold_N: np.ndarray,
+    *,
+    label_N: np.ndarray | None = None,
+    queries: Sequence[str] = (),
+    texts: Sequence[tuple[str, str]] = (),
+) -> Judged:
+    """Rows to be judged, one at least.
 
     Args:
-        probs_NK: rows sum to 1; the label is the most probable grade, the lower of equals.
+        probs_NK: distributions; of a row without one NaN.
         gold_N: grades 0..K-1.
-    Returns:
-        Those of `count_metrics`, `auc_<cut>` with their mean `auc`, `ece`, `brier`, `nll` (mean negative
-        log-likelihood, nats), `rows`.
+        label_N: the grades said; by default the most probable ones, the lower of equals.
+        queries: of each row, where it is ranked.
+        texts: of each row, for the lexical baseline.
     """
-    grades = probs_NK.shape[1]
-    found: dict[str, float | None] = graded_counts(probs_NK.argmax(1), gold_N, grades=grades)
-    if len(gold_N):
-        probs_NK = probs_NK.astype(np.float64)
-        probs_NK /= probs_NK.sum(1, keepdims=True)
-        aucs = {
-            f"auc_{name}": finite(auc(probs_NK[:, cut:].sum(1), gold_N >= cut))
-            for cut, name in enumerate(cut_names(grades), start=1)
-        }
-        defined = [value for value in aucs.values() if value is not None]
-        found |= {**aucs, "auc": float(np.mean(defined)) if defined else None}
-        found |= {
-            "ece": ece(probs_NK, gold_N),
-            "brier": float(brier_rows(probs_NK, gold_N).mean()),
-            "nll": float(-np.log(np.maximum(probs_NK[np.arange(len(gold_N)), gold_N], TINY)).mean()),
-        }
-    return found
+    names, query_N = np.unique(queries, return_inverse=True) if queries else ((), None)
+    label_N = probs_NK.argmax(1) if label_N is None else label_N
+    probs_NK = probs_NK.astype(np.float64)
+    has_probs = not np.isnan(probs_NK).all()
+    lexical_N = bm25(texts) if 0 < len(texts) <= MOST_LEXICAL else None
+    return Judged(
+        grades=probs_NK.shape[1],
+        gold=gold_N,
+        labels=label_N,
+        queries=query_N,
+        num_queries=len(names),
+        docs=np.arange(len(gold_N)),
+        probs=probs_NK / probs_NK.sum(1, keepdims=True) if has_probs else None,
+        num_correct=None,
+        num_samples=None,
+        lexical=lexical_N,
+    )
 
 
-def graded_counts(label_N: np.ndarray, gold_N: np.ndarray, *, grades: int) -> dict[str, float | None]:
-    """Figures of bare labels against grades, and the number of rows."""
-    found: dict[str, float | None] = {"rows": len(gold_N)}
-    if len(gold_N):
-        counts_KK = confusion_by_group(
-            gold_N, label_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1, grades=grades
-        )[0]
-        found |= {name: finite(float(value)) for name, value in count_metrics(counts_KK).items()}
-    return found
+def figures_of(judged: Judged, found: Evaluation) -> Figures:
+    """Figures by name, None where one is not defined: those of an evaluation, `auc` (the mean over all cuts), `nll`
+    (mean negative log-likelihood, nats) and `rows`.
+    """
+    figures: Figures = {"rows": len(judged.gold), **{name: one.value for name, one in found.figures.items()}}
+    if judged.probs is not None and judged.has_probs.all():
+        aucs = [value for name, value in figures.items() if name.startswith("auc_") and value is not None]
+        likelihood_N = judged.probs[np.arange(len(judged.gold)), judged.gold]
+        nll = float(-np.log(np.maximum(likelihood_N, TINY)).mean())
+        figures |= {"auc": float(np.mean(aucs)) if aucs else None, "nll": nll}
+    return figures
+
+
+def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> Figures:
+    """Figures of distributions against grades, without intervals; of no row, their number alone."""
+    if not len(gold_N):
+        return {"rows": 0}
+    judged = judged_rows(probs_NK, gold_N)
+    return figures_of(judged, evaluate(judged, resamples=0))
 
 
 def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.ndarray) -> dict[str, float | None]:
@@ -106,7 +111,7 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
         p_NK /= p_NK.sum(1, keepdims=True)
         q_NK = np.maximum(probs_NK[has_N].astype(np.float64), TINY)
         kl = float((p_NK * (np.log(np.maximum(p_NK, TINY)) - np.log(q_NK))).sum(1).mean())
-    counts = graded_counts(probs_NK.argmax(1), teacher_N, grades=probs_NK.shape[1])
+    counts = graded_figures(probs_NK, teacher_N)
     return {"rows": len(teacher_N), "agreement": counts["accuracy"], "f1_macro": counts["f1_macro"], "kl": kl}
 
 
@@ -173,8 +178,7 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
         own = rows[examples.weights[name][rows] > 0]
         by_node[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
     relevance_NK = probs["relevance"]
-    student = _judged(examples, relevance_NK, judge_N, judged)
-    intervals, baselines = _bounds(examples, relevance_NK, judge_N, judged, student) if len(judged) else (None, None)
+    student, intervals, baselines = _judged(examples, relevance_NK, judge_N, judged)
     taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
     return SideFigures(
         rows=len(rows),
@@ -182,7 +186,7 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
         student=student,
         teacher=_teacher_against(examples, both) if has_teacher else None,
         student_where_teacher=(
-            _judged(examples, relevance_NK, judge_N, both) if has_teacher and len(both) != len(judged) else None
+            _judged(examples, relevance_NK, judge_N, both)[0] if has_teacher and len(both) != len(judged) else None
         ),
         to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
         baselines=baselines,
@@ -191,64 +195,28 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     )
 
 
-def _judged(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
-    return graded_figures(probs_NK[rows], grade_N[rows]) | _ranked(examples, probs_NK, grade_N, rows)
-
-
-def _query_numbers(examples: Examples, rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """The number of each row's query, and how many there are."""
-    names, query_N = np.unique([examples.queries[row] for row in rows.tolist()], return_inverse=True)
-    return query_N, len(names)
-
-
-def _ranked(examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray) -> Figures:
-    """nDCG@10 of the expected grade, over queries that have a relevant row; equal ones in the order of the rows."""
+def _judged(
+    examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray
+) -> tuple[Figures, dict[str, tuple[float, float]] | None, Baselines | None]:
+    """The student's figures on some rows, their intervals, and the baselines."""
     if not len(rows):
-        return {}
-    query_N, num_queries = _query_numbers(examples, rows)
-    score_N = np.round(probs_NK[rows].astype(np.float64) @ np.arange(probs_NK.shape[1]), 6)
-    found = rank_queries(query_N, np.arange(len(rows)), score_N, grade_N[rows], num_queries=num_queries)
-    return {NDCG: None if np.isnan(found.ndcg).all() else float(np.nanmean(found.ndcg))}
-
-
-def _bounds(
-    examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray, student: Figures
-) -> tuple[dict[str, tuple[float, float]], Baselines]:
-    """The intervals of the student's figures on one row or more, and the baselines."""
-    query_N, num_queries = _query_numbers(examples, rows)
-    lexical_N = bm25([examples.texts[row] for row in rows.tolist()]) if len(rows) <= MOST_LEXICAL else None
-    probs_MK = probs_NK[rows].astype(np.float64)
-    probs_MK /= probs_MK.sum(1, keepdims=True)
-    judged = Judged(
-        examples.grades,
-        grade_N[rows],
-        probs_MK.argmax(1),
-        query_N,
-        num_queries,
-        np.arange(len(rows)),
-        probs_MK,
-        None,
-        None,
-        lexical=lexical_N,
-    )
+        return {"rows": 0}, None, None
+    queries, texts = [examples.queries[row] for row in rows], [examples.texts[row] for row in rows]
+    judged = judged_rows(probs_NK[rows], grade_N[rows], queries=queries, texts=texts)
     found = evaluate(judged)
-    return intervals_of(found.figures, student), found.baselines
+    figures = figures_of(judged, found)
+    return figures, intervals_of(found.figures, figures), found.baselines
 
 
 def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
     """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave
     them.
     """
-    gold_N = examples.gold[rows]
-    found = graded_counts(examples.teacher[rows], gold_N, grades=examples.grades)
-    probs_NK = examples.teacher_probs[rows]
-    if not np.isnan(probs_NK).any():
-        of_probs = graded_figures(probs_NK, gold_N)
-        found |= {name: value for name, value in of_probs.items() if name not in found}
-    scores_NK = np.where(np.isnan(probs_NK), np.eye(examples.grades)[examples.teacher[rows]], probs_NK)
-    whole_NK = np.zeros((len(examples.gold), examples.grades))
-    whole_NK[rows] = scores_NK
-    return found | _ranked(examples, whole_NK, examples.gold, rows)
+    queries = [examples.queries[row] for row in rows]
+    judged = judged_rows(
+        examples.teacher_probs[rows], examples.gold[rows], label_N=examples.teacher[rows], queries=queries
+    )
+    return figures_of(judged, evaluate(judged, resamples=0))
 
 
 # ------------------------------------------------------------------------------
