@@ -41,7 +41,6 @@ WAYS: dict[str, dict[str, Any]] = {
         "loss": {"weight_by": ["confidence", "outside_mass"]},
     },
     "token budget": {"train": {"tokens_per_batch": 200, "schedule": "constant", "max_grad_norm": 0.0}},
-    "balanced": {"train": {"class_balance": "weights"}, "student": {"pooling": "cls"}},
     "softened": {"loss": {"targets": {"subject": "hard"}, "label_smoothing": 0.1, "temperature": 2.0}},
     "bf16": {"train": {"precision": "bf16"}},
     "decoder": {"student": {"kind": "decoder"}, "train": {"max_tokens": 400}},
