@@ -359,12 +359,10 @@ class _Rows:
         return found
 
     def _heads(self) -> dict[str, int]:
-        """Which heads there are: those named, or those with labels that some weight trains."""
-        loss, named = self.spec.loss, self.spec.student.heads
+        """Which heads there are: relevance, and where none are named, nodes with labels that some weight trains."""
+        loss = self.spec.loss
         has = {name: any(target is not None for target in self.targets[name]) for name in HEADS}
-        if named != "auto":
-            return {name: self.widths[name] for name in HEADS if name in named}
-        if not KINDS[self.spec.student.kind].has_nodes:
+        if self.spec.student.heads != "auto" or not KINDS[self.spec.student.kind].has_nodes:
             return {"relevance": self.grades}
         induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
         trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}

@@ -18,7 +18,7 @@ from relabel.distill.training.spec import (
     as_sources,
 )
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.labels import PhiTable, check_phi
+from relabel.manifests.labels import PhiTable
 from relabel.manifests.metrics.gates import Gate, parse_gates
 from relabel.manifests.specs import (
     DRAFT,
@@ -152,6 +152,9 @@ class PromptSpec(Spec):
     """What a plain prompt ends with; the grade token follows."""
 
 
+NamedHeads = Annotated[dict[Literal["relevance"], Annotated[int, Field(ge=2, le=10)]], Field(min_length=1)]
+
+
 class StudentSection(Spec):
     """The model that learns."""
 
@@ -163,8 +166,9 @@ class StudentSection(Spec):
     """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
     earlier distillation, whose heads are then kept: two stages are two specs.
     """
-    heads: Literal["auto"] | dict[str, int] = "auto"
-    """`auto`: relevance, and the nodes that the labels have and that some weight trains. Or numbers of grades by head.
+    heads: Literal["auto"] | NamedHeads = "auto"
+    """`auto`: relevance, and the nodes that the labels have and that some weight trains. `{relevance: K}`: that head
+    alone, with K grades.
     """
     pooling: Literal["mean", "cls"] = "mean"
     """How an encoder's token vectors become one."""
@@ -176,27 +180,6 @@ class StudentSection(Spec):
     """What a decoder reads."""
     batching: Literal["padded", "packed"] = "padded"
     """A decoder's batches: padded on the left, or rows concatenated without padding."""
-
-    @field_validator("heads")
-    @classmethod
-    def _known_heads(cls, value: Any) -> Any:
-        if value == "auto":
-            return value
-        for name, grades in value.items():
-            if name not in HEADS:
-                raise ValueError(f"no head is called {name!r}; there are {', '.join(HEADS)}")
-            if not 2 <= grades <= 10:
-                raise ValueError(f"head {name} with {grades} grades; from 2 to 10 are possible")
-        if "relevance" not in value:
-            raise ValueError("a student needs the head relevance")
-        return {name: value[name] for name in HEADS if name in value}
-
-    @model_validator(mode="after")
-    def _heads_fit_the_kind(self) -> StudentSection:
-        kind = KINDS[self.kind]
-        if not kind.has_nodes and self.heads != "auto" and set(self.heads) != {"relevance"}:
-            raise ValueError(f"{kind.title.lower()} has the head relevance alone")
-        return self
 
 
 # ------------------------------------------------------------------------------
@@ -435,20 +418,7 @@ class DistillSpec(Spec):
             raise ValueError("`require` is judged on the test split, and `split.test` is 0")
         if self.train.early_stopping is not None and self.split.dev == 0:
             raise ValueError("`train.early_stopping` needs the dev split, and `split.dev` is 0")
-        if self.student.heads != "auto":
-            self._named_heads_are_trained(self.student.heads)
         return self
-
-    def _named_heads_are_trained(self, heads: dict[str, int]) -> None:
-        for name in NODE_HEADS:
-            if name in heads and getattr(self.loss, name) == 0 and self.loss.consistency == 0:
-                raise ValueError(
-                    f"head {name} is named, and with `loss.{name}` and `loss.consistency` at 0 nothing trains it"
-                )
-            if name in heads and heads[name] != 5:
-                raise ValueError(f"head {name} has five scores, 0 to 4, not {heads[name]}")
-        if self.phi is not None:
-            check_phi(self.phi, grades=heads["relevance"])
 
     @property
     def gates(self) -> list[Gate]:

@@ -354,7 +354,7 @@ def test_one_that_was_killed_and_begun_again_has_the_same_weights(logistic: Call
     ("changes", "says"),
     [
         ({"train": {"epochs": 3}}, r"keys like `train\.epochs` are for encoders and decoders"),
-        ({"student": {"heads": {"relevance": 2, "subject": 5}}}, "a logistic regression has the head relevance alone"),
+        ({"student": {"heads": {"relevance": 2, "subject": 5}}}, "student.heads"),
     ],
 )
 def test_what_it_has_no_use_for_is_refused(logistic: Callable[..., Any], changes: dict[str, Any], says: str) -> None:

@@ -32,7 +32,7 @@ NOT_PLACES = {
     "VllmSection": {"url"},
     "LoraSpec": {"targets"},
     "PromptSpec": {"system", "user", "ending"},
-    "StudentSection": {"kind", "heads"},
+    "StudentSection": {"kind"},
     "LossSection": {"targets"},
     "DistillSpec": {"name", "require", "storage_options"},
     "TeacherSpec": {"name", "method", "chat_template_kwargs", "storage_options"},
