@@ -87,9 +87,11 @@ def read_tree(values: Sequence[Mapping[str, Any]], document: str) -> Tree:
         raise InputError("the tree has no node; it wants a root at least.")
     children: list[list[int]] = [[] for _ in nodes]
     for place, node in enumerate(nodes):
-        if why := _fault(place, nodes, document):
+        if not _is_sound(place, nodes, document):
             raise InputError(
-                f"node {place} of the tree {why}. Tree and document must come from one `relabel pairs tree`."
+                f"node {place} of the tree is not one of this document: {node!r:.200}. Ids count from 0 in document "
+                "order, a node is one level below its parent, a heading is under headings alone, and the text is the "
+                "document's from `start` to `end`. Tree and document must come from one `relabel pairs tree`."
             )
         if node.id != ROOT:
             children[node.parent].append(node.id)
@@ -107,28 +109,19 @@ def _read_node(place: int, value: Mapping[str, Any]) -> Node:
     return Node(*(value[name] for name in _KINDS))
 
 
-def _fault(place: int, nodes: Sequence[Node], document: str) -> str | None:
-    """What is wrong with a node, where those before it are sound."""
+def _is_sound(place: int, nodes: Sequence[Node], document: str) -> bool:
+    """Whether a node is as it should be, where those before it are."""
     node = nodes[place]
-    if node.id != place:
-        return f"has id {node.id}: ids count from 0 in document order"
-    if node.type not in (STRUCTURE, CONTENT):
-        return f"is of type {node.type!r:.40}, expected structure or content"
-    if not 0 <= node.start <= node.end <= len(document):
-        return f"lies at {node.start} to {node.end} of a document of {len(document)} characters"
-    if node.id == ROOT:
-        is_root = (node.type, node.level, node.parent) == (STRUCTURE, 0, NO_PARENT)
-        return None if is_root else "is the root, which is a structure node of level 0 with parent -1"
-    if not ROOT <= node.parent < node.id:
-        return f"has parent {node.parent}, expected a node before it"
-    parent = nodes[node.parent]
-    if node.level != parent.level + 1:
-        return f"is of level {node.level} below one of level {parent.level}, expected {parent.level + 1}"
-    if parent.is_content and not node.is_content:
-        return f"is a heading below the content node {parent.id}"
-    if document[node.start : node.end] != node.text:
-        return f"is not the document's characters {node.start} to {node.end}"
-    before = nodes[place - 1]
-    if node.start < before.start and before.id != ROOT:
-        return f"begins before node {before.id}: ids follow the document's order"
-    return None
+    is_inside = 0 <= node.start <= node.end <= len(document)
+    if place == ROOT:
+        return is_inside and (node.id, node.type, node.level, node.parent) == (ROOT, STRUCTURE, 0, NO_PARENT)
+    if node.id != place or not ROOT <= node.parent < place:
+        return False
+    parent, before = nodes[node.parent], nodes[place - 1]
+    return (
+        is_inside
+        and document[node.start : node.end] == node.text
+        and node.level == parent.level + 1
+        and node.type in ((STRUCTURE, CONTENT) if not parent.is_content else (CONTENT,))
+        and (node.start >= before.start or before.id == ROOT)
+    )

@@ -95,32 +95,31 @@ def test_a_tree_comes_back_from_arrow_and_from_json(sketch: Sketch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "change", "why"),
+    ("place", "change"),
     [
-        (2, {"id": 3}, "node 2 of the tree has id 3: ids count from 0"),
-        (0, {"parent": 0}, "node 0 of the tree is the root"),
-        (1, {"type": "heading"}, "node 1 of the tree is of type 'heading', expected structure or content"),
-        (1, {"parent": 1}, "node 1 of the tree has parent 1, expected a node before it"),
-        (1, {"parent": -1}, "node 1 of the tree has parent -1"),
-        (2, {"parent": 4}, "node 2 of the tree has parent 4"),
-        (2, {"level": 3}, "node 2 of the tree is of level 3 below one of level 1, expected 2"),
-        (3, {"parent": 2, "level": 3}, "node 3 of the tree is a heading below the content node 2"),
-        (2, {"end": 10_000}, "of a document of"),
-        (2, {"start": -1}, "node 2 of the tree lies at -1 to"),
-        (2, {"text": "Opened in 1962."}, "node 2 of the tree is not the document's characters"),
-        (2, {"text": None}, "node 2 of the tree: `text` is None, expected str"),
-        (2, {"start": True}, "node 2 of the tree: `start` is True, expected int"),
-        (4, {"start": 0, "end": 7, "text": "History"}, "node 4 of the tree begins before node 3"),
+        (2, {"id": 3}),
+        (0, {"parent": 0}),
+        (1, {"type": "heading"}),
+        (1, {"parent": 1}),
+        (1, {"parent": -1}),
+        (2, {"parent": 4}),
+        (2, {"level": 3}),
+        (3, {"parent": 2, "level": 3}),
+        (2, {"end": 10_000}),
+        (2, {"start": -1}),
+        (2, {"text": "Opened in 1962."}),
+        (2, {"text": None}),
+        (2, {"start": True}),
+        (4, {"start": 0, "end": 7, "text": "History"}),
     ],
 )
-def test_a_tree_that_is_not_of_its_document_is_refused(place: int, change: dict[str, Any], why: str) -> None:
+def test_a_tree_that_is_not_of_its_document_is_refused(place: int, change: dict[str, Any]) -> None:
     document, values = park()
     assert document.startswith("History")
     assert read_tree(values, document)
     values[place] |= change
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, match=f"node {place} of the tree"):
         read_tree(values, document)
-    assert why in str(refused.value)
 
 
 def test_a_page_without_text_is_its_root() -> None:
