@@ -329,13 +329,13 @@ _CONSTANT = re.compile(r"\.(attn|attention)\.bias$|\.masked_bias$|\.causal_mask$
 """Masks and frequencies that old versions wrote among the weights (GPT-2, GPT-J, Falcon); the config says the same."""
 
 
-def read_weights(kind: Any, path: Path, where: str, *, device: str | None = None, **options: Any) -> Any:
+def read_weights(kind: Any, path: Path, where: str, *, device: Any = None, **options: Any) -> Any:
     """A model of a directory, from safetensors only.
 
     Args:
         kind: an Auto class of transformers.
         where: what the message begins with: the model as the user knows it.
-        device: on `meta` it has shapes alone: the heads of its files are read, no tensor.
+        device: transformers' `device_map`; on `meta` it has shapes alone: the heads of its files are read, no tensor.
         options: of `from_pretrained`.
     Raises:
         ModelError: its weights can't be loaded, or are not those of its config.
@@ -352,7 +352,10 @@ def read_weights(kind: Any, path: Path, where: str, *, device: str | None = None
         )
     except (*OF_A_CONFIG, OSError, RuntimeError, damaged) as exc:
         words = (str(exc).splitlines() or [""])[0]
-        raise ModelError(f"{where}: its weights can't be loaded from {path} ({type(exc).__name__}: {words}).") from exc
+        raise ModelError(
+            f"{where}: its weights can't be loaded from {path} ({type(exc).__name__}: {words})"
+            f"{own_code(config_file(path))}."
+        ) from exc
     check_loading(model, loading, where)
     return model
 

@@ -9,8 +9,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -99,8 +98,6 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 """Either multiplies matrices of bfloat16 faster than those of float32; without them bfloat16 is emulated."""
-WATCH_S = 0.25
-"""How long cores are watched, seconds."""
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
@@ -135,43 +132,7 @@ def multiplies_bfloat16(flags: Set[str]) -> bool:
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    return len(_own_cores()) or os.cpu_count() or 1
-
-
-def free_cores(read_ticks: Callable[[], dict[int, tuple[float, float]]] | None = None) -> int:
-    """Of the usable cores, those that were idle in the last quarter of a second, rounded; 1 at least.
-
-    Args:
-        read_ticks: ticks idle and ticks in all by core, for tests.
-    """
-    read_ticks = read_ticks or core_ticks
-    before = read_ticks()
-    time.sleep(WATCH_S)
-    after = read_ticks()
-    free = 0.0
-    for core, (idle, ticks) in after.items():
-        was_idle, were = before.get(core, (0.0, 0.0))
-        free += (idle - was_idle) / max(ticks - were, 1.0)
-    return max(1, round(free)) if after else usable_cores()
-
-
-def core_ticks() -> dict[int, tuple[float, float]]:
-    """Ticks idle and ticks in all since the machine started, by usable core; empty where there is no /proc/stat."""
-    try:
-        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    own, found = _own_cores(), {}
-    for line in lines:
-        name, *numbers = line.split()
-        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in own:
-            ticks = [float(number) for number in numbers[:8]]  # guests' are in user's already
-            found[int(name[3:])] = ticks[3] + ticks[4], sum(ticks)
-    return found
-
-
-def _own_cores() -> Set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # SIGTERM or Ctrl-C that came while a command makes something.

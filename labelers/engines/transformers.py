@@ -28,8 +28,8 @@ from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
-from relabel.manifests.models import ResolvedModel, check_loading, own_code
-from relabel.manifests.process import cpu_flags, free_cores, multiplies_bfloat16, require, usable_cores
+from relabel.manifests.models import ResolvedModel, read_weights
+from relabel.manifests.process import cpu_flags, multiplies_bfloat16, require
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class TransformersArgs(EngineArgs):
     doubt.
     """
     num_threads: int | None = Field(None, ge=1)
-    """CPU threads of torch. Default: OMP_NUM_THREADS where it is fewer than the cores, else as many as cores are free
-    when the engine starts: threads wait for each other at every layer, and two on one free core halve the speed.
+    """CPU threads of torch. Default: OMP_NUM_THREADS, else one a core. On cores that others use, fewer are faster:
+    threads wait for each other at every layer.
     """
     quantization: Literal["8bit", "4bit"] | None = None
     """Weights quantized on loading by bitsandbytes; GPU only."""
@@ -114,7 +114,9 @@ class Transformers(Engine):
         self._resolved = resolve_checkpoint(spec, args.cache_dir)
         self._device = _device(torch, args.device)
         self._dtype = args.dtype if args.dtype != "auto" else _auto_dtype(self._resolved, self._device)
-        self._remarks = _set_threads(torch, args.num_threads) if self._device.type == "cpu" else []
+        self._remarks: list[str] = []
+        if args.num_threads is not None:
+            torch.set_num_threads(args.num_threads)
         if self._device.type == "cpu" and self._dtype == "bfloat16" and not multiplies_bfloat16(cpu_flags()):
             self._remarks.append(
                 "this CPU has neither AMX nor AVX512-BF16: bfloat16 is emulated, and slower than float32 would be"
@@ -266,40 +268,15 @@ def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float
     return "bfloat16" if is_kept_in_16_bits(resolved.path) and multiplies_bfloat16(cpu_flags()) else "float32"
 
 
-def _set_threads(torch: Any, wanted: int | None) -> list[str]:
-    """Set torch's threads; a remark if some cores are left to others."""
-    usable, own = usable_cores(), torch.get_num_threads()
-    if wanted is None and own < usable:  # somebody has said how many: OMP_NUM_THREADS, or the process itself
-        return []
-    threads = wanted or free_cores()
-    torch.set_num_threads(threads)
-    if wanted is not None or threads >= usable:
-        return []
-    return [
-        f"{threads} of {usable} cores {'was' if threads == 1 else 'were'} free at the start, so the model has "
-        f"{threads} thread{'' if threads == 1 else 's'}; engine.args.num_threads says otherwise"
-    ]
-
-
 def _load_model(
     library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device, attention: str
 ) -> Any:
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "use_safetensors": True}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if args.quantization is not None:
         require("bitsandbytes", extra="gpu", purpose="engine.args.quantization")
         quantized = library.BitsAndBytesConfig(**{f"load_in_{args.quantization}": True})
-        options |= {"quantization_config": quantized, "device_map": {"": str(device)}}
-    damaged = require("safetensors", extra="cpu", purpose="The transformers engine").SafetensorError
-    try:
-        model, loading = library.AutoModelForCausalLM.from_pretrained(
-            resolved.path, output_loading_info=True, **options
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, damaged) as exc:
-        raise ModelError(
-            f"model {resolved.reference!r} can't be loaded as a causal language model from {resolved.path}"
-            f"{own_code(resolved.path / 'config.json')}."
-        ) from exc
-    check_loading(model, loading, f"model {resolved.reference!r}")
+        options |= {"quantization_config": quantized, "device": {"": str(device)}}
+    model = read_weights(library.AutoModelForCausalLM, resolved.path, f"model {resolved.reference!r}", **options)
     softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     if attention != "eager" and (softcap or not model._supports_sdpa):
         # attention with sinks or a cap on its logits: only the model's own code knows how

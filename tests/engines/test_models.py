@@ -23,7 +23,6 @@ from relabel.manifests.asks import Decision, Request
 from relabel.manifests.errors import ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel, resolve_model
-from relabel.manifests.process import free_cores
 from relabel.manifests.records import sha256_file
 from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import ask_for, make_model, make_tokenizer, run_all, write_job
@@ -384,14 +383,3 @@ def test_asks_for_an_existing_output_use_its_precision(
         assert end.value.code == 0
         assert (f"(cpu, {chosen})" in capsys.readouterr().err) == is_begun
         assert out.exists() == is_begun
-
-
-@pytest.mark.parametrize(("idle", "free"), [((0.9, 0.1, 0.9, 0.2), 2), ((0.0, 0.0, 0.0, 0.1), 1)])
-def test_cores_that_others_use_are_not_free(idle: tuple[float, ...], free: int) -> None:
-    looks = iter(
-        [
-            dict.fromkeys(range(4), (50.0, 1000.0)),
-            {core: (50 + 25 * part, 1025.0) for core, part in enumerate(idle)},
-        ]
-    )
-    assert free_cores(lambda: next(looks)) == free
