@@ -350,73 +350,64 @@ def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]
 # Receipts added up, one chunk after the other, into a snapshot.
 
 
-class ReceiptCounts:
-    """The sums over the receipts so far."""
+def sum_receipts(
+    chunks: Iterable[tuple[Sequence[Receipt], int]], listing_digest: str, etags: Mapping[str, str]
+) -> Snapshot:
+    """What receipts say together, as found under these names and etags.
 
-    def __init__(self) -> None:
-        self._rows = self._chunks = self._labelled = self._reused = 0
-        self._quarantined: Counter[str] = Counter()
-        self._stages: dict[str, Counter[str]] = {}
-        self._labels: list[FileRef] = []
-        self._quarantine: list[FileRef] = []
-        self._answers: list[FileRef] = []
-        self._engines: dict[str, dict[str, Any]] = {}
-        self._sources: dict[str, ReusedRows] = {}
-        self._spans: dict[str, tuple[str, str]] = {}
-        """By worker: its first start and last commit."""
-        self._digest = hashlib.sha256()
-
-    def add_chunk(self, receipts: Sequence[Receipt], *, rows: int) -> None:
-        """Count a chunk: all of its receipts, by attempt; its rows' states are those of the last.
-
-        Args:
-            rows: the chunk's, by the plan.
-        """
+    Args:
+        chunks: of each all of its receipts, by attempt, and its rows by the plan; the rows' states are those of the
+            last.
+    """
+    rows = num_chunks = labelled = reused = 0
+    quarantined, stages = Counter[str](), dict[str, Counter[str]]()
+    labels, quarantine, answers = list[FileRef](), list[FileRef](), list[FileRef]()
+    engines, sources = dict[str, dict[str, Any]](), dict[str, ReusedRows]()
+    spans: dict[str, tuple[str, str]] = {}
+    """By worker: its first start and last commit."""
+    digest = hashlib.sha256()
+    for receipts, planned in chunks:
         latest = receipts[-1]
-        self._chunks += 1
-        self._rows += rows
-        self._quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
-        self._quarantine += [latest.quarantine] if latest.quarantine else []
+        num_chunks, rows = num_chunks + 1, rows + planned
+        quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
+        quarantine += [latest.quarantine] if latest.quarantine else []
         for receipt in receipts:
             if receipt.labels:
-                self._labels.append(receipt.labels)
-                self._labelled += receipt.labels.rows - receipt.rows_reused
-            self._answers += [receipt.answers] if receipt.answers else []
+                labels.append(receipt.labels)
+                labelled += receipt.labels.rows - receipt.rows_reused
+            answers += [receipt.answers] if receipt.answers else []
             files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
             files += [receipt.answers.sha256] if receipt.answers else []
-            self._digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
-            self._reused += receipt.rows_reused
+            digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+            reused += receipt.rows_reused
             for source in receipt.reused:
                 key = json.dumps(asdict(replace(source, rows=0)))
-                known = self._sources[key].rows if key in self._sources else 0
-                self._sources[key] = replace(source, rows=source.rows + known)
-            first, last = self._spans.get(receipt.worker, (receipt.started, receipt.committed))
-            self._spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
+                known = sources[key].rows if key in sources else 0
+                sources[key] = replace(source, rows=source.rows + known)
+            first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
+            spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
             if receipt.engine:
-                self._engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
+                engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
             for stage, counts in receipt.stages.items():
-                self._stages.setdefault(stage, Counter()).update(counts)
-
-    def snapshot(self, listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
-        """All that was counted, as found under these names and etags."""
-        spans = ((datetime.fromisoformat(first), datetime.fromisoformat(last)) for first, last in self._spans.values())
-        tally = Tally(
-            self._rows,
-            self._labelled,
-            self._reused,
-            dict(self._quarantined),
-            self._chunks,
-            {stage: dict(counts) for stage, counts in self._stages.items()},
-            round(sum((last - first).total_seconds() for first, last in spans), 3),
-        )
-        return Snapshot(
-            tally,
-            self._labels,
-            self._quarantine,
-            self._answers,
-            list(self._engines.values()),
-            list(self._sources.values()),
-            self._digest.hexdigest(),
-            listing_digest,
-            etags,
-        )
+                stages.setdefault(stage, Counter()).update(counts)
+    moments = ((datetime.fromisoformat(first), datetime.fromisoformat(last)) for first, last in spans.values())
+    tally = Tally(
+        rows,
+        labelled,
+        reused,
+        dict(quarantined),
+        num_chunks,
+        {stage: dict(counts) for stage, counts in stages.items()},
+        round(sum((last - first).total_seconds() for first, last in moments), 3),
+    )
+    return Snapshot(
+        tally,
+        labels,
+        quarantine,
+        answers,
+        list(engines.values()),
+        list(sources.values()),
+        digest.hexdigest(),
+        listing_digest,
+        etags,
+    )

@@ -18,13 +18,13 @@ from relabel.manifests.manifest import (
     MANIFEST_VERSION,
     CascadeAudit,
     EngineMix,
-    ReceiptCounts,
     RunManifest,
     Snapshot,
     digest_of_listing,
     engines_differ,
     load_manifest,
     snapshot_of,
+    sum_receipts,
 )
 from relabel.manifests.plan import PLAN_NAME, Plan, chunk_row_ids, facts_of, parse_plan, plan_to_read
 from relabel.manifests.receipts import (
@@ -204,11 +204,9 @@ class RunFolder:
                 known = snapshot_of(manifest, self.plan.num_chunks, etags)
                 if known is not None:
                     return known
-        counts = ReceiptCounts()
-        for receipts in self._read_chunks(etags):
-            first = receipts[0]
-            counts.add_chunk(receipts, rows=self.plan.shards[first.shard].chunks[first.chunk])
-        return counts.snapshot(listing_digest, etags)
+        shards = self.plan.shards
+        chunks = ((found, shards[found[0].shard].chunks[found[0].chunk]) for found in self._read_chunks(etags))
+        return sum_receipts(chunks, listing_digest, etags)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
