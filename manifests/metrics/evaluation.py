@@ -262,19 +262,11 @@ def check_samples(sets: Sequence[Judged], pass_at: Sequence[int]) -> None:
     Raises:
         InputError: names the k, and the samples that there are.
     """
-    if not pass_at:
-        return
-    fewest = [judged.fewest_samples for judged in sets if judged.fewest_samples]
-    if not fewest:
-        listed = ",".join(map(str, pass_at))
+    fewest = min((judged.fewest_samples for judged in sets if judged.fewest_samples), default=0)
+    if pass_at and max(pass_at) > fewest:
         raise InputError(
-            f"--pass-at {listed}: no judged label holds samples. Label with `labeler.samples`, or leave the option out."
-        )
-    beyond = [k for k in pass_at if k > min(fewest)]
-    if beyond:
-        raise InputError(
-            f"--pass-at {beyond[0]}: a judged label has {min(fewest)} samples, and of so many no {beyond[0]} can be "
-            "drawn."
+            f"--pass-at {max(pass_at)}: a judged label has {fewest} samples. Label with `labeler.samples`, or leave "
+            "the option out."
         )
 
 
