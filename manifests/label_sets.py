@@ -114,35 +114,36 @@ def _refilled(lists: pa.Array, grades: pa.Array) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(np.append(0, np.cumsum(sizes)).astype(np.int64), grades.cast(pa.int64()))
 
 
+def _lists(column: Column, is_item: Callable[[pa.DataType], bool], wanted: str) -> pa.Array | None:
+    """A column of a file that holds lists; None for one without any.
+
+    Raises:
+        InputError: a row holds something else.
+    """
+    try:
+        held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+    except pa.ArrowException as exc:
+        raise InputError(f"{wanted} a row is wanted, and rows hold values of different kinds.") from exc
+    if pa.types.is_null(held.type):
+        return None
+    if not (pa.types.is_list(held.type) or pa.types.is_large_list(held.type)) or not is_item(held.type.value_type):
+        raise InputError(f"{wanted} a row is wanted, and it holds {held.type}.")
+    return held
+
+
 def file_distributions(column: Column, path: str) -> pa.LargeListArray | None:
     """The column `probs` of a file.
 
     Raises:
         InputError: a row holds no list of numbers.
     """
-    if isinstance(column, pa.ChunkedArray):
-        held = column.combine_chunks()
-        if _is_list_of(held.type, pa.types.is_floating) and _is_filled(held):
-            return _kept(held.cast(pa.large_list(held.type.value_type)))
-        column = held.to_pylist()
-    for row in column:
-        if row is not None and not (
-            isinstance(row, list) and row and all(isinstance(value, int | float) for value in row)
-        ):
-            raise InputError(
-                f"{path}: column `probs` holds {str(row)[:60]!r}; a list of probabilities a row is wanted."
-            )
-    floats = [None if row is None else list(map(float, row)) for row in column]
-    return _kept(pa.array(floats, pa.large_list(pa.float64())))
-
-
-def _is_list_of(kind: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_wanted(kind.value_type)
-
-
-def _is_filled(lists: pa.Array) -> bool:
-    """Whether no list is empty or holds null."""
-    return bool(pc.min(pc.list_value_length(lists)).as_py() != 0 and pc.list_flatten(lists).null_count == 0)
+    wanted = f"{path}: column `probs`: a list of probabilities"
+    held = _lists(column, lambda kind: pa.types.is_floating(kind) or pa.types.is_integer(kind), wanted)
+    if held is None:
+        return None
+    if pc.min(pc.list_value_length(held)).as_py() == 0 or pc.list_flatten(held).null_count:
+        raise InputError(f"{wanted} a row is wanted, and one is empty or holds null.")
+    return _kept(held.cast(pa.large_list(pa.float64())))
 
 
 def file_samples(column: Column, path: str) -> pa.LargeListArray | None:
@@ -151,25 +152,14 @@ def file_samples(column: Column, path: str) -> pa.LargeListArray | None:
     Raises:
         InputError: a row holds no list of grades, or of records with a grade.
     """
-    if isinstance(column, pa.ChunkedArray):
-        held = column.combine_chunks()
-        if _is_list_of(held.type, _is_grade):
-            return _kept(_grades_of(held))
-        column = held.to_pylist()
-    found = []
-    for row in column:
-        samples = [] if row is None else row if isinstance(row, list) else ["no list"]
-        values = [sample.get("grade") if isinstance(sample, dict) else sample for sample in samples]
-        if not all(value is None or (type(value) is int and abs(value) < 2**63) for value in values):
-            raise InputError(f"{path}: column `samples` holds {str(row)[:60]!r}; a list of grades a row is wanted.")
-        found.append(values)
-    return _kept(pa.array(found, pa.large_list(pa.int64())))
+    held = _lists(column, _is_grade, f"{path}: column `samples`: a list of grades")
+    return None if held is None else _kept(_grades_of(held))
 
 
 def _is_grade(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("grade") >= 0 and _is_grade(kind.field("grade").type)
-    return bool(pa.types.is_signed_integer(kind))
+    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
 
 
 def map_labels(part: LabelPart, label_map: GradeMap | None, *, where: str) -> LabelPart:
