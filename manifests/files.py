@@ -340,15 +340,6 @@ _OPEN = re.compile(
 """Storage options whose values may be shown: where a store is, and who asks. All others may be secrets."""
 
 
-class _Secret:
-    """Options of one scheme; shows nothing of itself."""
-
-    __slots__ = ("options",)
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = dict(options)
-
-
 @dataclass(frozen=True, slots=True)
 class Storage:
     """How storage is reached. `Storage()` knows what the environment says: the usual variables and profiles of each
@@ -361,7 +352,7 @@ class Storage:
 
     retry_s: float = RETRY_S
     lease_s: float = LEASE_S
-    _schemes: Mapping[str, _Secret] = field(default_factory=dict, repr=False, compare=False)
+    _schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -376,12 +367,11 @@ class Storage:
             name = next((part for part in reversed(key.split(".")) if not part.isdecimal()), key)
             if not _OPEN.fullmatch(name):
                 keep_secret(text, f"the storage option {name}")
-        return cls(retry_s, lease_s, {family(scheme): _Secret(values) for scheme, values in options.items()})
+        return cls(retry_s, lease_s, {family(scheme): values for scheme, values in options.items()})
 
     def options_of(self, scheme: str) -> dict[str, Any]:
         """What fsspec is given with the URL. Not to be shown."""
-        held = self._schemes.get(scheme)
-        return dict(held.options) if held else {}
+        return dict(self._schemes.get(scheme, {}))
 
 
 def family(scheme: str) -> str:
