@@ -292,22 +292,16 @@ def parse_map(text: str | None, option: str) -> dict[int, int] | None:
     """
     if text is None:
         return None
-    found: dict[int, int] = {}
-    for item in text.split(","):
-        old, equals, new = item.partition("=")
-        try:
-            key, value = int(old), int(new)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise UsageError(
-                f"{option} {text}: `{item.strip()}` is no pair of grades. Write for instance {option} 0=0,1=1,2=2,3=2"
-            )
-        if key in found:
-            raise UsageError(f"{option} {text}: grade {key} occurs twice.")
-        if not 0 <= value <= MOST_GRADE:
-            raise UsageError(f"{option} {text}: grade {key} would become {value}; grades go from 0 to {MOST_GRADE}.")
-        found[key] = value
+    pairs = [item.partition("=")[::2] for item in text.split(",")]
+    try:
+        found = {int(old): int(new) for old, new in pairs}
+    except ValueError:
+        found = {}
+    if len(found) < len(pairs) or not all(0 <= new <= MOST_GRADE for new in found.values()):
+        raise UsageError(
+            f"{option} {text}: want each grade once and what it becomes, 0 to {MOST_GRADE}, for instance {option} "
+            "0=0,1=1,2=2,3=2"
+        )
     return found
 
 
@@ -406,12 +400,6 @@ class PairGrades:
         """The grade of each (query_id, doc_id), None where there is none."""
         place_N = self.places(ids_of(query for query, _ in pairs), ids_of(doc for _, doc in pairs))
         return list(taken(self.grades, place_N).to_pylist())
-
-    @property
-    def pair_ids(self) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-        """Query and document id of each of `grades`."""
-        query_P, doc_P = np.divmod(self.keys, max(len(self.docs), 1))
-        return self.queries.take(pa.array(query_P)), self.docs.take(pa.array(doc_P))
 
 
 def taken(column: pa.Array, place_N: np.ndarray) -> pa.Array:

@@ -400,7 +400,7 @@ def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> lis
     """
     if [file.identity for file in planned] == [file.identity for file in found]:
         return []
-    before, after = _by_key(planned, list(found))
+    before, after = ({absolute_path(file.path): file for file in files} for files in (planned, found))
     remarks = []
     for key in dict.fromkeys([*before, *after]):
         was, now = before.get(key), after.get(key)
@@ -412,12 +412,3 @@ def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> lis
             what = f"{was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in {now.size_bytes} bytes"
             remarks.append(f"{now.path}: changed since the plan ({what})")
     return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]
-
-
-def _by_key(planned: list[InputFile], found: list[InputFile]) -> tuple[dict[Any, InputFile], dict[Any, InputFile]]:
-    """Files that are to be compared under one key: their path, their name where the data moved, else their position."""
-    for key in absolute_path, (lambda path: path.rpartition("/")[2]):
-        before, after = {key(file.path): file for file in planned}, {key(file.path): file for file in found}
-        if before.keys() & after.keys() and len(before) == len(planned) and len(after) == len(found):
-            return before, after
-    return dict(enumerate(planned)), dict(enumerate(found))

@@ -338,8 +338,8 @@ def trec(grade: Callable[[int], Any]) -> str:
             3,
             ("labels.jsonl: grade 2 is off the scale 0 to 1", "--map-labels"),
         ),
-        (trec(lambda row: 1), ("--map", "0=1,0=2"), "grades.txt", 2, ("occurs twice",)),
-        (trec(lambda row: 1), ("--map", "a=1"), "grades.txt", 2, ("`a=1` is no pair",)),
+        (trec(lambda row: 1), ("--map", "0=1,0=2"), "grades.txt", 2, ("each grade once",)),
+        (trec(lambda row: 1), ("--map", "a=1"), "grades.txt", 2, ("each grade once",)),
         (trec(lambda row: row % 3), ("--map", "0=0,1=1"), "grades.txt", 3, ("grade 2", "--map does not say")),
         (
             trec(lambda row: row % 3),
