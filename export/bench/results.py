@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from relabel.manifests.store import LocalRunStore
 LATENCY_FORMAT = 1
 FACTS_NAME, TEXT_NAME, PLOT_NAME = "latency.json", "latency.md", "latency.svg"
 MEASUREMENTS = "measurements"
-FASTEST_FIRST = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
-"""Precisions by provider, as a rule: int8 takes 0.4 of fp32's time on a CPU, and up to nine times as long on a GPU,
-where onnxruntime has few kernels for it.
+UNMEASURED = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
+"""Precisions by provider, fastest first, where a bundle has no measurement: int8 takes 0.4 of fp32's time on a CPU, and
+up to nine times as long on a GPU, where onnxruntime has few kernels for it.
 """
 
 
@@ -156,25 +157,40 @@ class ChosenPrecision(NamedTuple):
     reason: str
 
 
-def choose_precision(parity: Parity, provider: str, wish: str | None) -> ChosenPrecision:
+def choose_precision(parity: Parity, latency: BenchFacts | None, provider: str, wish: str | None) -> ChosenPrecision:
     """The precision to label with.
 
     Args:
+        latency: what a bench of this bundle found; None where there was none.
         provider: `cpu` or `cuda`.
-        wish: the precision that is named; None for what is as a rule the fastest.
+        wish: the precision that is named; None for the fastest.
     Raises:
         UsageError: no model of that precision passed a gate.
     """
     passed = [model.precision for model in parity.models if model.has_passed]
     if wish is not None and wish not in passed:
         raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(passed)}.")
-    chosen = wish or next(name for name in FASTEST_FIRST[provider] if name in passed)
-    reason = "named" if wish is not None else f"as a rule the fastest of {', '.join(passed)} on {provider}"
+    chosen, reason = (wish, "named") if wish is not None else _fastest(passed, latency, provider)
     model = next(model for model in parity.models if model.precision == chosen)
     doubts = list(model.doubts)
     if model.could_lose is not None:
         doubts.insert(0, f"it could lose {model.could_lose:.1f} points of macro F1")
     return ChosenPrecision(chosen, f"{reason}; its gate is undecided: {'; '.join(doubts)}" if doubts else reason)
+
+
+def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> tuple[str, str]:
+    """By the largest call that was measured of all, else as a rule."""
+    rates = {
+        model.precision: {(row["rows"], row["cell"]): row["pairs_per_s"] or 0.0 for row in model.closed}
+        for model in (latency.models if latency else ())
+        if model.provider == provider and model.precision in passed
+    }
+    if cells := set.intersection(*map(set, rates.values())) if rates else set():
+        cell = max(cells)
+        best = max(rates, key=lambda precision: rates[precision][cell])
+        return best, f"the fastest of {', '.join(rates)} at {cell[1]} in the bundle's bench"
+    usual = f"no bench of this bundle on {provider}, where it is as a rule the fastest of {', '.join(passed)}"
+    return next(name for name in UNMEASURED[provider] if name in passed), usual
 
 
 # ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, length_bat
 from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, StudentRecord, read_student
 from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_file_names, student_files
 from relabel.distill.students.spec import NODE_HEADS
-from relabel.export.bench.results import ChosenPrecision, choose_precision
+from relabel.export.bench.results import ChosenPrecision, choose_precision, measurements_of
 from relabel.export.bundle_facts import read_parity, student_facts
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
 from relabel.export.exporters import LOADER
@@ -304,7 +304,7 @@ def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPr
     Raises:
         UsageError: no such provider, or precision.
         MissingExtraError: it is not to be had here.
-        ManifestError: the bundle's parity is damaged.
+        ManifestError: the bundle's parity or latency is damaged.
     """
     if device not in ("auto", "cpu", "cuda", OPENVINO):
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
@@ -316,11 +316,17 @@ def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPr
             raise UsageError(f"--precision {precision}: {exc}") from exc
     provider = provider_here(device, option="--device", purpose=PURPOSE)
     bundle = open_bundle(Path(path), check_bytes=False)
-    parity = read_parity(bundle.facts.get("parity"), f"{path}/{MANIFEST_NAME}")
+    where = f"{path}/{MANIFEST_NAME}"
+    measured = (
+        facts
+        for facts in measurements_of(bundle.folder, bundle.manifest.sha256)
+        if any(one.provider == provider for one in facts.models)
+    )
+    parity, latency = read_parity(bundle.facts.get("parity"), where), next(measured, None)
     if hint is not None:
-        choose_precision(parity, "cpu", "fp32")
+        choose_precision(parity, None, "cpu", "fp32")
         return provider, ChosenPrecision(hint, f"this CPU has {AMX}")
-    choice = choose_precision(parity, provider, precision)
+    choice = choose_precision(parity, latency, provider, precision)
     return provider, choice._replace(reason="; ".join([choice.reason, *refused]))
 
 
