@@ -253,15 +253,20 @@ def check_stopping(spec: DistillSpec, examples: Examples) -> None:
     """Early stopping uses a figure that every evaluation on dev will have.
 
     Raises:
-        InputError: dev has rows, and too few grades among them.
+        InputError: dev has no rows, or too few grades among them.
     """
     stopping = spec.train.early_stopping
     rows = examples.rows_of(DEV)
-    if stopping is None or stopping.metric == "loss" or not len(rows):
+    if stopping is None:
         return
+    if not len(rows):
+        raise InputError(
+            "`train.early_stopping` needs the dev split, and no query fell there. Raise split.dev, or bring more "
+            "queries."
+        )
     judge_N, by = judge(examples)
     num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
-    wanted = 1 if stopping.metric in ("accuracy", "macro_f1") else 2
+    wanted = {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2)
     if num_grades < wanted:
         raise InputError(
             f"train.early_stopping uses {stopping.metric}, which wants {counted(wanted, 'grade')} on dev; its "

@@ -26,7 +26,7 @@ from relabel.distill.training.curves import Curve, CurveReporter, Outcome, Train
 from relabel.distill.training.output import WEIGHTS, TrainingPlace, step_of
 from relabel.distill.training.runtime import BatchPlan, ending_together, halving, make_accelerator
 from relabel.manifests import failpoints
-from relabel.manifests.errors import InputError, TrainingError
+from relabel.manifests.errors import TrainingError
 from relabel.manifests.process import draining, interruption, is_stop_wished
 
 # ------------------------------------------------------------------------------
@@ -356,7 +356,6 @@ def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str,
 
     Raises:
         TrainingError: the loss is not finite, or memory runs out at half the batch too.
-        InputError: early stopping without a dev row.
         ConfigError: accelerate's config asks for shards of its own.
     """
     checkpoints.refuse_other_sharding(
@@ -365,11 +364,6 @@ def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str,
     )
     spec = inputs.spec
     has_dev = len(inputs.examples.rows_of(DEV)) > 0
-    if spec.train.early_stopping is not None and not has_dev:
-        raise InputError(
-            "`train.early_stopping` needs the dev split, and no query fell there. Raise split.dev, or bring more "
-            "queries."
-        )
     (module, outcome, plan), notes = halving(
         lambda halvings: _attempt(inputs, dev_figures if has_dev else None, halvings=halvings),
         batch_size=spec.train.batch_size if spec.train.tokens_per_batch is None else None,

@@ -89,7 +89,7 @@ class GrpoTeacher(TeacherTrainer):
         if room <= 0:
             raise ConfigError(
                 f"train.max_tokens is {spec.train.max_tokens}, and an answer may take {self._max_answer} tokens: no "
-                "room for a prompt. Raise it, or lower labeler.max_think_tokens."
+                "room for a prompt. Raise it, or lower labeler.max_think_tokens or rollouts.max_answer_tokens."
             )
         self._dialogues = Dialogues(labeler, base.encoder, tokens, max_prompt_tokens=room)
         self._gold = self._read_gold(labeler, storage)

@@ -501,11 +501,6 @@ class ResRagSpec(RolloutSpec):
             raise ValueError(f"labeler {self.labeler.name} chooses no chunks; want {EVIDENCE_SET}")
         if self.rollouts.vllm is not None:
             raise ValueError("rollouts.vllm writes no answers under a grammar yet; leave it out")
-        if self.rollouts.max_answer_tokens >= self.train.max_tokens:
-            raise ValueError(
-                f"train.max_tokens is {self.train.max_tokens} and rollouts.max_answer_tokens "
-                f"{self.rollouts.max_answer_tokens}: no room for a prompt"
-            )
         return self
 
 

@@ -260,7 +260,6 @@ def test_no_query_for_a_side_is_reported(run: Callable[..., Any]) -> None:
         ({"loss": {"relevence": 1.0}}, "did you mean `relevance`"),
         ({"loss": {"gold_weight": 0.5}}, "is set without `gold`"),
         ({"require": {"macro_f1": ">=0.9*teacher"}}, "needs `labels` and `gold`"),
-        ({"split": {"dev": 0.5, "test": 0.5}}, "leave nothing to train on"),
         ({"student": {"heads": {"subject": 5}}}, "student.heads"),
     ],
 )
