@@ -1,5 +1,5 @@
 """Sections about label runs, from one pass over their files: facts and cost, conservation of rows, quarantine,
-distributions, canaries and route trees."""
+distributions and route trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from relabel.jobs.evaluate.sides import run_pairs
 from relabel.jobs.report.artifacts import DIGITS, RunArtifact, base_name
-from relabel.jobs.run.canary import load_results
 from relabel.jobs.sections import (
     Badge,
     Block,
@@ -338,25 +337,6 @@ def _histograms(
         means = [(one.run.name, found.total / found.rows, found.rows) for one, found in chosen]
         note = "; ".join(f"{name}: mean {mean:.4f} over {rows:,} rows" for name, mean, rows in means)
         yield Plot(f"{title}{grades}", "histogram", series, label, "rows", note)
-
-
-def noise_section(runs: Sequence[RunTally]) -> Section:
-    """How many grades flip when the same rows are asked again."""
-    rows: list[list[Cell]] = [
-        [
-            run.name,
-            f"{one.engine.get('family')} {one.engine.get('version', '')}",
-            *(one.rows, one.flips, one.unreadable, one.flip_rate, f"{one.low:.4f} to {one.high:.4f}", one.mean_kl),
-            one.max_flip_rate,
-            Badge("passed", "good") if one.has_passed else Badge("refused", "bad"),
-        ]
-        for run in (tally.run for tally in runs)
-        for one in load_results(run.store)
-    ]
-    text = Paragraph("A canary asks labelled rows once more. Compare any difference between labels with the flip rate.")
-    head = ("run", "engine", "asked again", "flips", "no label now", "flip rate", "95 % interval", "mean KL, nats")
-    table = Table("Canaries", (*head, "limit", "verdict"), rows)
-    return Section("noise", "Noise floor", [text, table] if rows else [])
 
 
 # ------------------------------------------------------------------------------

@@ -16,10 +16,8 @@ from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.report.artifacts import open_artifact
 from relabel.jobs.report.build import WORST, build_report
 from relabel.jobs.report.page import Browser, browser_json
-from relabel.jobs.run.canary import CanaryResult, keep_result
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.store import open_run_store
 from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, table_of, tables_of, write_table
 
 
@@ -186,19 +184,6 @@ def test_two_runs_are_compared(tmp_path: Path, pairs: Path) -> None:
     assert "between" in built.sections
     cells = [[sum(r % 3 == x and r % 2 == y for r in range(192)) for y in range(3)] for x in range(3)]
     assert [[int(cell) for cell in row[1:4]] for row in table_of(built.html, "a \\ b")[:3]] == cells
-
-
-def test_noise_floor_comes_from_canaries(tmp_path: Path, pairs: Path) -> None:
-    run = forge_run(tmp_path / "out", pairs, mixed)
-    engine = {"family": "fake", "version": "1", "model_digest": "0", "device": "cpu", "dtype": "float32"}
-    keep_result(
-        open_run_store(run, Storage()), CanaryResult(engine, 200, 150, 6, 1, 0.03, 0.0138, 0.0639, 0.0021, 0.05, 200)
-    )
-    built = build_report([str(run)], Storage())
-    assert "noise" in built.sections
-    (row,) = table_of(built.html, "Canaries")
-    assert row[:5] == ["forged", "fake 1", "200", "6", "1"]
-    assert row[5:] == ["0.0300", "0.0138 to 0.0639", "0.0021", "0.0500", "passed"]
 
 
 def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
