@@ -178,7 +178,7 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
     """Give a supervisor workers on a Ray cluster while the block runs.
 
     Args:
-        workers: number of actors; by default as many as the cluster's GPUs allow, and more as nodes join.
+        workers: number of actors; by default as many as the cluster's GPUs allow.
         address: `auto`, `ray://…`, or None for `RAY_ADDRESS`, else a cluster of this machine's own.
     Raises:
         MissingExtraError: no Ray here, no cluster there, or no GPU in it.
@@ -214,16 +214,6 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
         for number in range(count):
             supervisor.add(f"r{number}", start)
 
-        def grow() -> None:
-            """Use the GPUs of nodes that came later."""
-            placed = len(supervisor.slots)
-            room = int(ray.cluster_resources().get("GPU", 0)) // gpus_each - placed
-            if workers is None and room > 0:
-                for number in range(placed, placed + room):
-                    supervisor.add(f"r{number}", start)
-                supervisor.say(f"the cluster has grown: asked Ray for {counted(room, 'actor')} more")
-
-        supervisor.grow = grow
         of_each = f" with {counted(gpus_each, 'GPU')} each" if gpus else ""
         supervisor.say(f"asked Ray for {counted(count, 'actor')}{of_each} on {counted(nodes, 'node')}")
         yield

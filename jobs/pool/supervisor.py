@@ -118,13 +118,11 @@ class Supervisor:
 
     Attributes:
         slots: a place for each worker.
-        grow: called now and then while the work goes on; may add workers.
     """
 
     def __init__(self, session: Session, *, say: Callable[[str], None], on_progress: Callable[[], None]) -> None:
         self.session = session
         self.say = say
-        self.grow: Callable[[], None] = lambda: None
         self._on_progress = on_progress
         self.slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
@@ -201,7 +199,6 @@ class Supervisor:
                     return
             elif is_over or time.perf_counter() >= self._next_wake_s:
                 self._next_wake_s = time.perf_counter() + self._wake_every_s
-                self.grow()
                 if not self._wake() and is_over:
                     return
 
