@@ -42,10 +42,12 @@ from relabel.manifests.plan import (
     known_file,
     load_known,
     load_plan,
+    shard_row_ids,
     template_name,
     write_plan,
 )
 from relabel.manifests.reuse import stage_digests
+from relabel.manifests.rows import ChunkRows, read_chunks
 from relabel.manifests.run import RunFolder
 from relabel.manifests.secrets import STORAGE_KEY
 from relabel.manifests.shards import make_plan
@@ -377,6 +379,14 @@ class OpenRun:
     folder: RunFolder
     was_planned_now: bool
     cascade: Cascade | None = None
+
+    def read(
+        self, shard: int, chunks: Sequence[int], *, wanted: dict[int, set[int]] | None = None
+    ) -> Iterator[ChunkRows]:
+        """Rows of some chunks of a shard, see `read_chunks`."""
+        planned = self.plan.shards[shard]
+        row_ids = None if planned.row_ids is None else shard_row_ids(self.store, planned)
+        return read_chunks(self.dataset, planned, row_ids, chunks, wanted=wanted)
 
 
 def other_rounds(job: Job) -> Iterator[RunFolder]:

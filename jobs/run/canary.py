@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,11 +21,9 @@ from relabel.manifests.errors import GateError
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engine_identity
 from relabel.manifests.metrics.metric import wilson
-from relabel.manifests.plan import shard_row_ids
-from relabel.manifests.receipts import ChunkId, FileRef
+from relabel.manifests.receipts import ChunkId, Receipt
 from relabel.manifests.records import digest_of, read_record, sealed_json
 from relabel.manifests.reuse import RowPlace
-from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import read_labels
 from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
 from relabel.manifests.store import RunStore
@@ -100,10 +98,10 @@ def draw_canary(session: Session) -> CanarySample | None:
     opened, size = session.opened, session.opened.job.spec.canary
     rng = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
     kept, num_known, num_to_ask = _known_rows(session, rng, size)
-    own = _own_files(session, num_to_ask)
+    own = _receipts(session, num_to_ask)
     if session.stop.reason is not None:  # the sample is of some rows alone
         return None
-    num_taken, num_own = sum(file.reused for file in own), sum(file.ref.rows - file.reused for file in own)
+    num_taken, num_own = (sum(_rows(one, reused=reused) for one in own) for reused in (True, False))
     num_elsewhere = num_known + num_taken
     num_drawn = min(size, num_elsewhere)
     num_drawn_taken = sum(number < num_taken for number in rng.sample(range(num_elsewhere), num_drawn))
@@ -142,7 +140,7 @@ def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[t
     for shard in [*session.shards, *others]:
         if shard not in mine and num_known >= size:
             break
-        for pairs in _open_chunks(session, shard):
+        for _, pairs in session.opened.read(shard, session.opened.folder.pending(shard)):
             if _must_end(session, num_to_ask):
                 return kept, num_known, num_to_ask
             for pair, place in zip(pairs, session.reuse.find(pairs, session.keys.keys(pairs)), strict=True):
@@ -273,72 +271,49 @@ def refuse(result: CanaryResult, *, output: str) -> GateError:
     )
 
 
-def _open_chunks(session: Session, shard: int) -> Iterator[list[Pair]]:
-    opened = session.opened
-    pending, planned = opened.folder.pending(shard), opened.plan.shards[shard]
-    if pending:
-        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, pending):
-            yield pairs
-
-
-class _OwnFile(NamedTuple):
-    """A label file of this output, its shard and chunk, and how many of its rows were reused."""
-
-    shard: int
-    chunk: int
-    ref: FileRef
-    reused: int
-
-
-def _own_files(session: Session, num_to_ask: int) -> list[_OwnFile]:
-    """The label files of this output. Ends early at a stop."""
-    folder, found = session.opened.folder, list[_OwnFile]()
+def _receipts(session: Session, num_to_ask: int) -> list[Receipt]:
+    """Those of this output that have labels. Ends early at a stop."""
+    folder, found = session.opened.folder, list[Receipt]()
     for shard in range(len(session.opened.plan.shards)):
         if _must_end(session, num_to_ask):
             break
-        found += [
-            _OwnFile(receipt.shard, receipt.chunk, receipt.labels, receipt.rows_reused)
-            for receipts in folder.chunk_receipts(shard)
-            for receipt in receipts
-            if receipt.labels is not None
-        ]
+        found += [one for receipts in folder.chunk_receipts(shard) for one in receipts if one.labels is not None]
     return found
 
 
+def _rows(receipt: Receipt, *, reused: bool) -> int:
+    """How many of its labels were reused, or were not."""
+    assert receipt.labels is not None
+    return receipt.rows_reused if reused else receipt.labels.rows - receipt.rows_reused
+
+
 def _own_rows(
-    session: Session, files: list[_OwnFile], wanted: list[int], num_to_ask: int, *, reused: bool
+    session: Session, receipts: list[Receipt], wanted: list[int], num_to_ask: int, *, reused: bool
 ) -> list[Drawn]:
     """Rows of this output, with their pairs. Ends early at a stop.
 
     Args:
-        wanted: ascending; numbers over all its label files, counting those rows alone that were reused, or that
-            were not.
+        wanted: ascending; numbers over the labels of all receipts, counting those alone that were reused, or that were
+            not.
     """
-    opened = session.opened
     labels: dict[int, LabelRow] = {}
     ids: dict[int, dict[int, set[int]]] = {}
-    first = at = 0
-    for file in files:
-        count = file.reused if reused else file.ref.rows - file.reused
-        inside = []
-        while at < len(wanted) and wanted[at] < first + count:
-            inside.append(wanted[at] - first)
-            at += 1
-        first += count
-        if inside:
-            if _must_end(session, num_to_ask):
-                return []
-            table = read_labels(opened.folder, file.ref)
-            places = np.flatnonzero(table["reused"].to_numpy() == reused)
-            for row in label_rows(table.take(places[inside])):
-                labels[row.row_id] = row
-                ids.setdefault(file.shard, {}).setdefault(file.chunk, set()).add(row.row_id)
+    ends = np.cumsum([_rows(one, reused=reused) for one in receipts])
+    places = np.searchsorted(ends, wanted, side="right")
+    for place in np.unique(places).tolist():
+        if _must_end(session, num_to_ask):
+            return []
+        receipt = receipts[place]
+        assert receipt.labels is not None
+        table = read_labels(session.opened.folder, receipt.labels)
+        of_kind = np.flatnonzero(table["reused"].to_numpy() == reused)
+        inside = np.array(wanted)[places == place] - ends[place] + len(of_kind)
+        found = {row.row_id: row for row in label_rows(table.take(of_kind[inside]))}
+        labels |= found
+        ids.setdefault(receipt.shard, {}).setdefault(receipt.chunk, set()).update(found)
     rows: list[Drawn] = []
     for shard, chunks in ids.items():
-        planned = opened.plan.shards[shard]
-        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, sorted(chunks), wanted=chunks):
+        for _, pairs in session.opened.read(shard, sorted(chunks), wanted=chunks):
             if _must_end(session, num_to_ask):
                 return rows
             rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]

@@ -27,9 +27,9 @@ from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.input_files import left_out_text
 from relabel.manifests.labels import Pair
 from relabel.manifests.models import day_of
-from relabel.manifests.plan import Plan, chunk_row_ids, shard_row_ids, stages_changed
+from relabel.manifests.plan import Plan, chunk_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, why_nothing
-from relabel.manifests.rows import pairs_by_number, read_chunks
+from relabel.manifests.rows import pairs_by_number
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, gpus_of, price_of
 from relabel.manifests.table_snapshots import TableSnapshot
@@ -134,9 +134,7 @@ def _reused(
     reuse, keys = Reuse(opened.job, opened.plan, useful), label_keys(opened.job, opened.plan)
     count = 0
     for number, chunks in pending.items():
-        planned = opened.plan.shards[number]
-        row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
-        for _, pairs in read_chunks(opened.dataset, planned, row_ids, chunks):
+        for _, pairs in opened.read(number, chunks):
             is_known_N = np.array([place is not None for place in reuse.find(pairs, keys.keys(pairs))])
             count += int((is_known_N | (cascade is not None and cascade.places(pairs)[1] == "cheap")).sum())
     return Range.exact(count), "counted"
