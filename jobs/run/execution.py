@@ -144,9 +144,7 @@ def _start(session: Session) -> tuple[Engine, list[str]]:
         what="the engine has not started",
         option="run.start_timeout_s",
     ):
-        engine, remarks = start_engine(
-            with_auto_resolved(opened.job, opened.store, lambda: opened.folder.snapshot().engines)
-        )
+        engine, remarks = start_engine(with_auto_resolved(opened.job, opened.store))
     if opened.job.spec.engine.args.sends_batches:
         engine.use_records(StoredBatches(opened.store))
     return engine, remarks

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,6 @@ from relabel.jobs.run.chunks import StageSeen
 from relabel.jobs.run.counts import Progress
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.costs import Range
-from relabel.manifests.manifest import engine_identity
 from relabel.manifests.models import DAY, default_cache_dir, write_json
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json
@@ -40,21 +39,18 @@ class AutoOptions:
     resolved: dict[str, str]
 
 
-def with_auto_resolved(job: Job, store: RunStore, begun: Callable[[], Sequence[Mapping[str, Any]]]) -> Job:
+def with_auto_resolved(job: Job, store: RunStore) -> Job:
     """The job with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
 
-    Args:
-        begun: facts of the engines that have answered, as receipts hold them; called only where something is `auto`.
     Raises:
         ManifestError: the first worker's record can't be read.
         ModelError: see `Engine.resolve_auto`.
     """
-    kind, engine = job.engine_class, job.spec.engine
-    chosen = kind.resolve_auto(engine)
-    if not chosen:
-        return job
-    earlier = begun()
-    return _with(job, _of_engine(engine, chosen, earlier[0]) if earlier else _of_first(store, chosen))
+    chosen = job.engine_class.resolve_auto(job.spec.engine)
+    if not chosen or store.create(AUTO_NAME, sealed_json(asdict(AutoOptions(1, chosen)))):
+        return _with(job, chosen)
+    held = read_auto(store)
+    return _with(job, {name: held.resolved.get(name, value) for name, value in chosen.items()})
 
 
 def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
@@ -73,31 +69,13 @@ def with_options_begun_with(job: Job, store: RunStore) -> Job:
         ManifestError: as `with_auto_resolved`.
         StoreError: the output can't be read.
     """
-    found = options_begun_with(job, store)
-    return _with(job, found) if found else job
+    return _with(job, options_begun_with(job, store))
 
 
 def _with(job: Job, found: dict[str, str]) -> Job:
     engine = job.spec.engine
     resolved = engine.model_copy(update={"args": engine.args.model_copy(update=found)})
     return replace(job, spec=job.spec.model_copy(update={"engine": resolved}))
-
-
-def _of_engine(engine: EngineSpec, chosen: dict[str, str], facts: Mapping[str, Any]) -> dict[str, str]:
-    """As an engine's facts say; its own where they say what these options can't be: then it was another engine."""
-    found = {name: value for name, value in engine_identity(facts).items() if name in chosen}
-    try:
-        type(engine.args).model_validate(engine.args.model_dump() | found)
-    except ValueError:
-        return chosen
-    return found
-
-
-def _of_first(store: RunStore, chosen: dict[str, str]) -> dict[str, str]:
-    if store.create(AUTO_NAME, sealed_json(asdict(AutoOptions(1, chosen)))):
-        return chosen
-    held = read_auto(store)
-    return {name: held.resolved.get(name, value) for name, value in chosen.items()}
 
 
 def read_auto(store: RunStore) -> AutoOptions:
@@ -112,7 +90,7 @@ def read_auto(store: RunStore) -> AutoOptions:
         store.read(AUTO_NAME),
         f"{store.root}/{AUTO_NAME}",
         "not the options of an engine",
-        "Move it away: it holds the engine's `auto` options as the first worker resolved them.",
+        "Move it away, and set the engine's `auto` options as the labels that are there were made.",
     )
 
 

@@ -349,19 +349,6 @@ def test_what_the_first_worker_chose_before_its_first_label_the_others_do(
     assert set(dtypes(output)) == {"bfloat16"}
 
 
-def test_an_output_whose_record_of_it_is_gone_goes_on_as_its_receipts_say(
-    tmp_path: Path, half_dir: Path, cpu: Callable[[frozenset[str]], None]
-) -> None:
-    """The error about a damaged record advises to move it away."""
-    path, output = write_job(tmp_path, half_dir), tmp_path / "out"
-    cpu(PLAIN)
-    assert run(path, "--shard", "0/2") == 0
-    (output / "engine.json").unlink()
-    cpu(FAST)
-    assert run(path, "--shard", "1/2") == 0
-    assert set(dtypes(output)) == {"float32"}
-
-
 @pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
 def test_asks_for_an_existing_output_use_its_precision(
     tmp_path: Path,
