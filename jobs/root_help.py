@@ -22,18 +22,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retry": ("relabel.jobs.commands.label:retry", "Ask the quarantined rows again."),
     "verify": ("relabel.jobs.commands.status:verify", "Prove that no row is lost or doubled and no file changed."),
     "score": ("relabel.jobs.commands.score:score", "Label pairs with a trained student."),
-    "merge": ("relabel.jobs.commands.merge:merge", "Join outputs made in one way into one."),
-    "combine": ("relabel.jobs.commands.combine:combine", "Make one set of labels from several judges'."),
+    "merge": ("relabel.jobs.commands.label_sets:merge", "Join outputs made in one way into one."),
+    "combine": ("relabel.jobs.commands.label_sets:combine", "Make one set of labels from several judges'."),
     "evaluate": (
-        "relabel.jobs.commands.evaluate:evaluate",
+        "relabel.jobs.commands.label_sets:evaluate",
         "Measure labels against gold; compare a student with its teacher.",
     ),
     "compare": (
-        "relabel.jobs.commands.evaluate:compare",
+        "relabel.jobs.commands.label_sets:compare",
         "Compare two label runs over the same pairs: two prompts, two teachers.",
     ),
     "convert": (
-        "relabel.jobs.commands.convert:convert",
+        "relabel.jobs.commands.label_sets:convert",
         "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",
     ),
     "report": (

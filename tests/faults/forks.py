@@ -59,8 +59,7 @@ HEAVY = (
     "relabel.export.exporting",
     "relabel.jobs.commands.report",
     "relabel.jobs.report.build",
-    "relabel.jobs.commands.convert",
-    "relabel.jobs.commands.evaluate",
+    "relabel.jobs.commands.label_sets",
 )
 TEACHING = (
     *WARM,

@@ -1,7 +1,8 @@
-"""The commands `evaluate` and `compare`: labels against gold, a student against its teacher, and two label runs."""
+"""The commands over sets of labels: `evaluate`, `compare`, `combine`, `merge` and `convert`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import click
 
 from relabel.jobs import logs
+from relabel.jobs.combine import combine_labels, combined_blocks
 from relabel.jobs.commands.options import (
+    FORCE_HELP,
     check_grade_options,
     duplicates_option,
     grade_map_option,
@@ -22,12 +25,15 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.compare.comparison import compare_runs
 from relabel.jobs.compare.results import comparison_sections
+from relabel.jobs.convert.conversion import convert as convert_file
+from relabel.jobs.convert.sources import Options
 from relabel.jobs.evaluate.judging import compare_sets, judged_labels
 from relabel.jobs.evaluate.results import evaluation_blocks, sets_blocks
 from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
 from relabel.jobs.files import check_free, written
-from relabel.jobs.output import emit
+from relabel.jobs.merge import merge_outputs
+from relabel.jobs.output import emit, emit_record
 from relabel.jobs.sections import as_text
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
@@ -264,3 +270,186 @@ def compare(
         logs.say(f"wrote {html}", event="page", path=html)
     result = {**plain(found), "html": html, "exit_code": int(Exit.DONE)}
     return emit(result, as_text(block for one in sections for block in one.blocks), output)
+
+
+@click.command(epilog="Example: relabel combine out/llama out/qwen gpt.parquet --to combined.parquet --by dawid-skene")
+@click.argument("labels", nargs=-1, required=True, metavar="LABELS...")
+@click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
+@click.option(
+    "--by",
+    type=click.Choice(["mean", "dawid-skene"]),
+    default="mean",
+    show_default=True,
+    help="Mean of distributions, or a model of which judge errs how, fitted to their grades.",
+)
+@click.option(
+    "--qrels",
+    "--gold",
+    "qrels",
+    metavar="FILE",
+    help="Gold of a few queries, which anchors grades: TREC qrels text, Parquet, CSV, TSV or JSONL.",
+)
+@click.option("--grade", metavar="COL", help="Column of gold grades.  [default: grade]")
+@grade_map_option
+@duplicates_option("grades in the gold")
+@grades_option
+@resamples_options
+@click.option(
+    "--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit."
+)
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def combine(
+    labels: tuple[str, ...],
+    to: str,
+    by: Any,
+    qrels: str | None,
+    grade: str | None,
+    grade_map: str | None,
+    duplicates: Any,
+    grades: int | None,
+    resamples: int,
+    seed: int,
+    allow_partial: bool,
+    force: bool,
+    output: str,
+) -> int:
+    """Make one label file out of several judges' labels, for evaluate, distill and a job's cascade.
+
+    LABELS are outputs of finished runs, or label files with query_id, doc_id, grade and optionally probs; or one run of
+    the labeler ensemble, whose instructions are the judges. A judge may lack pairs. With gold, its pairs keep their
+    gold grade, the others' grades occur as often as in the gold, and judges, mean and dawid-skene are measured.
+    """
+    check_grade_options(
+        qrels, "--qrels", grade=grade, by=None, doc="doc_id", grade_map=grade_map, duplicates=duplicates
+    )
+    storage = Storage()
+    check_free(to, (*labels, *gold_files(qrels)), storage, force=force)
+    judging = JudgingOptions(
+        qrels=qrels,
+        grade=grade,
+        grade_map=parse_map(grade_map, "--map"),
+        duplicates=duplicates,
+        grades=grades,
+        allow_partial=allow_partial,
+    )
+    found = combine_labels(labels, to, by, judging, storage, resamples=resamples, seed=seed)
+    return emit(plain(found), as_text(combined_blocks(found)), output)
+
+
+@click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")
+@click.argument("outputs", nargs=-1, required=True, metavar="OUTPUT...")
+@click.option("--to", required=True, metavar="FOLDER", help="Where the merged output goes; a folder of its own.")
+@click.option("--name", metavar="NAME", help="Name of the merged output.  [default: that of the first]")
+@click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Merge also what different engines, models or templates made; the manifest says so.",
+)
+@output_option
+def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool, output: str) -> int:
+    """Join outputs that were made in one way into one that reads like any other.
+
+    OUTPUTs are finished runs over different inputs, or parts of one run whose shards were done in different places. Row
+    ids are counted on through the inputs in the order given. Outputs of different engines, models or templates are
+    refused (exit 5) with what differs. The same command again continues where it was stopped, and follows OUTPUTs that
+    were retried or redone since.
+    """
+    merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
+    rows = merged.rows
+    code = Exit.OVER_LIMIT if merged.over_limit else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
+    result = {
+        "exit_code": int(code),
+        "output": to,
+        "name": merged.name,
+        "fingerprint": merged.fingerprint,
+        "outputs": list(outputs),
+        "rows": rows.in_,
+        "labelled": rows.labelled,
+        "reused": rows.reused,
+        "quarantined": rows.quarantined,
+        "over_limit": merged.over_limit,
+        "mixed": plain(merged.mixed),
+        "files": len(merged.labels) + len(merged.quarantine),
+    }
+    state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
+    if merged.over_limit:
+        state += f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
+        state += f"{merged.max_failed_fraction:.1%}; everything is kept"
+    return emit_record(f"{merged.name}: {state}, {to}", result, output, code)
+
+
+@click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
+@click.argument("source")
+@click.argument("target", metavar="TARGET")
+@click.option(
+    "--from",
+    "from_format",
+    type=click.Choice(["labels", "qrels", "run", "jsonl", "parquet"]),
+    help="Form of SOURCE.  [default: by its suffix; a folder with a plan is labels]",
+)
+@click.option(
+    "--to",
+    "to_format",
+    type=click.Choice(["qrels", "run", "jsonl", "parquet"]),
+    help="Form of TARGET.  [default: by its suffix]",
+)
+@click.option("--by", default="query_id", show_default=True, metavar="COL", help="Query column of a table.")
+@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of a table.")
+@click.option("--grade", metavar="COL", help="Column of grades.  [default: grade]")
+@click.option(
+    "--score", metavar="COL", help="Column that a run file ranks by.  [default: expected_grade of labels, else score]"
+)
+@click.option(
+    "--tag", metavar="TEXT", help="Tag of a run file.  [default: the rows' own, else the run's name, else relabel]"
+)
+@click.option(
+    "--duplicates",
+    type=click.Choice(["error", "first", "mean", "keep"]),
+    default="error",
+    show_default=True,
+    help="A pair whose grades or scores differ; keep leaves tables as they are.",
+)
+@click.option("--texts", is_flag=True, help="Of a run: add its query, document and gold.")
+@click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
+@click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
+@output_option
+@sigterm_ends()
+def convert(
+    source: str,
+    target: str,
+    from_format: str | None,
+    to_format: str | None,
+    by: str,
+    doc: str,
+    grade: str | None,
+    score: str | None,
+    tag: str | None,
+    duplicates: Any,
+    texts: bool,
+    allow_partial: bool,
+    force: bool,
+    output: str,
+) -> int:
+    """Turn labels into TREC files and tables, and these into each other.
+
+    SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag),
+    JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
+    never written as 0. Both may be URLs.
+    """
+    started = time.perf_counter()
+    found = convert_file(
+        source,
+        target,
+        Storage(),
+        from_format=from_format,
+        to_format=to_format,
+        options=Options(by, doc, grade, score, allow_partial, texts),
+        duplicates=duplicates,
+        tag=tag,
+        force=force,
+    )
+    for note in found.notes:
+        logs.say(f"{note}.", event="convert")
+    result = {**plain(found), "seconds": round(time.perf_counter() - started, 3)}
+    return emit_record(f"Wrote {found.written:,} rows to {target} ({found.target_format})", result, output)
