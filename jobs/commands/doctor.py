@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shutil
+from collections.abc import Iterator
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,16 @@ from typing import Any
 import click
 
 from relabel.jobs.commands.options import output_option
-from relabel.jobs.exits import Exit
+from relabel.jobs.exits import Exit, exit_for
+from relabel.jobs.job import Job, load_job
 from relabel.jobs.output import emit, table, value_text
+from relabel.manifests.errors import RelabelError, StoreError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.gold import load_gold_by_row
 from relabel.manifests.process import installed_versions
+from relabel.manifests.secrets import counted
+from relabel.manifests.store import has_links, open_run_store
+from relabel.manifests.tables import read_grades
 
 EXTRAS: dict[str, str] = {
     "cpu": "the transformers engine, relabel distill and export",
@@ -65,9 +73,7 @@ def doctor(job_file: str | None, output: str) -> int:
         rows.append((f"extra {name}", absent if found["missing"] else value_text(found["installed"])))
     checks, code = {}, Exit.DONE
     if job_file is not None:
-        from relabel.jobs.commands.spec_checks import checked
-
-        outcomes, code = checked(job_file)
+        outcomes, code = job_checks(job_file)
         checks = {"job": outcomes}
         rows += [(f"job: {name}", outcome) for name, outcome in outcomes.items()]
     return emit({**facts, "extras": extras, **checks}, "relabel doctor\n" + table(rows), output, code)
@@ -135,3 +141,68 @@ def _free_gib(path: str) -> float:
         return round(shutil.disk_usage(path).free / 2**30, 1)
     except OSError:
         return 0.0
+
+
+STEPS = ("spec", "input", "model", "engine", "server", "output")
+"""Of a job; one with nothing to check is not shown."""
+
+
+def job_checks(job_file: str) -> tuple[dict[str, str], Exit]:
+    """Each check with its outcome, and the exit code of the one that failed."""
+    found, outcomes = dict[str, str](), _outcomes(job_file)
+    try:
+        for step in STEPS:
+            found[step] = next(outcomes)
+    except RelabelError as exc:
+        found[STEPS[len(found)]] = str(exc)
+        return found, exit_for(exc)
+    return {step: outcome for step, outcome in found.items() if outcome}, Exit.DONE
+
+
+def _outcomes(job_file: str) -> Iterator[str]:
+    job = load_job(job_file)
+    yield "fine"
+    yield _input(job)
+    yield f"{job.spec.engine.model or job.spec.engine.name}, digest {job.model_digest()[:12]}"
+    job.engine_class.check(job.spec.engine)
+    yield f"{job.spec.engine.name} can start"
+    engine = job.engine_class
+    asks = job.labeler.probe()
+    yield engine.try_server(job.spec.engine, asks, job.secrets)
+    yield _output(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
+
+
+def _input(job: Job) -> str:
+    if job.spec.rounds is not None:
+        return "questions for `relabel rounds`, which reads them; not checked here"
+    dataset = job.open_dataset()
+    if dataset.columns.gold is not None:
+        for file in dataset.files:
+            grades = read_grades(load_gold_by_row([file.path], dataset.columns.gold, job.storage))
+            grades.readable(file.path, dataset.columns.gold)
+    columns = ", ".join(dataset.columns.document)
+    return f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from {columns}"
+
+
+def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str:
+    """Whether the output can be written; of storage, whether commits will be single there, by the probe that a run
+    writes.
+    """
+    if is_url(place):
+        open_run_store(place, storage, single_writer=single_writer).check_conditional_writes()
+        if single_writer:
+            return f"{place}: not checked for conditional writes (run.single_writer)"
+        return f"{place} can be written, and heeds conditions"
+    there = Path(place)
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise StoreError(f"{there}: a file, where the output wants a folder. Name another.")
+    if not os.access(there, os.W_OK):
+        raise StoreError(f"{there}: no permission to write there.")
+    if not has_links(there):
+        return (
+            f"{place} can be written, but its file system has no hard links: a worker that is killed, or loses its "
+            "power, in the middle of a commit leaves half a receipt, which is named then and has to be moved away"
+        )
+    return f"{place} can be written"

@@ -1,1 +1,0 @@
-"""The demo: its pairs and its steps."""
