@@ -27,9 +27,22 @@ from relabel.jobs.environment import (
     keep_environment,
     refuse_secret_arguments,
 )
-from relabel.jobs.logs import SAYS_ONLY, Sink, redacted_streams, unfailing_streams
+from relabel.jobs.exits import Exit, exit_for
+from relabel.jobs.logs import (
+    SAYS_ONLY,
+    Sink,
+    is_json,
+    json_lines,
+    redacted_streams,
+    say,
+    say_crash,
+    unfailing_streams,
+)
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
-from relabel.manifests.secrets import forget_secrets, redacted
+from relabel.manifests.errors import RelabelError, SaidElsewhereError
+from relabel.manifests.files import refusal
+from relabel.manifests.process import Terminated, own_process
+from relabel.manifests.secrets import forget_secrets, message_lines, redacted
 
 # ------------------------------------------------------------------------------
 # The `relabel` command: subcommands are loaded when they are called; the one place where errors become exit codes.
@@ -84,11 +97,11 @@ def main(args: list[str] | None = None) -> None:
     if args is None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
-        from relabel.manifests.process import own_process
-
         own_process()
         if (instruction := os.environ.get(COMPLETION)) is not None:
-            sys.exit(complete(relabel, COMPLETION, instruction))
+            add_completion_class(_Bash)
+            add_completion_class(_Zsh)
+            sys.exit(shell_complete(relabel, {}, "relabel", COMPLETION, instruction))
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
     keep_environment(os.environ)
@@ -130,8 +143,6 @@ def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
             found = next(iter(arguments[index + 1 :]), None)
     if found != "json":
         return nullcontext()
-    from relabel.jobs.logs import json_lines
-
     return json_lines()
 
 
@@ -144,8 +155,6 @@ def _ended(arguments: list[str]) -> Any:
         _show(exc)
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
     except (KeyboardInterrupt, click.Abort) as exc:
-        from relabel.manifests.process import Terminated
-
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
         code, name, message = 130, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
         _say_error(message, "stopped")
@@ -153,15 +162,12 @@ def _ended(arguments: list[str]) -> Any:
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code, name, message = _failed(broken), type(broken).__name__, str(broken)
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        from relabel.jobs.exits import exit_for
-        from relabel.manifests.errors import RelabelError, SaidElsewhereError
-        from relabel.manifests.files import refusal
-
         if isinstance(exc, SaidElsewhereError):
             return int(exit_for(exc))
         found = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
         code, name, message = _failed(found), type(found).__name__, str(found)
-    if _wants_json(arguments):
+    joined = " ".join(arguments)
+    if "--output json" in joined or "--output=json" in joined:
         click.echo(json.dumps({"error": name, "message": redacted(message), "exit_code": code}, ensure_ascii=False))
     return code
 
@@ -170,14 +176,9 @@ def _failed(exc: Exception) -> int:
     """Say what went wrong. The one place where any error at all is caught: it ends the process
     with the code that fits.
     """
-    from relabel.jobs.exits import Exit, exit_for
-    from relabel.manifests.errors import RelabelError
-
     if isinstance(exc, RelabelError):
         _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
-    from relabel.jobs.logs import say_crash
-
     say_crash(
         exc,
         "relabel: this is a fault of relabel, not of your input. Committed work is safe. "
@@ -187,8 +188,6 @@ def _failed(exc: Exception) -> int:
 
 
 def _show(exc: click.ClickException) -> None:
-    from relabel.jobs.logs import is_json
-
     if is_json():
         _say_error(exc.format_message(), "usage", exit_code=exc.exit_code)
     else:
@@ -196,19 +195,10 @@ def _show(exc: click.ClickException) -> None:
 
 
 def _say_error(message: str, event: str, **fields: Any) -> None:
-    from relabel.jobs.logs import is_json, say
-
     if is_json():
         say(message, level="error", event=event, **fields)
     else:
-        from relabel.manifests.secrets import message_lines
-
         click.echo(message_lines(message), err=True)
-
-
-def _wants_json(arguments: list[str]) -> bool:
-    joined = " ".join(arguments)
-    return "--output json" in joined or "--output=json" in joined
 
 
 # ------------------------------------------------------------------------------
@@ -230,15 +220,3 @@ class _Bash(_OrFiles, BashComplete):
 
 class _Zsh(_OrFiles, ZshComplete):
     """For zsh."""
-
-
-def complete(command: click.Command, variable: str, instruction: str) -> int:
-    """Answer a shell; the exit code.
-
-    Args:
-        variable: the one that a shell asks by.
-        instruction: what it holds: the shell, and what is wanted. `bash_source` prints what a shell reads at its start.
-    """
-    for cls in (_Bash, _Zsh):
-        add_completion_class(cls)
-    return shell_complete(command, {}, "relabel", variable, instruction)
