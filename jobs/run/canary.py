@@ -112,7 +112,7 @@ def draw_canary(session: Session) -> CanarySample | None:
         session, own, sorted(rng.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False
     )
     if session.reuse is not None:
-        labels = session.reuse.take([place for _, place in kept])
+        labels = session.reuse.labels.take([place for _, place in kept])
         rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
     if _must_end(session, num_to_ask):
         return None

@@ -19,7 +19,7 @@ from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.execution import ask_unwritten, start_engine
 from relabel.jobs.run.rates import Rates, keep_rates, load_rates, rates_of, with_options_begun_with
 from relabel.jobs.run.results import engine_text
-from relabel.jobs.run.reuse import Reuse, earlier_outputs, label_keys
+from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.manifests.asks import Answer, Ask, Request
 from relabel.manifests.costs import BudgetState, Range
@@ -28,7 +28,7 @@ from relabel.manifests.input_files import left_out_text
 from relabel.manifests.labels import Pair
 from relabel.manifests.models import day_of
 from relabel.manifests.plan import Plan, chunk_row_ids, stages_changed
-from relabel.manifests.reuse import EarlierOutput, why_nothing
+from relabel.manifests.reuse import EarlierOutput, LabelKeys, why_nothing
 from relabel.manifests.rows import pairs_by_number
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, gpus_of, price_of
@@ -131,7 +131,7 @@ def _reused(
         known = sum(one.found.tally.labelled + one.found.tally.reused for one in useful)
         known += 0 if cascade is None else round(rows * cascade.certificate.cheap_share)
         return Range(0.0, min(rows, known), min(rows, known)), "not counted: the text is larger than 256 MiB"
-    reuse, keys = Reuse(opened.job, opened.plan, useful), label_keys(opened.job, opened.plan)
+    reuse, keys = Reuse(opened.job, opened.plan, useful), LabelKeys(opened.plan.parts, opened.job.reads)
     count = 0
     for number, chunks in pending.items():
         for _, pairs in opened.read(number, chunks):

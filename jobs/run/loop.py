@@ -13,7 +13,7 @@ from relabel.jobs.run.budget import AT_BUDGET, Allowance
 from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal, StallDetection
-from relabel.jobs.run.reuse import AnswerBook, AskKeys, SharedAsk, SharedAsks
+from relabel.jobs.run.reuse import AnswerCache, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import CHECK_EVERY_S, DRAIN_S, Stop
 from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
@@ -94,7 +94,7 @@ class RunLoop:
         ask_timeout_s: float = math.inf,
         is_late: bool = False,
         journal: CrashJournal | None = None,
-        answer_cache: AnswerBook | None = None,
+        answer_cache: AnswerCache | None = None,
         allowance: Allowance | None = None,
     ) -> None:
         self.labeler = labeler

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
@@ -28,25 +28,18 @@ from relabel.manifests.reuse import (
     AnswerKeys,
     EarlierOutput,
     KnownLabels,
-    LabelKeys,
     RowPlace,
     answer_of,
     open_earlier,
     shared_answers,
 )
 from relabel.manifests.run import RunFolder, labeler_columns
-from relabel.manifests.schemas import AnswerRow, LabelRow
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.store import RunStore, map_concurrent, read_if_there
 
 # ------------------------------------------------------------------------------
 # A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that
 # go along with them.
-
-
-def label_keys(job: Job, plan: Plan) -> LabelKeys:
-    """Keys of a job's rows."""
-    return LabelKeys(plan.parts, job.reads)
 
 
 def earlier_outputs(job: Job) -> list[EarlierOutput]:
@@ -68,25 +61,12 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
     return [open_earlier(path, job.storage) for path in paths]
 
 
-class AnswerCache:
+class AnswerCache(AnswerKeys):
     """Answers that rows share: found in earlier outputs, kept for later ones."""
 
     def __init__(self, plan: Plan, outputs: list[EarlierOutput]) -> None:
-        self._keys = AnswerKeys(plan.parts)
+        super().__init__(plan.parts)
         self.known = shared_answers(outputs)
-
-    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
-        """What equal asks have in common: see `manifests.runs.label_keys`."""
-        return self._keys.key(ask, round_number, sample, attempt)
-
-    def find(self, key: bytes) -> AnswerRow | None:
-        """The answer of that key as it was kept; None if it is not known."""
-        return self.known.get(key)
-
-    def answer(self, key: bytes) -> Answer | None:
-        """A known answer as an engine would give it."""
-        row = self.known.get(key)
-        return None if row is None else answer_of(row)
 
 
 class Reuse:
@@ -111,7 +91,7 @@ class Reuse:
         """
         keys = [key for key in work.keys if key is not None]
         known = [(index, place) for index, place in enumerate(self.find(work.pairs, keys)) if place is not None]
-        rows = self.take([place for _, place in known])
+        rows = self.labels.take([place for _, place in known])
         for (index, place), row in zip(known, rows, strict=True):
             pair = work.pairs[index]
             work.take_over(
@@ -137,10 +117,6 @@ class Reuse:
             files.setdefault(pair.query_id, set()).add(-1 if place is None else place.file)
         return [place if len(files[pair.query_id]) == 1 else None for pair, place in zip(pairs, places, strict=True)]
 
-    def take(self, places: list[RowPlace]) -> list[LabelRow]:
-        """The labels at some places."""
-        return self.labels.take(places)
-
     def sources(self, work: ChunkWork) -> list[ReusedRows]:
         """What a chunk's receipt says of its rows that were reused."""
         return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items()) if number >= 0]
@@ -163,7 +139,7 @@ class Reuse:
             for sample in range(self.job.spec.labeler.samples):
                 ask = first
                 for attempt in range(self.job.spec.labeler.attempts):
-                    found = self.answer_cache.find(self.answer_cache.key(ask, work.round, sample, attempt))
+                    found = self.answer_cache.known.get(self.answer_cache.key(ask, work.round, sample, attempt))
                     if found is None:
                         break
                     work.answers.append(found)
@@ -178,18 +154,6 @@ class Reuse:
 
 SHARED_ANSWERS_KEPT = 4096
 """Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
-
-
-class AnswerBook(Protocol):
-    """Answers that rows share, kept from run to run."""
-
-    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
-        """What the answer to an ask is kept under."""
-        ...
-
-    def find(self, key: bytes) -> AnswerRow | None:
-        """The answer of an earlier run, if one is known."""
-        ...
 
 
 class AskKeys:
@@ -231,12 +195,12 @@ class SharedAsk:
     kept_as: bytes | None = None
     waiters: list[Trajectory] = field(default_factory=list)
 
-    def take_from(self, answer_cache: AnswerBook, trajectory: Trajectory) -> bool:
+    def take_from(self, answer_cache: AnswerCache, trajectory: Trajectory) -> bool:
         """Take the answer of an earlier run, if one had it; the trajectory is the first that asks."""
         work: ChunkWork = trajectory.open.work
         assert trajectory.ask is not None
         self.kept_as = answer_cache.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
-        known = answer_cache.find(self.kept_as)
+        known = answer_cache.known.get(self.kept_as)
         if known is None:
             return False
         self.answer = answer_of(known)
@@ -317,11 +281,6 @@ def kept_answers(folder: RunFolder) -> Iterator[RefusedAnswer]:
         if chunk.attempt not in attempts.get(chunk.shard, {}).get(chunk.chunk, ()):
             kept = _load(folder.store, folder.plan.fingerprint, name)
             yield from kept.refused if kept is not None else ()
-
-
-def kept_chunks(store: RunStore) -> set[ChunkId]:
-    """Chunks of which there are any, from one listing."""
-    return {chunk for _, chunk in listed(store)}
 
 
 def _load(store: RunStore, fingerprint: str, name: str) -> _Kept | None:

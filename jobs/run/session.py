@@ -29,9 +29,8 @@ from relabel.jobs.run.reuse import (
     Reuse,
     earlier_outputs,
     keep_answers,
-    kept_chunks,
     known_answers,
-    label_keys,
+    listed,
 )
 from relabel.jobs.run.shards import ShardLogs, WorkLeft
 from relabel.jobs.run.stop import Stop
@@ -42,6 +41,7 @@ from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import Snapshot
 from relabel.manifests.plan import Plan, shard_row_ids
 from relabel.manifests.receipts import ChunkId, Receipt, commit_chunk
+from relabel.manifests.reuse import LabelKeys
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import Attempts, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
@@ -164,7 +164,7 @@ class Session:
         self.allowance: Allowance | None = None
         self.is_part = part_of is not None
         self.execution = part_of or secrets.token_hex(8)
-        self.keys = label_keys(opened.job, opened.plan)
+        self.keys = LabelKeys(opened.plan.parts, opened.job.reads)
         self._schema = file_schema(opened.plan.parts)  # not in a commit thread, where nothing may be compiled
         self._logs = ShardLogs(opened.store)
         self.left = WorkLeft(opened, shards, is_retry=is_retry, execution=self.execution)
@@ -311,7 +311,7 @@ class Session:
     @functools.cached_property
     def _kept(self) -> set[ChunkId]:
         """Chunks of which an execution that was stopped kept answers."""
-        return kept_chunks(self.opened.store)
+        return {chunk for _, chunk in listed(self.opened.store)}
 
     def keep_answers(self, unfinished: list[ChunkWork]) -> None:
         """Keep the answers of chunks that stay open."""
