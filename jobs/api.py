@@ -85,7 +85,6 @@ def run(
     from relabel.jobs.run.stop import choose_deadline
 
     pool = WorkerPool(gpus, workers)
-    pool.check()
     deadline = choose_deadline(until, duration)
     session = open_session(spec, tuple(overrides), shard, is_retry=is_retry, day=date, deadline=deadline)
     report: RunReport = execute(session, pool=pool)

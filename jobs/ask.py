@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.execution import ask_unwritten, start_engine
+from relabel.jobs.run.execution import start_engine
+from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.rates import with_options_begun_with
 from relabel.labelers.engines.checkpoints import prompt_encoder
 from relabel.labelers.engines.tokens import PromptEncoder

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -263,16 +263,8 @@ def load_job(
     return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 
-class JobPlace(NamedTuple):
-    """Where a job's output is, how that is reached, and the job's plain values."""
-
-    output: str
-    storage: Storage
-    values: dict[str, Any]
-
-
-def output_of(path: str, *, day: str | None = None) -> JobPlace:
-    """What commands need that look at a job's output alone.
+def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage, dict[str, Any]]:
+    """Where a job's output is, how that is reached, and the job's plain values.
 
     Raises:
         ConfigError, UsageError: see `load_job`.
@@ -283,7 +275,7 @@ def output_of(path: str, *, day: str | None = None) -> JobPlace:
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: `output` is missing")
     where = path_of(output, PathMark.PATH, settings.places, ("output",))
-    return JobPlace(where, storage, settings.values)
+    return where, storage, settings.values
 
 
 def priced_args(engine: Any) -> EngineArgs | None:

@@ -121,7 +121,6 @@ def run_job(
     """
     deadline = choose_deadline(until, duration)
     pool = WorkerPool(gpus, workers, backend, address)
-    pool.check()
     logs.bind(shard=shard or "all")
     if dry_run:
         session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
@@ -285,7 +284,6 @@ def run_search(
     """Run the rounds of a search, and print what they found."""
     started, deadline = time.perf_counter(), choose_deadline(until, duration)
     pool = WorkerPool(gpus, workers)
-    pool.check()
     cache = os.environ.get(CACHE_VARIABLE)
     job = load_job(job_file, overrides=overrides, day=day)
     logs.bind(job=job.spec.name)

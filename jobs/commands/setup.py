@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -15,19 +14,9 @@ from relabel.jobs.files import check_free, written
 from relabel.jobs.output import emit, table
 from relabel.manifests.errors import StoreError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.records import LEFT_OUT, plain
 
 # ------------------------------------------------------------------------------
 # `init` and `schema`: what one needs to write a first job.
-
-
-@dataclass(frozen=True)
-class FileColumn:
-    """A column of label or quarantine files; `about` of a labeler's own alone."""
-
-    name: str
-    type: str
-    about: str | None = field(default=None, metadata=LEFT_OUT)
 
 
 NEXT = {
@@ -94,16 +83,16 @@ def schema(what: str, labeler: str | None, output: str) -> int:
     found, version = (
         (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
     )
-    columns = [FileColumn(column.name, str(column.type)) for column in found]
+    columns = [{"name": column.name, "type": str(column.type)} for column in found]
     if labeler is not None:
         from relabel.labelers.registry import labeler_class
 
         own = labeler_class(labeler).columns
-        columns += [FileColumn(column.name, str(schemas.KINDS[column.kind]), column.about) for column in own]
-    lines = table([(column.name, f"{column.type}  {column.about or ''}".rstrip()) for column in columns])
-    return emit(
-        {"schema": what, "version": version, "columns": plain(columns)}, f"{what}, version {version}\n{lines}", output
-    )
+        columns += [
+            {"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about} for column in own
+        ]
+    lines = table([(column["name"], f"{column['type']}  {column.get('about', '')}".rstrip()) for column in columns])
+    return emit({"schema": what, "version": version, "columns": columns}, f"{what}, version {version}\n{lines}", output)
 
 
 # ------------------------------------------------------------------------------

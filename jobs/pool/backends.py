@@ -35,6 +35,8 @@ class WorkerPool:
         gpus: `all` or numbers; a worker for each, or for as many as the engine spreads over.
         workers: number of workers, without GPUs of their own.
         address: of the Ray cluster.
+    Raises:
+        UsageError: these do not go together.
     """
 
     gpus: str | None = None
@@ -42,12 +44,7 @@ class WorkerPool:
     backend: str = "local"
     address: str | None = None
 
-    def check(self) -> None:
-        """Whether these go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+    def __post_init__(self) -> None:
         if self.gpus is not None and self.workers is not None:
             raise UsageError(
                 "--gpus and --workers: give one of them. --gpus starts a worker for each GPU, --workers as many as "

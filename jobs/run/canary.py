@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.crashes import ends_hanging
-from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import DRAIN_S
 from relabel.manifests.asks import Engine
@@ -21,7 +19,7 @@ from relabel.manifests.errors import GateError
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engine_identity
 from relabel.manifests.metrics.metric import wilson
-from relabel.manifests.receipts import ChunkId, Receipt
+from relabel.manifests.receipts import Receipt
 from relabel.manifests.records import digest_of, read_record, sealed_json
 from relabel.manifests.reuse import RowPlace
 from relabel.manifests.run import read_labels
@@ -77,12 +75,10 @@ class CanarySample(NamedTuple):
 
     Args:
         rows: drawn, in reading order.
-        num_known: rows with a label that could have been drawn.
         num_to_ask: rows that the session would ask.
     """
 
     rows: list[Drawn]
-    num_known: int
     num_to_ask: int
 
 
@@ -117,7 +113,7 @@ def draw_canary(session: Session) -> CanarySample | None:
     if _must_end(session, num_to_ask):
         return None
     rows.sort(key=lambda drawn: drawn.pair.row_id)
-    return CanarySample(rows, num_elsewhere + num_own, num_to_ask)
+    return CanarySample(rows, num_to_ask)
 
 
 def _must_end(session: Session, num_to_ask: int) -> bool:
@@ -162,33 +158,20 @@ def ask_canary(
 ) -> CanaryResult | None:
     """Ask the drawn rows again; None if a stop came in between. Nothing is committed."""
     job = session.opened.job
-    asked: list[ChunkWork] = []
-
-    def collect(work: ChunkWork) -> bool:
-        asked.append(work)
-        return True
-
-    loop = RunLoop(
-        job.labeler,
-        job.spec.labeler,
+    # without a progress display of its own: no row is shown as in flight
+    asked = ask_unwritten(
+        job,
         engine,
-        collect,
-        seed=job.spec.engine.seed,
-        progress=Progress(),
+        [drawn.pair for drawn in sample.rows],
+        Progress(),
         stop=session.stop,
         on_progress=on_progress,
-        ask_timeout_s=job.spec.run.ask_timeout_s,
-        is_late=job.spec.engine.args.sends_batches,
         allowance=session.allowance,
     )
-    work = ChunkWork(ChunkId(-1, 0), [drawn.pair for drawn in sample.rows])
-    with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
-        # without a progress display of its own: no row is shown as in flight
-        is_done = loop.run(iter([work]))
-    if not is_done or not asked:
+    if asked.left:
         return None
     assert session.facts is not None
-    result = compare(sample.rows, asked[0].rows, asdict(session.facts), job.spec.max_flip_rate)
+    result = compare(sample.rows, asked.rows, asdict(session.facts), job.spec.max_flip_rate)
     return replace(result, wanted=job.spec.canary)
 
 

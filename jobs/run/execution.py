@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.budget import AT_BUDGET, open_allowance
@@ -22,9 +22,7 @@ from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, Stop, start_unless_stopped
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
-from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import engines_differ
-from relabel.manifests.receipts import ChunkId
 from relabel.manifests.reuse import why_nothing
 from relabel.manifests.store import Lock
 
@@ -45,24 +43,6 @@ def start_engine(job: Job) -> tuple[Engine, list[str]]:
     except BaseException:
         engine.close()
         raise
-
-
-def ask_unwritten(job: Job, engine: Engine, pairs: list[Pair], progress: Progress) -> ChunkWork:
-    """Put pairs to an engine as a run does, with the same seeds, and commit nothing."""
-    asked = ChunkWork(ChunkId(-1, 0), pairs)
-    loop = RunLoop(
-        job.labeler,
-        job.spec.labeler,
-        engine,
-        lambda _: True,
-        seed=job.spec.engine.seed,
-        progress=progress,
-        stop=Stop(),
-        ask_timeout_s=job.spec.run.ask_timeout_s,
-    )
-    with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
-        loop.run(iter([asked]))
-    return asked
 
 
 @runtime_checkable
@@ -104,17 +84,18 @@ def label(
             and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
         ):
             session.progress.engine_starts += 1
+            chunks, sample, found = begun
             engine, remarks = opened
             engine_start_s = time.perf_counter() - started
             try:
                 if session.allowance is not None:
                     session.allowance.uses(engine)
                 session.facts = engine.facts()
-                remarks = [*begun.remarks, *remarks, *_reuse_remarks(session)]
+                remarks = [*found, *remarks, *_reuse_remarks(session)]
                 on_engine(session.facts, remarks)
                 _check_engine(session)
-                canary = _pass_canary(engine, session, begun, on_progress)
-                _drive(engine, session, begun.chunks, on_progress)
+                canary = _pass_canary(engine, session, sample, on_progress)
+                _drive(engine, session, chunks, on_progress)
                 # rows that failed before are no sample of others
                 if not session.is_retry and not isinstance(engine, LabelsChunks):
                     keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
@@ -150,19 +131,12 @@ def _start(session: Session) -> tuple[Engine, list[str]]:
     return engine, remarks
 
 
-class _Begun(NamedTuple):
-    """What was found out before an engine is started: chunks from the first that has something to ask, the canary's
-    rows, remarks.
-    """
-
-    chunks: Iterator[ChunkWork | None]
-    sample: CanarySample | None
-    remarks: list[str]
-
-
-def _begin(session: Session) -> _Begun | None:
+def _begin(session: Session) -> tuple[Iterator[ChunkWork | None], CanarySample | None, list[str]] | None:
     """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed,
     unless a canary comes first.
+
+    Returns:
+        Chunks from the first that has something to ask; the canary's rows; remarks.
     """
     spec, remarks, sample = session.opened.job.spec, list[str](), None
     if (
@@ -182,9 +156,9 @@ def _begin(session: Session) -> _Begun | None:
     is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
     if (session.reuse is None and session.opened.cascade is None) or is_awaited:
-        return _Begun(chunks, sample, remarks)
+        return chunks, sample, remarks
     first = _commit_known(session, chunks)
-    return None if first is None else _Begun(itertools.chain([first], chunks), sample, remarks)
+    return None if first is None else (itertools.chain([first], chunks), sample, remarks)
 
 
 def _may_spend(session: Session) -> bool:
@@ -252,7 +226,7 @@ def _reuse_remarks(session: Session) -> list[str]:
 
 
 def _pass_canary(
-    engine: Engine, session: Session, begun: _Begun, on_progress: Callable[[], None]
+    engine: Engine, session: Session, sample: CanarySample | None, on_progress: Callable[[], None]
 ) -> CanaryResult | None:
     """Ask the canary's rows, if this engine has not passed here yet.
 
@@ -269,7 +243,7 @@ def _pass_canary(
     try:
         if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
             return None
-        sample = begun.sample if begun.sample is not None else draw_canary(session)
+        sample = draw_canary(session) if sample is None else sample
         result = ask_canary(session, engine, sample, on_progress) if sample is not None and sample.rows else None
         if result is not None:
             keep_result(opened.store, result)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from relabel.jobs.job import Job
 from relabel.jobs.run.budget import AT_BUDGET, Allowance
 from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.crashes import CrashJournal, StallDetection
+from relabel.jobs.run.crashes import CrashJournal, StallDetection, ends_hanging
 from relabel.jobs.run.reuse import AnswerCache, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import CHECK_EVERY_S, DRAIN_S, Stop
@@ -20,6 +21,7 @@ from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, r
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError
+from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.reuse import answer_row
 from relabel.manifests.schemas import LabelRow, QuarantineRow
@@ -462,3 +464,35 @@ class RunLoop:
             self._begun.pop(work.id, None)
             self._spans.append(time.perf_counter() - work.started_s)
             self._commits.add(work)
+
+
+def ask_unwritten(
+    job: Job,
+    engine: Engine,
+    pairs: list[Pair],
+    progress: Progress,
+    *,
+    stop: Stop | None = None,
+    on_progress: Callable[[], None] = lambda: None,
+    allowance: Allowance | None = None,
+) -> ChunkWork:
+    """Put pairs to an engine as a run does, with the same seeds, and commit nothing. Rows are missing where a stop
+    came.
+    """
+    asked = ChunkWork(ChunkId(-1, 0), pairs)
+    loop = RunLoop(
+        job.labeler,
+        job.spec.labeler,
+        engine,
+        lambda _: True,
+        seed=job.spec.engine.seed,
+        progress=progress,
+        stop=stop or Stop(),
+        on_progress=on_progress,
+        ask_timeout_s=job.spec.run.ask_timeout_s,
+        is_late=job.spec.engine.args.sends_batches,
+        allowance=allowance,
+    )
+    with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+        loop.run(iter([asked]))
+    return asked
