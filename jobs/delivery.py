@@ -75,10 +75,7 @@ class TransferDisplay:
 
     def say(self, line: str) -> None:
         """A line above the bar."""
-        if self._bar is not None:
-            self._bar.console.print(redacted(line), markup=False, highlight=False)
-        else:
-            print(line, file=sys.stderr, flush=True)  # noqa: T201
+        self._console.print(redacted(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def size_text(size_bytes: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay, files_text, size_text
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, table
+from relabel.jobs.run.stop import span_s
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.secrets import counted
@@ -183,10 +183,6 @@ def _bundle_at(text: str) -> tuple[Store, str]:
 # `list` and `show`: what a bundle store holds, and the active version of a folder.
 
 
-VERSIONS_SHOWN, CHANNELS_SHOWN, FILES_SHOWN, LINE_CHARS = 3, 3, 3, 100
-"""What fits into eight lines for a person; JSON has the rest."""
-
-
 @click.command("list", epilog="Example: relabel list s3://bucket/models")
 @click.argument("url", metavar="URL")
 @output_option
@@ -211,7 +207,7 @@ def show(bundle: str, output: str) -> int:
     was pulled to, its active version.
 
     Of DEST, every byte is read; exits 3 and names a file that is not what was pulled. Writes nothing and needs no
-    network. The text is eight lines at most; --output json has all there is.
+    network. --output json has all there is.
     """
     if is_destination(bundle):
         return show_destination(Path(bundle), output)
@@ -231,41 +227,26 @@ def show(bundle: str, output: str) -> int:
 
 def _bundle_text(url: str, found: dict[str, Any]) -> str:
     lines = [f"{url}/{found['name']}: {counted(len(found['versions']), 'version')}, newest first"]
-    for one in found["versions"][:VERSIONS_SHOWN]:
+    for one in found["versions"]:
         marks = ", ".join([*one["channels"], *(f"signed by {key}" for key in one["signed_by"])])
         size = f"{counted(one['files'], 'file')}, {size_text(one['size_bytes'])}"
         lines.append(f"  {one['version']}  {size}  {marks}".rstrip())
-    channels = sorted(found["channels"], key=lambda channel: channel["moved"], reverse=True)
-    for channel in channels[:CHANNELS_SHOWN]:
+    for channel in sorted(found["channels"], key=lambda channel: channel["moved"], reverse=True):
         signed = "".join(f", signed by {key}" for key in channel["signed_by"])
         lines.append(
             f"channel {channel['channel']}: {channel['version']}, move {channel['sequence']} ({channel['reason']}) of "
             f"{channel['moved']}{signed}"
         )
-    older = found["versions"][VERSIONS_SHOWN:]
-    left = [counted(len(older), "older version")] if older else []
-    left += [f"channels {', '.join(one['channel'] for one in more)}"] if (more := channels[CHANNELS_SHOWN:]) else []
-    return "\n".join([*lines, f"{_line(', '.join([*left, 'all moves']))}: --output json"])
+    return "\n".join([*lines, "All moves: --output json"])
 
 
 def _version_text(where: str, found: dict[str, Any]) -> str:
     rows = [("sha256", found["sha256"]), ("signed by", ", ".join(found["signed_by"]) or "nobody")]
     if found["channel"]:
         rows.append(("channel", f"{found['channel']['channel']}, sequence {found['channel']['sequence']}"))
-    short = {key: value for key, value in found["facts"].items() if not isinstance(value, dict | list)}
-    rows.append(("facts", _cut(", ".join(f"{_line(key)} {_line(value)}" for key, value in short.items()))))
-    largest = sorted(found["list"], key=lambda file: -file["size_bytes"])[:FILES_SHOWN]
-    shown = [f"{_line(file['path'])} {size_text(file['size_bytes'])}" for file in largest]
-    rest = len(found["list"]) - len(largest)
-    rows.append(("files", ", ".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])))
-    rows.append(
-        ("more", _cut(", ".join([*(_line(key) for key in found["facts"] if key not in short), "digests of files"])))
-    )
+    rows += [(_line(key), _line(value)) for key, value in found["facts"].items() if not isinstance(value, dict | list)]
+    rows += [("file", f"{_line(file['path'])} {size_text(file['size_bytes'])}") for file in found["list"]]
     return f"{where}: version {found['version']}\n{table(rows)}\nAll of it: --output json"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LINE_CHARS else text[: LINE_CHARS - 1] + "…"
 
 
 def _line(value: Any) -> str:
@@ -279,12 +260,6 @@ def _line(value: Any) -> str:
 
 
 KEEP_MOVES = 10
-
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
-
-
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.command(epilog="Example: relabel gc s3://bucket/models --delete")
@@ -309,7 +284,8 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
     bundle_store = open_bundle_store(url, Storage())
-    found = collect(bundle_store, keep=keep, grace_s=_seconds(grace), deletes=deletes, on_progress=lambda _count: None)
+    grace_s = span_s(grace, "--grace")
+    found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, on_progress=lambda _count: None)
     code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
     would = "" if deletes else "would be "
     rows = [
@@ -332,10 +308,3 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     }
     tail = "" if deletes else "\nNothing was touched. To do it: --delete"
     return emit(result, f"{bundle_store.url}\n" + table(rows) + tail, output, code)
-
-
-def _seconds(text: str) -> float:
-    matched = _DURATION.fullmatch(text.strip())
-    if matched is None:
-        raise click.UsageError(f"--grace {text}: write a number and s, m, h or d, for instance 12h.")
-    return float(matched[1]) * _UNIT_S[matched[2] or "s"]

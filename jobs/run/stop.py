@@ -20,7 +20,7 @@ from relabel.manifests.errors import UsageError
 LONGEST_S = 366 * 86400.0
 """A deadline further away than this is taken for a mistake."""
 _TIME = re.compile(r"(\d{1,2}:[\d:]+)\s*(Z|[+-][\d:]+)?(?:\s+([A-Za-z].*))?")
-_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in "dhms"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,17 @@ def until_s(text: str, now: datetime) -> float:
     return moment.timestamp()
 
 
-def span_s(text: str) -> float:
-    """A length such as 45s, 90m, 2h or 1h30m, in seconds.
+def span_s(text: str, option: str = "--for") -> float:
+    """A length such as 45s, 90m, 2h, 1h30m or 7d, in seconds.
 
     Raises:
         UsageError: it is none, or zero, or above a year.
     """
     match = _SPAN.fullmatch(text.strip())
-    if match is None or not text.strip():
-        raise UsageError(f"--for {text}: want a length with its unit: 45s, 90m, 2h or 1h30m.")
-    hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    found = hours * 3600 + minutes * 60 + seconds
+    parts = [float(part or 0) for part in match.groups()] if match is not None else [0.0]
+    found = sum(part * unit_s for part, unit_s in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not 0 < found <= LONGEST_S:
-        raise UsageError(f"--for {text}: want more than nothing and a year at most.")
+        raise UsageError(f"{option} {text}: want a length with its unit, a year at most: 45s, 90m, 2h, 1h30m or 7d.")
     return found
 
 

@@ -145,7 +145,7 @@ def test_every_command_finds_its_store_by_a_profile_and_shows_no_secret(
         ("rollback store/ecom absent", 3, "no channel absent"),
         ("show store/absent", 3, "no bundle absent"),
         ("show store/ecom@absent", 3, "no version absent"),
-        ("gc store --grace soon", 2, "write a number"),
+        ("gc store --grace soon", 2, "want a length"),
         ("gc store --keep 0", 2, "--keep"),
     ],
 )
