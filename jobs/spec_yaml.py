@@ -139,7 +139,7 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
     try:
         values = parse_yaml(text)
     except yaml.YAMLError as exc:
-        raise ConfigError(f"{path}{_place(exc, text)}: not YAML: {yaml_fault(exc)}.") from exc
+        raise ConfigError(f"{path}{_place(exc)}: not YAML: {yaml_fault(exc)}.") from exc
     if values is None:
         raise ConfigError(f"{path}: is empty. {beginning}.")
     if not isinstance(values, dict):
@@ -153,24 +153,16 @@ def parse_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is no YAML, or one that is refused here; `yaml_fault` says what about it.
     """
-    try:
-        return yaml.load(text, Loader=SpecLoader)
-    except RecursionError as exc:
-        raise yaml.YAMLError("it is nested too deeply") from exc
+    return yaml.load(text, Loader=SpecLoader)
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:
     """What is off, on one line, without the place."""
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"the character U+{int(error.character):04X} is not one that YAML allows ({error.reason})"
     said = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
     return (", ".join(said) or str(error)).replace("\n", " ")
 
 
-def _place(error: yaml.YAMLError, text: str) -> str:
-    if isinstance(error, yaml.reader.ReaderError):
-        before = text[: error.position]
-        return f", line {before.count(chr(10)) + 1}, column {error.position - before.rfind(chr(10))}"
+def _place(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 

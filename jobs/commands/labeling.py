@@ -340,16 +340,14 @@ def _text(name: str, report: RoundsReport) -> str:
 
 
 def _verdict(report: RoundsReport) -> str:
-    match report.exit:
-        case Exit.DONE:
-            return "done, every question has its trajectory"
-        case Exit.NOTHING_TO_DO:
-            return "nothing to do, every question has its trajectory"
-        case Exit.OVER_LIMIT:
-            return f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
-        case Exit.GATE:
-            return ENDED_AT_BUDGET
-        case Exit.LOCKED:
-            return "another process works on this round"
-        case _:
-            return "partial; run the same command again"
+    if report.exit is Exit.OVER_LIMIT:
+        return f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
+    return _VERDICTS.get(report.exit, "partial; run the same command again")
+
+
+_VERDICTS = {
+    Exit.DONE: "done, every question has its trajectory",
+    Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
+    Exit.GATE: ENDED_AT_BUDGET,
+    Exit.LOCKED: "another process works on this round",
+}

@@ -22,8 +22,6 @@ from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.records import sha256_file
 from relabel.manifests.store import LocalStore, open_bundle_store
 
-KEPT_SHOWN = 2
-
 
 @click.command(epilog="Example: relabel pull s3://bucket/models/ecom@stable models/ecom")
 @click.argument("arguments", nargs=-1, metavar="URL/NAME[@CHANNEL|@VERSION] DEST")
@@ -227,8 +225,7 @@ def show_destination(folder: Path, output: str) -> int:
     kept = [
         one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)) for one in state.served[1:]
     ]
-    more = [f"and {len(kept) - KEPT_SHOWN} more: --output json"] if len(kept) > KEPT_SHOWN else []
-    rows += [("kept", text) for text in (*kept[:KEPT_SHOWN], *more)]
+    rows += [("kept", text) for text in kept]
     held = [f"follows {channel} from sequence {sequence + 1} on" for channel, sequence in state.held.items()]
     rows += [("held", "; ".join(held))] if held else []
     return emit(result, f"{folder}: {state.name}\n" + table(rows), output, code)

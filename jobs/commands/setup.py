@@ -12,7 +12,7 @@ from relabel.jobs.commands.options import FORCE_HELP, local_folder, output_optio
 from relabel.jobs.exits import Exit
 from relabel.jobs.files import check_free, written
 from relabel.jobs.output import emit, table
-from relabel.manifests.errors import StoreError, UsageError
+from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
 # ------------------------------------------------------------------------------
@@ -41,17 +41,16 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
     language server then offer keys and explain them.
     """
     path = path or f"{kind}.yaml"
-    target = Path(path)
-    if target.exists() and not force:
-        raise UsageError(f"{path}: is there already. Give another name, or --force to replace it.")
-    schema_file = target.with_name(f"{kind}.schema.json")
+    schema_file, storage = Path(path).with_name(f"{kind}.schema.json"), Storage()
+    check_free(path, [], storage, force=force)
     text = resources.files("relabel.jobs").joinpath(f"templates/{kind}.yaml").read_text(encoding="utf-8")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        schema_file.write_text(_schema_text(kind), encoding="utf-8")
-        target.write_text(f"# yaml-language-server: $schema={schema_file.name}\n{text}", encoding="utf-8")
-    except OSError as exc:
-        raise StoreError(f"{path}: can't write it ({exc.strerror}).") from exc
+    texts = {
+        str(schema_file): _schema_text(kind),
+        path: f"# yaml-language-server: $schema={schema_file.name}\n{text}",
+    }
+    for name, held in texts.items():
+        with written(name, storage) as file:
+            file.write_text(held, encoding="utf-8")
     return emit({"path": path, "schema": str(schema_file)}, f"Wrote {path}. {NEXT[kind]} {path}", output)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from relabel.jobs.job import Job, OpenRun
+from relabel.jobs.output import clock_text
 from relabel.jobs.run.chunks import StageSeen
 from relabel.jobs.run.counts import Progress
 from relabel.manifests.asks import EngineFacts
@@ -208,9 +209,6 @@ def _key(opened: OpenRun) -> dict[str, Any]:
 # How long a run still takes.
 
 
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
 def left_s(total: int, done: int, seconds: float) -> Range | None:
     """Seconds until all rows are done at the pace so far, with two standard errors of a mean over so many rows; None
     before the first.
@@ -222,16 +220,8 @@ def left_s(total: int, done: int, seconds: float) -> Range | None:
 
 
 def left_text(left: Range | None) -> str:
-    """An interval in words: `4 to 9 min`."""
+    """An interval in words: `0:04:10 to 0:09:00`."""
     if left is None:
         return "unknown"
-    (low, unit), (high, last) = _in_unit(left.low), _in_unit(left.high)
-    if unit != last:
-        return f"{low} {unit} to {high} {last}"
-    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
-
-
-def _in_unit(seconds: float) -> tuple[str, str]:
-    size, name = next((one for one in UNITS if seconds >= one[0]), UNITS[-1])
-    value = seconds / size
-    return f"{value:,.1f}" if value < 3 and size > 1 else f"{value:,.0f}", name
+    low, high = clock_text(left.low), clock_text(left.high)
+    return low if low == high else f"{low} to {high}"

@@ -61,8 +61,6 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
         first = _number(environment, "SLURM_ARRAY_TASK_MIN", 0)
         last = _number(environment, "SLURM_ARRAY_TASK_MAX")
         step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", 1))
-        if (number - first) % step or not first <= number <= last:
-            raise UsageError(f"--shard auto: Slurm's task {number} does not fit its array {first}-{last}:{step}.")
         count = (last - first) // step + 1
         if _number(environment, "SLURM_ARRAY_TASK_COUNT", count) != count:
             raise UsageError(
@@ -89,17 +87,13 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = environment.get(name)
-    if text is None and default is not None:
-        return default
-    try:
-        number = int(text or "")
-    except ValueError:
-        number = -1
-    if number < 0:
-        what = "is not set" if text is None else f"is {text!r}, which is not a count"
-        raise UsageError(f"--shard auto: the variable {name} {what}. Give INDEX/COUNT, for instance --shard 3/64.")
-    return number
+    text = environment.get(name, default)
+    if not str(text).isdecimal():
+        raise UsageError(
+            f"--shard auto: the variable {name} is {text!r}, which is not a count. Give INDEX/COUNT, for instance "
+            "--shard 3/64."
+        )
+    return int(str(text))
 
 
 class WorkLeft:

@@ -73,7 +73,7 @@ def until_s(text: str, now: datetime) -> float:
     (`06:00 Europe/Berlin`, `06:00Z`, `06:00+02:00`); else it is the machine's.
 
     Raises:
-        UsageError: it is neither, or has passed, or is more than a year ahead.
+        UsageError: it is neither, or has passed.
     """
     clean = text.strip()
     match = _TIME.fullmatch(clean)
@@ -92,8 +92,6 @@ def until_s(text: str, now: datetime) -> float:
     left_s = moment.timestamp() - now.timestamp()
     if left_s <= 0:
         raise UsageError(f"--until {text}: has passed; it is now {now.astimezone(moment.tzinfo):%Y-%m-%dT%H:%M:%S%z}.")
-    if left_s > LONGEST_S:
-        raise UsageError(f"--until {text}: is more than a year ahead.")
     return moment.timestamp()
 
 

@@ -180,14 +180,6 @@ def test_typo_below_a_known_section_is_an_error_that_names_the_variable(write_jo
     assert "(set outside the file: variable RELABEL_ENGINE__SEDE)" in message
 
 
-def test_another_labelers_leftover_key_comes_with_what_to_write(write_job: Callable[..., str]) -> None:
-    path = write_job({"labeler": {"name": "r3a", "max_think_tokens": 256}})
-    message = refusal_of(path, overrides=["labeler.name=direct"])
-    assert "unknown key `max_think_tokens`" in message
-    assert message.endswith("To leave the file's labeler out: --set 'labeler={name: direct}'")
-    assert load_job(path, overrides=["labeler={name: direct}"], environment={}).spec.labeler.name == "direct"
-
-
 def test_wrong_value_from_outside_names_the_flag_and_variable(write_job: Callable[..., str]) -> None:
     message = refusal_of(write_job(), environment={"RELABEL_RUN": "3"}, overrides=["shards=0"])
     assert "variable RELABEL_RUN, --set shards=0" in message

@@ -261,7 +261,7 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
         display.update()
     err = capsys.readouterr().err
     assert err.startswith("996 of 1,000 pairs, 747 by other workers · 2.5 pairs/s · 0 quarantined · ")
-    assert err.endswith("ETA 0 s\n"), "four pairs at ten a second"
+    assert err.endswith("ETA 0:00:00\n"), "four pairs at ten a second"
     progress.pairs += 5  # of a chunk that another has committed, which a pool does not know yet
     with Display(progress, 1000) as display:
         display.update()
