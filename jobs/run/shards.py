@@ -90,8 +90,8 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     text = environment.get(name, default)
     if not str(text).isdecimal():
         raise UsageError(
-            f"--shard auto: the variable {name} is {text!r}, which is not a count. Give INDEX/COUNT, for instance "
-            "--shard 3/64."
+            f"--shard auto: the variable {name} is {'not set' if text is None else repr(text)}. Give INDEX/COUNT, for "
+            "instance --shard 3/64."
         )
     return int(str(text))
 

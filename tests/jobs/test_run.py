@@ -362,14 +362,6 @@ def kubernetes(index: str) -> dict[str, str]:
             r"1-7:1 has gaps.*0-6, or give INDEX/COUNT",
             id="gaps in an array, whose shards would fall to nobody",
         ),
-        *(
-            (
-                "auto",
-                slurm(index, *array),
-                rf"Slurm's task {index} does not fit its array {'-'.join(map(str, array[:2]))}",
-            )
-            for index, array in ((5, (4, 8, 2)), (3, (4, 8, 1)), (9, (4, 8, 1)))
-        ),
         ("auto", {"SLURM_ARRAY_TASK_ID": "2"}, r"SLURM_ARRAY_TASK_MAX is not set.*--shard 3/64"),
         *(
             ("auto", {name: "3"}, f"{name} gives an index but no count. Set RELABEL_SHARD_COUNT")
