@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("relabel.jobs.commands.status:status", "Show what is done, open and quarantined."),
     "retry": ("relabel.jobs.commands.label:retry", "Ask the quarantined rows again."),
     "verify": ("relabel.jobs.commands.status:verify", "Prove that no row is lost or doubled and no file changed."),
-    "score": ("relabel.jobs.commands.score:score", "Label pairs with a trained student."),
+    "score": ("relabel.jobs.commands.label:score", "Label pairs with a trained student."),
     "merge": ("relabel.jobs.commands.label_sets:merge", "Join outputs made in one way into one."),
     "combine": ("relabel.jobs.commands.label_sets:combine", "Make one set of labels from several judges'."),
     "evaluate": (

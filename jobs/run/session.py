@@ -1,4 +1,5 @@
-"""A worker's session over its shards: locks, open chunks, and commits in background threads."""
+"""A worker's session over its shards: locks, open chunks, the rows that cheap judges label, and commits in background
+threads."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Self
 
@@ -20,27 +21,20 @@ import numpy as np
 
 from relabel.jobs.job import OpenRun
 from relabel.jobs.run.budget import Allowance
-from relabel.jobs.run.cascade import cheap_sources, take_cheap, with_sources
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal
-from relabel.jobs.run.reuse import (
-    AnswerCache,
-    Reuse,
-    earlier_outputs,
-    keep_answers,
-    known_answers,
-    listed,
-)
+from relabel.jobs.run.reuse import AnswerCache, Reuse, earlier_outputs, keep_answers, known_answers, listed
 from relabel.jobs.run.shards import ShardLogs, WorkLeft
 from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import EngineFacts
+from relabel.manifests.cascade import Cascade
 from relabel.manifests.errors import LockHeldError
 from relabel.manifests.files import HERE
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import Snapshot
 from relabel.manifests.plan import Plan, shard_row_ids
-from relabel.manifests.receipts import ChunkId, Receipt, commit_chunk
+from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
 from relabel.manifests.reuse import LabelKeys
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import Attempts, file_schema
@@ -405,3 +399,67 @@ def list_every_s(plan: Plan) -> float:
 
 def _utc(clock_s: float) -> str:
     return datetime.fromtimestamp(clock_s, UTC).isoformat(timespec="milliseconds")
+
+
+# ------------------------------------------------------------------------------
+# The rows of a chunk that cheap judges label, and the columns that say who labelled which row.
+
+
+CHEAP = -1
+"""Source of a row in `ChunkWork.sources`; earlier outputs are numbered from 0."""
+
+
+def take_cheap(cascade: Cascade, work: ChunkWork) -> int:
+    """Settle the rows of a chunk that the cheap judges are sure of, but for those that are known or drawn for the
+    audit. Returns how many.
+    """
+    before, cheap = work.left, cascade.cheap
+    place_N, by_N = cascade.places(work.pairs)
+    for index in np.flatnonzero(by_N == "cheap").tolist():
+        if work.rows[index] is not None:
+            continue
+        pair, probs_K = work.pairs[index], cheap.probs_PK[place_N[index]]
+        row = LabelRow(
+            row_id=pair.row_id,
+            query_id=pair.query_id,
+            doc_id=pair.doc_id,
+            status="ok",
+            grade=int(cheap.grade_P[place_N[index]]),
+            probs=probs_K.tolist(),
+            outside_mass=None,
+            expected_grade=float(probs_K @ np.arange(len(probs_K))),
+            evidence=[],
+            intent=None,
+            reasoning=None,
+            flags=[],
+            samples=None,
+            prompt_tokens=0,
+            output_tokens=0,
+            reused=True,
+            key=None,  # so that no later run takes it for the teacher's
+            origin=cascade.origin,
+        )
+        work.take_over(index, row, CHEAP)
+    return before - work.left
+
+
+def with_sources(cascade: Cascade, work: ChunkWork) -> list[LabelRow]:
+    """A chunk's labels with the columns of a cascade."""
+    place_N, by_N = cascade.places(work.pairs)
+    found = []
+    for row, place, by in zip(work.rows, place_N.tolist(), by_N.tolist(), strict=True):
+        if isinstance(row, LabelRow):
+            known_by = "calibration" if row.query_id in cascade.queries else "teacher"
+            columns = {
+                "answered_by": known_by if by == "cheap" and row.key is not None else by,  # asked by an earlier run
+                "cheap_grade": None if place < 0 else int(cascade.cheap.grade_P[place]),
+                "cheap_confidence": None if place < 0 else float(cascade.cheap.confidence_P[place]),
+            }
+            found.append(row._replace(columns={**row.columns, **columns}))
+    return found
+
+
+def cheap_sources(cascade: Cascade, work: ChunkWork) -> list[ReusedRows]:
+    """What a chunk's receipt says of its cheap rows: all of them under the first judge."""
+    rows = work.sources[CHEAP]
+    return [replace(judge, rows=0 if at else rows) for at, judge in enumerate(cascade.judges)] if rows else []

@@ -45,7 +45,7 @@ HEAVY = (
     "torch.onnx",
     "onnxscript",
     "polars",
-    "relabel.jobs.commands.score",
+    "relabel.jobs.commands.label",
     "relabel.jobs.score.loop",
     "relabel.jobs.score.loop",
     "relabel.jobs.commands.train",
