@@ -16,17 +16,12 @@ from relabel.jobs.commands.options import date_option, job_options, output_optio
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job, load_job
 from relabel.jobs.output import emit, note, shown
-from relabel.jobs.run.chunks import RefusedAnswer
 from relabel.jobs.run.results import engine_text
-from relabel.jobs.run.reuse import kept_answers
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import ConfigError, UsageError
-from relabel.manifests.plan import plan_to_read
 from relabel.manifests.records import plain
-from relabel.manifests.run import RunFolder
 from relabel.manifests.schemas import LabelRow, QuarantineRow
-from relabel.manifests.secrets import counted, one_line, redacted
-from relabel.manifests.store import open_run_store
+from relabel.manifests.secrets import counted, one_line
 
 
 @click.command(epilog="Example: relabel ask job.yaml --row 3")
@@ -36,12 +31,6 @@ from relabel.manifests.store import open_run_store
 @click.option("--random", type=click.IntRange(min=1), metavar="N", help="N rows, drawn by --seed.")
 @click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True, help="Of --random.")
 @click.option("--stage", metavar="NAME", help="Show the asks of this stage alone.")
-@click.option(
-    "--refused",
-    "is_refused",
-    is_flag=True,
-    help="Show the unreadable answers that a stopped run kept of unfinished chunks, of all rows or --row; ask nothing.",
-)
 @click.option("--dry-run", is_flag=True, help="Show the first prompt of each row; load no model.")
 @click.option(
     "--edit-prompt",
@@ -59,7 +48,6 @@ def ask(
     random: int | None,
     seed: int,
     stage: str | None,
-    is_refused: bool,
     dry_run: bool,
     edited: str | None,
     day: str | None,
@@ -75,8 +63,6 @@ def ask(
         raise UsageError("--row, --query-id, --random: give one of them.")
     if output == "json" and edited is not None:
         raise UsageError("--edit-prompt is for a person: leave out --output json.")
-    if is_refused and (query_id is not None or random is not None):
-        raise UsageError("--refused: shows all that was kept, or that of one --row.")
     choice = RowChoice(row, query_id, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
     if stage is not None:
@@ -85,8 +71,6 @@ def ask(
             raise UsageError(
                 f"--stage {stage}: {job.spec.labeler.name} has none of that name; it has {', '.join(stages)}."
             )
-    if is_refused:
-        return _show_refused(job, row, stage, output)
     if edited is not None and not Path(edited).is_dir():
         raise UsageError(
             f"--edit-prompt {edited}: no such folder. `relabel templates export {job.spec.labeler.name} {edited}` "
@@ -113,15 +97,6 @@ def ask(
             overrides = (*overrides, f"labeler.templates={json.dumps(edited)}")
             again_on_change(Path(edited), lambda: put(load_job(job_file, overrides=overrides, day=day)))
     return Exit.DONE
-
-
-def _show_refused(job: Job, row: int | None, stage: str | None, output: str) -> int:
-    store = open_run_store(job.spec.output, job.storage)
-    plan = plan_to_read(store)
-    found = [] if plan is None else list(kept_answers(RunFolder(store, plan)))
-    found = [one for one in found if row in (None, one.row_id) and stage in (None, one.stage)]
-    lines = [*map(refused_text, found), f"{len(found):,} refused answers of unfinished chunks were kept."]
-    return emit({"refused": [plain(one) for one in found]}, redacted("\n".join(lines)), output)
 
 
 def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry: bool, seconds: float) -> None:
@@ -199,12 +174,6 @@ def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
         yield click.style("as it came", dim=True)
         yield shown(answer.raw)
     yield from _distributions(exchange.ask, answer)
-
-
-def refused_text(answer: RefusedAnswer) -> str:
-    """An answer that a run could not read, and why."""
-    head = f"row {answer.row_id} · {answer.stage}, attempt {answer.attempt} · refused as {answer.status}"
-    return "\n".join([ruler(f"{head} ({answer.finish})"), shown(answer.text) or "(no text)", shown(answer.reason)])
 
 
 def outcome_text(row: LabelRow | QuarantineRow) -> str:

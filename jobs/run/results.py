@@ -491,7 +491,7 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
     if report.busy_shards:
         lines.append(f"locked by other workers: {counted(len(report.busy_shards), 'shard')}: {report.busy_shards[:10]}")
     if report.left.begun_chunks:
-        see = f"; those that were refused: relabel ask --refused {same_job}" if report.left.refused else ""
+        see = f"; those that were refused are listed in {report.output}/refused" if report.left.refused else ""
         lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")
     for line in lines:
         logs.say(line, event="advice")

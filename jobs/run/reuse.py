@@ -33,7 +33,7 @@ from relabel.manifests.reuse import (
     open_earlier,
     shared_answers,
 )
-from relabel.manifests.run import RunFolder, labeler_columns
+from relabel.manifests.run import labeler_columns
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.store import RunStore, map_concurrent, read_if_there
 
@@ -224,7 +224,7 @@ class SharedAsks(OrderedDict[bytes, SharedAsk]):
 
 # ------------------------------------------------------------------------------
 # Answers of chunks that a run left unfinished: kept in `refused/`, so that the run that continues need not ask them
-# again. Those that could not be read are for people too (`relabel ask --refused`).
+# again. Those that could not be read are listed for people too.
 #
 # A committed chunk has its own in its files, and the file here is no longer looked at. Nothing depends on one.
 
@@ -272,15 +272,6 @@ def known_answers(store: RunStore, fingerprint: str, engine: EngineFacts | None,
     if kept is None or engine is None or engines_differ([kept.engine, asdict(engine)]):
         return {}
     return {bytes.fromhex(key): answer for key, answer in kept.answered.items()}
-
-
-def kept_answers(folder: RunFolder) -> Iterator[RefusedAnswer]:
-    """Refused answers of all chunks that are still open, by shard and chunk."""
-    attempts = folder.attempts_of_all()
-    for name, chunk in listed(folder.store):
-        if chunk.attempt not in attempts.get(chunk.shard, {}).get(chunk.chunk, ()):
-            kept = _load(folder.store, folder.plan.fingerprint, name)
-            yield from kept.refused if kept is not None else ()
 
 
 def _load(store: RunStore, fingerprint: str, name: str) -> _Kept | None:

@@ -249,8 +249,6 @@ CALLS = [
     ("init job.yaml", _nothing, 2),
     ("ask job.yaml", _nothing, 0),
     ("ask job.yaml --dry-run", _nothing, 0),
-    ("ask job.yaml --refused", _planned, 0),
-    ("ask job.yaml --refused --random 2", _planned, 2),
     ("ask job.yaml --edit-prompt absent", _nothing, 2),
     ("ask job.yaml --row 100000", _nothing, 3),
     ("ask job.yaml --row 1 --random 2", _nothing, 2),
