@@ -231,6 +231,12 @@ CACHE_VARIABLE = "RELABEL_CACHE"
 """Folder for fetched models; default `~/.cache/relabel`."""
 
 
+def cache_dir() -> Path | None:
+    """The folder that the variable names; None for the default."""
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named) if named else None
+
+
 def load_job(
     spec: str | Mapping[str, Any],
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,11 @@ import click
 
 from relabel.jobs.commands.options import given_parameters, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import CACHE_VARIABLE
 from relabel.jobs.output import emit, grid, table
+from relabel.jobs.score.students import local_student
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import default_cache_dir
 
 if TYPE_CHECKING:
     from relabel.export.bundles import Bundle
@@ -103,7 +101,7 @@ def export(
     spec = validate_spec(ExportSpec, lay_over(own, overrides), where="the options")
     source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"))
     storage = Storage()
-    folder = _student(student, storage)
+    folder = Path(local_student(student, storage))
     made, was_done = export_bundle(
         folder,
         _place(to),
@@ -141,7 +139,7 @@ def _export_hf(
 
     place = _place(to)
     library, left_out, was_done = export_to_hub_folder(
-        _student(student, Storage()),
+        Path(local_student(student, Storage())),
         place,
         form,
         score=score,
@@ -204,16 +202,6 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
         f"The bundle is in {made.folder}\n{table(rows)}",
         output,
     )
-
-
-def _student(reference: str, storage: Storage) -> Path:
-    """The student's folder; by URL, a copy in the cache."""
-    if "://" not in reference:
-        return Path(reference)
-    from relabel.jobs.score.students import local_student
-
-    cache = os.environ.get(CACHE_VARIABLE)
-    return Path(local_student(reference, storage, cache_dir=Path(cache) if cache else default_cache_dir()))
 
 
 def _place(to: str) -> Path:

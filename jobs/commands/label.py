@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -221,19 +219,14 @@ def score(
     one stopped.
     """
     from relabel.jobs.commands.labeling import dry_run_result, execute, session_of
-    from relabel.jobs.job import CACHE_VARIABLE
     from relabel.jobs.run.results import report_json, report_text
     from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.score.loop import score_job
     from relabel.jobs.score.students import local_student
     from relabel.manifests.files import Storage
-    from relabel.manifests.models import default_cache_dir
 
     deadline, storage = choose_deadline(until, duration), Storage()
-    cache = os.environ.get(CACHE_VARIABLE)
-    options["student"] = local_student(
-        options["student"], storage, cache_dir=Path(cache) if cache else default_cache_dir()
-    )
+    options["student"] = local_student(options["student"], storage)
     job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
     session = session_of(job, shard, may_write=not dry_run, deadline=deadline)
     if dry_run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shlex
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from relabel.jobs.commands.options import (
     sigterm_ends,
 )
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.job import CACHE_VARIABLE, Job, load_job, open_run
+from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import emit, table
 from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
@@ -284,16 +283,13 @@ def run_search(
     """Run the rounds of a search, and print what they found."""
     started, deadline = time.perf_counter(), choose_deadline(until, duration)
     pool = WorkerPool(gpus, workers)
-    cache = os.environ.get(CACHE_VARIABLE)
     job = load_job(job_file, overrides=overrides, day=day)
     logs.bind(job=job.spec.name)
 
     def label_round(round_job: Job) -> RunReport:
         return execute(session_of(round_job, deadline=deadline), pool=pool)
 
-    report = run_rounds(
-        job, label_round, cache_dir=Path(cache) if cache else None, say=lambda text: logs.say(text, event="round")
-    )
+    report = run_rounds(job, label_round, cache_dir=cache_dir(), say=lambda text: logs.say(text, event="round"))
     code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     result = {
         "exit_code": int(code),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +10,7 @@ import click
 from relabel.distill.students.bases import Embedder
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
 from relabel.jobs.downloads import fetch_model
-from relabel.jobs.job import CACHE_VARIABLE
+from relabel.jobs.job import cache_dir
 from relabel.jobs.output import emit_record, note
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs
@@ -24,7 +22,7 @@ from relabel.jobs.score.students import local_student
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import default_cache_dir, resolve_model
+from relabel.manifests.models import resolve_model
 
 page_options = together(
     click.option(
@@ -77,8 +75,7 @@ def chunk(
     """
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
-    cache = os.environ.get(CACHE_VARIABLE)
-    count = token_counter(tokenizer, storage, cache_dir=Path(cache) if cache else None)
+    count = token_counter(tokenizer, storage, cache_dir=cache_dir())
     counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
     result = {
         "output": to,
@@ -159,9 +156,8 @@ def similar(
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     compared = SimilarPairs(pairs_file, threshold, storage)
-    cache = Path(os.environ[CACHE_VARIABLE]) if os.environ.get(CACHE_VARIABLE) else None
-    fetch_model(model, storage, cache_dir=cache)
-    found = resolve_model(model, cache_dir=cache)
+    fetch_model(model, storage, cache_dir=cache_dir())
+    found = resolve_model(model, cache_dir=cache_dir())
     embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
@@ -375,9 +371,7 @@ def queries(
     started, storage = time.perf_counter(), Storage()
     check_target(to, (docs, *unlike), storage, force=force)
     if rule["candidates"]:
-        cache = os.environ.get(CACHE_VARIABLE)
-        cache_dir = Path(cache) if cache else default_cache_dir()
-        rule["candidates"] = local_student(rule["candidates"], storage, cache_dir=cache_dir)
+        rule["candidates"] = local_student(rule["candidates"], storage)
     counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike, allow_partial=allow_partial)
     if counts.get("without_query"):
         note(f"{rule['by']}: {counts['without_query']:,} of its rows have no query and are left out")

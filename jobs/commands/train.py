@@ -62,14 +62,12 @@ def open_spec(
     Raises:
         ConfigError: it can't be read, or has an unknown key.
     """
-    from relabel.jobs.job import CACHE_VARIABLE, storage_of
-    from relabel.jobs.settings import placed, read_settings
+    from relabel.jobs.job import cache_dir, storage_of
+    from relabel.jobs.settings import read_settings
 
     settings = read_settings(spec, overrides=overrides, kind=kind)
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
-    cache = os.environ.get(CACHE_VARIABLE)
-    cache_dir = Path(placed(cache, settings.places.here)) if cache else None
-    return settings, where, cache_dir, storage_of(settings.values, where=where)
+    return settings, where, cache_dir(), storage_of(settings.values, where=where)
 
 
 @contextlib.contextmanager

@@ -34,11 +34,13 @@ from relabel.export.loader import (
 )
 from relabel.export.parity import provider_here
 from relabel.jobs.downloads import fetch_folder
+from relabel.jobs.job import cache_dir
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.labels import DEFAULT_PHI, Label, LabelColumn, Pair, PhiTable
+from relabel.manifests.models import default_cache_dir
 from relabel.manifests.process import installed_versions, require
 from relabel.manifests.records import checked, digest_of, plain, sha256_bytes
 from relabel.manifests.specs import EngineArgs, LabelerOptions
@@ -185,7 +187,7 @@ def identify(path: str) -> Identity:
     return Identity(path, record, {name: named[name] for name in found}, sha256_bytes(data))
 
 
-def local_student(reference: str, storage: Storage, *, cache_dir: Path) -> str:
+def local_student(reference: str, storage: Storage) -> str:
     """The folder of a student: as it was named, or fetched from a URL into the cache, under the digest of its manifest,
     so that a student that was trained again is another one.
 
@@ -202,7 +204,7 @@ def local_student(reference: str, storage: Storage, *, cache_dir: Path) -> str:
             f"{reference}: holds no {_MANIFEST_NAME}, so no finished student. "
             "Give a copy of `relabel distill`'s output."
         ) from exc
-    slot = cache_dir / "students" / sha256_bytes(data)[:32]
+    slot = (cache_dir() or default_cache_dir()) / "students" / sha256_bytes(data)[:32]
 
     def check(folder: Path) -> None:
         if (folder / _MANIFEST_NAME).read_bytes() != data:
