@@ -13,7 +13,7 @@ import numpy as np
 
 from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, length_batches
 from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, StudentRecord, read_student
-from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_file_names, student_files
+from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_files
 from relabel.distill.students.spec import NODE_HEADS
 from relabel.export.bench.results import ChosenPrecision, choose_precision, measurements_of
 from relabel.export.bundle_facts import read_parity, student_facts
@@ -164,27 +164,16 @@ def identify(path: str) -> Identity:
     file = Path(path) / _MANIFEST_NAME
     try:
         data = file.read_bytes()
-        named = checked(StudentFiles, json.loads(data)).files
-        found = student_file_names(path)
+        files = checked(StudentFiles, json.loads(data)).files
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{path}: a student without {_MANIFEST_NAME}: its training has not ended. Run `relabel distill` again."
         ) from exc
     except (OSError, ValueError) as exc:
         raise ManifestError(
-            f"{file}: does not name all of the student's files. Restore the folder from a copy, or train again."
+            f"{file}: does not name the student's files. Restore the folder from a copy, or train again."
         ) from exc
-    if missing := sorted(set(named) - set(found)):
-        raise ManifestError(
-            f"{path}: {', '.join(missing)} of its {_MANIFEST_NAME} is missing. Restore the folder from a copy, or "
-            "train again."
-        )
-    if unnamed := sorted(set(found) - set(named)):
-        raise ManifestError(
-            f"{file}: does not name all of the student's files: {', '.join(unnamed)} did not come from its training. "
-            "Move it away, restore the folder from a copy, or train again."
-        )
-    return Identity(path, record, {name: named[name] for name in found}, sha256_bytes(data))
+    return Identity(path, record, files, sha256_bytes(data))
 
 
 def local_student(reference: str, storage: Storage) -> str:
@@ -223,11 +212,11 @@ def start_student(identity: Identity, args: StudentArgs) -> tuple[StudentModel, 
         MissingExtraError: torch or the device is absent.
     """
     held = student_files(identity.path)
-    changed = sorted(name for name in identity.files if held[name] != identity.files[name])
+    changed = sorted(name for name in held.keys() | identity.files if held.get(name) != identity.files.get(name))
     if changed:
         raise ManifestError(
-            f"{identity.path}: {', '.join(changed)} changed since the student was trained (the sha256 is not the "
-            "manifest's). Restore the folder from a copy, or train again."
+            f"{identity.path}: {', '.join(changed)} changed since the student was trained (no file of it, missing, or "
+            "its sha256 is not the manifest's). Restore the folder from a copy, or train again."
         )
     torch = require("torch", extra="cpu", purpose="relabel score")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device

@@ -212,7 +212,7 @@ def test_a_folder_that_is_not_the_whole_student_that_was_trained_is_refused(
     (student / "model.safetensors").write_bytes(bytes(data))
     score(student="copy").refused(3, "model.safetensors changed since the student was trained")
     (student / "tokenizer_config.json").unlink()
-    score(student="copy").refused(3, "tokenizer_config.json", "is missing")
+    score(student="copy").refused(3, "tokenizer_config.json", "changed since")
     (student / "manifest.json").unlink()
     score(student="copy").refused(3, "without manifest.json", "relabel distill")
 
