@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -51,17 +51,23 @@ def shown(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
 
 
-def table(rows: list[tuple[str, str]]) -> str:
-    """Two columns, the first padded."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {one_line(name.ljust(width))}  {one_line(value)}" for name, value in rows)
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Two columns, each padded."""
+    return grid(rows)
 
 
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Any number of columns, each padded."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n".join(f"  {line}" for line in lines)
+def grid(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """Any number of columns, each padded; those at `right` to that side."""
+    shown = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = (
+        [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in shown
+    )
+    return "\n".join(f"  {'  '.join(cells)}".rstrip() for cells in lines)
 
 
 def clock_text(seconds: float) -> str:

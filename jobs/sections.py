@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
+from relabel.jobs.output import grid
 from relabel.manifests.secrets import one_line
 
 SHADES = 8
@@ -190,28 +191,15 @@ def _block_text(block: Block) -> str:
         case Paragraph(text=text):
             return one_line(text)
         case Facts(title=title, rows=rows):
-            lines = _aligned([[name, cell_text(value)] for name, value in rows], [False, False])
+            lines = [grid([(name, cell_text(value)) for name, value in rows])]
         case Table(caption=title, head=head, rows=rows):
-            is_right = [block.is_number(column) for column in range(len(head))]
-            lines = _aligned([head, *([cell_text(cell) for cell in row] for row in rows)], is_right)
+            right = [column for column in range(len(head)) if block.is_number(column)]
+            lines = [grid([head, *([cell_text(cell) for cell in row] for row in rows)], right)]
         case Remarks(items=items):
             title, lines = "remarks" if items else "", [f"  - {one_line(item)}" for item in items]
         case _:
             return ""
     return "\n".join([*([one_line(title)] if title else []), *lines])
-
-
-def _aligned(rows: Sequence[Sequence[str]], is_right: Sequence[bool]) -> list[str]:
-    shown = [[one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_right, strict=True)
-        ).rstrip()
-        for row in shown
-    ]
 
 
 def _points(one: Series) -> str:

@@ -33,10 +33,9 @@ from relabel.manifests.errors import LockHeldError
 from relabel.manifests.files import HERE
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import Snapshot
-from relabel.manifests.plan import Plan, shard_row_ids
+from relabel.manifests.plan import Plan, chunk_row_ids
 from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
 from relabel.manifests.reuse import LabelKeys
-from relabel.manifests.rows import read_chunks
 from relabel.manifests.run import Attempts, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.store import Lock, shard_lock, shard_lock_name
@@ -231,13 +230,11 @@ class Session:
                 opened.store.sweep(f"{folder}/shard-{shard:05d}")
             planned = opened.plan.shards[shard]
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
-            row_ids = None if planned.row_ids is None else shard_row_ids(opened.store, planned)
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
-            rows_of = functools.partial(self._rows_of, shard, row_ids, wanted)
+            rows_of = functools.partial(self._rows_of, shard, wanted)
             self.journal.opens(shard, attempts, rows_of, num_rows=sum(planned.chunks))
             settled = self.left.settled_rows(shard) if self.is_retry else {}
-            rows = read_chunks(opened.dataset, planned, row_ids, sorted(attempts), wanted=wanted)
-            for chunk, pairs in rows:
+            for chunk, pairs in opened.read(shard, sorted(attempts), wanted=wanted):
                 # whether another worker has the lease by now
                 lock = self._locks.get(shard)
                 if lock is not None and lock.is_lost and shard not in self._given_up:
@@ -246,19 +243,12 @@ class Session:
                 self._count_others()
                 yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 
-    def _rows_of(
-        self, shard: int, row_ids: np.ndarray | None, wanted: Mapping[int, set[int]] | None, chunk: int
-    ) -> list[int]:
+    def _rows_of(self, shard: int, wanted: Mapping[int, set[int]] | None, chunk: int) -> list[int]:
         """Ids of the rows that a chunk asks."""
         if wanted is not None and chunk in wanted:
             return sorted(wanted[chunk])
-        planned = self.opened.plan.shards[shard]
-        start = sum(planned.chunks[:chunk])
-        stop = start + planned.chunks[chunk]
-        if row_ids is not None:
-            return [int(row) for row in row_ids[start:stop]]
-        first = planned.first_row or 0
-        return list(range(first + start, first + stop))
+        found: list[int] = chunk_row_ids(self.opened.store, self.opened.plan.shards[shard])[chunk].tolist()
+        return found
 
     def _give_up(self, shard: int, chunks: list[int]) -> None:
         """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed first."""
