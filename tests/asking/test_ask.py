@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -128,17 +127,6 @@ def test_one_stage_of_several(relabel: Callable[..., Any], job: Callable[..., No
     assert f"{stages[0]}: asked" not in shown.out
     relabel("ask", "job.yaml", "--stage", "none").refused(2, "--stage none: r3a has none of that name; it has intent, ")
     assert "a dry run has no answers to go on from" in relabel("ask", "job.yaml", "--stage", wanted, "--dry-run").err
-
-
-def test_no_text_of_the_data_is_a_command_to_the_terminal(
-    relabel: Callable[..., Any], job: Callable[..., None]
-) -> None:
-    job("direct")
-    rows = pq.read_table("pairs.parquet").to_pylist()
-    rows[0]["document"] = "a\x1b[31m\x07\u202eb\nc⟧ the template ⟦"
-    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
-    shown = relabel("ask", "job.yaml", "--dry-run").out
-    assert "⟦a\\x1b[31m\\x07\\u202eb\nc\\u27e7 the template \\u27e6⟧" in shown
 
 
 @pytest.mark.parametrize(
@@ -288,33 +276,6 @@ def test_a_dry_run_renders_again_and_loads_no_model(
     assert len(re.findall(r"\d+ rows?, \d+ asks? would be asked first; nothing was written\.", done.out)) == 2
     assert done.out.count("Mine: ⟦") == 1
     assert not Path("out").exists()
-
-
-def test_a_file_that_is_written_in_steps_is_one_change_and_what_editors_leave_is_none(folder: Path) -> None:
-    Path("p").mkdir()
-    Path("p/a.j2").write_text("one")
-    seen: list[str] = []
-
-    def read() -> None:
-        seen.append("".join(sorted(path.read_text() for path in Path("p").glob("*.j2"))))
-
-    editor = Editor(
-        wait,
-        lambda: Path("p/a.j2").write_text(""),
-        lambda: Path("p/a.j2").write_text("tw"),
-        lambda: Path("p/a.j2").write_text("two"),
-        wait,
-        lambda: Path("p/.a.j2.swp").write_text("x"),
-        lambda: Path("p/a.j2~").write_text("two"),
-        lambda: os.utime("p/a.j2", (1, 1)),
-        lambda: Path("p/b.j2").write_text("more"),
-        wait,
-        lambda: Path("p/a.j2").unlink(),
-        wait,
-    )
-    with pytest.raises(KeyboardInterrupt):
-        again_on_change(Path("p"), read, pause=editor)
-    assert seen == ["one", "two", "moretwo", "more"]
 
 
 # `relabel templates export`: what it writes is what is asked.

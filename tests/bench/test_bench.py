@@ -21,7 +21,7 @@ from relabel.export.bench.results import (
     measurements_of,
     write_measurements,
 )
-from relabel.export.bundles import Bundle, locked, open_bundle, seal_bundle
+from relabel.export.bundles import Bundle, open_bundle, seal_bundle
 from relabel.export.loader import Student
 from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import ManifestError
@@ -252,22 +252,6 @@ def test_a_bundle_without_lengths_and_a_damaged_one_are_refused(relabel: Callabl
     relabel("bench", "bundle", "--providers", "cpu").refused(3, "histogram", "--pairs")
     (bundle / "model.onnx").write_bytes(b"x")
     relabel("bench", "bundle", "--providers", "cpu").refused(3, "model.onnx")
-
-
-def test_a_bundle_that_a_kill_left_aside_is_brought_back_and_nobody_waits_for_another_bench(
-    relabel: Callable[..., Any], bundle: Path, inside: Inside
-) -> None:
-    before, hidden = inside(bundle), Path(".bundle.relabel-old")
-    bundle.rename(hidden)  # as a kill between an export's two renames leaves it
-    assert relabel("bench", "bundle", *SHORT).code == 0
-    assert inside(bundle) == before
-    assert not hidden.exists()
-    with locked(bundle):
-        assert relabel("bench", "bundle", *SHORT).code == 0
-        bundle.rename(hidden)  # the lock's holder is between its renames: nobody brings it back under its hands
-        relabel("bench", "bundle", *QUICK[:-2]).refused(75, "is being worked on")
-        hidden.rename(bundle)
-    assert inside(bundle) == before
 
 
 def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relabel.export.bench.latency import time_calls
 from relabel.export.bench.measure import (
-    Cell,
     choose_models,
     measured_figures,
     plan_cells,
     planned_figures,
 )
-from relabel.export.bench.results import latency_rows, write_plot
+from relabel.export.bench.results import latency_rows
 from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec
@@ -64,34 +61,6 @@ def test_models_are_chosen_by_provider_and_precision() -> None:
         choose_models(MODELS, spec(precisions="fp64"), CPU)
 
 
-def test_cells_hold_one_pair_first_then_small_to_large_with_the_public_shapes() -> None:
-    cells = plan_cells(spec(), LENGTHS)
-    names = [cell.name for cell in cells]
-    assert {"1x128", "32x128", "1x384", "1x20", "32x60", "8xreplay"} <= set(names)
-    assert len(set(names)) == len(names)
-    assert names[:2] == ["1xreplay", "1x20"]
-    sizes = [cell.size(LENGTHS.p50) for cell in cells]
-    assert sizes[1:] == sorted(sizes[1:])
-    assert [cell.rows for cell in plan_cells(spec(presets="table3"), LENGTHS)] == [1, 10, 100, 1000, 10_000]
-    assert plan_cells(spec(presets="serving"), LENGTHS) == []
-    assert Cell("grid", "1x7", 1, 7) in plan_cells(spec(lengths="7", batches="1"), LENGTHS)
-
-
-def test_a_closed_loop_measures_one_call_however_long_it_takes_and_keeps_to_its_time() -> None:
-    time = [0.0]
-
-    def call(_: int) -> None:
-        time[0] += 2.0
-
-    slow = time_calls(call, 1.0, clock=lambda: time[0])
-    assert slow.tolist() == [2.0]
-    time[0] = 0.0
-    found = time_calls(call, 100.0, clock=lambda: time[0])
-    assert time[0] == 100.0
-    assert len(found) == 42
-    assert len(time_calls(call, 100.0, max_samples=5, clock=lambda: time[0])) == 5
-
-
 def test_every_figure_that_is_measured_was_planned_under_its_name() -> None:
     asked = spec(presets="grid,serving", slo_ms=40)
     cells = plan_cells(asked, LENGTHS)
@@ -124,15 +93,6 @@ def test_a_figure_that_is_not_known_is_shown_without_one_and_fails_its_gate() ->
     names = ("cpu.int8.1x20.p99_ms", "cpu.int8.8x20.p50_ms", "cpu.int8.1x20.p50_ms", "cpu.int8.grid.highest_rate")
     verdicts = judge_gates([parse_flag(f"{name}<=9") for name in names], figures, None)
     assert [verdict.has_passed for verdict in verdicts] == [False, False, True, True]
-
-
-def test_the_plot_is_the_same_bytes_for_the_same_figures(tmp_path: Path) -> None:
-    rates = [latency_row(loop="open", offered_rate=rate, p50_ms=1.0, p99_ms=2.0 * rate) for rate in (1.0, 2.0)]
-    facts = bench_facts(models=[model_facts(precision="int8", open=rates, slo=[bounded(slo_ms=3.0)])])
-    for name in ("a.svg", "b.svg"):
-        write_plot(tmp_path / name, facts)
-    assert b"cpu int8, grid: p99" in (tmp_path / "a.svg").read_bytes()
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_openvino_measures_the_fp32_file_in_what_the_cpu_computes() -> None:

@@ -76,15 +76,6 @@ def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() ->
     assert by_p99["highest_rate"] < 50
 
 
-def test_a_rate_whose_figure_is_not_known_neither_holds_nor_breaks() -> None:
-    bound = Bound("mean", 10.0)
-    held = [point(1.0, None, mean_ms=5.0), point(2.0, None)]
-    found = highest_rate(held, bound)
-    assert (found["highest_rate"], found["is_at_least"]) == (1.0, True)
-    assert highest_rate([*held, point(4.0, None, mean_ms=11.0)], bound)["is_at_least"] is False
-    assert highest_rate(held[1:], bound)["highest_rate"] is None
-
-
 def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
     asked: list[float] = []
 

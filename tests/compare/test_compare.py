@@ -93,23 +93,6 @@ def test_human_grades_say_who_is_right(two_runs: TwoRuns, compare: Callable[...,
     assert difference == pytest.approx((only_b - only_a) / len(rows))
 
 
-def test_qrels_elsewhere_judge_by_pair_and_null_grades_judge_nothing(
-    two_runs: TwoRuns, compare: Callable[..., Any], relabel: Callable[..., Any], folder: Path
-) -> None:
-    pairs, _, _ = two_runs()
-    kept = [pair | {"grade": None if row % 5 == 0 else pair["grade"]} for row, pair in enumerate(pairs) if row % 3]
-    (folder / "gold.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in kept))
-    found = compare("a", "b", "--gold", "gold.jsonl")
-    gold = found["gold"]
-    assert gold["joined_by"] == "query_id and doc_id"
-    assert gold["judged"] + gold["unjudged"] + gold["gold_null"] == found["counts"]["both"]
-    assert gold["gold_null"] > 0
-    (folder / "off.jsonl").write_text(json.dumps(pairs[1] | {"grade": 3}) + "\n")
-    relabel("compare", "a", "b", "--qrels", "off.jsonl").refused(
-        3, "off.jsonl: grade 3 is off the scale 0 to 2", "--map"
-    )
-
-
 def test_other_inputs_are_matched_by_ids_and_pairs_that_come_twice_in_order(
     compare: Callable[..., Any], folder: Path
 ) -> None:
@@ -150,15 +133,6 @@ def test_runs_that_can_not_be_compared_are_refused(
     )
     forge_run(folder / "elsewhere", others, lambda pair: Judgment(1), name="elsewhere")
     relabel("compare", "a", "elsewhere").refused(3, "have no labelled row in common", "Did both label the same pairs?")
-
-
-def test_a_changed_label_file_ends_the_comparison(two_runs: TwoRuns, relabel: Callable[..., Any], folder: Path) -> None:
-    two_runs()
-    file = next((folder / "b/labels").rglob("*.parquet"))
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    relabel("compare", "a", "b").refused(3, file.name, "sha256")
 
 
 def test_the_page_holds_what_the_text_says_and_is_left_alone_unless_forced(
@@ -212,32 +186,6 @@ def test_hostile_texts_run_nowhere_on_the_page_which_everybody_can_read_on_a_pho
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in broken] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert seen.all == []
-
-
-def test_real_runs_with_two_seeds_compare(
-    relabel: Callable[..., Any], compare: Callable[..., Any], folder: Path, write_job: Callable[..., str]
-) -> None:
-    write_table(folder / "pairs.parquet", plain_pairs(6, 4))
-    for seed in (1, 2):
-        job = write_job({"engine": {"seed": seed}, "output": f"out/{seed}"})
-        assert relabel("run", job).code == 0
-    found = compare("out/1", "out/2")
-    assert found["differences"] == {"engine": ["seed"]}
-    assert found["counts"]["both"] == 24
-    assert sum(map(sum, found["confusion"])) == 24
-
-
-def test_rows_refused_in_one_run_and_absent_from_the_other_are_reported(
-    compare: Callable[..., Any], folder: Path
-) -> None:
-    pairs = plain_pairs(6, 3)
-    one = write_table(folder / "one.parquet", pairs)
-    other = write_table(folder / "other.parquet", pairs[:15])
-    forge_run(folder / "a", one, lambda pair: Judgment(1, status="refused" if pair.row_id >= 14 else "ok"), name="a")
-    forge_run(folder / "b", other, lambda pair: Judgment(1), name="b")
-    found = compare("a", "b")
-    assert found["counts"]["quarantined_elsewhere_absent"] == 3
-    assert any("in quarantine in one run and absent from the other: 3" in note for note in found["notes"])
 
 
 def test_grades_are_never_written_over_and_what_speaks_of_them_needs_them(

@@ -8,17 +8,12 @@ import itertools
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ir_measures
-import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -62,18 +57,6 @@ def test_labels_become_qrels_and_a_run_ranked_by_expected_grade_with_ties_as_tre
         assert [(*line[:4], pytest.approx(float(line[4]), rel=1e-6), line[5]) for line in fields] == wanted
         held = {(one.query_id, one.doc_id): one.score for one in ir_measures.read_trec_run(name)}
         assert held == {(line[0], line[2]): float(line[4]) for line in fields}
-
-
-def test_what_ir_measures_computes_from_our_files_is_what_evaluate_says(
-    run: Callable[..., None], convert: Callable[..., Any], relabel: Callable[..., Any]
-) -> None:
-    run()
-    convert("out/ecom", "ecom.run")
-    convert("pairs.parquet", "gold.qrels")
-    qrels, ranked = list(ir_measures.read_trec_qrels("gold.qrels")), list(ir_measures.read_trec_run("ecom.run"))
-    found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, ranked)[ir_measures.nDCG @ 10]
-    evaluated = relabel("evaluate", "out/ecom", "--qrels", "gold.qrels", "--resamples", "0", "--output", "json").json
-    assert found == pytest.approx(evaluated["figures"]["ndcg@10"]["value"], abs=1e-9)
 
 
 def test_labels_as_one_parquet_file_are_the_label_rows_and_as_jsonl_the_same_values(
@@ -306,11 +289,6 @@ def test_what_is_off_is_reported_with_its_line(
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
 
 
-def test_text_that_is_no_utf8_is_reported_with_its_line(relabel: Callable[..., Any], folder: Path) -> None:
-    (folder / "x.qrels").write_bytes(b"q 0 d 1\nq 0 \xff 1\n")
-    relabel("convert", "x.qrels", "y.jsonl").refused(3, "x.qrels: line 2 is not UTF-8")
-
-
 def test_forms_are_recognized_by_suffix_and_asked_for_where_it_says_nothing(
     relabel: Callable[..., Any], folder: Path
 ) -> None:
@@ -350,21 +328,6 @@ def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
     assert (folder / "y.jsonl").read_text() == "mine"
 
 
-def test_a_full_scratch_folder_is_reported_with_its_own_name_and_not_the_targets(
-    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "x.qrels").write_text(QRELS)
-    (folder / "t").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder / "t"))
-
-    def full(*_: Any, **__: Any) -> None:
-        raise polars.exceptions.ComputeError("underlying IO error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("polars.DataFrame.write_parquet", full)
-    relabel("convert", "x.qrels", "y.qrels").refused(20, f"{folder}/t: no space left", "TMPDIR")
-    assert list((folder / "t").iterdir()) == []
-
-
 def test_an_unfinished_run_is_refused_and_taken_in_part_where_allowed(
     relabel: Callable[..., Any],
     write_pairs: Callable[..., Path],
@@ -380,15 +343,24 @@ def test_an_unfinished_run_is_refused_and_taken_in_part_where_allowed(
     assert "is not finished" in found["notes"][0]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("convert", "out/ecom", "x.qrels"),
+        ("evaluate", "out/ecom", "--qrels", "pairs.parquet"),
+        ("merge", "out/ecom", "--to", "out/week"),
+    ],
+    ids=lambda command: command[0],
+)
 def test_a_label_file_whose_bytes_changed_is_no_source(
-    run: Callable[..., None], relabel: Callable[..., Any], folder: Path
+    command: tuple[str, ...], run: Callable[..., None], relabel: Callable[..., Any], folder: Path
 ) -> None:
     run()
     file = next((folder / "out/ecom/labels").rglob("*.parquet"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    relabel("convert", "out/ecom", "x.qrels").refused(3, str(file.name), "sha256")
+    relabel(*command).refused(3, file.name, "sha256")
     assert not (folder / "x.qrels").exists()
 
 
@@ -425,21 +397,6 @@ def test_what_is_no_regular_file_is_never_replaced_even_by_force(
             relabel("convert", "x.qrels", name, *options).refused(2, f"{name}: is ", "Give")
     assert (target.lstat().st_mode, target.lstat().st_ino) == before
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
-
-
-def test_a_pipe_that_has_no_name_of_its_own_is_no_target(relabel: Callable[..., Any], folder: Path) -> None:
-    """As /dev/stdout is in a pipeline: a link to /proc/self/fd/1, whose own link names nothing."""
-    (folder / "x.qrels").write_text(QRELS)
-    reader, writer = os.pipe()
-    try:
-        (folder / "y.jsonl").symlink_to(f"/proc/self/fd/{writer}")
-        relabel("convert", "x.qrels", "y.jsonl", "--force").refused(
-            2, "y.jsonl: is not a regular file", "Give the name of a file"
-        )
-        assert (folder / "y.jsonl").is_symlink()
-    finally:
-        os.close(reader)
-        os.close(writer)
 
 
 def test_a_link_to_a_file_stays_and_the_file_that_it_names_is_replaced(
@@ -488,15 +445,6 @@ def test_ids_that_are_whole_floats_are_written_as_their_digits(
     relabel("convert", "x.parquet", "z.qrels").refused(
         3, f"column `{column}`", "7.5", "not all of its numbers are whole"
     )
-
-
-def test_a_folder_of_parquet_without_a_suffix_is_read_as_the_user_says(
-    relabel: Callable[..., Any], folder: Path
-) -> None:
-    (folder / "t").mkdir()
-    pq.write_table(pa.table({"query_id": ["q"], "doc_id": ["a"], "grade": [1]}), "t/part-0.parquet")
-    relabel("convert", "t", "x.qrels").refused(3, "t: a folder without plan.json")
-    assert relabel("convert", "t", "x.qrels", "--from", "parquet").code == 0
 
 
 SCATTERED = {"shards": 2, "run": {"chunk_rows": 4}, "engine": {"args": {"p_garbage": 0.3}}, "labeler": {"attempts": 1}}
@@ -553,39 +501,6 @@ def test_texts_are_of_runs_and_for_tables_alone_and_of_the_input_that_was_labell
 
 
 # A conversion that is asked to end leaves no file.
-
-
-def test_a_conversion_that_a_signal_ends_leaves_no_scratch_files_and_no_target(tmp_path: Path) -> None:
-    rows = 9_000_000
-    polars.select(
-        query_id=polars.format("q{}", polars.int_range(rows) // 10),
-        doc_id=polars.format("d{}", polars.int_range(rows)),
-        grade=polars.int_range(rows) % 3,
-    ).write_parquet(tmp_path / "labels.parquet")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    call = [
-        sys.executable,
-        "-m",
-        "relabel",
-        "convert",
-        str(tmp_path / "labels.parquet"),
-        str(tmp_path / "labels.qrels"),
-    ]
-    process = subprocess.Popen(call, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60.0
-    while not any(scratch.iterdir()):
-        assert process.poll() is None, "it ended before the signal"
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    time.sleep(0.1)  # a signal within Polars' very first call makes it panic
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    assert said.splitlines()[-1] == "Asked to stop by SIGTERM."
-    assert list(scratch.iterdir()) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.parquet", "scratch"]
 
 
 # What is written is read back as it was, by us and by ir_measures, whatever ids and numbers it holds.

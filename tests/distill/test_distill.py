@@ -23,7 +23,6 @@ from relabel.distill.students.bases import Embedder, build_module, check_base, m
 from relabel.distill.students.manifest import read_student, read_student_manifest
 from relabel.distill.students.model import load_student, student_digest, student_files
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.training.curves import EVENTS
 from relabel.manifests.errors import ManifestError, ModelError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI
@@ -31,7 +30,6 @@ from relabel.manifests.models import ResolvedModel
 from relabel.manifests.records import plain, readable_json
 from relabel.manifests.specs import Columns
 from tests.distill.conftest import make_pairs
-from tests.distill.test_reporting import events_of
 
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
@@ -127,12 +125,6 @@ def test_curves_tell_every_step_and_the_loss_falls(trained: tuple[Path, Any, lis
     assert (output / "curves.svg").read_text().startswith("<?xml")
 
 
-def test_rows_of_a_query_never_fall_apart(trained: tuple[Path, Any, list[str]]) -> None:
-    split = trained[1].manifest.split
-    assert sum(side.queries for side in split.sides().values()) == 24
-    assert all(side.rows == 6 * side.queries for side in split.sides().values())
-
-
 def test_a_loaded_student_gives_calibrated_rows_that_depend_on_no_batch(trained: tuple[Path, Any, list[str]]) -> None:
     output, report, _ = trained
     record = read_student(output)
@@ -193,13 +185,6 @@ def test_the_same_spec_again_has_nothing_to_do_and_another_is_refused(run: Calla
     assert not run(start="restart", train={"max_steps": 3}).was_done
 
 
-def test_another_encoder_trains_and_loads(run: Callable[..., Any], encoder_dir: Callable[..., Path]) -> None:
-    """All others go the whole way in tests/architectures."""
-    report = run(student={"model": str(encoder_dir("modernbert")), "pooling": "cls"}, train={"max_steps": 3})
-    found = load_student(report.output).probabilities([("red shoe", "a red shoe"), ("lamp", "")])
-    assert np.isfinite(found["relevance"]).all()
-
-
 def test_gold_alone_trains_a_student(run: Callable[..., Any], pairs_file: Path) -> None:
     """The issue's second spec: no labels, gold with weight 1."""
     gold = {"path": str(pairs_file), "grade": "grade", "map": {0: 0, 1: 1, 2: 1}}
@@ -248,14 +233,6 @@ def test_early_stopping_keeps_the_best_step(run: Callable[..., Any]) -> None:
     assert training.best_step == min(dev, key=dev.__getitem__)
     assert training.steps < 30 * 6
     assert sum(step > training.best_step for step in dev) == 1
-
-
-def test_a_student_is_seen_while_it_trains_and_is_the_same_student(run: Callable[..., Any]) -> None:
-    pytest.importorskip("tensorboard")
-    report = run(train={"report_to": ["tensorboard"], "max_steps": 2})
-    assert {("train/loss", 1), ("train/loss", 2)} <= events_of(report.output).keys()
-    assert EVENTS not in str(report.manifest.files)
-    assert run(train={"max_steps": 2}).was_done
 
 
 # No part of what a student starts from, or answers by, is random in silence, and no row is answered by its batch.
@@ -355,14 +332,6 @@ def test_a_base_whose_tensors_are_missing_is_refused_before_it_is_trained(
         (folder / "student.json").write_text(json.dumps({**record, "columns": {}, "temperature": {}}))
         with pytest.raises(ModelError, match=words):
             load_student(folder)
-
-
-def test_distill_says_so(run: Callable[..., Any], encoder_dir: Callable[..., Path], tmp_path: Path) -> None:
-    shutil.copytree(encoder_dir(), tmp_path / "base")
-    renamed("module.{}".format)(tmp_path / "base")
-    with pytest.raises(ModelError, match=r"prefix 'module\.'"):
-        run(student={"model": str(tmp_path / "base")})
-    assert not (tmp_path / "out" / "student.json").exists()
 
 
 def with_code_of_its_own(folder: Path) -> None:

@@ -239,26 +239,6 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
     assert (manifest["name"], manifest["spec"]["train"]["seed"]) == ("other", 12)
 
 
-def test_variables_of_jobs_do_not_concern_a_student_and_a_slip_does(call: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, err = call(RELABEL_SPILT__DEV="0.3", RELABEL_ENGINE__SEED="3")
-    assert code == 3
-    assert "variable RELABEL_SPILT__DEV: no key of a student is called `spilt`; did you mean RELABEL_SPLIT?" in err
-
-
-@pytest.mark.parametrize(
-    ("flag", "environment", "code", "message"),
-    [
-        ("train.sed=3", {"RELABEL_TRAIN__EPOCHS": "2"}, 3, "with variable RELABEL_TRAIN__EPOCHS, --set train.sed=3"),
-        ("output=out/${dat}", {}, 3, "Did you mean ${date}?"),
-    ],
-)
-def test_what_is_laid_over_a_spec_and_off_is_reported(
-    call: Callable[..., tuple[int, str, str]], flag: str, environment: dict[str, str], code: int, message: str
-) -> None:
-    found = call("--set", flag, **environment)
-    assert (found[0], message in found[2]) == (code, True), found[2]
-
-
 GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
 
 

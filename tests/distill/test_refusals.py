@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 
 from relabel.distill.students import distillation
 from relabel.distill.students.train import StudentTraining
@@ -76,15 +75,6 @@ def test_what_killed_calls_leave_is_not_somebody_elses(
     with pytest.raises(StaleRunError, match="--restart"):
         run(start="resume", train=SHORT)
     assert not run(start="restart", train=SHORT).was_done
-
-
-def test_a_base_model_is_never_overwritten_by_its_student(
-    run: Callable[..., Any], encoder_dir: Callable[..., Path]
-) -> None:
-    before = bytes_of(encoder_dir())
-    with pytest.raises(StaleRunError, match="no student"):
-        run(output=str(encoder_dir()), train=SHORT)
-    assert bytes_of(encoder_dir()) == before
 
 
 def test_a_student_is_not_restarted_from_itself(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -199,40 +189,6 @@ def test_a_checkpoint_that_the_disk_refuses_is_no_fault_of_ours(
     monkeypatch.setattr("relabel.distill.training.checkpoints.save_file", refuse)
     with pytest.raises(DiskFullError, match=r"No checkpoint was written yet, and nothing is lost .*: --resume"):
         run(train=SHORT)
-
-
-def test_a_student_that_the_disk_refuses_is_no_fault_of_ours(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_args: Any, **_kwargs: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("relabel.distill.students.distillation.write_curves", refuse)
-    with pytest.raises(DiskFullError, match=r"Free some space\. checkpoint-\d+ is kept: --resume goes on from it"):
-        run(train=SHORT)
-    monkeypatch.undo()
-    assert not run(start="resume", train=SHORT).was_done
-
-
-def test_a_training_that_is_stopped_before_its_first_checkpoint_says_that_none_is_kept(
-    spec: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from relabel.jobs.cli import main
-
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("relabel.distill.students.distillation.distill", stop)
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec(train=SHORT)))
-    with pytest.raises(SystemExit) as end:
-        main(["distill", str(tmp_path / "spec.yaml")])
-    assert end.value.code == 130
-    said = capsys.readouterr().err
-    assert "No checkpoint was written yet, and nothing is lost but the steps since the start" in said
-    assert "kept" not in said
 
 
 def test_the_same_labels_twice_are_refused(run: Callable[..., Any], tmp_path: Path, pairs_file: Path) -> None:

@@ -182,7 +182,7 @@ def start(model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
         **args: Any,
     ) -> Any:
         cache = tmp_path_factory.getbasetemp() / "relabel-cache"
-        options = Transformers.Args(device="cpu", cache_dir=str(cache), **args)
+        options = Transformers.Args(device="cpu", cache_dir=str(cache), **({"batch_size": 4} | args))
         folder = model_dir(kind, merged=merged)
         spec = EngineSpec(name="transformers", model=str(folder), max_prompt_tokens=max_prompt_tokens, args=options)
         started.append(Transformers(spec, overlong=overlong))  # type: ignore[arg-type]

@@ -200,26 +200,6 @@ def test_a_pinned_commit_that_is_here_is_not_asked_of_the_hub_again(tmp_path, mo
     assert asked == [(commit, True), ("main", False)]
 
 
-@pytest.mark.parametrize("home", [None, "/dev/null"])
-def test_model_has_its_digest_where_no_home_folder_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, home: str | None
-) -> None:
-    """A uid without a passwd entry and `HOME`; a home that can't be written."""
-
-    def missing(_: int) -> None:
-        raise KeyError("no such uid")
-
-    monkeypatch.setattr("pwd.getpwuid", missing)
-    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
-    models._private_cache.cache_clear()
-    models._say.cache_clear()
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    found = {models.resolve_model(str(tmp_path)).digest for _ in range(2)}
-    assert found == {models.directory_digest(tmp_path, cache_dir=tmp_path / ".kept")}
-    assert caplog.text.count("RELABEL_CACHE") == 1
-
-
 # What a checkpoint's directory reveals before any weight is loaded.
 
 

@@ -69,27 +69,6 @@ def test_nothing_to_do_imports_no_torch_and_takes_four_times_the_libraries_start
     assert 'relabel_run_engine_starts{job="tiny",shard="all"} 0.0' in metrics.read_text()
 
 
-def test_a_model_is_loaded_without_the_parts_of_transformers_that_nothing_here_uses(
-    tmp_path: Path, model_dir: Callable[..., Path]
-) -> None:
-    """scikit-learn and SciPy are two fifths of its start."""
-    job = write_job(tmp_path, model_dir(), rows=4, shards=1)
-    stdout, stderr, _ = called(PROGRAM.replace("main(sys.argv[1:])", "main()"), "run", job)
-    found = json.loads(stdout.splitlines()[-1])
-    assert found["code"] == 0, stderr
-    assert {"transformers", "pyarrow"} <= set(found["modules"])
-    assert not {"sklearn", "scipy", "pandas"} & set(found["modules"])
-
-
-def test_what_is_not_ours_finds_pandas_in_a_command_s_process() -> None:
-    """Even after pyarrow has asked for it without success."""
-    pytest.importorskip("pandas")
-    program = "{}\nimport pyarrow as pa\npa.array([1])\n__name__ = {!r}\n{}"
-    ours = "from relabel.manifests.process import own_process; own_process(); __name__ = 'relabel.x'"
-    called(program.format(ours, "plugin", "assert pa.table({'a': [1]}).to_pandas()['a'][0] == 1"))
-    called(program.format(ours, "plugin", "import pandas"))
-
-
 # First estimates: how fast a model answers here, and how long its answers are, is known from its last run or a
 # probe, or is reported as unknown. Nothing but estimates depends on that.
 
@@ -172,37 +151,3 @@ def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) ->
     assert home.estimate(path)["seconds"] == found["seconds"]
     home.call("run", path)
     assert home.call("plan", path, "--probe")["estimate"]["seconds"] == [0, 0, 0]
-
-
-def test_the_rate_of_a_run_outlasts_later_probes_unless_they_use_another_precision(home: Home) -> None:
-    """A probe of 16 rows once replaced the rate of a run of millions."""
-    home.call("run", home.job("first", dtype="auto"))
-    (kept,) = home.kept
-    of_run = kept.read_bytes()
-    path = home.job("second", dtype="auto")
-    known = home.estimate(path)["seconds"]
-    assert home.estimate(path, "--probe")["basis"]["seconds"].startswith("a probe (16 rows, 2")
-    assert kept.read_bytes() == of_run
-    assert home.estimate(path)["seconds"] == known
-    dtype = json.loads(of_run)["dtype"]
-    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
-    kept.write_text(json.dumps({**json.loads(of_run), "dtype": other}))
-    (home.folder / "second/out/engine.json").write_text(json.dumps({"version": 1, "resolved": {"dtype": dtype}}))
-    found = home.estimate(path)
-    assert found["basis"]["seconds"] == f"the last run here was in {other}, and this output is in {dtype}"
-    probed = home.estimate(path, "--probe")
-    assert home.estimate(path)["seconds"] == probed["seconds"]
-
-
-def test_a_cache_that_cannot_be_written_ends_no_run(home: Home) -> None:
-    home.cache.mkdir()
-    (home.cache / "rates").write_text("no folder")
-    assert home.call("run", home.job("first"))["rows_open"] == 0
-    assert home.estimate(home.job("second"))["seconds"] is None
-
-
-def test_batches_are_not_probed(home: Home) -> None:
-    args = {"served_model": "teacher", "base_url": "http://127.0.0.1:9/v1", "mode": "chat", "batch": True}
-    path = write_job(home.folder, home.model, engine={"name": "openai", "args": args})
-    home.relabel("plan", path, "--probe").refused(2, "answered hours later")
-    assert home.estimate(path)["basis"]["seconds"] == "batches are answered hours later, at no rate of their own"

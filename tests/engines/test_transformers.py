@@ -91,7 +91,7 @@ def test_distributions_are_the_softmax_of_the_models_own_logits(kind, options, s
 
 
 def test_a_decision_alone_needs_no_generated_token(start, model_dir, finished):
-    engine = start(batch_size=5)
+    engine = start()
     answers = run_all(engine, requests_for(13, decisions=(SCORE,), max_tokens=0, format=None, prefill="<score>"))
     assert {(answer.finish, answer.text, answer.output_tokens) for answer in answers} == {("stop", "", 0)}
     assert_own_softmax(model_dir(), list(finished), engine._encoder.encode_text)
@@ -105,7 +105,7 @@ def test_an_unconstrained_answer_has_the_same_exact_distributions(start, model_d
 
 
 def test_a_marker_inside_the_prefill_is_a_place_like_any_other(start, model_dir, finished):
-    engine = start(batch_size=4)
+    engine = start()
     first = Decision("first", "<grade>", ("0", "1", "2"))
     form = AnswerFormat((Choice("grade", ("0", "1", "2")), Text("think", 4), Choice("score", ("0", "1", "2"))))
     run_all(engine, requests_for(5, decisions=(first, SCORE), format=form, prefill="<grade>1</grade><think>"))
@@ -117,7 +117,7 @@ def test_a_marker_inside_the_prefill_is_a_place_like_any_other(start, model_dir,
 
 
 def test_a_token_that_straddles_the_marker_does_not_move_the_place(start, model_dir, finished):
-    engine = start(merged=True, batch_size=4)
+    engine = start(merged=True)
     answers = run_all(
         engine,
         requests_for(24, decisions=(SCORE,), sampling=WARM, format=AnswerFormat((Choice("score", ("0", "1", "2")),))),
@@ -128,7 +128,7 @@ def test_a_token_that_straddles_the_marker_does_not_move_the_place(start, model_
 
 
 def test_a_marker_that_comes_twice_is_no_place(start):
-    engine = start(batch_size=2)
+    engine = start()
     form = AnswerFormat((Choice("note", ("x <score> y",)), Choice("score", ("0", "1"))))
     (answer,) = run_all(
         engine, [Request(1, ask_for("q", "d", decisions=(SCORE._replace(labels=("0", "1")),), format=form), 0)]
@@ -178,18 +178,20 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_asked_alone(forward, start, m
 
 
 def test_the_seed_alone_decides_a_sampled_answer(start):
-    engine = start(batch_size=4)
+    engine = start()
     request = requests_for(1, sampling=WARM)[0]
     texts = [
-        run_all(engine, [request._replace(id=number, seed=seed)])[0].text for number, seed in enumerate([1, 1, 2, 3])
+        run_all(engine, [request._replace(id=number, seed=seed)])[0].text
+        for number, seed in enumerate([1, 1, 2, 2**62 + 3])
     ]
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
 
 
-def test_a_bound_answer_is_always_valid_and_its_thinking_capped(start, finished):
-    engine = start(batch_size=6)
-    requests = requests_for(12, sampling=Sampling(3.0), format=QUOTE_SCORE)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(2.0)])
+def test_a_bound_answer_is_always_valid_and_its_thinking_capped(sampling, start, finished):
+    engine = start()
+    requests = requests_for(12, sampling=sampling, format=QUOTE_SCORE)
     for request, answer in zip(requests, run_all(engine, requests), strict=True):
         match = re.fullmatch(r"<think>([^<]*)</think><extract>([^<]+)</extract><score>[012]</score>", answer.text)
         assert match, answer.text
@@ -201,7 +203,7 @@ def test_a_bound_answer_is_always_valid_and_its_thinking_capped(start, finished)
 
 
 def test_only_the_document_is_cut_and_a_quotation_comes_from_what_is_left(start, finished):
-    engine = start(max_prompt_tokens=260, batch_size=2)
+    engine = start(max_prompt_tokens=260)
     document = "start of it " * 30 + "UNSEEN " * 400
     form = AnswerFormat((Fragment("extract", 12, True),))
     ask = ask_for("red shoes", document, fragment_source=document, format=form, sampling=WARM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import pickle
 import re
 import threading
 from collections import Counter
@@ -232,32 +231,6 @@ def test_direct_is_refused_before_the_first_row_by_a_chat_server(serve: Any, wri
     assert not server.calls
 
 
-def test_direct_over_token_ids_has_exact_distributions(serve: Any, write_job: Any) -> None:
-    pytest.importorskip("torch")
-    import torch
-
-    from tests.engines.conftest import make_model, make_tokenizer
-
-    from .token_server import TokenServer
-
-    torch.set_num_threads(1)
-    tokenizer = make_tokenizer()
-    tokenizer.save_pretrained("tokenizer")
-    script = TokenServer(make_model("qwen2", len(tokenizer) + 5), tokenizer)
-    server = serve(script)
-    job = write_job(server, labeler=DIRECT, engine={"model": "tokenizer"})
-    assert relabel("run", job) == 0
-    assert relabel("verify", job) == 0
-    labels = committed("labels")
-    assert len(labels) == QUERIES * EACH, "in tokens mode no control token's text is a reason to refuse"
-    for row in labels.values():
-        assert sum(row["probs"]) == pytest.approx(1.0, abs=1e-6)
-        assert row["grade"] == max(range(4), key=row["probs"].__getitem__)
-        assert 0 < row["outside_mass"] < 1
-    receipts = [json.loads(file.read_bytes()) for file in Path("out/receipts").rglob("*.json")]
-    assert {receipt["engine"]["details"]["mode"] for receipt in receipts} == {"tokens"}
-
-
 # Budgets over a server: what it counted, start-up and lost replies included, is never more than what counts as
 # spent.
 
@@ -346,14 +319,6 @@ def test_an_answer_without_a_limit_is_refused_where_there_is_a_budget(serve: Any
     job = write_job(server, engine={"args": args}, run={"max_tokens": 10**6})
     assert relabel("run", job) == 3
     assert "takes max_tokens away" in capsys.readouterr().err
-
-
-def test_the_most_of_an_ask_is_priced_and_holds_its_answer(serve: Any, connect: Any) -> None:
-    engine = connect(serve(lambda call: chat(GOOD)), **PRICES)
-    ask = ask_for("q", "é" * 1000)
-    most = engine.most(ask)
-    assert most.tokens >= 2000 + 96
-    assert most.cost == pytest.approx((2.0 * (most.tokens - 96) + 8.0 * 96) / 1e6)
 
 
 def status(target: str, capsys: Any, *more: str) -> Any:
@@ -451,43 +416,6 @@ def test_the_key_is_in_the_header_and_nowhere_else(
         assert KEY not in found, file
     rows = [row for file in (tmp_path / "out" / "labels").rglob("*.parquet") for row in pq.read_table(file).to_pylist()]
     assert {row["reasoning"] for row in rows} == {"***"}, "the test's server did not repeat the key"
-
-
-def test_no_repr_dump_or_pickle_shows_the_key(serve: Any, write_key_job: Any, connect: Any) -> None:
-    job = load_job(write_key_job(serve(telltale)), environment={"TEACHER_KEY": KEY, "RELABEL_ENGINE__SEED": "3"})
-    assert job.spec.engine.seed == 3
-    other = load_job("job.yaml", environment={"RELABEL_ENGINE__SEED": "3"})
-    assert job.parts(job.open_dataset()) == other.parts(other.open_dataset()), "the key changes the plan"
-    assert job.secrets["api_key_env"].get_secret_value() == KEY
-    shown = [
-        repr(job),
-        str(job.secrets),
-        repr(job.secrets),
-        f"{job.secrets['api_key_env']}",
-        job.spec.model_dump_json(),
-        repr(job.spec),
-    ]
-    shown += [json.dumps(job.parts(job.open_dataset()), default=str), pickle.dumps(job.spec).decode("latin-1")]
-    engine = connect(serve(telltale))
-    shown += [
-        repr(engine),
-        repr(engine._client),
-        repr(engine._client._connections),
-        repr(engine._client._connections._all),
-        repr(engine.facts()),
-        repr(engine.costs()),
-    ]
-    assert not any(KEY in text for text in shown)
-
-
-def test_faults_on_the_wire_do_not_show_the_key(serve: Any, connect: Any, caplog: Any) -> None:
-    caplog.set_level(logging.DEBUG)
-    engine = connect(serve(lambda _: error(500, f"who sent {KEY}?")), max_tries=2)
-    answer = run_all(engine, requests_for(1))[0]
-    assert answer.finish == "error"
-    assert "who sent ***?" in answer.detail
-    engine.close()
-    assert KEY not in caplog.text
 
 
 def test_a_key_in_place_of_a_variables_name_is_refused_and_not_shown(serve: Any, write_key_job: Any) -> None:

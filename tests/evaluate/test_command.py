@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from sklearn import metrics
 
@@ -129,16 +128,12 @@ def test_an_unfinished_run_is_refused_unless_it_is_allowed(
     assert any("is not finished" in note for note in found["notes"])
 
 
-def test_stray_files_in_a_run_are_not_read_and_a_changed_label_file_is_refused(
-    relabel: Callable[..., Any], run: Callable[..., None], folder: Path
-) -> None:
+def test_stray_files_in_a_run_are_not_read(relabel: Callable[..., Any], run: Callable[..., None], folder: Path) -> None:
     run()
     before = relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").out
     label_file = next((folder / "out/ecom/labels").rglob("*.parquet"))
     shutil.copy(label_file, label_file.with_name("chunk-000099-loser.parquet"))
     assert relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").out == before
-    pq.write_table(pq.read_table(label_file), label_file)
-    relabel("evaluate", "out/ecom", "--qrels", "pairs.parquet").refused(3, "sha256")
 
 
 def test_pass_at_names_its_k_and_each_is_the_share_of_draws_that_hold_the_human_grade(

@@ -18,7 +18,7 @@ from scipy import stats
 from sklearn import metrics
 
 from relabel.manifests.label_sets import LabelPart, gather
-from relabel.manifests.metrics.comparison import BY_IDS, BY_ROW, Labelled, compare, kl_rows, match_rows
+from relabel.manifests.metrics.comparison import Labelled, compare, kl_rows, match_rows
 from relabel.manifests.metrics.measures import tau_by_query
 from relabel.manifests.metrics.metric import draw_weights
 from relabel.manifests.schemas import ids_of
@@ -326,21 +326,6 @@ def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
 def part(rows: list[int], pairs: list[tuple[str, str]], grades: list[int | None]) -> LabelPart:
     ids = (ids_of(pair[side] for pair in pairs) for side in (0, 1))
     return LabelPart(pa.array(rows, pa.int64()), pa.array(grades, pa.int64()), *ids)
-
-
-def test_rows_of_one_input_are_matched_by_row_and_others_by_ids() -> None:
-    same = [("q", "a"), ("q", "b"), ("q", "c")]
-    ours = gather([part([4, 5, 6], same, [0, 1, 2])], grades=3, where="ours")
-    theirs = gather([part([6, 4, 9], same, [2, 0, 1])], grades=3, where="theirs")
-    by_row = match_rows(ours, theirs, is_same_input=True)
-    assert (by_row.how, ours.row_ids[by_row.teacher].tolist(), theirs.row_ids[by_row.student].tolist()) == (
-        BY_ROW,
-        [4, 6],
-        [4, 6],
-    )
-    by_ids = match_rows(ours, theirs, is_same_input=False)
-    assert by_ids.how == BY_IDS
-    assert [ours.pairs(3)[row] for row in by_ids.teacher] == [theirs.pairs(3)[row] for row in by_ids.student] == same
 
 
 def test_rows_without_a_label_are_counted_and_never_matched() -> None:

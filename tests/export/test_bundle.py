@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,24 +133,6 @@ def test_a_deployed_loader_gives_rows_for_nothing_and_mends_half_a_surrogate(bun
     assert ours.grades(HOSTILE).shape == (len(HOSTILE),)
 
 
-def test_dynamic_int8_of_a_decoder_leaves_matrices_that_narrow_in_float(decoder_bundle: Path) -> None:
-    import onnx
-
-    def shapes(name: str) -> list[tuple[int, ...]]:
-        """Of the constant matrices of products in float."""
-        graph = onnx.load(decoder_bundle / name).graph
-        floats = {one.name: tuple(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT}
-        return sorted(
-            floats[node.input[1]]
-            for node in graph.node
-            if node.op_type == "MatMul" and len(floats.get(node.input[1], ())) == 2
-        )
-
-    whole, left = shapes("model.onnx"), shapes("model.int8.onnx")
-    assert {(48, 32), (32, 16), (32, 48), (32, 32)} <= set(whole)
-    assert left == [shape for shape in whole if shape[0] > shape[1]]
-
-
 def test_answers_do_not_hang_on_the_company_in_fp32(bundle: Path) -> None:
     ours = Student(bundle, provider="cpu", precision="fp32")
     alone = ours.probabilities(HOSTILE, batch_tokens=1)["relevance"]
@@ -265,19 +246,3 @@ def test_tritons_view_parses_as_tritons_own_config_and_holds_the_models(bundle: 
         assert config.max_batch_size >= 32
         precision = view.partition("-")[2]
         assert (folder / "1" / "model.onnx").read_bytes() == (bundle / FILES[precision]).read_bytes()
-
-
-def test_a_cpu_is_asked_small_batches_unless_others_are_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, sizes = loader.Student(bundle), []
-
-    def run(names: list[str], batch: dict[str, Any]) -> Any:
-        sizes.append(batch["input_ids"].size)
-        return inner(names, batch)
-
-    inner = asked.session.run
-    monkeypatch.setattr(asked, "session", SimpleNamespace(run=run))
-    pairs = [("red shoe", "a red running shoe")] * 2000
-    for more, limit in (({}, 1024), ({"batch_tokens": 3000}, 3000)):
-        sizes.clear()
-        asked.probabilities(pairs, **more)
-        assert 0.9 * limit < max(sizes) <= limit

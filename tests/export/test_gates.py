@@ -20,8 +20,6 @@ from relabel.export.bundle_facts import (
     ModelParity,
     Parity,
     read_parity,
-    read_student_facts,
-    render_bundle_card,
     undecided_lines,
     verdict,
 )
@@ -30,13 +28,9 @@ from relabel.export.exporting import export_bundle, refusal_text
 from relabel.export.parity import PairSet, PairsFile, answers, draw_queries, judge, lineage_pairs
 from relabel.export.parity import measure as measure_parity
 from relabel.export.specs import ExportSpec, ParitySpec
-from relabel.jobs.report.artifacts import BundleArtifact
-from relabel.jobs.report.model_sections import parity_section
-from relabel.jobs.sections import Badge, Paragraph, Table
 from relabel.manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import checked, plain
-from relabel.manifests.store import open_run_store
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 
 QUERIES, DOCS = 100, 8
@@ -183,27 +177,6 @@ def test_the_order_of_an_int8_is_bounded_by_the_interval_of_its_tau() -> None:
     ):
         one = measured("int8", spoiled(probs, 0.1), int8_max_f1_loss=100, int8_min_tau=bound)
         assert (one["has_passed"], len(one["doubts"])) == (has_passed, doubts)
-
-
-def test_an_undecided_int8_is_marked_on_the_card_and_on_the_page(bundle: Path) -> None:
-    facts = dict(open_bundle(bundle).facts)
-    (int8,) = (one for one in facts["parity"]["models"] if one["precision"] == "int8")
-    int8["could_lose"] = 12.34
-    card = render_bundle_card(read_student_facts(facts, "b"), read_parity(facts["parity"], "b"))
-    assert card.count("undecided: could lose 12.3 |") == 1
-    assert card.count(f"int8 is undecided: on these {int8['rows']} pairs it could be as bad as 12.3 points") == 1
-    section = parity_section(
-        [BundleArtifact("bundle", "tiny", str(bundle), open_run_store(str(bundle), Storage()), facts, "")]
-    )
-    (table,) = (block for block in section.blocks if isinstance(block, Table))
-    badges = {str(row[0]): row[-1] for row in table.rows}
-    assert badges["int8"] == Badge("undecided: could lose 12.3", "warn")
-    assert badges["fp32"] == Badge("passed", "good")
-    assert any(
-        isinstance(block, Paragraph) and block.tone == "warn" and "12.3 points" in block.text
-        for block in section.blocks
-        for block in section.blocks
-    )
 
 
 def test_a_single_query_rules_no_loss_out() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -101,19 +100,6 @@ def test_the_sealed_pairs_are_asked_of_openvino_too(
     assert err == ""
     assert load_main(strayed)(line) == 5
     assert "2 of 32 reference pairs are answered otherwise" in capsys.readouterr().err
-
-
-def test_the_check_says_that_it_stayed_with_onnxruntime(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main = load_main(bundle)
-    monkeypatch.setattr(sys.modules[main.__module__], "cpu_flags", lambda: frozenset[str]())
-    assert main(["--check", "--provider", "openvino"]) == 0
-    out, err = capsys.readouterr()
-    assert "fp32 on cpu: 32 reference pairs" in out
-    assert err.startswith("openvino: no amx_bf16 here (this CPU has no arithmetic in bf16), so onnxruntime answers.")
-    assert main(["--check", "--provider", "openvino", "--precision", "int8"]) == 3
-    assert "openvino computes in fp32 or bf16, not in int8" in capsys.readouterr().err
 
 
 def test_neither_torch_nor_onnxruntime_is_needed(bundle: Path, deployed: Callable[..., object]) -> None:

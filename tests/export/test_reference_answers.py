@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from relabel.export import puller
@@ -25,7 +23,6 @@ from relabel.export.exporting import export_bundle
 from relabel.export.loader import NEEDS_OPENVINO, REFERENCE, Checked, Student, check_answers
 from relabel.export.specs import ExportSpec
 from relabel.manifests.files import Storage
-from tests.publish.test_commands import until
 
 Relabel = Callable[..., Any]
 
@@ -173,22 +170,3 @@ def test_the_puller_of_one_file_checks_parity_as_relabel_pull_does(
         assert places == [open_bundle(bundle).version] * 2
     assert relabel("verify", "alone").code == 0
     assert script("store/tiny", "alone").returncode == 0, "it is for him to say who wants no check"
-
-
-def test_a_puller_that_is_stopped_leaves_no_check_running(
-    relabel: Relabel, bundle: Path, folder: Path, tmp_path: Path
-) -> None:
-    slow = tmp_path / "slow"
-    shutil.copytree(bundle, slow)
-    (slow / "load.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
-    seal_bundle(slow, open_bundle(bundle).own_facts)
-    assert relabel("publish", str(slow), "store", "--channel", "stable", "--anyway").code == 0
-    puller_process = subprocess.Popen([sys.executable, "-P", puller.__file__, "store/tiny", "alone", "--check-parity"])
-    until(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
-    puller_process.send_signal(signal.SIGTERM)
-    assert puller_process.wait(timeout=60) == 130
-    check = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(check) or psutil.Process(check).status() == psutil.STATUS_ZOMBIE
-    assert not (folder / "alone/current").exists()

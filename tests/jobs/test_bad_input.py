@@ -16,8 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.engines.conftest import make_tokenizer
-
 Cli = Callable[..., Any]
 WritePairs = Callable[..., Path]
 WriteJob = Callable[..., str]
@@ -91,17 +89,6 @@ def test_damaged_file_is_named_before_anything_is_written(
     path.write_bytes(damage(path.read_bytes()))
     relabel("run", write_job()).refused(3, "pairs.parquet: not a ", "Parquet file")
     assert not Path("out").exists()
-
-
-def test_files_that_disagree_are_reported_with_both_types(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows
-) -> None:
-    write_pairs(path="in/a.parquet")
-    write_pairs([{**row, "query_id": 7} for row in pairs], path="in/b.parquet")
-    job = write_job({"input": {"path": "in"}})
-    relabel("plan", job).refused(
-        3, "in/b.parquet: column `query_id` holds int64, while in/a.parquet holds text there", "Make the files agree"
-    )
 
 
 def test_null_query_id_is_refused_with_its_row(
@@ -275,26 +262,6 @@ def test_model_that_is_not_there_exits_4_with_the_forms_there_are(
     assert "no such directory" in done.json["job"]["model"]
 
 
-@needs_transformers
-def test_no_gpu_exits_4_and_says_what_to_use(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    monkeypatch.setenv("HOME", str(folder / "home"))  # digests are cached below it
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text("{}")
-    (folder / "model/model.safetensors").write_bytes(b"")
-    make_tokenizer().save_pretrained(folder / "model")
-    write_pairs()
-    job = write_job({"engine": {"name": "transformers", "model": "model", "args": {"device": "cuda"}}})
-    relabel("run", job).refused(
-        4, "engine.args.device is 'cuda' and torch finds no GPU here", "use `auto` or `cpu`, or a node with a GPU"
-    )
-
-
 # Full disks
 
 
@@ -415,15 +382,3 @@ def test_limit_above_the_rows_takes_them_all_and_one_below_the_first(
     for limit in (1, 7):
         label_all(relabel, write_job({"input": {"limit": limit}, "output": f"out/{limit}"}), limit)
         assert sorted(committed(output=f"out/{limit}")) == list(range(limit))
-
-
-def test_more_shards_than_queries_leaves_some_empty_and_no_row_out(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, committed: Committed
-) -> None:
-    write_pairs()
-    job = write_job({"shards": 50})
-    codes = {relabel("run", job, "--shard", f"{index}/3").code for index in range(3)}
-    assert codes <= {0, 10}
-    assert len(committed()) == 24
-    assert relabel("run", job).code == 10
-    assert relabel("verify", job).code == 0

@@ -147,18 +147,6 @@ def test_a_limit_that_nothing_can_be_held_against_is_refused(
     relabel("run", write_job({"run": run})).refused(3, "job.yaml", *parts)
 
 
-def test_a_chunk_that_can_not_be_finished_is_not_begun(
-    relabel: Call, write_job: Callable[..., str], spent: Spent
-) -> None:
-    """The rows before it say what a row takes: what is left over at the end is less than another chunk."""
-    job = write_job({**R3A, "engine": {"args": {"capacity": 2}}, "run": {"chunk_rows": 4, "max_tokens": 11_000}})
-    ended = relabel("run", job, "--output", "json")
-    assert ended.code == 5
-    assert ended.json["labelled"] >= 8
-    assert ended.json["open"]["begun_chunks"] == 0
-    assert ended.json["this_run"]["in_vain"]["requests"] == 0
-
-
 def test_what_an_output_spent_without_a_budget_counts_once_it_has_one(
     relabel: Call, write_job: Callable[..., str], spent: Spent
 ) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from relabel.jobs.run import execution
 from relabel.jobs.run.loop import RunLoop
-from relabel.manifests.errors import StoreError
 from relabel.manifests.store import LocalRunStore
 from tests.supervise.pool_jobs import POISON, command, relabel, verified, write_job
 
@@ -204,21 +203,3 @@ def test_answers_of_another_engine_are_asked_again(
     assert relabel("run", "job.yaml").code == 0
     relabel("run", "job.yaml", "--set", "output=out/alone")
     assert rows_of(folder, "out/ecom") == rows_of(folder, "out/alone")
-
-
-def test_answers_that_cannot_be_kept_end_no_run(
-    stopped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, relabel: Callable[..., Any]
-) -> None:
-    put = LocalRunStore.put
-
-    def full(self: LocalRunStore, name: str, data: bytes) -> None:
-        if name.startswith("refused/"):
-            raise StoreError("no space")
-        put(self, name, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalRunStore, "put", full)
-        done = stopped()
-    assert done.code == 20
-    assert done.err.count("answers can't be kept (no space)") == 1
-    assert relabel("run", "job.yaml").code == 0

@@ -4,7 +4,6 @@ accepted.
 
 from __future__ import annotations
 
-import json
 import stat
 import time
 from collections import Counter
@@ -77,19 +76,6 @@ def test_an_answer_is_shown_by_a_line_that_no_terminal_obeys(text: str, line: st
     assert refused(7, text).line() == f"row 7, verdict, format: there is no <score>: {line}"
 
 
-def test_only_where_nothing_was_accepted_of_the_first_answers_a_run_says_so() -> None:
-    live = Live()
-    for number in range(FIRST_ANSWERS - 1):
-        live.count([refused(number)])
-        assert live.warning() is None
-    live.count([refused(99, "I am a small model.")])
-    assert (warning := live.warning()) is not None
-    assert "none of the first 16 answers was accepted (format)" in warning
-    assert warning.endswith("row 99, verdict, format: there is no <score>: I am a small model.")
-    live.accepted = 1
-    assert live.warning() is None
-
-
 def test_a_run_whose_every_answer_is_refused_says_so_once_and_shows_one(
     relabel: Callable[..., Any], write_job: Callable[..., str], write_pairs: Callable[..., Path]
 ) -> None:
@@ -115,37 +101,6 @@ def test_a_line_of_progress_says_slow_from_refused(
     assert " prompt + " in err
     assert ("last refused: row 3, verdict, format: there is no <score>: No idea." in err) is verbose
     assert err.endswith("ETA unknown\n")
-
-
-def test_a_run_that_asks_nothing_shows_no_answers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As a student's does, which scores."""
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
-    progress = Progress(pairs=4)
-    with Display(progress, 24) as display:
-        display.update()
-    err = capsys.readouterr().err
-    assert err.startswith("4 of 24 pairs · ")
-    assert "answered" not in err
-
-
-def test_lines_come_soon_until_one_could_tell_how_long_it_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An engine that takes 14 s to start had a first line of zeros, and the next one a minute later."""
-    now, progress, lines_at = [100.0], Progress(), list[float]()
-    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
-    progress.started_s = now[0]
-    with Display(progress, 24) as display:
-        for second in range(200):
-            now[0] = 100.0 + second
-            if second == 40:
-                progress.pairs = 2
-            display.update()
-            if "pairs/s" in capsys.readouterr().err:
-                lines_at.append(second)
-    assert lines_at == [15, 30, 45, 105, 165]
 
 
 # `relabel status --live`: what workers say of themselves is seen while they run, is gone when they end, and nothing
@@ -231,20 +186,6 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     assert list(folder.glob("out/ecom/live/*")) == []
 
 
-def test_the_state_as_json_is_one_object(planned: str, relabel: Callable[..., Any], store: LocalRunStore) -> None:
-    store.put("live/here-1.json", readable_json(plain(state_of("here-1", "e", Progress()))))
-    found = relabel("status", "out/ecom", "--live", "--output", "json").json
-    assert (found["rows"], found["rows_done"], found["is_held"]) == (24, 0, True)
-    assert found["workers"][0]["state"]["worker"] == "here-1"
-    assert json.loads(json.dumps(found)) == found
-
-
-def test_a_finished_run_is_shown_once(planned: str, relabel: Callable[..., Any]) -> None:
-    assert relabel("run", planned).code == 0
-    done = relabel("status", planned, "--live")
-    assert (done.code, done.out.count("every chunk is committed")) == (0, 1)
-
-
 # Several workers on one run: the line of each counts what the others have committed, and its ETA is that of all.
 
 
@@ -266,27 +207,6 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
     with Display(progress, 1000) as display:
         display.update()
     assert capsys.readouterr().err.startswith("1,000 of 1,000 pairs, ")
-
-
-def test_what_was_committed_before_a_call_counts_so_that_all_workers_show_the_same(
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-    relabel: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A worker that came a second later wrote `of 312 pairs`, the first `of 320`."""
-    write_pairs()
-    job = write_job({"shards": 2, "engine": {"args": {"batch": 4}}})
-    assert relabel("run", job, "--shard", "0/2").code == 0
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
-    done = relabel("run", job)
-    lines = [line for line in done.err.splitlines() if " pairs · " in line]
-    assert lines
-    assert all(" of 24 pairs · " in line for line in lines)
-    assert lines[-1].startswith("24 of 24 ")
-    assert "12 pairs in" in done.out, "the end is about this call"
-    mine = relabel("run", write_job({"shards": 2, "output": "out/mine"}), "--shard", "1/2").err
-    assert " of 12 pairs · " in mine, "the shards that it is at"
 
 
 def test_a_worker_counts_the_shards_that_others_do_meanwhile(

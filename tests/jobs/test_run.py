@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,22 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.jobs.cli import relabel
-from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.exits import exit_for
-from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.jobs.run import results
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.shards import ShardLogs, choose_shards
-from relabel.manifests.errors import RelabelError, StoreUnreachableError, UsageError
+from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.manifest import OwnRunManifest
 from relabel.manifests.receipts import ChunkId
-from relabel.manifests.shards import FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS, cut_queries, fitting_chunk_rows
+from relabel.manifests.shards import fitting_chunk_rows
 from relabel.manifests.store import LocalRunStore, shard_lock
-
-DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[3] / "shared" / "data")).resolve()
 
 
 def job(
@@ -223,25 +214,6 @@ def test_a_finished_job_needs_neither_engine_nor_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip().endswith("10 []")
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA} (set RELABEL_TEST_DATA)")
-@pytest.mark.parametrize(("name", "labeler"), [("crowdflower_ecom", "r3a"), ("llmjudge_dl23", "graph-grpo")])
-def test_real_pairs_are_labelled_and_verified(tmp_path: Path, name: str, labeler: str) -> None:
-    """llmjudge_dl23 holds a document of 450,000 characters, crowdflower_ecom scattered queries and empty bodies."""
-    spec = {
-        "name": name,
-        "input": {"path": str(DATA / name / "pairs.parquet"), "limit": 3000},
-        "labeler": {"name": labeler},
-        "engine": {"name": "fake", "seed": 7},
-        "output": str(tmp_path / "out"),
-        "shards": 4,
-    }
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(spec))
-    assert call("run", path)[0] == 0
-    assert call("verify", path)[1]["labelled"] == 3000
 
 
 def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
@@ -442,62 +414,7 @@ def chunk(number: int) -> ChunkWork:
     return ChunkWork(ChunkId(0, number), [])
 
 
-def test_commits_that_end_after_a_failed_one_are_counted_too() -> None:
-    progress, has_failed = Progress(), threading.Event()
-
-    def commit(work: ChunkWork) -> bool:
-        if work.id.chunk == 0:
-            raise OSError("disk")
-        assert has_failed.wait(20)
-        return True
-
-    def settle() -> None:
-        with CommitThreads(commit, progress, threads=2) as commits:
-            commits.add(chunk(0))
-            commits.add(chunk(1))
-            try:
-                commits.settle(wait_for_all=True)
-            finally:
-                has_failed.set()
-
-    with pytest.raises(OSError, match="disk"):
-        settle()
-    assert progress.chunks_committed == 1
-
-
 # Whether a run has work left is asked with one listing, however many shards it has.
-
-
-@pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Folders of receipts that were listed."""
-    found: list[str] = []
-    for verb in ("names", "etags"):
-        true = getattr(LocalRunStore, verb)
-
-        def counted(self: LocalRunStore, folder: str, true: Any = true) -> Any:
-            if folder.startswith("receipts"):
-                found.append(folder)
-            return true(self, folder)
-
-        monkeypatch.setattr(LocalRunStore, verb, counted)
-    return found
-
-
-def test_a_run_of_many_shards_lists_a_few_times_and_not_once_a_shard(
-    write_pairs: Callable[..., Any], write_job: Callable[..., Path], listed: list[str]
-) -> None:
-    write_pairs()
-    session = open_session(str(write_job({"shards": 24})))
-    listed.clear()
-    assert len(session.left.open_shards()) > 5
-    assert listed == ["receipts"]
-    label_with(WorkerPool(), session, on_progress=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
-    assert session.left.open_shards() == []
-    listed.clear()
-    again = open_session(str(write_job({"shards": 24})))
-    label_with(WorkerPool(workers=2), again, on_progress=lambda: None, say=lambda _: None, on_engine=lambda *_: None)
-    assert len(listed) <= 6, listed
 
 
 def test_a_run_that_lists_once_still_sees_a_receipt_that_went_and_one_that_came(
@@ -518,21 +435,6 @@ def test_a_run_that_lists_once_still_sees_a_receipt_that_went_and_one_that_came(
     assert relabel("run", job).code != 10
 
 
-def test_receipts_that_a_listing_lacks_at_a_retry_end_it_as_work_to_run_again(
-    write_pairs: Callable[..., Any], write_job: Callable[..., Path], relabel: Callable[..., Any]
-) -> None:
-    """It was called a fault of relabel."""
-    write_pairs()
-    job = write_job(
-        {"labeler": {"attempts": 1}, "run": {"max_failed_fraction": 1.0}, "engine": {"args": {"p_garbage": 0.5}}}
-    )
-    assert relabel("run", job).code == 0
-    left = open_session(str(job), is_retry=True).left
-    shard = next(iter(left.retries))
-    with pytest.raises(StoreUnreachableError, match="lacks what was there a moment ago"):
-        left.todo(shard, {})
-
-
 # How a job that names no size of chunks is cut: by its shards' rows alone, and never again once it was planned.
 
 
@@ -546,16 +448,6 @@ def test_a_chunk_is_a_sixteenth_of_its_shard(rows: int, size: int) -> None:
     assert fitting_chunk_rows(rows) == size
 
 
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=200), shards=st.integers(1, 8), whole=st.booleans())
-def test_each_shard_is_cut_by_its_own_rows(sizes: list[int], shards: int, whole: bool) -> None:
-    cut = cut_queries(np.array(sizes), np.array(sizes) * 10.0, shards=shards, chunk_rows=None, whole=whole)
-    for start, stop, chunks in zip(cut.bounds[:-1], cut.bounds[1:], cut.chunks, strict=True):
-        size = fitting_chunk_rows(stop - start)
-        assert FEWEST_CHUNK_ROWS <= size <= MOST_CHUNK_ROWS
-        assert sum(chunks) == stop - start
-        assert all(rows <= size or (whole and rows in sizes) for rows in chunks)
-
-
 @pytest.fixture
 def plan(relabel: Callable[..., Any], write_pairs: Callable[..., Path], folder: Path) -> Callable[..., dict[str, Any]]:
     """Plans a job and gives what its plan holds."""
@@ -567,17 +459,6 @@ def plan(relabel: Callable[..., Any], write_pairs: Callable[..., Path], folder: 
         return held
 
     return planned
-
-
-def test_a_job_without_a_size_gets_chunks_that_fit(
-    plan: Callable[..., dict[str, Any]], relabel: Callable[..., Any], write_job: Callable[..., str]
-) -> None:
-    job = write_job(UNNAMED)
-    held = plan(job)
-    assert [shard["chunks"] for shard in held["shards"]] == [[8, 8, 8]]
-    assert held["parts"]["cut"] == {"shards": 1, "chunk_rows": None}
-    assert relabel("run", job).code == 0
-    assert relabel("verify", "out/ecom").code == 0
 
 
 @pytest.mark.parametrize("size", [256, 5])

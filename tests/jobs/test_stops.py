@@ -25,15 +25,13 @@ from relabel.jobs.run.stop import (
     DRAIN_S,
     END_S,
     Deadline,
-    StartStopped,
     Stop,
     choose_deadline,
     span_s,
-    start_unless_stopped,
     stopping,
     until_s,
 )
-from relabel.manifests.asks import Answer, Request
+from relabel.manifests.asks import Answer
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import Terminated, check_interrupted, draining, is_stop_wished
@@ -54,31 +52,6 @@ class Clocked(Scripted):
     def poll(self) -> list[Answer]:
         time.sleep(self.poll_s)
         return super().poll()
-
-
-def test_a_drain_too_short_for_all_begun_chunks_commits_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """500 answers a second at best and one second to drain: of the begun chunks only the first, with 60 pairs to go,
-    can be finished.
-    """
-    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 1.0)
-    stop, committed = Stop(), []
-
-    def answer(request: Request) -> Answer:
-        if loop.progress.pairs > 90:
-            stop.drain("test")
-        return good(request)
-
-    class InOrder(Clocked):
-        def poll(self) -> list[Answer]:
-            self.waiting.reverse()
-            found = super().poll()
-            self.waiting.reverse()
-            return found
-
-    loop = loop_of(InOrder(answer, 0.002, capacity=40, batch=1), committed, stop=stop)
-    assert loop.run(iter(chunks_of(150, 600, 600, 600, queries=1))) is False
-    assert [work.id.chunk for work in committed] == [0]
-    assert {work.id.chunk for work in loop.unfinished} == {1, 2, 3}
 
 
 def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,29 +435,3 @@ def test_without_a_launcher_the_second_signal_stops_at_once(monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         drain(number, times=2, done=done)
     assert done == ["checkpoint"]
-
-
-def test_what_a_launcher_sends_to_all_where_one_has_ended_does_not_cut_off_what_this_one_has_to_say() -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        with pytest.raises(ImportError), sigterm_ends(has_launcher=True):
-            raise ImportError("no such module")
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_an_engine_whose_start_makes_an_error_of_a_stop_is_not_started() -> None:
-    stop = Stop()
-
-    def start() -> None:
-        stop.drain("SIGTERM")
-        stop.is_starting = False  # as the handler does before it raises
-        try:
-            raise StartStopped
-        except StartStopped as exc:
-            raise ImportError("initialization failed") from exc
-
-    assert start_unless_stopped(stop, start) is None

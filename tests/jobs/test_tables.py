@@ -6,7 +6,6 @@ import io
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ import yaml
 from relabel.jobs import job as opening
 from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import load_job, output_of
+from relabel.jobs.job import load_job
 from relabel.jobs.pool.supervisor import Supervisor
 from relabel.jobs.run.execution import label
 from relabel.labelers.prompts import BUILT_IN
 from relabel.manifests import plan as plans
-from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.secrets import forget_secrets
 from relabel.manifests.store import open_run_store
@@ -323,104 +321,6 @@ def test_a_conversion_of_a_run_reads_none_of_its_input(half_done: str, relabel: 
     assert ended.code == 0, ended
 
 
-# Parquet as its writers leave it, through every command that reads an input: types that hold ids, texts and grades
-# are read alike. What a plan refuses is in `tests/manifests/test_input_types.py`.
-
-
-Table = pa.Table
-UUIDS = [uuid.uuid5(uuid.NAMESPACE_URL, str(row)) for row in range(12)]
-TYPED_ROWS = [
-    {
-        "query_id": f"q{row // 3}",
-        "query": f"oak table {row // 3}",
-        "doc_id": str(row),
-        "title": f"table {row}",
-        "body": f"an oak table, number {row}",
-        "context": ["oak desk"],
-        "grade": row % 3,
-    }
-    for row in range(12)
-]
-PLAIN = pa.Table.from_pylist(TYPED_ROWS)
-
-
-def put(table: Table, name: str, values: pa.Array) -> Table:
-    return table.set_column(table.schema.get_field_index(name), name, values)
-
-
-def whole(name: str, values: pa.Array) -> dict[str, Table]:
-    return {"a": put(PLAIN, name, values)}
-
-
-def halves(name: str, first: Any, second: Any) -> dict[str, Table]:
-    """Two files, with other types in one column; None keeps what is there."""
-    parts = {"a": (PLAIN.slice(0, 6), first), "b": (PLAIN.slice(6), second)}
-    return {at: part if values is None else put(part, name, values) for at, (part, values) in parts.items()}
-
-
-def cast(name: str, *kinds: pa.DataType) -> dict[str, Table]:
-    values: pa.Array = PLAIN[name].combine_chunks()
-    for kind in kinds:
-        values = values.cast(kind)
-    return whole(name, values)
-
-
-def folders(*names: str) -> dict[str, Table]:
-    """Rows in folders that are named after their values."""
-    found: dict[str, Table] = {}
-    for row in range(12):
-        above = "".join(f"{name}={str(TYPED_ROWS[row][name]).replace(' ', '%20')}/" for name in names)
-        found[f"{above}{row:02d}"] = PLAIN.slice(row, 1).drop_columns([*names])
-    return found
-
-
-READ: dict[str, Callable[[], dict[str, Table]]] = {
-    "context null in the first file": lambda: halves("context", pa.nulls(6), None),
-    "context of views": lambda: cast("context", pa.list_(pa.string_view())),
-    "gold of integers and floats": lambda: halves("grade", None, pa.array([None, 1.0, 2.0, 0.0, 1.0, 2.0])),
-    "gold of decimals": lambda: cast("grade", pa.int8(), pa.decimal128(9, 2)),
-    "ids of decimals": lambda: cast("doc_id", pa.int64(), pa.decimal256(60, 3)),
-    "UUIDs": lambda: whole("doc_id", pa.array([one.bytes for one in UUIDS], pa.uuid())),
-    "text of bytes": lambda: {
-        "a": PLAIN.cast(
-            pa.schema([(one.name, pa.binary() if one.type == pa.string() else one.type) for one in PLAIN.schema])
-        )
-    },
-    "queries in folders": lambda: folders("query_id", "query"),
-}
-
-
-@pytest.mark.parametrize("case", READ)
-def test_what_writers_leave_is_read_alike_by_every_command(
-    relabel: Callable[..., Any],
-    write_pairs: Callable[..., Path],
-    write_job: Callable[..., str],
-    committed: Callable[..., Any],
-    case: str,
-) -> None:
-    tables = READ[case]()
-    for name, table in tables.items():
-        write_pairs(table, f"data/{name}.parquet")
-    job = write_job({"input": {"path": "data", "columns": {"gold": "grade"}}, "labeler": {"name": "r3a"}, "shards": 1})
-    for command in ("doctor", "plan", "run"):
-        done = relabel(command, job)
-        assert done.code == 0, (command, done)
-    docs = [str(one) if "UUID" in case else row["doc_id"] for row, one in zip(TYPED_ROWS, UUIDS, strict=True)]
-    pairs = {(row["query_id"], doc) for row, doc in zip(TYPED_ROWS, docs, strict=True)}
-    assert relabel("convert", "out/ecom", "labels.qrels").code == 0
-    labelled = {tuple(line.split()[0:3:2]) for line in Path("labels.qrels").read_text().splitlines()}
-    assert labelled == pairs
-    assert relabel("convert", "data", "gold.qrels", "--from", "parquet").code == 0
-    gold = {tuple(line.split()[0:3:2]): int(line.split()[3]) for line in Path("gold.qrels").read_text().splitlines()}
-    without = [6] if case == "gold of integers and floats" else []
-    graded = [row for row in range(12) if row not in without]
-    assert gold == {(TYPED_ROWS[row]["query_id"], docs[row]): TYPED_ROWS[row]["grade"] for row in graded}
-    for qrels in ("data", "gold.qrels"):
-        done = relabel("evaluate", "out/ecom", "--qrels", qrels, "--output", "json")
-        assert done.code == 0, (qrels, done)
-        assert done.json["counts"]["judged"] == len(gold), done.json
-
-
 # Two jobs in one process that differ in nothing but their storage options: each reads and writes with its own.
 
 
@@ -482,24 +382,6 @@ def test_two_jobs_of_one_process_do_not_see_each_others_storage(write_stored: Ca
         assert len(held) > 1000
         assert not any(key.encode() in held for key in KEYS.values())
     assert Vault.rooms.keys() == {*KEYS.values()}  # nobody asked without a key
-
-
-def test_a_job_that_is_loaded_later_changes_nothing_for_an_earlier_one(write_stored: Callable[..., str]) -> None:
-    red = load_job(write_stored("red", run={"single_writer": True, "store_retry_s": 7.0, "lease_s": 11.0}))
-    blue = load_job(write_stored("blue"))
-    assert red.open_dataset().rows == STORED_ROWS["red"]
-    assert blue.open_dataset().rows == STORED_ROWS["blue"]
-    assert [(job.storage.retry_s, job.storage.lease_s) for job in (red, blue)] == [(7.0, 11.0), (120.0, 60.0)]
-    place, storage, _ = output_of(red.where)
-    assert (place, storage.options_of("vault")) == ("vault://data/out", {"key": KEYS["red"]})
-
-
-def test_a_job_without_options_does_not_inherit_those_of_the_one_before(write_stored: Callable[..., str]) -> None:
-    assert load_job(write_stored("red")).open_dataset().rows == STORED_ROWS["red"]
-    with pytest.raises(ConfigError, match="holds 0 files"):
-        load_job(write_stored("red", storage_options={}))
-    with pytest.raises(InputError):
-        load_job(write_stored("red", storage_options={}, labeler={"name": "direct"})).open_dataset()
 
 
 def test_workers_get_the_options_of_their_job_by_a_pipe_and_show_none(write_stored: Callable[..., str]) -> None:

@@ -259,27 +259,6 @@ def test_no_command_and_no_process_of_theirs_imports_from_the_working_directory(
     ).read_bytes()
 
 
-@pytest.mark.full
-def test_a_launcher_that_starts_relabel_as_the_docs_say_imports_nothing_from_the_working_directory(
-    hostile: Path,
-) -> None:
-    two_days(hostile)
-    write_specs(hostile)
-    scripts = Path(sys.executable).parent
-    call = [
-        scripts / "torchrun",
-        "--no-python",
-        "--nproc-per-node",
-        "1",
-        scripts / "relabel",
-        "distill",
-        "student.yaml",
-    ]
-    done = subprocess.run(call, cwd=hostile, env=environment(), capture_output=True, text=True, check=False)
-    assert_nothing_was_imported(hostile)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 def test_the_installed_command_and_python_with_m_import_nothing_from_the_working_directory(hostile: Path) -> None:
     """With -m, which is how a launcher may call it, Python looks there for the package itself, before any line of ours
     is run.

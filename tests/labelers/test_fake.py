@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.labelers.engines.fake import Fake
-from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, Ask, Decision, Engine, Message, Request
-from relabel.manifests.errors import EngineCrashError, VerdictError
+from relabel.manifests.errors import VerdictError
 from relabel.manifests.formats import AnswerFormat, Choice, Fragment
-from relabel.manifests.specs import EngineSpec
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 from tests.strategies import answer_formats, texts
 
@@ -58,13 +55,6 @@ def requests(count: int, name: str = "r3a") -> list[Request]:
         )
         made.append(Request(i, walk(subject, pair, fake())[1][-1], i * 7919))
     return made
-
-
-def test_it_is_an_engine_and_registered() -> None:
-    assert isinstance(fake(), Engine)
-    assert engine_class("fake") is Fake
-    assert len(Fake.model_digest(EngineSpec(name="fake"))) == 64
-    assert fake().facts().model_digest == Fake.model_digest(EngineSpec(name="fake"))
 
 
 @settings(max_examples=150, deadline=None)
@@ -125,51 +115,3 @@ def test_faults_come_about_as_often_as_asked(fault: str, finishes: set[str]) -> 
             failed.append(answer)
     assert 0.165 < len(failed) / len(answers) < 0.235
     assert {answer.finish for answer in failed} == finishes
-
-
-def test_a_crash_takes_all_in_flight_and_a_new_life_gets_past_it() -> None:
-    asked = requests(120)  # crashes are drawn again in each process: the chance that none of so many crashes is 2e-12
-    done: dict[int, Answer] = {}
-    lives = 0
-    while len(done) < len(asked) and lives < 500:
-        engine = fake(p_crash=0.2, batch=1)
-        lives += 1
-        for request in asked:
-            if request.id not in done:
-                engine.submit(request)
-        try:
-            while answers := engine.poll():
-                done |= {answer.request_id: answer for answer in answers}
-        except EngineCrashError:
-            with pytest.raises(EngineCrashError):
-                engine.poll()
-    assert lives > 1
-    assert done == drain(fake(), asked)
-
-
-def test_a_long_document_is_cut_and_flagged_or_refused_as_overlong() -> None:
-    ask = ask_for(labeler("r3a").probe()[1].format, document="word " * 400 + "the end")
-    cut = answer_of(fake(max_prompt_tokens=100), ask)
-    assert cut.flags == ("document_truncated",)
-    assert cut.prompt_tokens <= 101
-    for seed in range(50):
-        assert "the end" not in answer_of(fake(max_prompt_tokens=100), ask, seed).text
-    kept = answer_of(fake(max_prompt_tokens=100, overlong="quarantine"), ask)
-    assert (kept.finish, kept.text) == ("overlong", "")
-    assert "engine.max_prompt_tokens is 100" in kept.detail
-    query_too_long = ask_for(None, query="q" * 1000, document="d")
-    assert answer_of(fake(max_prompt_tokens=100), query_too_long).finish == "overlong"
-
-
-def test_grades_follow_the_words_in_common() -> None:
-    subject = labeler("r3a")
-    means = []
-    for words in ("", "pruning", "pruning climbing", "pruning climbing roses"):
-        grades = []
-        for seed in range(60):
-            pair = ROSES._replace(document=f"A text about {words} and so on.")
-            distribution = walk(subject, pair, fake(), seed)[0].distribution
-            grades.append(distribution.expected)
-        means.append(sum(grades) / len(grades))
-    assert means == sorted(means)
-    assert means[-1] - means[0] > 1.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -149,7 +148,6 @@ def check_apart(asks: list[Ask], hostile: str, *, reads: bool) -> None:
 MAX_PROMPT_TOKENS = 2000
 BOOK = "A rose wants light. " * 22_500
 """450,000 characters."""
-OF_A_ROW = 8_000
 """Bytes that a row may take in all: the pair, its labels, what waits for an answer."""
 
 
@@ -174,26 +172,6 @@ def labelled(name: str, rows: list[Pair]) -> tuple[list[LabelRow | QuarantineRow
     assert asks < 60, "each answer that it was too long left a fifth away"
     assert [row.row_id for row in found] == [row.row_id for row in rows]
     return found, peak
-
-
-@pytest.mark.parametrize("name", SIBLINGS)
-def test_a_thousand_documents_take_a_prompt_of_some_and_memory_in_proportion(name: str) -> None:
-    documents = [f"Document {number} is about roses and their thorns." for number in range(1200)]
-    peaks = []
-    for count in (400, 1200):
-        rows, peak = labelled(name, large_query(name, *documents[:count]))
-        peaks.append(peak)
-        states = Counter(row.status for row in rows)
-        assert states.keys() == {"ok", "overlong"}
-        assert states["ok"] < 200
-        for row in rows:
-            if isinstance(row, QuarantineRow):
-                assert "had" in row.reason
-                assert "room for" in row.reason
-    assert peaks[1] < 5 * peaks[0], (
-        "three times the rows, some fixed parts less or more; 9 where it grows with the square"
-    )
-    assert peaks[1] < OF_A_ROW * 1200
 
 
 @pytest.mark.parametrize("name", SIBLINGS)

@@ -117,14 +117,6 @@ def test_an_override_of_an_included_file_changes_the_prompt(tmp_path: Path) -> N
     assert "Only 4 grades." in next(labeler("direct", templates=str(tmp_path)).label(ROSES)).messages[0].text
 
 
-def test_an_include_counts_for_the_digests_whether_or_not_this_shape_takes_its_branch(tmp_path: Path) -> None:
-    (tmp_path / "hint.j2").write_text("Hint.")
-    (tmp_path / "user.j2").write_text("{{ query }}{% if context %}{% include 'hint.j2' %}{{ context[0] }}{% endif %}")
-    prompts = Prompts(tmp_path)
-    assert prompts.turn("user", "user.j2", data=("query", "context"), settings={}).message("q").text == "q"
-    assert list(prompts.digests) == ["hint.j2", "user.j2"]
-
-
 def test_a_folder_with_a_file_that_no_stage_uses_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "verdct.j2").write_text("x")
     with pytest.raises(ConfigError, match=r"no stage uses .*verdct.j2'.*Did you mean verdict.j2\?"):

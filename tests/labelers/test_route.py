@@ -49,43 +49,6 @@ def park() -> Tree:
     return tree
 
 
-def test_the_case_of_the_paper() -> None:
-    tree = park()
-    named = {node.text: node.id for node in tree.nodes if not node.is_content}
-    wanted = {"Introduction": 1, "History": 4, "1990s": 17, "2000s": 19, "2010s": 21, "Records": 41, "Awards": 46}
-    assert wanted.items() <= named.items()
-    first = Subtree(tree).light([20])
-    assert first.lit == {20}
-    assert {1, 30, 41} <= first.collapsed
-    assert not {0, 4, 19} & first.collapsed, "20 lies below 0, 4 and 19"
-    assert first.expand(30).lit == {*range(32, 41), *range(42, 46), 47, 48}, "30 has content under subheadings alone"
-    everything = first.expand(30)
-    assert everything.expand(41) is everything
-    second = first.expand(41)
-    assert second.lit == {42, 43, 44, 45}
-    assert 41 not in second.collapsed
-    assert second.expand(41) is second
-    assert second.expand(19) is second, "20 was shown"
-    assert Subtree(tree).light([18]).expand(1).lit == {2, 3}
-    lines = second.render().splitlines()
-    assert lines[:3] == ["0: Six Flags Over Texas", "\t1: Introduction", "\t4: History"]
-    assert lines[3:-1] == [
-        "\t\t5: Initial planning and construction",
-        "\t\t17: 1990s",
-        "\t\t19: 2000s",
-        "\t\t21: 2010s",
-        "\t30: Firsts, bests, and other records",
-        "\t\t31: Firsts and ones of a kind",
-        "\t\t41: Records",
-        "\t\t\t42: Tallest coaster.",
-        "\t\t\t43: Fastest coaster.",
-        "\t\t\t44: Largest derrick.",
-        "\t\t\t45: Tallest swing ride.",
-        "\t\t46: Awards",
-    ]
-    assert lines[-1] == "\t49: Events"
-
-
 def test_content_that_holds_what_is_new_stays_in_view() -> None:
     listed = section("A list.", section("Its item.", "Deep below."), section("Its other item.", "As deep."))
     _, tree = tree_of(section("T", section("H", listed), section("I", "Else.")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -88,40 +87,6 @@ def test_umbrelas_instructions_name_grades_of_its_own_scale(grades: int) -> None
     assert ["trusted" in system for system in systems.values()] == [True, False]
 
 
-def test_five_samples_give_the_vote_and_the_mean() -> None:
-    """`samples: 5` through the run loop: the row is the majority's grade and the mean of the five distributions, and
-    keeps all five.
-    """
-    pairs = [ROSES._replace(row_id=i, query_id=f"q{i}", document=f"{i} {ROSES.document}") for i in range(40)]
-    rows, asks = run_loop("umbrela", pairs, {"samples": 5, "temperature": 1.0})
-    assert asks == 5 * len(pairs)
-    split = 0
-    for row in rows:
-        assert row.probs == pytest.approx(
-            [sum(column) / 5 for column in zip(*(s["probs"] for s in row.samples), strict=True)]
-        )
-        assert row.outside_mass == pytest.approx(sum(s["outside_mass"] for s in row.samples) / 5)
-        assert row.expected_grade == pytest.approx(sum(k * p for k, p in enumerate(row.probs)))
-        votes = Counter(sample["grade"] for sample in row.samples)
-        assert votes.total() == 5
-        most = [grade for grade, count in votes.items() if count == max(votes.values())]
-        assert row.grade == max(most, key=lambda grade: (row.probs[grade], -grade))
-        split += len(votes) > 1
-    assert split > 5, "the samples never disagreed, so the vote was not seen"
-
-
-@pytest.mark.parametrize("name", ["pointwise", "complexity"])
-def test_nothing_is_generated_and_the_word_follows_without_a_space(name: str) -> None:
-    (plain,) = labeler(name).probe()
-    assert (plain.max_tokens, plain.format, plain.prefill) == (0, None, "<answer>")
-    (bare,) = labeler(name, think="empty").probe()
-    assert bare.prefill == "<think>\n\n</think>\n\n"
-    for ask in (plain, bare):
-        assert ask.decisions[0].labels == ("no", "yes")
-        assert ask.prefill.endswith(ask.decisions[0].marker)
-    assert ["<answer>" in ask.messages[0].text for ask in (plain, bare)] == [True, False]
-
-
 def test_the_instruction_is_before_query_and_document() -> None:
     (ask,) = labeler("pointwise", instruction="Names a {{ price }}\nand a <shop>.").probe()
     assert "Names a {{ price }}\nand a <shop>." in ask.messages[0].text
@@ -197,29 +162,12 @@ def asks_of(pair: Pair = ROSES, **options: Any) -> list[Ask]:
     return walk(labeler("r3a", **options), pair, fake())[1]
 
 
-def tags(ask: Ask) -> list[str]:
-    return [section.tag for section in ask.format.sections]
-
-
 def test_the_first_turn_is_the_same_for_all_documents_of_a_query() -> None:
     one, other = asks_of()[0], asks_of(ROSES._replace(row_id=8, doc_id="d2", document="Something else"))[0]
     assert one == other
     assert one.shared_by == "q1"
     assert "document" not in one.messages[-1].fields
     assert one.messages != asks_of(ROSES._replace(context=()))[0].messages
-
-
-def test_the_second_turn_goes_on_with_the_first_conversation() -> None:
-    first, second = asks_of()
-    assert second.messages[: len(first.messages)] == first.messages
-    assert [m.role for m in second.messages] == ["system", "user", "assistant", "user"]
-    answer = second.messages[2]
-    assert answer.fields == ("think", "intent")
-    assert "".join("".join(answer.parts[::2]).split()) == "<think></think><intent></intent>"
-    assert not any("<" in part for part in answer.parts[1::2])
-    assert (tags(first), tags(second)) == (["think", "intent"], ["think", "extract", "score"])
-    assert second.fragment_source == ROSES.document
-    assert second.shared_by is None
 
 
 def test_a_label_holds_the_grade_the_span_the_intent_and_the_reasoning() -> None:
@@ -243,22 +191,6 @@ def test_a_distribution_that_the_engine_can_not_give_is_flagged() -> None:
     label = r3a_label("<think></think><extract>none</extract><score>0</score>", distributions={})
     assert label.distribution is None
     assert "no_distribution" in label.flags
-
-
-def test_without_the_intent_nothing_but_its_tag_goes() -> None:
-    """Else two things would change at once, and a lower figure could be the intent's or the first turn's."""
-    with_it, without = asks_of(), asks_of(intent=False)
-    assert [ask.stage for ask in without] == ["think", "verdict"]
-    assert without[0].shared_by == "q1"
-    assert without[0].messages == asks_of(ROSES._replace(doc_id="d2", document="Else"), intent=False)[0].messages
-    tag = "<intent>what the person wants, in one or two sentences</intent>\n"
-    assert without[0].messages[1].text == with_it[0].messages[1].text.replace(tag, "")
-    answer = without[1].messages[2]
-    assert answer.fields == ("think",)
-    assert "".join("".join(answer.parts[::2]).split()) == "<think></think>"
-    assert without[1].format == with_it[1].format
-    wording = "stated as the intent", "worked out"
-    assert without[1].messages[3].text == with_it[1].messages[3].text.replace(*wording)
 
 
 def test_constrained_evidence_is_one_piece_and_none_for_an_empty_document() -> None:

@@ -165,14 +165,6 @@ def test_broken_metadata_is_one_error_that_names_the_table(table: Iceberg, text:
         opened(table.path)
 
 
-@pytest.mark.parametrize("which", ["snap-*.avro", "*-m0.avro"])
-def test_broken_manifests_are_one_error_that_names_the_table(table: Iceberg, which: str) -> None:
-    for path in Path(table.path, "metadata").glob(which):
-        path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(InputError, match=f"{table.path}: "):
-        opened(table.path)
-
-
 def test_without_pyiceberg_the_extra_is_named(table: Iceberg, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pyiceberg", "pyiceberg.table", "pyiceberg.table.metadata"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -210,14 +202,6 @@ def test_a_local_folder_of_a_table_is_refused_by_its_name(any_table: str, patter
     message = str(raised.value)
     assert message.partition(":")[0].removeprefix("./") == any_table
     assert f"`input: {{path: {message.partition(':')[0]}, table: {kind}}}`" in message
-
-
-@pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/../*"])
-def test_by_url_the_same_is_refused(any_table: str, pattern: str, memory: Any) -> None:
-    memory.put(any_table, "/lake/t", recursive=True)
-    url = "memory://lake/*" if ".." in pattern else f"memory://lake/t{pattern}"
-    with pytest.raises(InputError, match=r"^memory:///lake/t: .*table: (delta|iceberg)}"):
-        list_input(url, Storage())
 
 
 def test_a_table_that_is_left_out_or_not_touched_is_no_error(any_table: str, memory: Any) -> None:

@@ -14,16 +14,14 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relabel.manifests import rows as row_batches
-from relabel.manifests.errors import ManifestError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
-from relabel.manifests.plan import Plan, check_plan, load_plan, shard_row_ids, write_plan
+from relabel.manifests.plan import Plan, load_plan, shard_row_ids, write_plan
 from relabel.manifests.rows import pairs_by_number, read_chunks
 from relabel.manifests.shards import cut_queries, fitting_chunk_rows, make_plan
 from relabel.manifests.specs import InputSpec
@@ -96,39 +94,6 @@ def test_a_written_plan_reads_back_equal_and_is_never_replaced(tmp_path: Path) -
     other, plan_files = plan_of(tmp_path / "a.parquet", shards=2)
     assert not write_plan(store, other, plan_files)
     assert load_plan(store) == plan
-
-
-def test_limit_takes_the_first_rows_across_files(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", ["a"] * 10)
-    write(tmp_path / "b.parquet", ["b"] * 10)
-    plan, _ = plan_of(tmp_path, limit=13)
-    assert plan.rows == 13
-    assert sum(shard.rows for shard in plan.shards) == 13
-    assert plan.queries == 2
-
-
-def test_a_damaged_row_id_file_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", ["a", "b", "a"])
-    plan, plan_files = plan_of(tmp_path / "a.parquet", shards=1)
-    store = LocalRunStore(tmp_path / "out")
-    write_plan(store, plan, plan_files)
-    name = plan.shards[0].row_ids.path
-    store.put(name, store.read(name) + b"x")
-    with pytest.raises(ManifestError, match="sha256"):
-        shard_row_ids(store, plan.shards[0])
-
-
-def test_changed_inputs_are_refused_with_the_list_of_what_changed(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write(tmp_path / f"{name}.parquet", [name] * 5)
-    plan, _ = make_plan(dataset_of(tmp_path), {"inputs": "was"}, name="job", shards=1, chunk_rows=4)
-    write(tmp_path / "b.parquet", ["b"] * 6)
-    write(tmp_path / "c.parquet", ["c"] * 2)
-    with pytest.raises(StaleRunError) as caught:
-        check_plan(plan, dataset_of(tmp_path), {"inputs": "is"}, output="out")
-    assert "b.parquet: changed since the plan (5 rows" in str(caught.value)
-    assert "c.parquet: new since the plan" in str(caught.value)
-    assert "a.parquet" not in str(caught.value)
 
 
 # A plan is the one that an algorithm in a few lines makes, row by row: the same shards, chunks, weights and row ids to
@@ -248,20 +213,6 @@ def test_shards_and_chunks_are_those_of_the_simple_algorithm(
         is_scattered, wanted = simple_plan([*itertools.chain(*named)], groups, shards=shards, chunk_rows=chunk_rows)
         assert plan.is_scattered == is_scattered
         assert shards_of(folder, plan, plan_files) == wanted
-
-
-def test_a_row_group_of_several_batches_is_weighed_in_their_order(tmp_path: Path) -> None:
-    ids = [row * 7919 % 40_009 for row in range(280_000)]
-    (tmp_path / "in").mkdir()
-    for number, part in enumerate((ids[:150_001], ids[150_001:])):
-        write_file(tmp_path / f"in/{number}.parquet", part, 140_000)
-    dataset = written_dataset(tmp_path / "in", 279_000)
-    plan, plan_files = make_plan(dataset, {"x": 1}, name="job", shards=5, chunk_rows=None)
-    groups = [group for groups in dataset.group_bytes for group in groups]
-    is_scattered, wanted = simple_plan(ids[:279_000], groups, shards=5, chunk_rows=None)
-    assert plan.is_scattered
-    assert is_scattered
-    assert shards_of(tmp_path, plan, plan_files) == wanted
 
 
 # Whatever the files' layout, a shard's chunks hold the planned rows, in order, with the text that is in the files.

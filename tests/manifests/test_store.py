@@ -22,10 +22,9 @@ import pytest
 
 from relabel.manifests import leases
 from relabel.manifests import objects as retries
-from relabel.manifests import store as object_store
 from relabel.manifests import store as store_module
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError, StoreUnreachableError
-from relabel.manifests.files import LEASE_S, RETRY_S, Storage, out_of_files, remove_abandoned
+from relabel.manifests.files import LEASE_S, RETRY_S, Storage, remove_abandoned
 from relabel.manifests.leases import Lease, LeaseKeeper
 from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError
 from relabel.manifests.secrets import redacted, secret_in
@@ -137,18 +136,6 @@ def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
     other.release()
 
 
-def test_the_kernel_frees_the_lock_of_a_dead_process(tmp_path: Path) -> None:
-    store = LocalRunStore(tmp_path)
-    pid = os.fork()
-    if pid == 0:
-        shard_lock(store, 0).acquire()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    lock = shard_lock(store, 0)
-    lock.acquire()
-    lock.release()
-
-
 def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None:
     """A shard whose receipts were moved to another disk was asked again, and paid for, at each call."""
     store = LocalRunStore(tmp_path / "out")
@@ -167,24 +154,6 @@ def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "other/receipts/shard-00000/chunk-000001.json").symlink_to("unmounted.json")
     with pytest.raises(StoreError, match=r"chunk-000001\.json: a link to unmounted\.json, which is not there"):
         store.etags("receipts")
-
-
-def test_a_file_that_goes_while_its_folder_is_listed_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refused answers are removed when a run is finished, even if somebody reads them just then."""
-    store = LocalRunStore(tmp_path)
-    for name in ("refused/a.json", "refused/b.json"):
-        store.put(name, b"{}")
-    true = Path.stat
-
-    def stat(path: Path, **options: bool) -> os.stat_result:
-        if path.name == "a.json":
-            path.unlink(missing_ok=True)
-        return true(path, **options)
-
-    monkeypatch.setattr(Path, "stat", stat)
-    assert list(store.etags("refused")) == ["refused/b.json"]
 
 
 def test_without_hard_links_exactly_one_creator_wins_all_the_same(
@@ -274,19 +243,6 @@ def test_a_full_bucket_is_said_so(status: int, code: str) -> None:
     found = S3Objects(None, "s3://bucket/out")._meaning(RefusalError(status, code), "bucket/out/a")
     assert isinstance(found, DiskFullError)
     assert "no space left in the bucket" in str(found)
-
-
-def test_too_many_open_files_are_said_so_however_deep_they_lie() -> None:
-    try:
-        try:
-            raise OSError(24, "Too many open files")
-        except OSError as exc:
-            raise ConnectionError("no connection") from exc
-    except ConnectionError as exc:
-        wrapped = exc
-    assert "ulimit -n" in str(out_of_files(wrapped))
-    assert isinstance(S3Objects(None, "s3://bucket/out")._meaning(wrapped, "bucket/out/a"), StoreError)
-    assert out_of_files(ConnectionError("no connection")) is None
 
 
 # How storage is reached is a value that is handed in: nothing of it is the process's, and none of its secrets show.
@@ -439,23 +395,6 @@ def test_who_waits_gets_the_lease_when_it_is_let_go(monkeypatch: pytest.MonkeyPa
         first.release()
         waiting.result(5)
     assert second.epoch == 2
-
-
-def test_the_keeper_renews_all_leases_every_third_of_their_time_and_then_ends(keeper: LeaseKeeper) -> None:
-    objects = MemoryObjects()
-    held = [Lease(objects, f"bucket/{number}", "x", 0.15, keeper, RETRIES) for number in range(3)]
-    for lease in held:
-        lease.acquire()
-    deadline = time.monotonic() + 10.0
-    while (
-        time.monotonic() < deadline
-        and min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) < 3
-    ):
-        time.sleep(0.02)
-    assert min(json.loads(objects.held[f"bucket/{n}"][0])["renewals"] for n in range(3)) >= 3
-    for lease in held:
-        assert not lease.is_lost
-        lease.release()
 
 
 def test_a_holder_that_can_not_renew_for_its_whole_time_counts_itself_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,21 +567,3 @@ def test_listings_go_over_pages_and_a_mark_changes_with_the_bytes() -> None:
     store.put("receipts/shard-00001/chunk-000001.json", b"y")
     after = store.etags("receipts")
     assert [name for name in before if before[name] != after[name]] == ["receipts/shard-00001/chunk-000001.json"]
-
-
-def test_a_log_that_ended_or_grew_is_kept_no_longer_and_loses_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "LOG_PART_CHARS", 50)
-    store = store_on(MemoryObjects())
-    lines = [f"line {number}, of some length\n" for number in range(7)]
-    for line in lines:
-        store.log("logs/shard-00000.log", line)
-    store.log("logs/shard-00001.log", "done\n", is_end=True)
-    assert not store._logs.keys() - {"logs/shard-00000.log"}
-    store.log("logs/shard-00001.log", "one more, by a helper\n", is_end=True)
-    store.close()
-    names = store.names("logs")
-    assert "".join(
-        sorted("".join(store.read(name).decode() for name in names if "00000" in name).splitlines(True))
-    ) == "".join(lines)
-    assert sorted(store.read(name) for name in names if "00001" in name) == [b"done\n", b"one more, by a helper\n"]
-    assert max(len(store.read(name)) for name in names) < 100

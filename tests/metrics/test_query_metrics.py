@@ -70,18 +70,6 @@ def evaluated(queries: list[int], rows: list[dict[str, Any]], resamples: int = 0
     return evaluate(judged_of(queries, rows), resamples=resamples)
 
 
-def test_a_query_counts_once_however_many_documents_it_has() -> None:
-    """Query 0: F1 of 1, 1 (both empty) and 0; query 1: of 0.5. A chunk named twice is one chunk and twice the cost."""
-    rows = [chosen([2, 2], 1, [2]), chosen([], 3, []), chosen([], 3, [1]), chosen([1, 3], 4, [3, 4])]
-    found = evaluated([0, 0, 0, 1], rows).figures
-    assert (found["chunks_mean"].value, found["chunks_max"].value) == (1.5, 2)
-    assert (found["tokens_mean"].value, found["tokens_max"].value) == (15, 20)
-    assert found["over_budget"].value == pytest.approx((1 / 3 + 0) / 2)
-    assert found["evidence_f1"].value == pytest.approx((2 / 3 + 1 / 2) / 2)
-    assert {found[name].unit for name in ("chunks_max", "evidence_f1")} == {"queries"}
-    assert found["evidence_f1"].over == 2
-
-
 def test_rows_without_gold_chunks_and_rows_of_other_labelers_are_left_out() -> None:
     rows = [chosen([1], 1, None), chosen([1], 1, [1]), chosen([1], 1, None), chosen(None, 0, [1])]
     found = evaluated([0, 0, 1, 2], rows).figures
@@ -126,19 +114,6 @@ def test_exact_match_wants_all_gold_answers_and_hit_at_1_any() -> None:
     found = evaluated([0, 0, 1, 2, 3, 4], rows).figures
     assert (found["exact_match"].value, found["exact_match"].over) == (pytest.approx(1 / 3), 3)
     assert found["hit@1"].value == pytest.approx(2 / 3)
-
-
-def reviewed(label: int, gold: int, yes: float | None, is_enough: bool | None) -> dict[str, Any]:
-    probs = None if yes is None else [1 - yes, yes]
-    return {"label": label, "gold": gold, "sufficient_probs": probs, "gold_sufficient": is_enough}
-
-
-def test_sufficiency_counts_a_query_once_and_a_tie_for_half() -> None:
-    said = [(0.9, True), (0.4, True), (0.4, False), (0.1, False), (0.2, None), (None, True)]
-    rows = [reviewed(0, 0, *one) for one in said for _ in range(3)]
-    found = evaluated([query for query in range(len(said)) for _ in range(3)], rows)
-    assert (found.figures["sufficient_auc"].value, found.figures["sufficient_auc"].over) == (3.5 / 4, 4)
-    assert "queries without a value, left out of AUC, sufficient: 2" in found.notes
 
 
 # RES-RAG's reward and its parts, by numbers worked out by hand.

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from relabel.manifests.files import Storage
 
-polars = pytest.importorskip("polars")
+pytest.importorskip("polars")
 
-from relabel.jobs.pairs.citations import CitationRule, cited_pairs  # noqa: E402
-from relabel.jobs.tables import publish  # noqa: E402
-from relabel.manifests.errors import DiskFullError, InputError  # noqa: E402
+from relabel.jobs.pairs.citations import CitationRule, cited_pairs
+from relabel.manifests.errors import InputError
 
 DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]
 SCHEMA = pa.schema(
@@ -204,28 +203,6 @@ def test_bad_rows_are_named(
 ) -> None:
     with pytest.raises(InputError, match=message):
         build(write, rows, docs)
-
-
-def test_a_file_is_whole_or_not_there(write: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = cited_pairs(
-        write("a.parquet", answers("q", *FIVE), SCHEMA), write("d.parquet", DOCS), CitationRule(), Storage()
-    )[0]
-    assert publish(frame, "new/out.parquet", Storage(), source="d.parquet") == 4
-    before = (folder / "new/out.parquet").read_bytes()
-
-    text = (
-        "parquet: File out of specification: underlying IO error: No space left on device (os error 28)"  # polars 2.1
-    )
-    for error in (OSError(28, "No space left on device"), polars.exceptions.ComputeError(text)):
-
-        def fails(*_: Any, error: Exception = error, **__: Any) -> None:
-            raise error
-
-        monkeypatch.setattr(polars.LazyFrame, "sink_parquet", fails)
-        with pytest.raises(DiskFullError, match=r"no space left\. Nothing was changed"):
-            publish(frame, "new/out.parquet", Storage(), source="d.parquet")
-    assert [path.name for path in (folder / "new").iterdir()] == ["out.parquet"]
-    assert (folder / "new/out.parquet").read_bytes() == before
 
 
 def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callable[..., str], folder: Path) -> None:

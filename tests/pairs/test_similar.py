@@ -125,18 +125,6 @@ def test_documents_without_chunks_have_one_cosine(
     assert "pairs without cosine  2" in done.out
 
 
-def test_a_folder_of_files_is_one_input_in_the_order_of_its_rows(
-    relabel: Callable[..., Any], write: Callable[..., str], encoder: Path
-) -> None:
-    write("in/a.parquet", ROWS[:5], SCHEMA)
-    write("in/b.parquet", ROWS[5:], SCHEMA)
-    write("one.parquet", ROWS, SCHEMA)
-    for source in ("in", "one.parquet"):
-        to = f"of-{source.partition('.')[0]}.parquet"
-        assert relabel("pairs", "similar", source, "--model", str(encoder), "--to", to).code == 0
-    assert pq.read_table("of-in.parquet").to_pylist() == pq.read_table("of-one.parquet").to_pylist()
-
-
 def test_texts_of_any_batch_give_the_same_vectors_and_long_ones_are_cut(encoder: Path) -> None:
     texts = [*WORDS, "", " ".join(WORDS * 20), "oak"]
     one = Embedder(encoder, max_tokens=None, batch_tokens=1, device="cpu").embed(texts, "document")

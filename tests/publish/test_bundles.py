@@ -262,19 +262,6 @@ def test_listings_show_files_with_sizes_and_the_stores_own_times(bundle_store: S
     assert all(abs(bundle_store.now_s() - entry.written_s) < 60 for entry in bundle_store.entries(""))
 
 
-@pytest.mark.parametrize("name", ["/abs", "a/../../up", ""])
-def test_a_name_that_leaves_the_store_is_refused(local_bundle_store: Store, name: str) -> None:
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: local_bundle_store.read_tagged(name),
-        lambda: local_bundle_store.create(name, b""),
-        lambda: local_bundle_store.remove(name),
-        lambda: list(local_bundle_store.blocks(name, 0)),
-    )
-    for call in calls:
-        with pytest.raises(ManifestError, match="leaves the folder"):
-            call()
-
-
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_reported(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch

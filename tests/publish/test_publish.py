@@ -40,33 +40,14 @@ from relabel.manifests.errors import (
     InputError,
     LockHeldError,
     ManifestError,
-    StoreError,
     UsageError,
 )
 from relabel.manifests.files import Storage
 from relabel.manifests.records import sha256_file
-from relabel.manifests.store import Held, LocalStore, Store, open_bundle_store
+from relabel.manifests.store import LocalStore, Store, open_bundle_store
 from tests import seaweed
 from tests.faults.conftest import count
 from tests.publish.conftest import publish_to
-
-
-def test_a_published_version_is_whole_and_its_channel_points_to_it(
-    bundle_store: Store, bundle: Callable[..., Path]
-) -> None:
-    done = publish_to(bundle_store, bundle("one"))
-    assert (done.uploaded, done.objects, done.has_changed) == (4, 4, True)
-    version = load_version(bundle_store, "ecom", done.version.version)
-    check_whole(bundle_store, version)
-    for file in version.files:
-        assert bundle_store.digest(object_name(file.sha256), lambda _: None) == Held(file.size_bytes, file.sha256)
-    head = load_channel(bundle_store, "ecom", "stable").head
-    assert (head.sequence, head.version, head.version_sha256, head.reason) == (
-        1,
-        version.version,
-        version.sha256,
-        "publish",
-    )
 
 
 def test_what_is_there_is_not_uploaded_again_and_moves_nothing(
@@ -124,15 +105,6 @@ def test_a_bundle_damaged_since_it_was_sealed_is_not_published(
     with pytest.raises(ManifestError, match="its manifest says"):
         publish_to(local_bundle_store, folder)
     assert list(local_bundle_store.entries("")) == []
-
-
-def test_a_depot_that_keeps_holding_other_bytes_is_given_up_without_a_version(
-    local_bundle_store: Store, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(local_bundle_store), "digest", lambda self, name, on_progress: Held(1, "0" * 64))
-    with pytest.raises(StoreError, match="still holds other bytes"):
-        publish_to(local_bundle_store, bundle("one"))
-    assert all(entry.name.startswith("objects/") for entry in local_bundle_store.entries(""))
 
 
 @pytest.mark.parametrize("name", ["objects", "../up", "a/b", "", ".hidden", "a b", "ä", "x" * 101, "a\n"])

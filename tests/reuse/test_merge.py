@@ -147,29 +147,23 @@ def test_the_engine_after_rows_that_were_taken_over_keeps_outputs_apart(
     assert days.call("run", days.folder / "alongside.yaml")[0] == 10
 
 
-def test_an_output_is_not_merged_into_itself_and_left_as_it_was(days: Days) -> None:
-    days.run("monday", rows_of(2, 3))
-    days.run("tuesday", rows_of(3, 2))
-    before = sorted(path for path in days.out("monday").rglob("*"))
-    code, message = days.call("merge", days.out("monday"), days.out("tuesday"), "--to", f"{days.out('monday')}/")
-    assert (code, "is one of the outputs" in message) == (3, True)
-    assert sorted(path for path in days.out("monday").rglob("*")) == before
-
-
-def test_a_file_that_is_in_both_is_refused(days: Days) -> None:
+@pytest.mark.parametrize(
+    ("other", "to", "why"),
+    [
+        ("tuesday", "monday/", "is one of the outputs"),
+        ("tuesday", "monday/labels/merged", "lies inside"),
+        ("again", "week", "the same file"),
+    ],
+)
+def test_outputs_that_make_no_one_output_are_refused_and_left_as_they_were(
+    days: Days, other: str, to: str, why: str
+) -> None:
     rows = rows_of(4, 3)
     days.run("monday", rows)
-    days.run("again", rows, run={"chunk_rows": 5})
-    code, message = days.call("merge", days.out("monday"), days.out("again"), "--to", days.out("week"))
-    assert (code, "the same file" in message) == (3, True)
-
-
-def test_a_merged_output_inside_one_that_is_merged_is_refused(days: Days) -> None:
-    """Its files would be among the receipts or labels of the other."""
-    days.run("monday", rows_of(2, 3))
+    days.run(other, rows if other == "again" else rows_of(2, 3), run={"chunk_rows": 5})
     before = sorted(days.out("monday").rglob("*"))
-    code, message = days.call("merge", days.out("monday"), "--to", days.out("monday") / "labels/merged")
-    assert (code, "lies inside" in message) == (3, True)
+    code, message = days.call("merge", days.out("monday"), days.out(other), "--to", f"{days.out('')}/{to}")
+    assert (code, why in message) == (3, True)
     assert sorted(days.out("monday").rglob("*")) == before
 
 

@@ -23,7 +23,7 @@ from relabel.manifests.manifest import engine_identity
 from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
 from tests.faults.shared_jobs import SIBLINGS, WHOLE_QUERY, chunks_of, options_of
 from tests.reuse.conftest import Days, Row, rows_of, said
-from tests.strategies import pairs, texts
+from tests.strategies import pairs
 
 
 @pytest.mark.parametrize("labeler", ["r3a", "complexity"])
@@ -42,25 +42,6 @@ def test_an_unchanged_day_starts_no_engine_and_says_the_same(
     assert manifest["mixed"]["differences"] == []
     (engine,), (first,) = manifest["engines"], days.manifest("monday")["engines"]
     assert engine == engine_identity(first)
-
-
-def test_one_per_cent_changed_costs_one_per_cent_of_the_asks_also_the_day_after(days: Days) -> None:
-    rows = rows_of(20, 20)
-    days.run("monday", rows)
-    before = sum(days.asks("monday").values())
-    assert before == 20 + 400
-    for day, earlier, changed in (
-        ("tuesday", "monday", (7, 93, 211, 330)),
-        ("wednesday", "tuesday", (12, 130, 250, 399)),
-    ):
-        for row in changed:
-            rows[row] = {**rows[row], "document": rows[row]["document"] + f" New on {day}."}
-        days.run(day, rows, reuse=[earlier])
-        assert days.asks(day) == {"verdict": 4}
-        assert sum(days.asks(day).values()) <= 0.012 * before
-        labels = days.labels(day)
-        assert [row["row_id"] for row in labels if not row["reused"]] == list(changed)
-        assert days.manifest(day)["rows"] == {"in": 400, "labelled": 4, "reused": 396, "quarantined": 0}
 
 
 def test_the_first_run_is_named_through_generations(days: Days) -> None:
@@ -351,15 +332,6 @@ def test_keys_are_equal_only_for_the_same_query_document_and_context(one: Pair, 
         return normalise_query(pair.query), pair.document, pair.context, *more
 
     assert (key(one) == key(other)) == (texts_of(one) == texts_of(other))
-
-
-@given(texts(4), texts(4), st.lists(texts(2), max_size=3))
-def test_texts_that_run_into_each_other_keep_their_own_keys(query: str, document: str, context: list[str]) -> None:
-    """Moving a character from one field to the next is another row."""
-    pair = Pair(0, "q", query, "d", document, tuple(context))
-    moved = Pair(0, "q", query, "d", "x" + document, tuple(context))
-    listed = Pair(0, "q", query, "d", document, (*context, "x"))
-    assert len({key(pair), key(moved), key(listed)}) == 3
 
 
 def test_queries_that_only_look_different_are_one_and_documents_never() -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import random
 import string
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.manifests.errors import InputError, LockHeldError, StoreUnreachableError
+from relabel.manifests.errors import InputError, StoreUnreachableError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.plan import Plan
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import TAIL_BYTES, ObjectRunStore, UrlFile, open_run_store, read_url
+from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store, read_url
 from tests import seaweed
 from tests.s3.conftest import ROWS, Outcome, labels, put_parquet
 
@@ -143,24 +141,6 @@ def test_a_store_that_ignores_conditions_is_refused_and_works_for_a_single_write
 # `relabel convert` and `compare` with sources, targets and runs on S3.
 
 
-def test_labels_on_s3_go_out_to_trec_and_come_back(
-    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    assert relabel("run", write_job()).returncode == 0
-    done = relabel("convert", f"{s3}/out", f"{s3}/trec/out.qrels", "--duplicates", "first")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["rows"] + found["quarantined"] == 60
-    lines = open_run_store(f"{s3}/trec", Storage()).read("out.qrels").decode().splitlines()
-    assert len(lines) == found["written"] == found["rows"] - found["duplicates"]
-    assert relabel("convert", f"{s3}/trec/out.qrels", tmp_path / "back.parquet").returncode == 0
-    held = [
-        f"{row['query_id']} 0 {row['doc_id']} {row['grade']}"
-        for row in pq.read_table(tmp_path / "back.parquet").to_pylist()
-    ]
-    assert held == lines
-
-
 # Labels reused from S3 to S3.
 
 
@@ -186,43 +166,7 @@ def test_a_run_on_s3_takes_over_from_s3(
 # harms nobody.
 
 
-DEAD_S = 5.0
 """A lease of three seconds is dead by then: the server's dates are whole seconds."""
-
-
-def test_a_live_lease_is_refused_and_a_dead_one_taken_over_whatever_a_workers_own_clock_says(
-    open_fresh: Callable[..., ObjectRunStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clock of this process is moved where relabel asks for it; requests are signed by the true one, or the server
-    would refuse them.
-    """
-    true, off_s = time.time, [0.0]
-    monkeypatch.setattr(
-        time,
-        "time",
-        lambda: true() + (off_s[0] if sys._getframe(1).f_globals.get("__name__", "").startswith("relabel.") else 0.0),
-    )
-    first = open_fresh(lease_s=3).lock("shard-00000", "shard 0")
-    first.acquire()
-    second = open_fresh(lease_s=3).lock("shard-00000", "shard 0")
-    off_s[0] = 3600.0
-    with pytest.raises(LockHeldError, match="shard 0 is being worked on"):
-        second.acquire()
-    time.sleep(DEAD_S)
-    with pytest.raises(LockHeldError):  # its holder lives, and renews it
-        second.acquire()
-    first._keeper.remove(first)  # as if its process slept
-    time.sleep(DEAD_S)
-    off_s[0] = -3600.0
-    second.acquire()
-    assert (first.epoch, second.epoch) == (1, 2)
-    first.renew()
-    assert first.is_lost
-    assert not second.is_lost
-    first.release()
-    assert second.is_alive()
-    second.release()
-    assert not second.is_alive()
 
 
 # What a shard reads from S3 is what its columns weigh; a file that is replaced while it is read is reported.

@@ -11,10 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.downloads import fetch_model
-from relabel.manifests.errors import ModelError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import resolve_model
 from relabel.manifests.store import open_run_store
 from tests import seaweed
 from tests.engines.conftest import model_dir  # noqa: F401
@@ -39,22 +36,6 @@ def test_templates_are_read_from_s3_and_are_part_of_the_job(
     absent = relabel("run", job, "--set", f"labeler.templates={s3}/nowhere")
     assert absent.returncode == 3
     assert "is not a folder" in absent.stderr
-
-
-def test_a_model_on_s3_is_fetched_once_and_a_missing_one_is_reported(s3: str, tmp_path: Path) -> None:
-    store = open_run_store(f"{s3}/model", Storage(), single_writer=True)
-    store.put("config.json", b"{}")
-    store.put("deep/er.safetensors", b"w" * 100_000)
-    store.put("model.safetensors", b"v" * 200_000)
-    fetch_model(f"{s3}/model", Storage(), cache_dir=tmp_path)
-    found = resolve_model(f"{s3}/model", cache_dir=tmp_path)
-    assert (found.path / "deep" / "er.safetensors").read_bytes() == b"w" * 100_000
-    assert (found.path / "model.safetensors").read_bytes() == b"v" * 200_000
-    store.put("model.safetensors", b"x")
-    fetch_model(f"{s3}/model", Storage(), cache_dir=tmp_path)
-    assert resolve_model(f"{s3}/model", cache_dir=tmp_path) == found
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        fetch_model(f"{s3}/nowhere", Storage(), cache_dir=tmp_path)
 
 
 def test_job_files_outputs_and_labels_are_taken_from_urls_by_every_command(
@@ -145,12 +126,3 @@ def test_doctor_says_whether_commits_hold_there(
     ill = relabel("doctor", job)
     assert ill.returncode == 3
     assert "ignores it" in json.loads(ill.stdout)["job"]["output"]
-
-
-def test_a_spec_shows_nothing_of_its_storage_options(write_job: Callable[..., Path]) -> None:
-    from relabel.jobs.job import load_job
-
-    job = load_job(str(write_job({"storage_options": {"s3": {"secret": "hidden-3c1"}}})))
-    for text in (repr(job), repr(job.storage), str(job.spec), repr(job.spec.model_dump()), job.spec.model_dump_json()):
-        assert "hidden-3c1" not in text
-    assert job.spec.storage_options["s3"]["secret"] == "hidden-3c1"

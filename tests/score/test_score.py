@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,19 +110,6 @@ def test_done_means_done_and_starts_no_student(
     again = score("--output", "json")
     assert (again.code, again.json["labelled"], again.json["this_run"]["pairs"]) == (10, 24, 0)
     assert score("--done-ok").code == 0
-
-
-def test_shards_of_two_workers_make_up_one_run(
-    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], folder: Path
-) -> None:
-    write_pairs()
-    first = score("--shard", "0/2", "--output", "json").json
-    assert (first["exit_code"], first["shards"], first["rows_open"]) == (0, [0], 12)
-    assert not (folder / "out/scores/manifest.json").exists()
-    assert score("--shard", "1/2").code == 0
-    assert read(folder)["rows"] == {"in": 24, "labelled": 24, "reused": 0, "quarantined": 0}
-    assert score("--shard", "1/2").code == 10
-    assert relabel("verify", "out/scores").code == 0
 
 
 def test_columns_are_the_students_unless_others_are_named(
@@ -246,15 +232,6 @@ def scored(student: StudentModel, batch_tokens: int, pairs: list[tuple[str, str]
     return scorer.score(scorer.encode(pairs))
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 60, 8192])
-def test_a_rows_score_depends_on_no_other_row(student: StudentModel, batch_tokens: int) -> None:
-    found = scored(student, batch_tokens)
-    alone = [student.probabilities([pair]) for pair in PAIRS]
-    for name, values in found.items():
-        assert values == pytest.approx(np.concatenate([one[name] for one in alone]), abs=1e-5), name
-        assert values.dtype == np.float32
-
-
 def test_a_decoder_is_scored_like_an_encoder_and_reports_cut_documents(decoder: Path) -> None:  # noqa: F811
     student = load_student(decoder)
     pairs = [("red shoe", "a"), ("red shoe", "long " * 300), ("blue", "fits")]
@@ -365,28 +342,3 @@ def committed(to: Path) -> dict[str, str]:
     manifest = json.loads((to / "manifest.json").read_bytes())
     assert manifest["rows"] == {"in": ROWS, "labelled": ROWS, "reused": 0, "quarantined": 0}
     return {file["path"]: file["sha256"] for file in manifest["labels"]}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The pairs, and the files of a run that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    pairs = write_scattered_pairs(folder)
-    done = run(command(tiny, pairs, folder / "out"))
-    assert done.returncode == 0, done.stderr
-    return pairs, committed(folder / "out")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("failpoint", ["after_labels", "after_receipt:5"])
-def test_a_killed_run_ends_with_the_bytes_of_one_left_alone(
-    undisturbed: tuple[Path, dict[str, str]], tiny: Path, tmp_path: Path, failpoint: str
-) -> None:
-    pairs, files = undisturbed
-    line = command(tiny, pairs, tmp_path / "out")
-    killed = run(line, failpoint)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (tmp_path / "out/manifest.json").exists()
-    assert run(line).returncode == 0
-    assert committed(tmp_path / "out") == files
-    assert run(line).returncode == 10

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from relabel.jobs.pool import processes
 from relabel.jobs.pool.processes import choose_gpus, gpu_groups, visible_gpus
 from relabel.jobs.run.chunks import PIECES, TIMES_CAUGHT, ChunkWork, Isolation
-from relabel.manifests.asks import Answer, Ask, Message, Request
+from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import QuarantineRow
@@ -108,15 +108,6 @@ def test_an_engine_that_hangs_while_it_starts_is_given_up(tmp_path: Path) -> Non
     assert (code, report["error"]) == (4, "EngineLostError")
     assert "the engine has not started for" in report["message"]
     assert "(run.start_timeout_s is 3)" in report["message"]
-
-
-@pytest.mark.full
-def test_where_every_row_brings_the_engine_down_the_run_fails_and_does_not_quarantine_the_input(tmp_path: Path) -> None:
-    job = write_job(tmp_path, rows=90, poison=range(90), crash="kill")
-    code, report, said = relabel(job, "--workers", "2")
-    assert (code, report["error"]) == (4, "EngineLostError"), said
-    assert "it is not the rows" in report["message"]
-    assert said.count("the engine crashed") < 60
 
 
 def test_an_engine_that_fails_at_anything_blames_no_row(tmp_path: Path) -> None:
@@ -307,20 +298,6 @@ def test_an_isolated_row_takes_its_query_along_where_all_its_rows_would_be_asked
     assert not any(request.ask.shared_by == "q2" for request in engine.seen)
 
 
-def test_an_engine_that_has_answered_nothing_yet_must_answer_a_made_up_pair_before_a_suspect() -> None:
-    engine = Scripted(good)
-    watched(engine, chunks_of(3, 3)[1:], Notes([[0]], {}))
-    assert engine.seen[0].ask.messages[0].parts == ("made up",)
-
-    def goes_down(request: Request) -> Answer:
-        raise EngineCrashError("at anything")
-
-    notes = Notes([[0]], {})
-    with pytest.raises(EngineCrashError):
-        watched(Scripted(goes_down), chunks_of(3, 3)[1:], notes)
-    assert not [note for note in notes.seen if note[0] == "tries"], "no row was at stake when it crashed"
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What time it is, so that a busy machine is no slow engine."""
@@ -429,11 +406,6 @@ def test_exactly_the_poisonous_rows_are_isolated_and_the_number_of_crashes_is_bo
     assert not isolation.cases
     levels = math.ceil(math.log(max(map(len, chunks.values())), PIECES)) + 1
     assert crashes <= len(poison) * (1 + levels + TIMES_CAUGHT)
-
-
-def test_one_row_among_512_is_found_after_five_crashes() -> None:
-    _, isolated_rows, crashes = drive({ChunkId(0, 0): list(range(512))}, {300}, width=512)
-    assert (set(isolated_rows), crashes) == ({300}, 5)
 
 
 def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:

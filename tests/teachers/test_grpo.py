@@ -167,21 +167,6 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
 # `benchmarks/grpo_learns.py` shows the whole curve.
 
 
-@pytest.mark.slow
-@pytest.mark.full
-def test_the_mean_reward_doubles_with_half_of_the_rollouts(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-    from benchmarks.grpo_learns import make_setting, show_format, train
-
-    setting = make_setting("r1", tmp_path)
-    show_format(setting, "r1", steps=100, batch=16)
-    trainer = train(setting, "r1", tmp_path, steps=60, group=8, rate=2e-3)
-    rewards = [value for _, value in trainer.curve.series("train", "reward")]
-    first, last = sum(rewards[:3]) / 3, sum(rewards[-5:]) / 5
-    assert first < 0.45
-    assert last > 0.65, rewards
-
-
 # Defaults of a spec: the papers' settings, and ours where they have none.
 
 

@@ -325,19 +325,6 @@ rewards = st.lists(st.sampled_from((0.0, 0.1, 0.2, 1.0, -1.0)), min_size=2, max_
 bases = st.lists(st.tuples(*[st.sampled_from((-1.0, 0.0, 1.0))] * 3), min_size=2, max_size=8)
 
 
-@pytest.mark.parametrize(
-    ("reward", "wanted"),
-    [
-        ((1, 0, 0, 0), (1.7321, -0.5774, -0.5774, -0.5774)),
-        ((1, 0.2, 0, 0), (1.6977, -0.2425, -0.7276, -0.7276)),
-        ((0.2, 0.2, 0.2, 0.2), (0, 0, 0, 0)),
-    ],
-)
-def test_the_papers_groups(reward: tuple[float, ...], wanted: tuple[float, ...]) -> None:
-    found = group_advantages(torch.tensor([reward], dtype=torch.float32))
-    np.testing.assert_allclose(found[0], wanted, atol=6e-5)
-
-
 @given(rewards)
 def test_advantages_have_mean_0_and_variance_1_or_are_all_0(reward: list[float]) -> None:
     found = group_advantages(torch.tensor([reward])).numpy()[0]

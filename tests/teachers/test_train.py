@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from relabel.distill.teachers.manifest import read_teacher_manifest
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.manifests.errors import StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, readable_json
 from tests.killing import killed_at
@@ -31,7 +30,7 @@ from relabel.distill.teachers.teaching import estimate_teacher
 from relabel.distill.teachers.trainer import run_to_end
 from relabel.distill.training import checkpoints
 from relabel.distill.training.output import DIGESTS, list_checkpoints
-from relabel.manifests.errors import ConfigError, DiskFullError, ManifestError, ModelError
+from relabel.manifests.errors import ConfigError, ManifestError, ModelError
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
@@ -86,19 +85,6 @@ def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
     capsys.readouterr()
     assert relabel("evaluate", str(tmp_path / "labels"), "--qrels", str(pairs_path), "--output", "json") == 0
     assert json.loads(capsys.readouterr().out)
-
-
-def test_a_folder_that_holds_another_teacher_is_left_alone(
-    teach: Callable[..., Any], direct: Callable[..., dict[str, Any]]
-) -> None:
-    changes = {key: value for key, value in direct().items() if key in ("labeler", "data")}
-    first = teach(**changes)
-    assert not first.was_done
-    assert teach(**changes).was_done
-    with pytest.raises(StaleRunError, match="holds a teacher of another spec"):
-        teach(**changes, train={"learning_rate": 2e-3})
-    again = teach(start="restart", **changes, train={"learning_rate": 2e-3})
-    assert again.manifest.fingerprint != first.manifest.fingerprint
 
 
 @pytest.mark.parametrize("name", SUPERVISED)
@@ -275,21 +261,6 @@ def direct_of(direct: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
         return train_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), start=start)
 
     return go
-
-
-def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_reported(
-    direct_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokenizers library raises a bare Exception, with the system's number in its words alone."""
-
-    def full(*_: Any, **__: Any) -> None:
-        raise Exception("No space left on device (os error 28)")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", full)
-        with pytest.raises(DiskFullError, match="--resume"):
-            direct_of()
-    assert direct_of("resume").manifest.training.steps == 2
 
 
 def test_an_output_within_the_model_to_start_from_is_refused(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.decisions import TokenSequence
 from relabel.manifests.specs import EngineSpec
+from tests.engines.conftest import finished as finished
 from tests.engines.conftest import make_tokenizer
 
 HERE = Path(__file__).parent
@@ -144,17 +144,3 @@ def start(
         return running.get((overlong, spec.model_dump_json()), lambda: Vllm(spec, overlong=overlong))  # type: ignore[arg-type]
 
     return make
-
-
-@pytest.fixture
-def finished(monkeypatch: pytest.MonkeyPatch) -> list[TokenSequence]:
-    """Every row that gave an answer, with its token ids."""
-    rows: list[TokenSequence] = []
-    plain = TokenSequence.answer
-
-    def remember(row: TokenSequence) -> Any:
-        rows.append(row)
-        return plain(row)
-
-    monkeypatch.setattr(TokenSequence, "answer", remember)
-    return rows

@@ -22,9 +22,8 @@ import yaml
 
 from relabel.labelers.engines.decisions import TokenSequence
 from relabel.manifests.asks import Decision, Request, Sampling
-from relabel.manifests.errors import ModelError
 from relabel.manifests.specs import EngineSpec
-from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, make_tokenizer, run_all
+from tests.engines.conftest import QUOTE_SCORE, ask_for, run_all
 
 # the server starts in 20 s on idle cores, in three minutes on two that others use too
 pytestmark = pytest.mark.timeout(600)
@@ -185,36 +184,6 @@ def test_a_decision_in_a_bound_answer_is_the_softmax_of_the_models_logits(warmth
         assert quoted == "none" or quoted in (ask.fragment_source or "")
         assert answer.prompt_tokens > 0 < answer.output_tokens
     assert_own_softmax(finished, one, softmax)
-
-
-def test_the_same_seed_gives_the_same_answer_under_any_load(engine):
-    requests = [
-        Request(n, ask_for("q", text, sampling=Sampling(1.0), format=THINK_SCORE), n)
-        for n, text in enumerate(DOCUMENTS)
-    ]
-    there = run_all(engine(), requests)
-    back = run_all(engine(), requests[::-1])[::-1]
-    assert [answer.text for answer in there] == [answer.text for answer in back]
-
-
-def test_auto_finds_out_that_it_can_be_exact(engine):
-    facts = engine(mode="auto").facts()
-    assert (facts.details["mode"], facts.details["distributions"], facts.details["context"]) == ("tokens", True, 2048)
-
-
-def test_another_models_tokenizer_is_refused(engine, tmp_path):
-    make_tokenizer(merged=True).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"tokenizer of the server at .* is not that of"):
-        engine(tmp_path)
-
-
-def test_the_chat_way_works_and_refuses_control_tokens(engine):
-    one = engine(mode="chat")
-    one.prepare([ask_for("q", "d", max_tokens=16)])
-    answers = run_all(one, [Request(n, ask_for("q", text, max_tokens=16), n) for n, text in enumerate(DOCUMENTS)])
-    assert [answer.finish for answer in answers][-1] == "refused"
-    assert {answer.finish for answer in answers[:-1]} <= {"length", "stop"}
-    assert all(answer.prompt_tokens > 0 and not answer.distributions for answer in answers[:-1])
 
 
 @pytest.mark.parametrize(

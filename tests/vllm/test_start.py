@@ -174,27 +174,6 @@ def test_no_device_is_said_in_so_many_words(monkeypatch):
         Vllm.check(EngineSpec(name="vllm", model="m"))
 
 
-def test_more_gpus_than_there_are_is_said_before_loading(monkeypatch):
-    import vllm.platforms
-
-    from relabel.labelers.engines.vllm import Vllm
-
-    class TwoGpus:
-        device_type = "cuda"
-
-        @staticmethod
-        def is_cuda_alike() -> bool:
-            return True
-
-        @staticmethod
-        def device_count() -> int:
-            return 2
-
-    monkeypatch.setattr(vllm.platforms, "_current_platform", TwoGpus())
-    with pytest.raises(MissingExtraError, match="is 4, and vLLM finds 2 GPUs"):
-        Vllm.check(EngineSpec(name="vllm", model="m", args=Vllm.Args(tensor_parallel_size=4)))
-
-
 def test_starting_running_and_closing_writes_nothing_to_stdout(start, capfd):
     engine = start(fresh=True)
     run_all(engine, requests_for(2, decisions=(SCORE,)))
