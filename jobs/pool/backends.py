@@ -22,7 +22,7 @@ from relabel.jobs.run.session import Session
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import MissingExtraError, UsageError
 from relabel.manifests.files import is_url
-from relabel.manifests.process import require, stdout_apart
+from relabel.manifests.process import require, stdout_apart, usable_cores
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import gpus_of, secret_variables
 
@@ -88,15 +88,18 @@ def label_with(
     if pool.backend == "ray":
         with ray_workers(supervisor, workers=pool.workers, address=pool.address, gpus_each=each):
             return supervisor.run()
+    environment = without_spec(os.environ)
     if pool.gpus is None:
-        places = {f"w{number}": dict[str, str]() for number in range(pool.workers or 1)}
+        workers = pool.workers or 1
+        places = {f"w{number}": dict[str, str]() for number in range(workers)}
+        if workers > 1:  # threads of one model wait for each other at every layer
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // workers)))
     else:
         chosen = choose_gpus(pool.gpus, visible_gpus())
         groups = gpu_groups(chosen, each)
         if spare := len(chosen) - sum(map(len, groups)):
             say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {each}")
         places = {f"gpu{'+'.join(group)}": {VISIBLE: ",".join(group)} for group in groups}
-    environment = without_spec(os.environ)
     for name, gpus in places.items():
         supervisor.add(name, functools.partial(WorkerProcess, environment=environment | gpus))
     return supervisor.run()

@@ -460,7 +460,7 @@ def test_secrets_in_an_output_of_others_reach_neither_page_nor_streams(world: Wo
     lines = (
         "status out/theirs",
         "verify out/theirs",
-        "report out/theirs --to made/theirs.html",
+        "report out/theirs --to made/theirs.html --force",
         "compare out/theirs out/other --html made/theirs-{form}.html",
     )
     for line in lines:

@@ -22,6 +22,7 @@ from relabel.jobs.pool.processes import choose_gpus, gpu_groups, visible_gpus
 from relabel.jobs.run.chunks import PIECES, TIMES_CAUGHT, ChunkWork, Isolation
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
+from relabel.manifests.process import usable_cores
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.schemas import QuarantineRow
 from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good, work_through
@@ -187,20 +188,30 @@ def test_one_process_alone_whose_engine_never_comes_back_ends_in_20(tmp_path: Pa
     assert list((tmp_path / "out" / "receipts").rglob("*.json"))
 
 
-def test_each_worker_sees_its_own_gpu_and_no_other(tmp_path: Path, undisturbed: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "name", "values"),
+    [
+        (("--gpus", "all"), "CUDA_VISIBLE_DEVICES", ["3", "5"]),
+        (("--workers", "2"), "OMP_NUM_THREADS", [str(max(1, usable_cores() // 2))] * 2),
+    ],
+)
+def test_each_worker_has_its_own_gpu_or_its_share_of_the_cores(
+    tmp_path: Path, undisturbed: dict[str, str], option: tuple[str, str], name: str, values: list[str]
+) -> None:
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.1, capacity=4)
     environment_of = {}
+    given = {key: value for key, value in psutil.Process().environ().items() if key != "OMP_NUM_THREADS"}
     process = subprocess.Popen(
-        command(job, "--gpus", "all"),
-        env={**psutil.Process().environ(), "CUDA_VISIBLE_DEVICES": "3,5"},
+        command(job, *option),
+        env={**given, "CUDA_VISIBLE_DEVICES": "3,5"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     wait_for(lambda: list((tmp_path / "out" / "receipts").rglob("*.json")))
     for child in psutil.Process(process.pid).children():
         if is_worker(child):
-            environment_of[child.pid] = child.environ()["CUDA_VISIBLE_DEVICES"]
-    assert sorted(environment_of.values()) == ["3", "5"]
+            environment_of[child.pid] = child.environ()[name]
+    assert sorted(environment_of.values()) == values
     assert process.wait(60) == 0
     assert files(job) == undisturbed
 
