@@ -20,7 +20,7 @@ import numpy as np
 
 from relabel.distill.students.model import softmax
 from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Student, load_tokenizer
-from relabel.export.parity import expected_grade, kept_orders, tau_of
+from relabel.export.parity import FAMILY, expected_grade, kept_orders, tau_of
 from relabel.export.rerank_servers import RerankServer
 from relabel.manifests.errors import InputError
 from relabel.manifests.secrets import shortened
@@ -103,9 +103,8 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
         BundleError: the bundle is damaged.
     """
     student = Student(bundle, provider="cpu", precision="fp32")
-    students = [student]
-    if any(one["precision"] == "int8" for one in student.manifest["models"]):
-        students.append(Student(bundle, provider="cpu", precision="int8"))
+    held = [one["precision"] for one in student.manifest["models"]]
+    students = [student, *(Student(bundle, provider="cpu", precision=one) for one in held if FAMILY.get(one) == "int8")]
     path = bundle / REFERENCE
     if not path.exists():
         raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")

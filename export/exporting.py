@@ -16,9 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from relabel.distill.students.examples import TRAIN
 from relabel.distill.students.manifest import StudentFiles, read_student
 from relabel.distill.students.model import StudentModel, load_student, make_texts, student_digest, student_files
 from relabel.distill.students.spec import KINDS
@@ -52,12 +54,13 @@ from relabel.export.exporters import (
     write_loader,
     write_tokenizer,
 )
-from relabel.export.loader import LEAST_ONNXRUNTIME, Encoder
+from relabel.export.loader import LEAST_ONNXRUNTIME, STATIC, Encoder
 from relabel.export.parity import (
     PairSet,
     PairsFile,
     answers,
     choose_rows,
+    draw_pairs,
     draw_queries,
     file_pairs,
     lineage_pairs,
@@ -66,14 +69,16 @@ from relabel.export.parity import (
     provider_here,
     write_reference,
 )
-from relabel.export.quantization import drop_notes, quiet, write_fp16, write_int8
+from relabel.export.quantization import drop_notes, quiet, require_nncf, write_fp16, write_int8, write_int8_static
 from relabel.export.specs import ExportSpec
-from relabel.manifests.errors import GateError, ManifestError, ModelError
+from relabel.manifests.errors import ConfigError, GateError, ManifestError, ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import installed_versions, require
 from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json
 
-FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
+FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx", STATIC: "model.int8-static.onnx"}
+CALIBRATION_PAIRS = 300
+"""NNCF's own default."""
 PARITY_NAME = "parity.json"
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
@@ -128,15 +133,35 @@ def export_bundle(
     else:
         whole = file_pairs(pairs, record.columns, storage, grades=record.grades)
     compared = draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed)
+    calibration: Sequence[tuple[str, str]] = []
+    if STATIC in spec.precisions:
+        if record.kind == "decoder":
+            raise ConfigError(
+                f"{path}: a decoder's first token has values far outside all others', of which int8-static, with one "
+                "scale for all, leaves no digits. Take int8."
+            )
+        require_nncf()
+        if pairs is None:
+            spare = lineage_pairs(manifest, storage, grades=record.grades, side=TRAIN)
+        else:
+            taken = set(compared.names)
+            spare = whole.take(np.flatnonzero([name not in taken for name in whole.names]))
+        calibration = draw_pairs(spare, CALIBRATION_PAIRS, seed=spec.parity.seed)
+        if not calibration:
+            raise ConfigError(
+                f"int8-static is calibrated on pairs that are not compared, and all {len(whole.pairs):,} are. Name "
+                "more of them with --pairs, or compare on fewer (--set parity.min_pairs=…)."
+            )
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
     with new_folder_for(target) as folder:
         write_tokenizer(student, folder)
         write_loader(folder)
-        made = _write_models(student, folder, spec, say)
         contract = input_contract(student)
         encoder = Encoder(folder, plain(contract))
+        batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
+        made = _write_models(student, folder, spec, batches, say)
         rows = encoder.encode(compared.pairs)
         inputs = StudentInputs(**vars(contract), lengths=describe_lengths([len(ids) for ids, _ in rows]))
         models = _list_models(folder, spec)
@@ -221,9 +246,13 @@ def _opened(target: Path) -> tuple[Bundle, Any]:
     return bundle, bundle.facts.get("recipe")
 
 
-def _write_models(student: StudentModel, folder: Path, spec: ExportSpec, say: Say) -> dict[str, Any]:
+def _write_models(
+    student: StudentModel, folder: Path, spec: ExportSpec, batches: Sequence[Mapping[str, np.ndarray]], say: Say
+) -> dict[str, Any]:
     """Write every ONNX file of a bundle: the graph as it is exported, and what is made of it in fewer bits.
 
+    Args:
+        batches: to calibrate static int8 on.
     Returns:
         What made each: versions, fusions that were found, operators quantized.
     Raises:
@@ -239,6 +268,8 @@ def _write_models(student: StudentModel, folder: Path, spec: ExportSpec, say: Sa
             config = student.module.inner.config
             heads, width = config.num_attention_heads, config.hidden_size
             made[precision] = write_fp16(full, target, num_heads=heads, hidden_size=width)
+        elif precision == STATIC:
+            made[precision] = write_int8_static(full, target, batches)
         else:
             made[precision] = write_int8(full, target, narrowing=KINDS[student.record.kind].int8_narrows)
     for precision in spec.onnx_precisions:  # last: fp16 is made by the notes of fp32

@@ -67,9 +67,16 @@ PROVIDERS = {
     "tensorrt_rtx": "NvTensorRTRTXExecutionProvider",
 }
 OPENVINO = "openvino"
-"""A runtime of its own on the CPU, which reads the same file in fp32; taken only where it is asked for."""
-HINTS = {"fp32": "f32", "bf16": "bf16"}
-"""The precision hint for OpenVINO, by precision: left to itself it takes bf16 wherever the CPU has any."""
+"""A runtime of its own on the CPU, which reads the same files; taken only where it is asked for."""
+STATIC = "int8-static"
+HINTS = {"fp32": "f32", "bf16": "bf16", STATIC: "f32"}
+"""The precision hint for OpenVINO, by precision: left to itself it takes bf16 wherever the CPU has any. That of static
+int8 is for what the file does not quantize.
+"""
+ROUNDED = {"bf16": "fp32"}
+"""Precisions that OpenVINO makes of the file of another one."""
+VNNI = ("avx512_vnni", "avx_vnni")
+"""CPU flags of sums of products in int8; without either static int8 takes as long as fp32."""
 AMX, AVX512 = "amx_bf16", "avx512_bf16"
 """CPU flags of arithmetic in bf16. With AMX it takes a third of fp32's time; with AVX-512 alone a half, which is more
 than int8 takes.
@@ -307,8 +314,9 @@ class Student:
         folder: of the bundle.
         provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this
             machine), `openvino`, or `auto`: an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
-        precision: `fp32`, `fp16`, `int8` … as the bundle has them, of openvino `fp32` or `bf16`; by default what suits
-            the provider. That of openvino is bf16 where the CPU has AMX; where it has none, `cpu` is taken instead.
+        precision: `fp32`, `fp16`, `int8` … as the bundle has them, of openvino `fp32`, `bf16` or `int8-static`; by
+            default what suits the provider. That of openvino is bf16 where the CPU has AMX, else int8-static where it
+            has VNNI and the bundle this precision; otherwise `cpu` is taken instead.
         threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
         check_digests: compare the sha256 of every file first, but for files that did not change since an earlier load
             or pull did so.
@@ -336,12 +344,13 @@ class Student:
         """Why engines that the bundle holds, or openvino, were not taken."""
         chosen = None
         if provider == OPENVINO:
-            provider, precision, self.refused = choose_openvino(precision, cpu_flags())
+            held = [model["precision"] for model in self.manifest["models"]]
+            provider, precision, self.refused = choose_openvino(precision, cpu_flags(), held)
         if provider in ("auto", "tensorrt"):
             chosen, self.refused = choose_engine(self.manifest["models"], Machine.here(), precision)
         if provider == OPENVINO:
             self.provider = OPENVINO
-            chosen = choose_model(self.manifest["models"], "cpu", "fp32")
+            chosen = choose_model(self.manifest["models"], "cpu", ROUNDED.get(str(precision), precision))
         elif chosen is None:
             self.provider = choose_provider("cuda" if provider == "tensorrt" else provider)
             chosen = choose_model(self.manifest["models"], self.provider, precision)
@@ -440,14 +449,15 @@ class Checked:
 
 def check_answers(student: Student) -> Checked:
     """Ask the pairs again that were sealed into a bundle, each alone, and compare the answers with the sealed ones:
-    OpenVINO's against those of fp32, which it computes from the same file.
+    OpenVINO's against those of the file that it computes from.
 
     Raises:
         BundleError: it has none, or none of this precision.
     """
     held = _json(student.folder / REFERENCE)
     models = held.get("models", {}) if held.get("format") == REFERENCE_FORMAT else {}
-    sealed_in = "fp32" if student.provider == OPENVINO else student.precision
+    is_openvino, sealed_in = student.provider == OPENVINO, student.precision
+    sealed_in = ROUNDED.get(sealed_in, sealed_in) if is_openvino else sealed_in
     if sealed_in not in models:
         known = f"answers in {', '.join(models)} alone" if models else "no reference pairs"
         advice = "Name another precision, or export" if models else "Export"
@@ -457,7 +467,7 @@ def check_answers(student: Student) -> Checked:
         )
     sealed = models[sealed_in]
     tolerance = float(sealed["tolerance"])
-    if student.provider == OPENVINO and student.precision == "bf16":
+    if is_openvino and student.precision == "bf16":
         tolerance = max(tolerance, BF16_TOLERANCE)
     found = student.probabilities([(query, document) for query, document in held["pairs"]], batch_tokens=1)
     apart = [np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads]
@@ -570,13 +580,16 @@ def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
     return frozenset()
 
 
-def choose_openvino(wish: str | None, flags: Collection[str]) -> tuple[str, str | None, list[str]]:
+def choose_openvino(
+    wish: str | None, flags: Collection[str], held: Collection[str]
+) -> tuple[str, str | None, list[str]]:
     """Where and in what to compute when openvino was asked for: in the precision that was named, else in bf16 where the
-    CPU has AMX, else with onnxruntime.
+    CPU has AMX, else in static int8 where the CPU has VNNI and the bundle such a model, else with onnxruntime.
 
     Args:
         wish: the precision that was named.
         flags: of the CPU.
+        held: the bundle's precisions.
     Returns:
         Provider, precision (None: what suits the provider), and why it is not openvino.
     Raises:
@@ -586,8 +599,10 @@ def choose_openvino(wish: str | None, flags: Collection[str]) -> tuple[str, str 
         raise BundleError(f"openvino computes in {' or '.join(HINTS)}, not in {wish}. Name one of them, or take cpu.")
     if wish is not None or AMX in flags:
         return OPENVINO, wish or "bf16", []
+    if STATIC in held and not set(VNNI).isdisjoint(flags):
+        return OPENVINO, STATIC, []
     has = f"{AVX512} alone" if AVX512 in flags else "no arithmetic in bf16"
-    why = f"openvino: no {AMX} here (this CPU has {has}), so onnxruntime answers. Name fp32 or bf16 to take openvino."
+    why = f"openvino: no {AMX} here (this CPU has {has}), so onnxruntime answers. Name a precision to take openvino."
     return "cpu", None, [why]
 
 
@@ -719,7 +734,7 @@ class OpenVinoSession:
     """An ONNX file in OpenVINO, asked as an onnxruntime session is, from any thread.
 
     Args:
-        precision: `fp32` or `bf16`.
+        precision: of `HINTS`.
         threads: 0 is as many as OpenVINO takes.
     Raises:
         BundleError: it can't be opened, or this CPU does not compute in that precision.

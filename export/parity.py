@@ -27,7 +27,7 @@ from relabel.distill.students.labels import read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
 from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, OrderCounts, ParityCheck, SizeFigures, WorstRow
-from relabel.export.loader import OPENVINO, BundleError, Encoder, choose_provider, open_session
+from relabel.export.loader import OPENVINO, STATIC, BundleError, Encoder, choose_provider, open_session
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
 from relabel.manifests.files import Storage
@@ -101,8 +101,9 @@ class PairsFile:
     gold_map: dict[int, int] | None = None
 
 
-def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:
-    """The pairs that a student was tested on, read again from where its labels and gold lie.
+def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int, side: int = TEST) -> PairSet:
+    """The pairs that a student was tested on, or another side of its split, read again from where its labels and gold
+    lie.
 
     Args:
         manifest: the student's.
@@ -131,10 +132,10 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     grade_N = examples.gold if is_gold else examples.teacher
     judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
-    about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[TEST]}
+    about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[side]}
     _, query_N = np.unique(examples.queries, return_inverse=True)
     whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
-    return whole.take(examples.rows_of(TEST))
+    return whole.take(examples.rows_of(side))
 
 
 def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:
@@ -319,7 +320,7 @@ def _mean(value_G: np.ndarray) -> float | None:
 # N pairs, K grades of a head, G queries
 
 HEAD = "relevance"
-FAMILY = {"fp32": "fp32", "fp16": "fp16", "bf16": "fp16", "int8": "int8"}
+FAMILY = {"fp32": "fp32", "fp16": "fp16", "bf16": "fp16", "int8": "int8", STATIC: "int8"}
 """Which gate a precision passes."""
 LEAST_OUTCOMES = 30
 """See `doubts_of`."""

@@ -1,5 +1,5 @@
 """Smaller precisions of an ONNX graph: fp16 by onnxruntime's transformers optimizer, dynamic int8 by its
-quantization, and int8 embedding tables with a scale for each row.
+quantization with int8 embedding tables of a scale for each row, and static int8 by NNCF.
 
 The fp32 file stays as it was exported, free of onnxruntime's own operators, since TensorRT builds from it (onnxruntime
 fuses it when it is loaded). fp16 is fused first: onnxruntime's loading-time fusions need float32. Heads stay float:
@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -255,3 +257,40 @@ def _nodes_left_out(graph: Any, *, narrowing: bool) -> list[str]:
         elif not narrowing and len(shape) == 2 and shape[0] > shape[1]:
             found.append(node.name)
     return found
+
+
+def require_nncf() -> ModuleType:
+    """NNCF, without its reports of what it is used for, which it sends to Intel unless it is switched off.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    os.environ.setdefault("NNCF_CI", "1")
+    return require("nncf", extra="int8-static", purpose="The precision int8-static")
+
+
+def write_int8_static(source: Path, target: Path, batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """Static int8: activations are scaled by what they are on some pairs, so that an answer does not depend on its
+    batch; SmoothQuant (Xiao et al. 2023, arXiv:2211.10438) first moves into the weights what few channels have more of.
+
+    The file is ONNX with QuantizeLinear and DequantizeLinear. OpenVINO runs it as fast as an IR of the same, and
+    onnxruntime runs it too.
+
+    Args:
+        batches: the graph's inputs, of a pair each.
+    Raises:
+        ModelError: the graph can't be quantized.
+    """
+    nncf, onnx = require_nncf(), require("onnx", extra="cpu", purpose="int8-static")
+    try:
+        with quiet():
+            model = nncf.quantize(
+                onnx.load(str(source)),
+                nncf.Dataset(batches),
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=len(batches),
+            )
+    except Exception as exc:  # NNCF's errors and onnxruntime's share no other class
+        raise ModelError(f"{source}: NNCF can't quantize this graph ({type(exc).__name__}: {str(exc)[:300]}).") from exc
+    onnx.save_model(model, str(target), save_as_external_data=is_big(source), location=target.name + ".data")
+    return {"kind": "static", "pairs": len(batches), "nncf": nncf.__version__}

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from relabel.manifests.specs import Fraction, Spec
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
 
 
 def _split(value: object) -> object:
@@ -68,7 +68,7 @@ class ExportSpec(Spec):
     formats: Annotated[tuple[str, ...], COMMAS] = ("onnx",)
     """Registered ones, see `export.bundle_formats`; `onnx` always comes along."""
     precisions: Annotated[tuple[Precision, ...], COMMAS] = ("fp32",)
-    """fp32 is always exported: all others are made of it."""
+    """fp32 is always exported: all others are made of it. int8-static is calibrated on pairs that are not compared."""
     logits: bool = False
     """Also raw logits, as outputs `<head>_logits`."""
     opset: int = Field(20, ge=18, le=24)
@@ -98,7 +98,7 @@ class BenchSpec(Spec):
 
     providers: Annotated[tuple[Literal["auto", "cpu", "cuda", "tensorrt", "openvino"], ...], COMMAS] = ("auto",)
     """`auto` is CUDA where this onnxruntime has it, else the CPU; `tensorrt` is an engine of the bundle that fits this
-    machine; `openvino` is the fp32 file in OpenVINO, in fp32 and bf16.
+    machine; `openvino` is OpenVINO: the fp32 file in fp32 and bf16, and int8-static.
     """
     precisions: Annotated[tuple[str, ...], COMMAS] = ()
     """All that the bundle has by default."""

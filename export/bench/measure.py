@@ -38,6 +38,7 @@ from relabel.export.loader import (
     HINTS,
     OPENVINO,
     PROVIDERS,
+    ROUNDED,
     BundleError,
     Encoder,
     Machine,
@@ -246,9 +247,12 @@ def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine
         missing = f"no engine of this bundle fits this machine ({faults}). Build one with `relabel build-engine`"
     elif asked == OPENVINO:
         if OPENVINO in machine.providers:
-            plain = next(model for model in models if (model.format, model.precision) == ("onnx", "fp32"))
-            here = spec.precisions or (list(HINTS) if {AMX, AVX512} & set(machine.flags) else ["fp32"])
-            return [ModelLatency(OPENVINO, name, plain.path) for name in HINTS if name in here]
+            paths = {model.precision: model.path for model in models if model.format == "onnx"}
+            sources = {name: paths.get(ROUNDED.get(name, name)) for name in HINTS}
+            if not spec.precisions and not {AMX, AVX512} & set(machine.flags):
+                del sources["bf16"]
+            wished = spec.precisions or sources
+            return [ModelLatency(OPENVINO, name, path) for name, path in sources.items() if path and name in wished]
         missing = "it is not installed. Run `pip install 'relabel-ir[openvino]'`"
     else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked

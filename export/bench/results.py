@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from relabel.export.bench.latency import LatencyRow
 from relabel.export.bundle_facts import Parity
 from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.loader import OPENVINO, ROUNDED
 from relabel.export.puller import VERSIONS
 from relabel.manifests.errors import ManifestError, StoreError, UsageError
 from relabel.manifests.files import translate_errors
@@ -151,46 +154,61 @@ def check_place(folder: Path) -> None:
 
 
 class ChosenPrecision(NamedTuple):
-    """A precision, and why it is taken, in words."""
+    """A precision, and why it is taken, in words.
+
+    Args:
+        provider: that it is taken on.
+    """
 
     precision: str
     reason: str
+    provider: str
 
 
-def choose_precision(parity: Parity, latency: BenchFacts | None, provider: str, wish: str | None) -> ChosenPrecision:
+def choose_precision(
+    parity: Parity, latency: BenchFacts | None, provider: str, wish: str | None, why: str = "named"
+) -> ChosenPrecision:
     """The precision to label with.
 
     Args:
         latency: what a bench of this bundle found; None where there was none.
-        provider: `cpu` or `cuda`.
+        provider: `cpu`, `cuda`, or `openvino`, of which a bench has figures: it leaves to `cpu` what is faster there.
         wish: the precision that is named; None for the fastest.
+        why: it is named.
     Raises:
         UsageError: no model of that precision passed a gate.
     """
     passed = [model.precision for model in parity.models if model.has_passed]
+    if provider == OPENVINO:
+        passed += [name for name, source in ROUNDED.items() if source in passed]
     if wish is not None and wish not in passed:
         raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(passed)}.")
-    chosen, reason = (wish, "named") if wish is not None else _fastest(passed, latency, provider)
-    model = next(model for model in parity.models if model.precision == chosen)
+    chosen = _fastest(passed, latency, provider) if wish is None else ChosenPrecision(wish, why, provider)
+    source = ROUNDED.get(chosen.precision, chosen.precision)
+    model = next(model for model in parity.models if model.precision == source)
     doubts = list(model.doubts)
     if model.could_lose is not None:
         doubts.insert(0, f"it could lose {model.could_lose:.1f} points of macro F1")
-    return ChosenPrecision(chosen, f"{reason}; its gate is undecided: {'; '.join(doubts)}" if doubts else reason)
+    return chosen._replace(reason=f"{chosen.reason}; its gate is undecided: {'; '.join(doubts)}") if doubts else chosen
 
 
-def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> tuple[str, str]:
+def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> ChosenPrecision:
     """By the largest call that was measured of all, else as a rule."""
-    rates = {
-        model.precision: {(row["rows"], row["cell"]): row["pairs_per_s"] or 0.0 for row in model.closed}
+    providers = (OPENVINO, "cpu") if provider == OPENVINO else (provider,)
+    sides = [
+        model
         for model in (latency.models if latency else ())
-        if model.provider == provider and model.precision in passed
-    }
-    if cells := set.intersection(*map(set, rates.values())) if rates else set():
+        if model.provider in providers and model.precision in passed
+    ]
+    rates = [{(row["rows"], row["cell"]): row["pairs_per_s"] or 0.0 for row in model.closed} for model in sides]
+    if cells := set.intersection(*map(set, rates)) if rates else set():
         cell = max(cells)
-        best = max(rates, key=lambda precision: rates[precision][cell])
-        return best, f"the fastest of {', '.join(rates)} at {cell[1]} in the bundle's bench"
-    usual = f"no bench of this bundle on {provider}, where it is as a rule the fastest of {', '.join(passed)}"
-    return next(name for name in UNMEASURED[provider] if name in passed), usual
+        best = sides[int(np.argmax([found[cell] for found in rates]))]
+        names = ", ".join(model.side if len(providers) > 1 else model.precision for model in sides)
+        reason = f"the fastest of {names} at {cell[1]} in the bundle's bench"
+        return ChosenPrecision(best.precision, reason, best.provider)
+    usual = f"no bench of this bundle on {providers[-1]}, where it is as a rule the fastest of {', '.join(passed)}"
+    return ChosenPrecision(next(name for name in UNMEASURED[providers[-1]] if name in passed), usual, providers[-1])
 
 
 # ------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ EXTRAS: dict[str, str] = {
     "ray": "the Ray backend",
     "s3": "object storage",
     "openvino": "bundles in OpenVINO on a CPU",
+    "int8-static": "static int8 of a bundle, at export",
 }
 """Extra → what it is for; what belongs to it, the installed package says."""
 

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     help="What --format rerank answers: the expected grade from 0 to 1, or its log-odds.",
 )
 @click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
-@click.option("--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8.")
+@click.option(
+    "--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static."
+)
 @click.option(
     "--provider",
     type=click.Choice(["auto", "cpu", "cuda"]),

@@ -132,7 +132,8 @@ def score_job(
                 f"--dtype {dtype}: {student} is a bundle, which computes in what it was exported in. Name one of its "
                 "precisions with --precision."
             )
-        provider, choice = students.choose(student, device, precision)
+        choice = students.choose(student, device, precision)
+        provider = choice.provider
         if precision is None:
             say(f"precision {choice.precision} on {provider}: {choice.reason}")
         args = BundleArgs(

@@ -288,9 +288,9 @@ def identify_bundle(path: str) -> Identity:
     return Identity(path, record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256)
 
 
-def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPrecision]:
-    """The provider and the precision to label with, see `choose_precision`. OpenVINO computes from the file in fp32,
-    which then has to have passed its gate.
+def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
+    """The provider and the precision to label with, see `choose_precision`; where no bench measured OpenVINO, the CPU
+    decides whether it is taken, and in what. The file that it computes from has to have passed its gate.
 
     Raises:
         UsageError: no such provider, or precision.
@@ -299,26 +299,21 @@ def choose(path: str, device: str, precision: str | None) -> tuple[str, ChosenPr
     """
     if device not in ("auto", "cpu", "cuda", OPENVINO):
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
-    hint, refused = None, list[str]()
-    if device == OPENVINO:
+    bundle = open_bundle(Path(path), check_bytes=False)
+    parity = read_parity(bundle.facts.get("parity"), f"{path}/{MANIFEST_NAME}")
+    benches = measurements_of(bundle.folder, bundle.manifest.sha256)
+    measured = {model.provider: facts for facts in reversed(benches) for model in facts.models}
+    why, refused = "named", list[str]()
+    if device == OPENVINO and (precision or OPENVINO not in measured):
         try:
-            device, hint, refused = choose_openvino(precision, cpu_flags())
+            held = {model.precision for model in parity.models}
+            device, precision, refused = choose_openvino(precision, cpu_flags(), held)
         except BundleError as exc:
             raise UsageError(f"--precision {precision}: {exc}") from exc
+        why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
     provider = provider_here(device, option="--device", purpose=PURPOSE)
-    bundle = open_bundle(Path(path), check_bytes=False)
-    where = f"{path}/{MANIFEST_NAME}"
-    measured = (
-        facts
-        for facts in measurements_of(bundle.folder, bundle.manifest.sha256)
-        if any(one.provider == provider for one in facts.models)
-    )
-    parity, latency = read_parity(bundle.facts.get("parity"), where), next(measured, None)
-    if hint is not None:
-        choose_precision(parity, None, "cpu", "fp32")
-        return provider, ChosenPrecision(hint, f"this CPU has {AMX}")
-    choice = choose_precision(parity, latency, provider, precision)
-    return provider, choice._replace(reason="; ".join([choice.reason, *refused]))
+    choice = choose_precision(parity, measured.get(provider), provider, precision, why)
+    return choice._replace(reason="; ".join([choice.reason, *refused]))
 
 
 class BundleScorer:

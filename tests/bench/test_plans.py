@@ -95,16 +95,18 @@ def test_a_figure_that_is_not_known_is_shown_without_one_and_fails_its_gate() ->
     assert [verdict.has_passed for verdict in verdicts] == [False, False, True, True]
 
 
-def test_openvino_measures_the_fp32_file_in_what_the_cpu_computes() -> None:
-    here = ["CPUExecutionProvider", OPENVINO]
+def test_openvino_measures_the_fp32_file_in_what_the_cpu_computes_and_that_of_static_int8() -> None:
+    here, models = ["CPUExecutionProvider", OPENVINO], list(MODELS)
 
     def chosen(flags: set[str], **values: Any) -> list[tuple[str, str, str]]:
-        found = choose_models(MODELS, spec(providers="openvino", **values), Machine(None, {}, here, flags))
+        found = choose_models(models, spec(providers="openvino", **values), Machine(None, {}, here, flags))
         return [(model.provider, model.precision, model.path) for model in found]
 
     full, narrow = ("openvino", "fp32", "model.onnx"), ("openvino", "bf16", "model.onnx")
     assert chosen(set()) == [full]
     assert chosen({AVX512}) == chosen({AMX}) == [full, narrow]
     assert chosen(set(), precisions="bf16") == [narrow], "opening it says that this CPU does not compute it"
+    models.append(ModelFile(path="s.onnx", format="onnx", precision="int8-static", files=["s.onnx"]))
+    assert chosen(set()) == [full, ("openvino", "int8-static", "s.onnx")]
     with pytest.raises(MissingExtraError, match=r"pip install 'relabel-ir\[openvino\]'"):
         choose_models(MODELS, spec(providers="openvino"), CPU)

@@ -125,7 +125,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
 
     # three grades of 42 rows: an int8 flip moves macro F1 by points, which is not what these tests are about
     spec = ExportSpec(
-        precisions="fp32,fp16,int8", logits=True, triton=True, licence="Apache-2.0",
+        precisions="fp32,fp16,int8,int8-static", logits=True, triton=True, licence="Apache-2.0",
         parity={"int8_max_f1_loss": 100, "fp16_max_flips": 0.2, "fp16_min_tau": 0.9, "fp16_max_ndcg_loss": 1.0},
     )  # type: ignore[arg-type]  # fmt: skip
     return made_once(

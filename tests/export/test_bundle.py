@@ -235,7 +235,7 @@ def test_tritons_view_parses_as_tritons_own_config_and_holds_the_models(bundle: 
 
     model_config_pb2 = triton_config_module()
     views = sorted(path.name for path in (bundle / "triton").iterdir())
-    assert views == ["tiny-fp16", "tiny-fp32", "tiny-int8"]
+    assert views == ["tiny-fp16", "tiny-fp32", "tiny-int8", "tiny-int8-static"]
     for view in views:
         folder = bundle / "triton" / view
         config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())

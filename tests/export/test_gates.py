@@ -73,7 +73,7 @@ def measured(precision: str, found: np.ndarray, judge_name: Any = "gold", **spec
 
 def test_a_model_that_says_the_same_passes_every_gate() -> None:
     _, probs = made_pairs()
-    for precision in ("fp32", "fp16", "bf16", "int8"):
+    for precision in ("fp32", "fp16", "bf16", "int8", "int8-static"):
         one = measured(precision, probs)
         assert one["has_passed"], one["checks"]
         assert not one["is_weak"]
@@ -212,7 +212,7 @@ def test_answers_that_are_no_numbers_never_pass() -> None:
     _, probs = made_pairs()
     broken = probs.copy()
     broken[5] = np.nan
-    for precision in ("fp32", "fp16", "int8"):
+    for precision in ("fp32", "fp16", "int8", "int8-static"):
         assert not measured(precision, broken)["has_passed"]
 
 
@@ -277,7 +277,7 @@ def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_reported() -> N
     assert "share of flipped grades is" in text
 
 
-def shifted(bundle: Path, path: Path) -> dict[str, Any]:
+def shifted(bundle: Path, path: Path, number: float = 0.01) -> dict[str, Any]:
     """The bundle's fp32 graph, its first probability a hundredth higher and its second as much lower."""
     graph = onnx.load(bundle / "model.onnx")
     for node in graph.graph.node:
@@ -285,11 +285,11 @@ def shifted(bundle: Path, path: Path) -> dict[str, Any]:
         node.input[:] = ["before" if name == "relevance" else name for name in node.input]
     (head,) = (one for one in graph.graph.output if one.name == "relevance")
     by = np.zeros(head.type.tensor_type.shape.dim[1].dim_value, dtype=np.float32)
-    by[:2] = 0.01, -0.01
+    by[:2] = number, -number
     graph.graph.initializer.append(onnx.numpy_helper.from_array(by, "by"))
     graph.graph.node.append(onnx.helper.make_node("Add", ["before", "by"], ["relevance"]))
     onnx.save(graph, path)
-    return {"shifted": 0.01}
+    return {"shifted": number}
 
 
 def test_a_graph_that_says_something_else_makes_no_bundle_and_leaves_the_old_one(

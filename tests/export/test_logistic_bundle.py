@@ -53,7 +53,7 @@ def logistic(tmp_path_factory: pytest.TempPathFactory, encoder_dir: Callable[...
 def logistic_bundle(tmp_path_factory: pytest.TempPathFactory, logistic: Path) -> Path:
     target = tmp_path_factory.mktemp("bundle") / "complexity"
     bounds = {"int8_max_f1_loss": 100, "fp16_max_flips": 0.2, "fp16_min_tau": 0.0, "fp16_max_ndcg_loss": 1.0}
-    spec = ExportSpec(precisions="fp32,fp16,int8", logits=True, triton=True, parity=bounds)  # type: ignore[arg-type]
+    spec = ExportSpec(precisions="fp32,fp16,int8,int8-static", logits=True, triton=True, parity=bounds)  # type: ignore[arg-type]
     export_bundle(logistic, target, spec, Storage(), provider="cpu")
     return target
 
@@ -80,7 +80,7 @@ def test_the_loader_alone_answers_as_the_student_to_1e_5(
     np.testing.assert_allclose(found, load_student(logistic).probabilities(HOSTILE)["relevance"], atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int8-static"])
 def test_fewer_bits_keep_the_counts_and_the_head(logistic: Path, logistic_bundle: Path, precision: str) -> None:
     pairs = [(row["query"], "") for row in query_rows()]
     ours = Student(logistic_bundle, provider="cpu", precision=precision)

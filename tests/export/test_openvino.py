@@ -14,6 +14,8 @@ from relabel.export import loader
 from relabel.export.loader import (
     AMX,
     AVX512,
+    STATIC,
+    VNNI,
     BundleError,
     OpenVinoSession,
     Student,
@@ -73,15 +75,19 @@ def test_threads_that_ask_at_once_each_get_their_own_answer(bundle: Path) -> Non
 
 def test_the_choice_follows_from_what_was_named_and_the_cpus_flags() -> None:
     for flags in ({AMX, AVX512}, {AVX512}, set[str]()):
-        assert choose_openvino("fp32", flags) == ("openvino", "fp32", [])
-        assert choose_openvino("bf16", flags) == ("openvino", "bf16", [])
-    assert choose_openvino(None, {AMX, AVX512}) == ("openvino", "bf16", [])
-    for flags, has in (({AVX512}, "avx512_bf16 alone"), (set[str](), "no arithmetic in bf16")):
-        provider, precision, (why,) = choose_openvino(None, flags)
+        for named in ("fp32", "bf16", STATIC):
+            assert choose_openvino(named, flags, ()) == ("openvino", named, [])
+    assert choose_openvino(None, {AMX, AVX512, *VNNI}, (STATIC,)) == ("openvino", "bf16", [])
+    assert choose_openvino(None, {VNNI[1]}, (STATIC,)) == ("openvino", STATIC, [])
+    for flags, has, held in (
+        ({AVX512, *VNNI}, "avx512_bf16 alone", ()),
+        (set[str](), "no arithmetic in bf16", (STATIC,)),
+    ):
+        provider, precision, (why,) = choose_openvino(None, flags, held)
         assert (provider, precision) == ("cpu", None)
         assert f"no amx_bf16 here (this CPU has {has}), so onnxruntime answers" in why
-    with pytest.raises(BundleError, match="openvino computes in fp32 or bf16, not in int8"):
-        choose_openvino("int8", {AMX})
+    with pytest.raises(BundleError, match="openvino computes in fp32 or bf16 or int8-static, not in int8"):
+        choose_openvino("int8", {AMX}, ())
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.skipif(not HAS_BF16, reason=""))])

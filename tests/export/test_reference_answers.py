@@ -61,7 +61,7 @@ def load_main(folder: Path) -> Callable[[list[str]], int]:
     return main
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-static"])
 def test_a_machine_that_answers_as_at_export_is_good(
     bundle: Path, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_bundle_whose_bytes_changed_or_that_holds_no_answers_is_refused(
     assert f"{REFERENCE}: its bytes are not those that the manifest names" in capsys.readouterr().err
     without = resealed(bundle, tmp_path / "without", lambda held: held["models"].pop("int8"))
     assert load_main(without)(["--check", "--provider", "cpu", "--precision", "int8"]) == 3
-    assert "holds answers in fp32, fp16 alone, so int8 can't be checked" in capsys.readouterr().err
+    assert "holds answers in fp32, fp16, int8-static alone, so int8 can't be checked" in capsys.readouterr().err
 
 
 def test_none_are_sealed_where_none_are_wanted(student: Path, tmp_path: Path) -> None:

@@ -103,13 +103,13 @@ def _chunks(output: Path, manifest: dict[str, Any]) -> list[list[int]]:
     return [pq.read_table(output / file["path"])["row_id"].to_pylist() for file in manifest["labels"]]
 
 
-def measured(precision: str, **cells: float) -> Any:
+def measured(precision: str, provider: str = "cpu", **cells: float) -> Any:
     """A model with pairs/s by the pairs of a call."""
     rows = [
-        latency_row(precision=precision, cell=f"{rows}x20", rows=int(rows), pairs_per_s=rate)
+        latency_row(provider=provider, precision=precision, cell=f"{rows}x20", rows=int(rows), pairs_per_s=rate)
         for rows, rate in ((name.removeprefix("of_"), rate) for name, rate in cells.items())
     ]
-    return model_facts(precision=precision, closed=rows)
+    return model_facts(provider=provider, precision=precision, closed=rows)
 
 
 def test_a_bench_decides_and_seals_no_new_labels(
@@ -129,6 +129,21 @@ def test_a_bench_decides_and_seals_no_new_labels(
     assert relabel("verify", "out/scores").code == 0
 
 
+@pytest.mark.parametrize(("rate", "chosen"), [(90, "bf16 on openvino"), (70, "int8 on cpu")])
+def test_openvino_is_taken_where_the_bench_found_it_faster(
+    score: Score, write_pairs: Callable[..., Path], folder: Path, bundle: Path, rate: int, chosen: str
+) -> None:
+    pytest.importorskip("openvino")
+    shutil.copytree(bundle, folder / "benched")
+    write_pairs()
+    opened = open_bundle(folder / "benched")
+    benched = {"version": opened.version, "manifest_sha256": opened.manifest.sha256}
+    models = [measured("int8", of_32=80), measured("bf16", "openvino", of_32=rate)]
+    write_measurements(opened, bench_facts(bundle=benched, models=models))
+    done = score("--device", "openvino", "--dry-run", student="benched")
+    assert f"precision {chosen}: the fastest of cpu int8, openvino bf16 at 32x20" in done.err
+
+
 def test_only_precisions_that_passed_can_be_chosen(bundle: Path) -> None:
     parity = read_parity(open_bundle(bundle).facts["parity"], "tiny")
     refused = replace(parity, models=[replace(one, has_passed=one.precision == "fp32") for one in parity.models])
@@ -136,6 +151,8 @@ def test_only_precisions_that_passed_can_be_chosen(bundle: Path) -> None:
     assert choose_precision(parity, None, "cuda", None).precision == "fp32"
     with pytest.raises(UsageError, match="--precision int8: those of this bundle that passed their gate are fp32"):
         choose_precision(refused, None, "cpu", "int8")
+    with pytest.raises(UsageError, match="--precision int8-static"):
+        choose_precision(parity, None, "openvino", "int8-static")
     assert choose_precision(parity, None, "cpu", "fp32").reason == "named"
     doubtful = replace(parity, models=[replace(one, could_lose=3.21) for one in parity.models])
     assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, None, "cpu", None).reason
