@@ -121,6 +121,7 @@ def write_world(folder: Path, *, is_heavy: bool = False) -> None:
         "monday": {"input": "first"},
         "tuesday": {"input": "second"},
         "faulty": {"engine": {"args": {"p_garbage": 0.4}}, "labeler": {"attempts": 1}},
+        "cascade": {"cascade": {"cheap": "out/other", "calibration": "out/monday", "alpha": 0.15, "audit_pairs": 4}},
     }
     for name, changes in jobs.items():
         job = {
@@ -131,6 +132,7 @@ def write_world(folder: Path, *, is_heavy: bool = False) -> None:
             "output": f"out/{name}",
             "shards": 2,
             "run": {"chunk_rows": 6, "max_failed_fraction": 1.0},
+            "cascade": changes.get("cascade"),
         }
         (folder / f"{name}.yaml").write_text(json.dumps(job))
     (folder / "search.yaml").write_text(json.dumps(SEARCH))
@@ -144,7 +146,7 @@ def write_world(folder: Path, *, is_heavy: bool = False) -> None:
         tiny_encoder("bert", len(tokenizer)).save_pretrained(folder / "base")
     write_bundle(folder / "bundle", "one")
     write_bundle(folder / "bundle-two", "two")
-    lines = [["run", f"{name}.yaml"] for name in jobs if name != "new"]
+    lines = [["run", f"{name}.yaml"] for name in jobs if name not in ("new", "cascade")]
     lines += [["publish", "bundle", "store", "--channel", "stable", "--version", "one"]]
     moves = (("bundle", "one"), ("bundle-two", "two"))
     lines += [["publish", bundle, "store", "--channel", "moved", "--version", version] for bundle, version in moves]

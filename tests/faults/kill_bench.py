@@ -101,6 +101,13 @@ CASES = {
         tuple(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),
         (".parquet",),
     ),
+    "cascade": Case(
+        "out/cascade",
+        no_run_is_torn,
+        tuple(name for name in FAILPOINTS if "quarantine" not in name and "answers" not in name),
+        (".parquet",),
+        Line("run cascade.yaml"),
+    ),
     "merge": Case(
         "out/week",
         no_run_is_torn,
