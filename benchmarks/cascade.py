@@ -1,7 +1,7 @@
 """What a cascade saves and costs, by random splits of the queries: a part calibrates, the others are labelled.
 
     python -m benchmarks.cascade TEACHER CHEAP… --grades K [--calibrate 36,49] [--alpha 0.05,0.08] [--splits 200]
-    python -m benchmarks.cascade --trec DATA [--picture FILE.svg]
+    python -m benchmarks.cascade --trec DATA
 
 TEACHER and CHEAP are outputs of runs or label files, as `cascade` takes them. `--trec` takes published labels of TREC
 Deep Learning 2019 and 2020 (`DATA/llm_labels`): six open judges before GPT-4 with UMBRELA's prompt, relevant or not.
@@ -9,9 +9,6 @@ Deep Learning 2019 and 2020 (`DATA/llm_labels`): six open judges before GPT-4 wi
 Printed for each number of calibration queries and alpha: the mean loss of the other queries over all splits (to be at
 most alpha) and the share of splits above alpha, the same of the least threshold whose calibration loss is at most
 alpha (`naive`) or whose normal 95 % bound is (`normal`), and the share of the others' pairs without the teacher.
-
-`--picture` draws the certified figures with the last number of calibration queries, what each threshold would give over
-all queries, and what as many pairs drawn at random would.
 """
 
 from __future__ import annotations
@@ -80,35 +77,6 @@ RULES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, float], float]] =
 }
 
 
-def draw(file: Path, confidence_N: np.ndarray, loss_N: np.ndarray, certified: dict[float, tuple[float, float]]) -> None:
-    """Pairs that the teacher answers against labels that are not its own, in percent.
-
-    Args:
-        certified: by alpha the shares of pairs without the teacher and of labels that differ from its own.
-    """
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams |= {"svg.hashsalt": "relabel", "svg.fonttype": "none"}
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    most = 100 * loss_N.mean()
-    axes.plot([0, 100], [most, 0], color="#888888", linestyle="--", label="asked about random pairs")
-    asked = np.linspace(0, 100, 101)
-    order_N = np.argsort(confidence_N, kind="stable")
-    left = [100 * loss_N[order_N[round(len(order_N) * one / 100) :]].sum() / len(order_N) for one in asked]
-    axes.plot(asked, left, color="#1f5fa8", label="asked where the cheap judges are unsure")
-    points = np.array([[100 * (1 - cheap), 100 * loss] for cheap, loss in certified.values()])
-    axes.plot(*points.T, "o", color="#c0392b", label="`cascade`, with the bound α")
-    for alpha, point in zip(certified, points, strict=True):
-        axes.annotate(f"α = {alpha:g}", point, xytext=(6, 4), textcoords="offset points")
-    axes.set(xlabel="pairs that the teacher answers, %", ylabel="labels other than the teacher's, %", ylim=0)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, metadata={"Date": None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", help="TEACHER, then CHEAP")
@@ -117,7 +85,6 @@ def main() -> None:
     parser.add_argument("--calibrate", default="36,49")
     parser.add_argument("--alpha", default="0.05,0.06,0.07,0.08")
     parser.add_argument("--splits", type=int, default=200)
-    parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         paths = write_trec(options.trec, Path(folder)) if options.trec else options.sets
@@ -130,7 +97,6 @@ def main() -> None:
     loss_N, confidence_N = (cheap.grade_P[place_N] != grade_N).astype(float), cheap.confidence_P[place_N]
     rows_Q = np.bincount(query_N)
     print(f"{len(query_N):,} pairs of {len(rows_Q)} queries, {1 - loss_N.mean():.3f} of them answered as the teacher")
-    certified = {}
     print("calibrated  alpha  rule       mean loss  splits above  without the teacher")
     for calibrated in map(int, options.calibrate.split(",")):
         for alpha in map(float, options.alpha.split(",")):
@@ -149,14 +115,10 @@ def main() -> None:
                     losses.append(loss_Q.sum() / (len(rows_Q) - calibrated))
                     shares.append(is_cheap_N.sum() / (~is_seen_N).sum())
                 if losses:
-                    if name == "certified":
-                        certified[alpha] = float(np.mean(shares)), float(np.mean(losses))
                     figures = (
                         f"{np.mean(losses):9.4f} {np.mean(np.array(losses) > alpha):13.3f} {np.mean(shares):20.3f}"
                     )
                     print(f"{calibrated:10} {alpha:6} {name:10} {figures}")
-    if options.picture:
-        draw(options.picture, confidence_N, loss_N, certified)
 
 
 if __name__ == "__main__":

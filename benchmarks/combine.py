@@ -14,6 +14,11 @@ the highest AUC (kappa) of all queries: chosen by what is measured, so in its fa
 0/123, 01/23 and 012/3, kappa Cohen's over four grades, and then with quadratic weights. Differences are to the best
 judge on the same queries, their 95 % intervals percentiles of 1,000 resamples of queries (seed 7); with gold the mean
 bounds of 10 draws.
+
+What ties do to AUC: above, a grade without a distribution is sure, so that at each cut a judge says yes or no. A second
+table gives a way as many pairs of each grade as the best judge has, in the order of its expected grade (ties at random,
+seed 0), which are then sure too; and AUC of expected grades against the best order by a single judge's grades, all four
+at each cut.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import polars as pl
 
 from relabel.jobs.combine import WAYS, Votes, combine_votes, order_and_grade
 from relabel.manifests.metrics.comparison import Labelled
-from relabel.manifests.metrics.metric import paired_bootstrap
+from relabel.manifests.metrics.metric import Order, WeightedStatistic, paired_bootstrap
 from relabel.manifests.schemas import codes_of, ids_of
 
 GRADES = 4
@@ -54,6 +59,41 @@ def read_votes(rows: pl.DataFrame) -> tuple[Votes, np.ndarray]:
     return votes, np.array([gold[pair] for pair in pairs])
 
 
+def order_alone(score_N: np.ndarray, human_N: np.ndarray, query_N: np.ndarray) -> WeightedStatistic:
+    """AUC of one score at every cut, and their mean."""
+    orders = [Order(score_N, human_N >= cut, query_N) for cut in range(1, GRADES)]
+
+    def values(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
+        return {"auc": np.mean([one.area(one.weighted(weight_RG)) for one in orders], axis=0)}
+
+    return values
+
+
+def show_ties(votes: Votes, judge: str, human_P: np.ndarray, query_P: np.ndarray) -> None:
+    """The second table, beside a judge."""
+    has_JP, one_R, none_P = votes.grade_JPK.any(-1), np.ones((1, query_P.max() + 1)), np.full(len(human_P), -1)
+    found = list(zip(votes.grade_JPK.argmax(-1), has_JP, strict=True))
+    alone = [order_alone(grade_P[has_P], human_P[has_P], query_P[has_P]) for grade_P, has_P in found]
+    grade_P, has_P = found[votes.names.index(judge)]
+    sure = order_and_grade(human_P, query_P, grade_P, np.eye(GRADES)[grade_P], has_P)
+    rivals = (sure, max(alone, key=lambda one: one(one_R)["auc"][0]))
+    share_K = np.bincount(grade_P[has_P], minlength=GRADES) / has_P.sum()
+    shown = [f"{one(one_R)['auc'][0]:.3f}" for one in rivals]
+    print(f"| ties | best judge | {' | '.join(shown)} |")
+    for way in WAYS:
+        expected = np.round(combine_votes(votes, way, none_P)[1] @ np.arange(GRADES), 9)
+        order, cut_P = np.lexsort((np.random.default_rng(0).random(len(expected)), expected)), np.empty_like(none_P)
+        middle = (np.arange(len(order)) + 0.5) / len(order)
+        cut_P[order] = np.searchsorted(np.cumsum(share_K)[:-1], middle, side="right")
+        cut = order_and_grade(human_P, query_P, cut_P, np.eye(GRADES)[cut_P], none_P < 0)
+        cells = []
+        for first, second in zip(rivals, (cut, order_alone(expected, human_P, query_P)), strict=True):
+            drawn = paired_bootstrap(first, second, num_groups=one_R.shape[1], resamples=1000, seed=7)
+            value, (low, high, _) = second(one_R)["auc"][0], drawn.difference["auc"]
+            cells.append(f"{value:.3f} ({value - first(one_R)['auc'][0]:+.3f}: {low:+.3f} to {high:+.3f})")
+        print(f"| ties | {way} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
@@ -68,6 +108,7 @@ def main() -> None:
         alone = {name: order_and_grade(human_P, query_P, *judge)(one_R) for name, judge in judges.items()}
         best = [max(alone, key=lambda name: alone[name][figure][0]) for figure in FIGURES]
         print(f"\n{year}: {len(human_P):,} pairs of {len(queries)} queries, {len(judges)} judges; best {best}")
+        show_ties(votes, best[0], human_P, query_P)
         for anchored, ways in ((0, WAYS), (5, (*WAYS, *(f"{way}, most probable" for way in WAYS)))):
             found: dict[str, list[list[float]]] = {way: [] for way in ("best judge", *ways)}
             for seed in range(10 if anchored else 1):
