@@ -24,7 +24,6 @@ SPECS = {
     "job": "labels pairs",
     "student": "trains a student",
     "teacher": "trains a teacher",
-    "bench": "measures a bundle",
 }
 
 

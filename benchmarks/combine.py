@@ -70,7 +70,7 @@ def order_alone(score_N: np.ndarray, human_N: np.ndarray, query_N: np.ndarray) -
 
 
 def show_ties(votes: Votes, judge: str, human_P: np.ndarray, query_P: np.ndarray) -> None:
-    """The second table, beside a judge."""
+    """The second table, next to a judge."""
     has_JP, one_R, none_P = votes.grade_JPK.any(-1), np.ones((1, query_P.max() + 1)), np.full(len(human_P), -1)
     found = list(zip(votes.grade_JPK.argmax(-1), has_JP, strict=True))
     alone = [order_alone(grade_P[has_P], human_P[has_P], query_P[has_P]) for grade_P, has_P in found]

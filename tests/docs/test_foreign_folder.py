@@ -1,60 +1,17 @@
-"""Every spec and every call of docs/ leads to the same output from any working directory."""
+"""The schedulers' files of docs/deploy lead to the same output from any working directory."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from relabel.distill.students.spec import DistillSpec
-from relabel.distill.teachers.spec import read_teacher_spec, teacher_keys
-from relabel.jobs.job import load_job
-from relabel.jobs.settings import JOB, SpecKind, absolute, read_settings, resolved
-from relabel.manifests.specs import Spec, validate_spec
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS
 from tests.docs.worlds import call, write_pairs
 
 DEPLOY = sorted(path for path in (DOCS / "deploy").rglob("*") if path.is_file())
-STUDENT = SpecKind("student", tuple(DistillSpec.model_fields), "", "")
-TEACHER = SpecKind("teacher", teacher_keys(), "", "")
-VARIABLES = {"SITE": "eu", "REGION": "north"}
-
-
-def read(path: str, kind: SpecKind) -> Spec:
-    if kind is JOB:
-        return absolute(load_job(path, environment=VARIABLES).spec)
-    settings = read_settings(path, environment=VARIABLES, kind=kind)
-    if kind is TEACHER:
-        return absolute(resolved(read_teacher_spec(settings.values, where=path), settings.places))
-    return absolute(resolved(validate_spec(DistillSpec, settings.values, where=path), settings.places))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("jobs/templates/job.yaml", JOB),
-        ("docs/students/ecom-bert.yaml", STUDENT),
-        ("docs/teachers/r3a-grpo.yaml", TEACHER),
-    ],
-)
-def test_a_spec_leads_to_the_same_places_from_any_folder(
-    name: str, kind: SpecKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "srv"
-    file = home / name
-    file.parent.mkdir(parents=True)
-    shutil.copy(ROOT / name, file)
-    found = []
-    for cwd in (file.parent, home, Path("/")):
-        monkeypatch.chdir(cwd)
-        found += [read(os.path.relpath(file, cwd), kind), read(str(file), kind)]
-    assert all(spec == found[0] for spec in found)
-    output = str(found[0].model_dump()["output"])
-    assert "://" in output or Path(output).is_relative_to(home), f"{name}: {output} leads out of the checkout"
 
 
 def test_what_a_scheduler_calls_needs_no_working_directory() -> None:
