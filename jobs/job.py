@@ -380,7 +380,7 @@ class OpenRun:
     ) -> Iterator[ChunkRows]:
         """Rows of some chunks of a shard, see `read_chunks`."""
         planned = self.plan.shards[shard]
-        row_ids = None if planned.row_ids is None else shard_row_ids(self.store, planned)
+        row_ids = None if planned.row_ids is None or not chunks else shard_row_ids(self.store, planned)
         return read_chunks(self.dataset, planned, row_ids, chunks, wanted=wanted)
 
 

@@ -122,8 +122,8 @@ def _lists(column: Column, is_item: Callable[[pa.DataType], bool], wanted: str) 
     """
     try:
         held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
-    except pa.ArrowException as exc:
-        raise InputError(f"{wanted} a row is wanted, and rows hold values of different kinds.") from exc
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as exc:
+        raise InputError(f"{wanted} a row is wanted, and rows hold other values, or of different kinds.") from exc
     if pa.types.is_null(held.type):
         return None
     if not (pa.types.is_list(held.type) or pa.types.is_large_list(held.type)) or not is_item(held.type.value_type):
@@ -159,7 +159,7 @@ def file_samples(column: Column, path: str) -> pa.LargeListArray | None:
 def _is_grade(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("grade") >= 0 and _is_grade(kind.field("grade").type)
-    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
+    return bool((pa.types.is_integer(kind) and kind != pa.uint64()) or pa.types.is_null(kind))
 
 
 def map_labels(part: LabelPart, label_map: GradeMap | None, *, where: str) -> LabelPart:

@@ -81,16 +81,27 @@ class Queries(NamedTuple):
         return int(np.count_nonzero(self.of_rows[1:] != self.of_rows[:-1])) + 1 != len(self.sizes)
 
 
-CODED_AT_A_TIME = 64
-"""Batches whose ids are held as text at a time."""
+CODED_ROWS = 1 << 23
+"""Rows whose ids are held as text at a time, at least."""
 
 
-def _coded_batches(dataset: Dataset) -> Iterator[tuple[pa.DictionaryArray, float]]:
+CodedBatch = tuple[pa.DictionaryArray, float]
+"""Ids, and the estimated tokens a row."""
+
+
+def _coded_batches(dataset: Dataset) -> Iterator[CodedBatch]:
     for column, weight, path in id_batches(dataset):
         with reading(path):
             coded = column.dictionary_encode()
             coded.dictionary.validate(full=True)
         yield coded, weight
+
+
+def _next_rows(batches: Iterator[CodedBatch], rows: int) -> Iterator[CodedBatch]:
+    """Batches until they have so many rows."""
+    while rows > 0 and (batch := next(batches, None)) is not None:
+        yield batch
+        rows -= len(batch[0])
 
 
 def scan_queries(dataset: Dataset) -> Queries:
@@ -101,7 +112,7 @@ def scan_queries(dataset: Dataset) -> Queries:
     """
     known, codes, weights = pa.array([], pa.large_string()), list[np.ndarray](), list[float]()
     batches = _coded_batches(dataset)
-    while some := list(itertools.islice(batches, CODED_AT_A_TIME)):
+    while some := list(_next_rows(batches, max(CODED_ROWS, len(known)))):  # each time all that are known are hashed
         nobody = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
         first, *others = pa.chunked_array([nobody, *(batch for batch, _ in some)]).unify_dictionaries().chunks
         known = first.dictionary

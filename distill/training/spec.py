@@ -159,7 +159,9 @@ def check_targets(model: Any, lora: LoraSpec, *, key: str) -> None:
         ConfigError: one of them is no layer of weights, or is the output matrix, which shares its weights with the
             embeddings.
     """
-    matrices = (model.get_input_embeddings(), model.get_output_embeddings())
+    matrices = [model.get_input_embeddings()]
+    if model.config.get_text_config().tie_word_embeddings:
+        matrices.append(model.get_output_embeddings())
     known = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()

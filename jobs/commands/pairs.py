@@ -369,7 +369,7 @@ def queries(
     if rule["candidates"] and (beyond := max(rule["ranks"])) >= rule["depth"]:
         raise UsageError(f"--rank {beyond}: the student ranks --depth {rule['depth']} documents, from 0.")
     started, storage = time.perf_counter(), Storage()
-    check_target(to, (docs, *unlike), storage, force=force)
+    check_target(to, (docs, *unlike, *filter(None, (rule["by"], rule["candidates"]))), storage, force=force)
     if rule["candidates"]:
         rule["candidates"] = local_student(rule["candidates"], storage)
     counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike, allow_partial=allow_partial)

@@ -231,8 +231,7 @@ class Session:
             planned = opened.plan.shards[shard]
             self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
-            rows_of = functools.partial(self._rows_of, shard, wanted)
-            self.journal.opens(shard, attempts, rows_of, num_rows=sum(planned.chunks))
+            self.journal.opens(shard, attempts, self._rows_of(shard, wanted or {}), num_rows=sum(planned.chunks))
             settled = self.left.settled_rows(shard) if self.is_retry else {}
             for chunk, pairs in opened.read(shard, sorted(attempts), wanted=wanted):
                 # whether another worker has the lease by now
@@ -243,12 +242,14 @@ class Session:
                 self._count_others()
                 yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 
-    def _rows_of(self, shard: int, wanted: Mapping[int, set[int]] | None, chunk: int) -> list[int]:
-        """Ids of the rows that a chunk asks."""
-        if wanted is not None and chunk in wanted:
-            return sorted(wanted[chunk])
-        found: list[int] = chunk_row_ids(self.opened.store, self.opened.plan.shards[shard])[chunk].tolist()
-        return found
+    def _rows_of(self, shard: int, wanted: Mapping[int, set[int]]) -> Callable[[int], list[int]]:
+        """Ids of the rows that a chunk of a shard asks; the file of a scattered shard is read once."""
+        by_chunk = functools.cache(functools.partial(chunk_row_ids, self.opened.store, self.opened.plan.shards[shard]))
+
+        def rows_of(chunk: int) -> list[int]:
+            return sorted(wanted[chunk]) if chunk in wanted else list(map(int, by_chunk()[chunk]))
+
+        return rows_of
 
     def _give_up(self, shard: int, chunks: list[int]) -> None:
         """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed first."""

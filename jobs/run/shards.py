@@ -45,7 +45,7 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
         source = f"--shard {text}"
     if count < 1:
         raise UsageError(f"{source}: the count must be at least 1; 0/1 takes every shard.")
-    if index >= count:
+    if not 0 <= index < count:
         raise UsageError(
             f"{source}: the index must be one of 0 to {count - 1} (the last of {count} is {count - 1}/{count})."
         )

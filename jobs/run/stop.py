@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from relabel.manifests.errors import UsageError
 
 LONGEST_S = 366 * 86400.0
-"""A deadline further away than this is taken for a mistake."""
+"""A length above this is taken for a mistake."""
 _TIME = re.compile(r"(\d{1,2}:[\d:]+)\s*(Z|[+-][\d:]+)?(?:\s+([A-Za-z].*))?")
 _SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in "dhms"))
 

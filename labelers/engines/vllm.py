@@ -425,7 +425,7 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
             return engines.LLMEngine.from_engine_args(arguments, usage_context=usage)
     except Exception as exc:
         _free_device()
-        reason = " ".join(str(exc).split())[:600] or type(exc).__name__
+        reason = " ".join(str(exc).split())[:600].rstrip(".") or type(exc).__name__
         raise ModelError(
             f"vLLM can't start with the model {resolved.reference!r}: {reason}. If memory is short, lower "
             "engine.args.max_model_len or raise engine.args.gpu_memory_utilization (engine.args.kv_cache_space_gib on "

@@ -334,6 +334,7 @@ def kubernetes(index: str) -> dict[str, str]:
             r"1-7:1 has gaps.*0-6, or give INDEX/COUNT",
             id="gaps in an array, whose shards would fall to nobody",
         ),
+        ("auto", slurm(3, 4, 8, 1), r"the scheduler's -1/5: the index must be one of 0 to 4"),
         ("auto", {"SLURM_ARRAY_TASK_ID": "2"}, r"SLURM_ARRAY_TASK_MAX is not set.*--shard 3/64"),
         *(
             ("auto", {name: "3"}, f"{name} gives an index but no count. Set RELABEL_SHARD_COUNT")
