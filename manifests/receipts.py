@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -208,16 +209,8 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
 
 def parse_receipt_name(name: str) -> ChunkId | None:
     """The chunk that a receipt's name belongs to; None if the name is not a receipt's."""
-    folder, _, file = name.rpartition("/")
-    stem, *rest = file.removesuffix(".json").split(".")
-    if not file.endswith(".json") or not stem.startswith("chunk-") or len(rest) > 1:
-        return None
-    try:
-        return ChunkId(
-            int(folder.rpartition("shard-")[2]), int(stem.removeprefix("chunk-")), int(rest[0]) if rest else 1
-        )
-    except ValueError:
-        return None
+    match = re.fullmatch(r".*shard-(\d+)/chunk-(\d+)(?:\.(\d+))?\.json", name, re.ASCII)
+    return ChunkId(*(int(number or 1) for number in match.groups())) if match else None
 
 
 # ------------------------------------------------------------------------------
