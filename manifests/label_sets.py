@@ -254,8 +254,14 @@ def open_run(root: str, storage: Storage, *, allow_partial: bool) -> LabelSet:
 
 
 def label_set(run: RunLabels) -> LabelSet:
-    """A run's labels, to be judged."""
+    """A run's labels, to be judged.
+
+    Raises:
+        InputError: its labels have no grades.
+    """
     plan, facts = run.plan, run.plan.facts
+    if run.grades == 0:
+        raise InputError(f"{run.root}: labeler {facts.labeler.name} gives no grades, so there are none to judge.")
     origin = LabelOrigin(plan.name, facts.labeler.name, facts.model, plan.fingerprint)
     kind: Literal["run", "student"] = "student" if facts.kind == "student" else "run"
     columns = label_columns(own_columns(plan.parts))

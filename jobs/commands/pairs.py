@@ -375,6 +375,8 @@ def queries(
     counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike, allow_partial=allow_partial)
     if counts.get("without_query"):
         note(f"{rule['by']}: {counts['without_query']:,} of its rows have no query and are left out")
+    if counts.get("of_other_documents"):
+        note(f"{rule['by']}: {counts['of_other_documents']:,} of its queries are left out, with their documents")
     if counts["queries"] < rule["queries"] and not rule["queries_in"] and not rule["by"]:
         note(
             f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"

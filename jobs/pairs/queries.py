@@ -86,20 +86,23 @@ def made_pairs(
         unlike: files of queries that are held out: no query resembles one of theirs, and no document of theirs is read.
         allow_partial: take a run (`rule.by`) that is not finished, or over its quarantine limit.
     Returns:
-        Number of documents, queries and pairs; of a run, its rows without a query, too.
+        Number of documents, queries and pairs; of a run, its rows without a query, and its queries about other
+        documents, too.
     Raises:
         InputError: a file or column is off, or no query can be made.
         ManifestError: `rule.by` is no finished run over the input that it was planned for, or `rule.candidates` no
             student.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
-    held, held_texts = _Held(), set[str]()
+    held, held_texts, held_ids = _Held(), set[str](), set[str]()
     for path in unlike:
         frame, text_columns = scan(path, {"query": "text"}, storage, role="--unlike")
         text_columns = tuple(name for name in ("document", "title", "body") if name in frame.collect_schema())
         with translate_polars_errors(path):
             rows = frame.select(text=document_of(text_columns[:1] if "document" in text_columns else text_columns)
                                 if text_columns else None, query="query").collect()  # fmt: skip
+            if "doc_id" in frame.collect_schema():
+                held_ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
         held.add(text for text in rows["query"] if text)
         held_texts.update(text for text in rows["text"] if text)
     frame, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="DOCS")
@@ -112,13 +115,17 @@ def made_pairs(
     with translate_polars_errors(docs_path):
         texts = frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
         documents = [one for one in texts.unique("text", keep="first", maintain_order=True).collect().to_dicts()
-                     if one["text"].strip() and one["text"] not in held_texts]  # fmt: skip
+                     if one["text"].strip() and one["text"] not in held_texts and str(one["doc_id"]) not in held_ids
+                     ]  # fmt: skip
     place_of = {one["text"]: number for number, one in enumerate(documents)}
     run = open_run_labels(rule.by, storage, allow_partial=allow_partial) if rule.by else None
     written_queries = _asked(run, place_of, storage) if run else _written(documents) if rule.queries_in else None
     made: dict[str, int] = {}
+    num_elsewhere = 0
     for query, number in written_queries or _cut(documents, rule):
-        if query not in made and not held.resembles(query):
+        if number is None:
+            num_elsewhere += 1
+        elif query not in made and not held.resembles(query):
             made[query] = number
             if len(made) == rule.queries and written_queries is None:
                 break
@@ -165,7 +172,7 @@ def made_pairs(
     kept = json.dumps(redacted_values(asdict(rule) | facts))
     with written(to, storage) as file:
         pq.write_table(table.replace_schema_metadata({"relabel.queries": kept}), file, compression="zstd")
-    lacking = {"without_query": run.num_quarantined} if run else {}
+    lacking = {"without_query": run.num_quarantined, "of_other_documents": num_elsewhere} if run else {}
     return {"documents": len(documents), "queries": len(made), "pairs": len(rows), **lacking}
 
 
@@ -204,17 +211,14 @@ def _written(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int]]:
                 yield query, number
 
 
-def _asked(run: RunLabels, place_of: Mapping[str, int], storage: Storage) -> Iterator[tuple[str, int]]:
-    """Queries of a run, each with the number of the document that it was asked about; without those of other
-    documents.
-    """
+def _asked(run: RunLabels, place_of: Mapping[str, int], storage: Storage) -> Iterator[tuple[str, int | None]]:
+    """Queries of a run, each with the number of the document that it was asked about; None for another document."""
     schema, tables = join_texts(run, storage)
     if MADE_QUERY not in schema.names:
         raise InputError(f"{run.root}: a run of the labeler {run.plan.parts['labeler']['name']}; --by wants `query`.")
     for table in tables:
         for query, text in zip(table[MADE_QUERY].to_pylist(), table["document"].to_pylist(), strict=True):
-            if text in place_of:
-                yield query, place_of[text]
+            yield query, place_of.get(text)
 
 
 def _expected_grades(scorer: PairScorer, query: str, texts: Sequence[str]) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""The other blocks of the pages: YAML is what its reader takes, JSON is JSON, Python is Python."""
+"""The other blocks of the pages: YAML is what its reader takes, Python is Python."""
 
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +44,6 @@ def test_yaml_of_a_page_is_a_job_a_student_a_teacher_or_a_part_of_a_job(
         assert set(values) <= set(JobSpec.model_fields)
         (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, **values}))
         load_job("job.yaml")
-
-
-@pytest.mark.parametrize("block", of("json"))
-def test_json_of_a_page_is_json(block: Block) -> None:
-    json.loads(block.text)
 
 
 @pytest.mark.parametrize("block", of("python"))

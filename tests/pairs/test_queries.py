@@ -86,9 +86,11 @@ def test_a_margin_leaves_out_what_may_be_as_relevant_as_the_documents_own(docs: 
 def test_nothing_of_a_held_out_file_is_seen(docs: Path, tmp_path: Path) -> None:
     table = pq.read_table(docs)
     held = {"query": ["oak lamp", "Glass"] * 15, "title": table["title"].to_pylist()[:30]}
+    held["doc_id"] = table["doc_id"].to_pylist()[30:60]  # which name documents whatever their text is there
     pq.write_table(pa.table(held), tmp_path / "held.parquet")
     rows = made(docs, "--queries", "60", "--unlike", str(tmp_path / "held.parquet"))
     assert not {row["title"] for row in rows} & set(held["title"])
+    assert not {row["doc_id"] for row in rows} & set(held["doc_id"])
     for query in {str(row["query"]) for row in rows}:
         for other in ({"oak", "lamp"}, {"glass"}):
             assert len(other & set(words(query))) / len(other | set(words(query))) < 0.5, query
@@ -146,7 +148,8 @@ def test_queries_that_a_run_asked_a_model_for_come_with_their_document_and_those
     assert {row["query"]: row["title"] for row in rows if row["origin"] == "own"} == first
     titles = pq.read_table(docs)["title"].to_pylist()
     assert {row["title"] for row in rows} & set(titles[60:]), "candidates are of all documents"
-    assert done.json["without_query"] == 60 - len(labels)
+    assert (done.json["without_query"], done.json["of_other_documents"]) == (60 - len(labels), 1)
+    relabel("evaluate", asked, "--qrels", str(docs)).refused(3, "labeler query gives no grades")
     kept = json.loads(pq.read_schema(made_in).metadata[b"relabel.queries"])
     plan = json.loads((docs.with_name("asked") / "plan.json").read_text())
     assert (kept["by"], kept["run"]) == (asked, plan["fingerprint"])
