@@ -97,9 +97,15 @@ def test_doctor_says_memory_and_providers(relabel: Callable[..., Any]) -> None:
 # Only `jobs/` reads the environment, and it settles what a variable means before anything else is done.
 
 
-READ_BELOW = {"manifests/failpoints.py", "labelers/engines/vllm.py", "export/puller.py", "export/loader.py"}
-"""What a fault test arms before anything is imported; what is written for vLLM, which has no other way to be set; and
-programs of their own: the one that `relabel pull --script` hands out, and a bundle's `load.py`.
+READ_BELOW = {
+    "manifests/failpoints.py",
+    "labelers/engines/vllm.py",
+    "export/quantization.py",
+    "export/puller.py",
+    "export/loader.py",
+}
+"""What a fault test arms before anything is imported; what is written for vLLM and NNCF, which have no other way to be
+set; and programs of their own: the one that `relabel pull --script` hands out, and a bundle's `load.py`.
 """
 
 
