@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relabel.distill.students.examples import TRAIN
 from relabel.distill.students.manifest import StudentFiles, read_student
 from relabel.distill.students.model import StudentModel, load_student, make_texts, student_digest, student_files
 from relabel.distill.students.spec import KINDS
@@ -129,9 +128,9 @@ def export_bundle(
         form.check()
     manifest = student_manifest(path)
     if pairs is None:
-        whole = lineage_pairs(manifest, storage, grades=record.grades)
+        whole, spare = lineage_pairs(manifest, storage, grades=record.grades)
     else:
-        whole = file_pairs(pairs, record.columns, storage, grades=record.grades)
+        whole = spare = file_pairs(pairs, record.columns, storage, grades=record.grades)
     compared = draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed)
     calibration: Sequence[tuple[str, str]] = []
     if STATIC in spec.precisions:
@@ -141,17 +140,7 @@ def export_bundle(
                 "scale for all, leaves no digits. Take int8."
             )
         require_nncf()
-        if pairs is None:
-            spare = lineage_pairs(manifest, storage, grades=record.grades, side=TRAIN)
-        else:
-            taken = set(compared.names)
-            spare = whole.take(np.flatnonzero([name not in taken for name in whole.names]))
-        calibration = draw_pairs(spare, CALIBRATION_PAIRS, seed=spec.parity.seed)
-        if not calibration:
-            raise ConfigError(
-                f"int8-static is calibrated on pairs that are not compared, and all {len(whole.pairs):,} are. Name "
-                "more of them with --pairs, or compare on fewer (--set parity.min_pairs=…)."
-            )
+        calibration = _calibration_pairs(spare, compared, seed=spec.parity.seed)
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
@@ -244,6 +233,22 @@ def _opened(target: Path) -> tuple[Bundle, Any]:
     """A bundle, and the recipe that it was made by."""
     bundle = open_bundle(target)
     return bundle, bundle.facts.get("recipe")
+
+
+def _calibration_pairs(pairs: PairSet, compared: PairSet, *, seed: int) -> Sequence[tuple[str, str]]:
+    """Pairs for the scales of static int8, of those that no model is compared on.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    taken = set(compared.names)
+    spare = pairs.take(np.flatnonzero([name not in taken for name in pairs.names]))
+    if not spare.pairs:
+        raise ConfigError(
+            f"int8-static is calibrated on pairs that are not compared, and all {len(pairs.pairs):,} are. Name more of "
+            "them with --pairs, or compare on fewer (--set parity.min_pairs=…)."
+        )
+    return draw_pairs(spare, CALIBRATION_PAIRS, seed=seed)
 
 
 def _write_models(

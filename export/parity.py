@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, load_examples
+from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples
 from relabel.distill.students.labels import read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
@@ -101,8 +101,8 @@ class PairsFile:
     gold_map: dict[int, int] | None = None
 
 
-def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int, side: int = TEST) -> PairSet:
-    """The pairs that a student was tested on, or another side of its split, read again from where its labels and gold
+def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int) -> tuple[PairSet, PairSet]:
+    """The pairs that a student was tested on, and those that it learned from, read again from where its labels and gold
     lie.
 
     Args:
@@ -132,10 +132,10 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int,
     grade_N = examples.gold if is_gold else examples.teacher
     judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
-    about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[side]}
+    about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[TEST]}
     _, query_N = np.unique(examples.queries, return_inverse=True)
     whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
-    return whole.take(examples.rows_of(side))
+    return whole.take(examples.rows_of(TEST)), whole.take(examples.rows_of(TRAIN))
 
 
 def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, *, grades: int) -> PairSet:

@@ -264,7 +264,7 @@ def test_queries_of_the_test_split_are_those_that_it_was_split_by(tmp_path: Path
         "output": str(tmp_path / "out"),
     }
     split = load_examples(DistillSpec(**spec), Storage()).about.split  # type: ignore[arg-type]
-    test = lineage_pairs({"spec": spec, "split": {"sha256": split.sha256}}, Storage(), grades=3)
+    test, _ = lineage_pairs({"spec": spec, "split": {"sha256": split.sha256}}, Storage(), grades=3)
     assert len(np.unique(test.queries)) == split.test.queries
 
 
