@@ -94,29 +94,8 @@ def made_pairs(
             student.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
-    held, held_texts, held_ids = _Held(), set[str](), set[str]()
-    for path in unlike:
-        frame, text_columns = scan(path, {"query": "text"}, storage, role="--unlike")
-        text_columns = tuple(name for name in ("document", "title", "body") if name in frame.collect_schema())
-        with translate_polars_errors(path):
-            rows = frame.select(text=document_of(text_columns[:1] if "document" in text_columns else text_columns)
-                                if text_columns else None, query="query").collect()  # fmt: skip
-            if "doc_id" in frame.collect_schema():
-                held_ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
-        held.add(text for text in rows["query"] if text)
-        held_texts.update(text for text in rows["text"] if text)
-    frame, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="DOCS")
-    source = rule.queries_in or rule.column or text_columns[0]
-    if source not in frame.collect_schema():
-        raise InputError(f"{docs_path} (DOCS): no column `{source}`. It has {', '.join(frame.collect_schema())}.")
-    kind = str(frame.collect_schema()[source])
-    if kind not in ("String", "List(String)"):
-        raise InputError(f"{docs_path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
-    with translate_polars_errors(docs_path):
-        texts = frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
-        documents = [one for one in texts.unique("text", keep="first", maintain_order=True).collect().to_dicts()
-                     if one["text"].strip() and one["text"] not in held_texts and str(one["doc_id"]) not in held_ids
-                     ]  # fmt: skip
+    held = _held_out(unlike, storage)
+    documents, text_columns, source = _documents(docs_path, rule, held, storage)
     place_of = {one["text"]: number for number, one in enumerate(documents)}
     run = open_run_labels(rule.by, storage, allow_partial=allow_partial) if rule.by else None
     written_queries = _asked(run, place_of, storage) if run else _written(documents) if rule.queries_in else None
@@ -139,25 +118,13 @@ def made_pairs(
             f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query. Words "
             f"have to be in {_LEAST_DOCUMENTS} documents or more, and no stop words; --column names another column."
         )
-    index = Bm25Index(list(place_of))
-    kind, student = "bm25", None
+    index, student = Bm25Index(list(place_of)), None
     if rule.candidates:
         job = score_job(rule.candidates, [docs_path], to, storage)
-        kind, student = "student", StudentEngine(job.spec.engine, overlong=job.spec.input.overlong)
+        student = StudentEngine(job.spec.engine, overlong=job.spec.input.overlong)
     rows = []
     for query, own in made.items():
-        scores = index.scores(query)
-        if student:
-            seen = [own, *(place_of[text] for text in index.ranked(scores, rule.depth) if place_of[text] != own)]
-            scores = np.zeros_like(scores)
-            scores[seen] = _expected_grades(student.scorer, query, [documents[one]["text"] for one in seen])
-        of_own = float(scores[own])
-        if rule.margin is not None:
-            scores[scores > rule.margin * of_own] = 0.0
-        ranked = index.ranked(scores, max(rule.ranks, default=0) + 1)
-        chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
-        for other in (place_of[ranked[place]] for place in rule.ranks if place < len(ranked)):
-            chosen.setdefault(other, (kind, float(scores[other]) / of_own if of_own else None))
+        chosen = _candidates(query, documents[own]["text"], place_of, index, student, rule)
         query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
         rows += [{"query_id": query_id, "query": query, "doc_id": documents[one]["doc_id"],
                   **{name: documents[one][name] for name in text_columns}, "origin": origin, "share": share}
@@ -177,9 +144,10 @@ def made_pairs(
 
 
 class _Held:
-    """Queries that no other may resemble."""
+    """Queries that no other may resemble, and documents that are not read."""
 
     def __init__(self) -> None:
+        self.texts, self.ids = set[str](), set[str]()
         self._with_word = defaultdict[str, list[frozenset[str]]](list)
 
     def add(self, queries: Iterator[str]) -> None:
@@ -194,6 +162,72 @@ class _Held:
             for word in words
             for other in self._with_word.get(word, ())
         )
+
+
+def _held_out(paths: Sequence[str], storage: Storage) -> _Held:
+    """What files of held-out pairs hold; their documents by text, and by id where they have one."""
+    held = _Held()
+    for path in paths:
+        frame, text_columns = scan(path, {"query": "text"}, storage, role="--unlike")
+        text_columns = tuple(name for name in ("document", "title", "body") if name in frame.collect_schema())
+        with translate_polars_errors(path):
+            rows = frame.select(text=document_of(text_columns[:1] if "document" in text_columns else text_columns)
+                                if text_columns else None, query="query").collect()  # fmt: skip
+            if "doc_id" in frame.collect_schema():
+                held.ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
+        held.add(text for text in rows["query"] if text)
+        held.texts.update(text for text in rows["text"] if text)
+    return held
+
+
+def _documents(
+    path: str, rule: QueryRule, held: _Held, storage: Storage
+) -> tuple[list[dict[str, Any]], Sequence[str], str]:
+    """The distinct documents that are not held out, the columns that make up their text, and the one that queries are
+    cut out of, or taken from. Of a document: `doc_id`, these columns, `text` and `source`.
+    """
+    frame, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role="DOCS")
+    source = rule.queries_in or rule.column or text_columns[0]
+    if source not in frame.collect_schema():
+        raise InputError(f"{path} (DOCS): no column `{source}`. It has {', '.join(frame.collect_schema())}.")
+    kind = str(frame.collect_schema()[source])
+    if kind not in ("String", "List(String)"):
+        raise InputError(f"{path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
+    with translate_polars_errors(path):
+        texts = frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
+        found = texts.unique("text", keep="first", maintain_order=True).collect().to_dicts()
+    documents = [
+        one for one in found
+        if one["text"].strip() and one["text"] not in held.texts and str(one["doc_id"]) not in held.ids
+    ]  # fmt: skip
+    return documents, text_columns, source
+
+
+def _candidates(
+    query: str,
+    own_text: str,
+    place_of: Mapping[str, int],
+    index: Bm25Index,
+    student: StudentEngine | None,
+    rule: QueryRule,
+) -> dict[int, tuple[str, float | None]]:
+    """A query's own document, and those at the rule's places of its ranking: by number their origin, and their score
+    over that of the query's own.
+    """
+    own, kind, scores = place_of[own_text], "bm25", index.scores(query)
+    if student:
+        ranked = index.ranked(scores, rule.depth)
+        kind, seen = "student", [own_text, *(text for text in ranked if text != own_text)]
+        scores = np.zeros_like(scores)
+        scores[[place_of[text] for text in seen]] = _expected_grades(student.scorer, query, seen)
+    of_own = float(scores[own])
+    if rule.margin is not None:
+        scores[scores > rule.margin * of_own] = 0.0
+    ranked = index.ranked(scores, max(rule.ranks, default=0) + 1)
+    chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
+    for other in (place_of[ranked[place]] for place in rule.ranks if place < len(ranked)):
+        chosen.setdefault(other, (kind, float(scores[other]) / of_own if of_own else None))
+    return chosen
 
 
 def _words(text: str) -> list[str]:
