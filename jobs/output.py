@@ -27,7 +27,7 @@ def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> i
 
     values: dict[str, Any] = plain(result)
     rows = [(name.replace("_", " "), value_text(value)) for name, value in values.items() if value]
-    return emit(values, f"{one_line(head)}\n{table(rows)}", output, code)
+    return emit(values, f"{one_line(head)}\n{grid(rows)}", output, code)
 
 
 def value_text(value: Any) -> str:
@@ -51,13 +51,8 @@ def shown(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
 
 
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Two columns, each padded."""
-    return grid(rows)
-
-
 def grid(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Any number of columns, each padded; those at `right` to that side."""
+    """Rows of a table, each column padded; those at `right` to that side."""
     shown = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = (

@@ -25,7 +25,7 @@ from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
 from relabel.jobs.commands.options import Number, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, grid, table
+from relabel.jobs.output import emit, grid
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.gates import parse_flag
 from relabel.manifests.records import plain
@@ -117,7 +117,7 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         "gates": [verdict.plain() for verdict in verdicts],
     }
     parts = [
-        table([("results", str(place)), ("version", opened.version)]),
+        grid([("results", str(place)), ("version", opened.version)]),
         machine_line(facts),
         grid(latency_rows(facts)),
     ]

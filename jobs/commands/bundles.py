@@ -17,7 +17,7 @@ from relabel.jobs.commands.options import _signing_key, local_folder, output_opt
 from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay, files_text, size_text
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.run.stop import span_s
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
@@ -98,7 +98,7 @@ def publish(
     if done.channel is not None:
         rows.append(("channel", f"{channel} points to it (sequence {done.channel.head.sequence})"))
     state = "published" if done.has_changed else "nothing to do, all of it is there"
-    return emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + table(rows), output, code)
+    return emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + grid(rows), output, code)
 
 
 def _uploaded_text(done: Any) -> str:
@@ -246,7 +246,7 @@ def _version_text(where: str, found: dict[str, Any]) -> str:
         rows.append(("channel", f"{found['channel']['channel']}, sequence {found['channel']['sequence']}"))
     rows += [(_line(key), _line(value)) for key, value in found["facts"].items() if not isinstance(value, dict | list)]
     rows += [("file", f"{_line(file['path'])} {size_text(file['size_bytes'])}") for file in found["list"]]
-    return f"{where}: version {found['version']}\n{table(rows)}\nAll of it: --output json"
+    return f"{where}: version {found['version']}\n{grid(rows)}\nAll of it: --output json"
 
 
 def _line(value: Any) -> str:
@@ -307,4 +307,4 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
         "exit_code": int(code),
     }
     tail = "" if deletes else "\nNothing was touched. To do it: --delete"
-    return emit(result, f"{bundle_store.url}\n" + table(rows) + tail, output, code)
+    return emit(result, f"{bundle_store.url}\n" + grid(rows) + tail, output, code)

@@ -16,7 +16,7 @@ from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.rerank_servers import RerankServer
 from relabel.jobs.commands.options import Number, local_folder, output_option
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, grid, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.run.progress import Metric, check_metrics_file, write_metrics
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError
 from relabel.manifests.records import plain
@@ -125,7 +125,7 @@ def _text(url: str, found: Conformity) -> str:
     rows.append(("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"))
     rows.append(("same order", f"{found.tau:.4f} (Kendall's tau)"))
     rows += [("note", remark) for remark in found.remarks]
-    text = f"{url}: {found.verdict}\n" + table(rows)
+    text = f"{url}: {found.verdict}\n" + grid(rows)
     if found.scale_points:
         text += "\n" + grid([("expected", "served"), *((f"{a:.4f}", f"{b:.4f}") for a, b in found.scale_points)])
     if found.worst:

@@ -21,7 +21,7 @@ import click
 from relabel.distill.students.examples import TEST, split_queries
 from relabel.jobs.commands.options import Number, output_option
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.settings import placed
 from relabel.manifests.errors import StoreError, UsageError
 from relabel.manifests.files import Storage
@@ -302,7 +302,7 @@ def _agreements_text(found: dict[str, tuple[list[DemoPair], dict[int, DemoLabel]
         for name, (pairs, labels) in found.items()
         if labels
     ]
-    return table([*rows, ("constant", f"{most_frequent_share():.0%}: the most frequent grade for every pair")])
+    return grid([*rows, ("constant", f"{most_frequent_share():.0%}: the most frequent grade for every pair")])
 
 
 def _next_lines(result: DemoResult, *, has_report: bool) -> list[str]:
@@ -330,7 +330,7 @@ def _next_lines(result: DemoResult, *, has_report: bool) -> list[str]:
         *head,
         "",
         f"Done in {result.seconds:.0f} s. In {folder}:",
-        table(files),
+        grid(files),
         "Next:",
         *(f"  {command}" for command in commands),
     ]

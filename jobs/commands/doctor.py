@@ -17,7 +17,7 @@ import click
 from relabel.jobs.commands.options import output_option
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, load_job
-from relabel.jobs.output import emit, table, value_text
+from relabel.jobs.output import emit, grid, value_text
 from relabel.manifests.errors import RelabelError, StoreError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import load_gold_by_row
@@ -77,7 +77,7 @@ def doctor(job_file: str | None, output: str) -> int:
         outcomes, code = job_checks(job_file)
         checks = {"job": outcomes}
         rows += [(f"job: {name}", outcome) for name, outcome in outcomes.items()]
-    return emit({**facts, "extras": extras, **checks}, "relabel doctor\n" + table(rows), output, code)
+    return emit({**facts, "extras": extras, **checks}, "relabel doctor\n" + grid(rows), output, code)
 
 
 def distributions_of(extra: str) -> list[str]:

@@ -9,7 +9,7 @@ import click
 
 from relabel.jobs.commands.options import given_parameters, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, grid, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.score.students import local_student
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import UsageError
@@ -154,7 +154,7 @@ def _export_hf(
     rows = [("loads with", f"{library}; README.md says how")]
     rows += [("left out", f"heads {', '.join(left_out)}")] if left_out else []
     result = {"path": str(place), "library": library, "left_out": left_out, "was_done": was_done}
-    return emit({**result, "exit_code": int(code)}, f"{head} {place}\n{table(rows)}", output, code)
+    return emit({**result, "exit_code": int(code)}, f"{head} {place}\n{grid(rows)}", output, code)
 
 
 @click.command(
@@ -201,7 +201,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     ]
     return emit(
         {"path": str(made.folder), "version": made.version, "engine": plain(engine)},
-        f"The bundle is in {made.folder}\n{table(rows)}",
+        f"The bundle is in {made.folder}\n{grid(rows)}",
         output,
     )
 
@@ -231,4 +231,4 @@ def _text(bundle: Bundle) -> str:
         ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(bundle).heads.items())),
         ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
     ]
-    return "\n".join([table(rows), grid(parity_rows(parity)), *undecided_lines(parity)])
+    return "\n".join([grid(rows), grid(parity_rows(parity)), *undecided_lines(parity)])

@@ -17,7 +17,7 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from relabel.jobs.run.budget import budget_so_far
@@ -332,7 +332,7 @@ def _text(name: str, report: RoundsReport) -> str:
         rows.append(("budget", report.budget.text))
     if not report.num_open:
         rows.append(("trajectories", f"{report.output}/{TRAJECTORIES_NAME}"))
-    return f"{name}: {_verdict(report)}\n" + table(rows)
+    return f"{name}: {_verdict(report)}\n" + grid(rows)
 
 
 def _verdict(report: RoundsReport) -> str:

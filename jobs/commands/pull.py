@@ -15,7 +15,7 @@ from relabel.export.store import parse_address
 from relabel.jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
 from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.run.stop import LONGEST_S
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
@@ -228,7 +228,7 @@ def show_destination(folder: Path, output: str) -> int:
     rows += [("kept", text) for text in kept]
     held = [f"follows {channel} from sequence {sequence + 1} on" for channel, sequence in state.held.items()]
     rows += [("held", "; ".join(held))] if held else []
-    return emit(result, f"{folder}: {state.name}\n" + table(rows), output, code)
+    return emit(result, f"{folder}: {state.name}\n" + grid(rows), output, code)
 
 
 def _checked(folder: Path) -> tuple[ServingState, str]:

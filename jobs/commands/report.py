@@ -19,7 +19,7 @@ from relabel.jobs.commands.options import (
 from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
 from relabel.jobs.files import check_free, written
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.report.build import build_report
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
@@ -94,4 +94,4 @@ def report(
         ("size", f"{len(data) / 1e6:,.2f} MB, {built.rows_shown:,} of {built.rows:,} rows to browse"),
         ("sections", ", ".join(built.sections)),
     ]
-    return emit(result, f"The report is in {to}\n{table(rows)}", output)
+    return emit(result, f"The report is in {to}\n{grid(rows)}", output)

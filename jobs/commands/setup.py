@@ -11,7 +11,7 @@ import click
 from relabel.jobs.commands.options import FORCE_HELP, local_folder, output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.files import check_free, written
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
@@ -90,7 +90,7 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         columns += [
             {"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about} for column in own
         ]
-    lines = table([(column["name"], f"{column['type']}  {column.get('about', '')}".rstrip()) for column in columns])
+    lines = grid([(column["name"], f"{column['type']}  {column.get('about', '')}".rstrip()) for column in columns])
     return emit({"schema": what, "version": version, "columns": columns}, f"{what}, version {version}\n{lines}", output)
 
 

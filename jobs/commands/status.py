@@ -17,7 +17,7 @@ from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import output_of, priced_args
-from relabel.jobs.output import emit, table
+from relabel.jobs.output import emit, grid
 from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.counts import WorkerState, live_states
@@ -113,7 +113,7 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
     ]
     if len(undone) > SHARDS_SHOWN:
         rows.append(("  …", f"{len(undone) - SHARDS_SHOWN:,} more open"))
-    return emit(result, f"{plan.name}: {state}, {folder.store.root}\n" + table(rows), output)
+    return emit(result, f"{plan.name}: {state}, {folder.store.root}\n" + grid(rows), output)
 
 
 def _budget(folder: RunFolder, tally: Tally, spec: Mapping[str, Any], args: EngineArgs | None) -> BudgetState | None:

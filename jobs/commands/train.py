@@ -13,7 +13,7 @@ import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import clock_text, emit, grid, table
+from relabel.jobs.output import clock_text, emit, grid
 from relabel.manifests.errors import UsageError
 from relabel.manifests.secrets import counted
 
@@ -234,7 +234,7 @@ def _student_text(report: Report) -> str:
     rows += [("note", note) for note in manifest.notes]
     rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
-    return f"{head} {report.output}\n{table(rows)}\n\n{grid(test.figure_rows())}"
+    return f"{head} {report.output}\n{grid(rows)}\n\n{grid(test.figure_rows())}"
 
 
 # ------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def _estimated(estimate: TrainingEstimate, learned: str) -> str:
         ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{in_evaluations}"),
         ("time", took),
     ]
-    return f"Nothing was trained\n{table(rows)}"
+    return f"Nothing was trained\n{grid(rows)}"
 
 
 def _result(report: TeacherReport) -> dict[str, Any]:
@@ -366,4 +366,4 @@ def _text(report: TeacherReport) -> str:
         *(("note", note) for note in report.manifest.notes),
     ]
     head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
-    return f"{head} {report.output}\n{table(rows)}"
+    return f"{head} {report.output}\n{grid(rows)}"

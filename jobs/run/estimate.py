@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relabel.jobs.job import Job, OpenRun
-from relabel.jobs.output import table
+from relabel.jobs.output import grid
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.execution import start_engine
 from relabel.jobs.run.loop import ask_unwritten
@@ -273,7 +273,7 @@ def estimate_text(found: Estimate) -> str:
     ]
     if found.cost is not None:
         rows.append(("cost", f"{_shown(found.cost, 2)} at the price given"))
-    return table([*rows, *(("reuse", remark) for remark in found.reuse)])
+    return grid([*rows, *(("reuse", remark) for remark in found.reuse)])
 
 
 def _shown(found: Range, digits: int = 0) -> str:
@@ -324,7 +324,7 @@ def plan_text(opened: OpenRun, chunks_open: int, budget: BudgetState | None) -> 
     return (
         f"{found.name}: {'planned' if opened.was_planned_now else 'planned earlier'}, "
         f"{opened.job.spec.output}/plan.json\n"
-    ) + table(
+    ) + grid(
         [
             ("rows", f"{found.rows:,} in {counted(len(found.files), 'file')}"),
             *([("table", _table_text(opened.dataset.table))] if opened.dataset.table else []),

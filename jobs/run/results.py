@@ -12,7 +12,7 @@ from typing import Any
 from relabel.jobs import logs
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import OpenRun
-from relabel.jobs.output import table
+from relabel.jobs.output import grid
 from relabel.jobs.run.budget import AT_BUDGET, budget_so_far
 from relabel.jobs.run.canary import CanaryResult, canary_text, load_results
 from relabel.jobs.run.chunks import Live
@@ -407,7 +407,7 @@ def report_text(report: RunReport) -> str:
     rows.append(
         ("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels")
     )
-    return f"{report.name}: {verdict(report)}\n" + table(rows)
+    return f"{report.name}: {verdict(report)}\n" + grid(rows)
 
 
 def _open_rows(report: RunReport) -> list[tuple[str, str]]:
