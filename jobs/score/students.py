@@ -305,12 +305,13 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     measured = {model.provider: facts for facts in reversed(benches) for model in facts.models}
     why, refused = "named", list[str]()
     if device == OPENVINO and (precision or OPENVINO not in measured):
+        wish, held = precision, {model.precision for model in parity.models}
         try:
-            held = {model.precision for model in parity.models}
-            device, precision, refused = choose_openvino(precision, cpu_flags(), held)
+            device, precision, refused = choose_openvino(wish, cpu_flags(), held)
         except BundleError as exc:
-            raise UsageError(f"--precision {precision}: {exc}") from exc
-        why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
+            raise UsageError(f"--precision {wish}: {exc}") from exc
+        if wish is None:
+            why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
     provider = provider_here(device, option="--device", purpose=PURPOSE)
     choice = choose_precision(parity, measured.get(provider), provider, precision, why)
     return choice._replace(reason="; ".join([choice.reason, *refused]))

@@ -47,6 +47,7 @@ def test_the_loader_and_score_take_it_in_openvino_on_a_cpu_with_vnni(
     choice = students.choose(str(bundle), "openvino", None)
     assert (student.provider, student.precision) == (choice.provider, choice.precision) == ("openvino", STATIC)
     assert choice.reason.startswith("this CPU has VNNI")
+    assert students.choose(str(bundle), "openvino", "fp32").reason.startswith("named")
 
 
 @pytest.mark.parametrize("source", ["lineage", "file"])
