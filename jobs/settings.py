@@ -27,18 +27,13 @@ from relabel.manifests.files import is_url
 from relabel.manifests.secrets import STORAGE_KEY, keep_secret, names_secret, secret_in, texts_in
 from relabel.manifests.specs import (
     DRAFT,
-    CascadeSpec,
-    Columns,
     EngineSpec,
-    InputSpec,
     JobSpec,
     ObjectSchema,
     PathMark,
     Schema,
     Spec,
     nearest,
-    of_model,
-    one_or_many,
     referred,
     secret_variables,
 )
@@ -321,10 +316,6 @@ def job_schema() -> Schema:
         definitions.pop(unused, None)
     job.offer("labeler", oneOf=referred(definitions, "labeler", labeler_schemas(definitions)))
     job.offer("engine", oneOf=referred(definitions, "engine", engine_schemas(EngineSpec, definitions)))
-    one_or_many(of_model(definitions, InputSpec, "path"))
-    one_or_many(job.keys["reuse"])
-    one_or_many(of_model(definitions, CascadeSpec, "cheap"))
-    one_or_many(of_model(definitions, Columns, "document"))
     return {"$schema": DRAFT, "title": "relabel job", "$defs": definitions, **job.values}
 
 

@@ -262,37 +262,29 @@ class KeyIndex:
     """
 
     def __init__(self, keys_R2: np.ndarray, values_R: np.ndarray) -> None:
-        order_R = np.argsort(keys_R2[:, 0], kind="stable")
-        high_R, low_R, values_R = keys_R2[order_R, 0], keys_R2[order_R, 1], values_R[order_R]
-        # Of rows with one key the first stays. Where the first halves agree and the second do not (once in 2^32 keys
-        # squared), all stay.
-        is_again_R = np.zeros(len(high_R), dtype=bool)
-        is_again_R[1:] = (high_R[1:] == high_R[:-1]) & (low_R[1:] == low_R[:-1])
-        self._high_R, self._low_R, self._values_R = high_R[~is_again_R], low_R[~is_again_R], values_R[~is_again_R]
+        self._keys_R, first_R = np.unique(_whole_keys(keys_R2), return_index=True)
+        self._values_R = values_R[first_R]
 
     def __len__(self) -> int:
-        return len(self._high_R)
+        return len(self._keys_R)
 
     @property
     def size_bytes(self) -> int:
-        return int(self._high_R.nbytes + self._low_R.nbytes + self._values_R.nbytes)
+        return int(self._keys_R.nbytes + self._values_R.nbytes)
 
     def find(self, keys_N2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which keys are known (bool [N]), and their values (uint64 [N], 0 where unknown)."""
-        values_N = np.zeros(len(keys_N2), np.uint64)
-        is_known_N = np.zeros(len(keys_N2), dtype=bool)
-        at_N = np.searchsorted(self._high_R, keys_N2[:, 0])
-        left_N = np.flatnonzero(at_N < len(self))
-        while len(left_N):  # one pass, and one more for every pair of keys whose first halves agree
-            left_N = left_N[self._high_R[at_N[left_N]] == keys_N2[left_N, 0]]
-            hit_N = self._low_R[at_N[left_N]] == keys_N2[left_N, 1]
-            found_N = left_N[hit_N]
-            is_known_N[found_N] = True
-            values_N[found_N] = self._values_R[at_N[found_N]]
-            left_N = left_N[~hit_N]
-            at_N[left_N] += 1
-            left_N = left_N[at_N[left_N] < len(self)]
-        return is_known_N, values_N
+        if not len(self):
+            return np.zeros(len(keys_N2), dtype=bool), np.zeros(len(keys_N2), np.uint64)
+        keys_N = _whole_keys(keys_N2)
+        at_N = np.minimum(np.searchsorted(self._keys_R, keys_N), len(self) - 1)
+        is_known_N = self._keys_R[at_N] == keys_N
+        return is_known_N, np.where(is_known_N, self._values_R[at_N], 0)
+
+
+def _whole_keys(keys_N2: np.ndarray) -> np.ndarray:
+    """Both halves of each key as 16 bytes, which numpy sorts and compares."""
+    return np.ascontiguousarray(keys_N2).view("S16").reshape(-1)
 
 
 class KnownLabels:

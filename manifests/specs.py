@@ -66,7 +66,9 @@ PatternText = Annotated[str, PathMark.PATTERN]
 ModelText = Annotated[str, PathMark.MODEL]
 
 
-OneOrMany = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+OneOrMany = BeforeValidator(
+    lambda value: (value,) if isinstance(value, str) else value, json_schema_input_type=str | tuple[str, ...]
+)
 """A single text is taken for a list of one."""
 
 
@@ -647,25 +649,6 @@ class ObjectSchema:
     def require(self, key: str) -> None:
         """Not to be left out."""
         self.values["required"] = sorted({*self.values["required"], key})
-
-
-def of_model(definitions: dict[str, Schema], model: type[BaseModel], key: str) -> Schema:
-    """The schema of a key of a model that is among the definitions."""
-    found: Schema = definitions[model.__name__]["properties"][key]
-    return found
-
-
-def one_or_many(field: Schema) -> None:
-    """A single string is taken for a list of one."""
-    many = {name: field.pop(name) for name in ("type", "items") if name in field}
-    field.update(anyOf=[{"type": "string"}, many])
-
-
-def path_or_each(field: Schema) -> Schema:
-    """In a list of sources a path is taken for one; what one source may be."""
-    source: Schema = {"anyOf": [{"type": "string"}, field["items"]]}
-    field.update(items=source)
-    return source
 
 
 def referred(definitions: dict[str, Schema], kind: str, models: dict[str, Schema]) -> list[Schema]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from relabel.distill.training.spec import (
     DevSplit,
@@ -25,13 +25,11 @@ from relabel.manifests.specs import (
     Columns,
     ModelText,
     ObjectSchema,
+    OneOrMany,
     PathText,
     PatternText,
     Schema,
     Spec,
-    of_model,
-    one_or_many,
-    path_or_each,
 )
 
 # ------------------------------------------------------------------------------
@@ -233,15 +231,10 @@ class LossSection(Spec):
 class PairsSource(Spec):
     """Where the texts of a label file's rows are."""
 
-    path: tuple[PatternText, ...]
+    path: Annotated[tuple[PatternText, ...], OneOrMany]
     """Parquet file, folder, glob or a list; a label's `row_id` is a row's place in them."""
     columns: Columns = Columns()
     """Their columns."""
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _one_path_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 class LabelSource(Spec):
@@ -333,7 +326,9 @@ class DistillSpec(Spec):
 
     name: ModelName
     """Name of the student: letters, digits, dot, dash and underscore."""
-    labels: tuple[LabelSource, ...]
+    labels: Annotated[
+        tuple[LabelSource, ...], BeforeValidator(as_sources, json_schema_input_type=tuple[str | LabelSource, ...])
+    ]
     """What to learn from: paths, or mappings with a path and a weight. May be empty if there is gold."""
     gold: GoldSource | None = None
     """Trusted grades."""
@@ -361,11 +356,6 @@ class DistillSpec(Spec):
     """For each URL scheme, options of its fsspec filesystem, for all paths of the spec. Secrets, as in a job: never
     written.
     """
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _paths_are_sources(cls, value: Any) -> Any:
-        return as_sources(value)
 
     @field_validator("require")
     @classmethod
@@ -404,7 +394,4 @@ def student_schema() -> Schema:
     """JSON Schema (draft 2020-12) that accepts the keys and short forms that the spec accepts."""
     definitions: dict[str, Schema] = {}
     student = ObjectSchema(DistillSpec, definitions)
-    path_or_each(student.keys["labels"])
-    one_or_many(of_model(definitions, PairsSource, "path"))
-    one_or_many(of_model(definitions, Columns, "document"))
     return {"$schema": DRAFT, "$defs": definitions, **student.values, "title": "relabel student"}

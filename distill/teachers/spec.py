@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from relabel.distill.students.spec import GoldSource
 from relabel.distill.teachers.watch import WatchSection
@@ -34,9 +34,6 @@ from relabel.manifests.specs import (
     PathText,
     Schema,
     Spec,
-    of_model,
-    one_or_many,
-    path_or_each,
     referred,
     unknown_name,
     validate_spec,
@@ -118,17 +115,15 @@ class SftGold(GoldSource):
 class SftData(Spec):
     """What is learned from: answers of runs, or gold alone."""
 
-    runs: tuple[RunSource, ...] = ()
+    runs: Annotated[
+        tuple[RunSource, ...],
+        BeforeValidator(as_sources, json_schema_input_type=str | RunSource | tuple[str | RunSource, ...]),
+    ] = ()
     """Finished runs of one labeler: paths, or mappings with a path."""
     gold: SftGold | None = None
     """Trusted grades, or sets of chunks."""
     answer: Literal["whole", "preliminary"] = "whole"
     """`whole`: the answer as the labeler reads it. `preliminary`: its first grade alone (Graph-GRPO's first stage)."""
-
-    @field_validator("runs", mode="before")
-    @classmethod
-    def _paths_are_sources(cls, value: Any) -> Any:
-        return as_sources(value)
 
     @model_validator(mode="after")
     def _there_is_something(self) -> SftData:
@@ -627,9 +622,4 @@ def teacher_schema() -> Schema:
         methods.append(spec.values)
     for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):
         definitions.pop(unused, None)
-    for runs in (model["properties"].get("runs") for model in definitions.values() if "properties" in model):
-        if runs is not None:  # one source is a list of one
-            source = path_or_each(runs)
-            runs.update(anyOf=[*source["anyOf"], {name: runs.pop(name) for name in ("type", "items")}])
-    one_or_many(of_model(definitions, Columns, "document"))
     return {"$schema": DRAFT, "title": "relabel teacher", "oneOf": methods, "$defs": definitions}

@@ -315,11 +315,11 @@ def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray,
     for query, rows in enumerate(rows_by_group(query_N, num_queries)):
         agreed_3 = np.zeros(3)
         for some in np.array_split(rows, 1 + len(rows) ** 2 // PAIRS_AT_A_TIME):
-            first, second = (np.sign(np.subtract.outer(score_N[some], score_N[rows])) for score_N in (first_N, second_N))
+            first, second = (np.sign(np.subtract.outer(one_N[some], one_N[rows])) for one_N in (first_N, second_N))
             agreed_3 += np.vdot(first, second), np.vdot(first, first), np.vdot(second, second)
         if agreed_3[1] and agreed_3[2]:
             tau_G[query] = agreed_3[0] / np.sqrt(agreed_3[1]) / np.sqrt(agreed_3[2])
-    return np.clip(tau_G, -1.0, 1.0)
+    return np.asarray(np.clip(tau_G, -1.0, 1.0))
 
 
 def rows_by_group(group_N: np.ndarray, num_groups: int) -> list[np.ndarray]:
