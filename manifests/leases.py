@@ -48,26 +48,27 @@ class LeaseRecord:
 class Lease:
     """A lock kept as an object.
 
+    A thread of its own renews it while it is held, so that a store that is slow, or hangs for one lease, costs no other
+    its renewal. The thread is a daemon and no pool's, since a pool is waited for: by its owner, and by the interpreter
+    at its exit.
+
     Args:
         key: where the lease lies.
         what: what is locked, for messages.
         ttl_s: time to live of the lease, if this process gets it.
-        keeper: renews it while it is held.
         retries: of what is done before and after it is held.
     """
 
-    def __init__(
-        self, objects: Objects, key: str, what: str, ttl_s: float, keeper: LeaseKeeper, retries: Retries
-    ) -> None:
+    def __init__(self, objects: Objects, key: str, what: str, ttl_s: float, retries: Retries) -> None:
         self.key = key
         self.what = what
         self._objects = objects
-        self._keeper = keeper
         self._retries = retries
         self._mine = LeaseRecord(0, f"{HERE}-{os.getpid()}", secrets.token_hex(8), ttl_s)
         self._tag: str | None = None
         self._renewed_s = 0.0
         self._guard = threading.Lock()
+        self._let_go = threading.Event()
         self.is_lost = False
 
     @property
@@ -97,7 +98,8 @@ class Lease:
                     raise
                 time.sleep(random.uniform(*WAIT_S))
                 continue
-            self._keeper.add(self)
+            self._let_go = threading.Event()
+            threading.Thread(target=self._keep, args=(self._let_go,), name="lease", daemon=True).start()
             return
 
     def renew(self) -> None:
@@ -117,21 +119,14 @@ class Lease:
                 )
             except RelabelError as exc:
                 logger.warning("%s: its lease could not be renewed (%s)", self.what, exc)
-            finally:  # whatever a renewal failed of
-                self.mind_time()
-
-    def mind_time(self) -> None:
-        """Set `is_lost` if no renewal came through for the whole time to live: anybody may have
-        taken the lease over.
-        """
-        if time.monotonic() - self._renewed_s > self.ttl_s:
-            self.is_lost = True
+            finally:  # whatever a renewal failed of, another may have taken the lease over by now
+                self.is_lost = self.is_lost or time.monotonic() - self._renewed_s > self.ttl_s
 
     def release(self) -> None:
         """Mark the lease as free, so that nobody waits for its death; safe to call twice. The epoch stays: it only
         rises.
         """
-        self._keeper.remove(self)
+        self._let_go.set()
         with self._guard:
             tag, self._tag = self._tag, None
             if tag is None or self.is_lost:
@@ -146,6 +141,13 @@ class Lease:
         """Whether anybody holds it now."""
         found = self._read()
         return found is not None and not self._is_free(found[0])
+
+    def _keep(self, let_go: threading.Event) -> None:
+        while not let_go.wait(self.ttl_s / 3):
+            try:
+                self.renew()
+            except Exception:  # nobody waits for this thread: it says so itself, and `renew` counted the time
+                logger.exception("%s: its lease could not be renewed", self.what)
 
     def _take(self) -> None:
         found = self._read()
@@ -209,72 +211,3 @@ class Lease:
             )
         except FileNotFoundError:
             return True
-
-
-class LeaseKeeper:
-    """Renews the leases of one process, from a thread that lives while any is held.
-
-    Each renewal in a thread of its own: were they made one after the other, a store that takes two seconds for a reply
-    would lose a worker with thirty shards all of them, and one renewal that hangs would take the others along. The
-    threads are daemons and no pool's, since a pool is waited for: by its owner, and by the interpreter at its
-    exit. A lease has one renewal under way at most.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[Lease, float] = {}
-        self._under_way: set[Lease] = set()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, lease: Lease) -> None:
-        """Keep a lease alive from now on."""
-        with self._changed:
-            self._held[lease] = time.monotonic() + lease.ttl_s / 3
-            self._changed.notify()
-            if self._thread is None:
-                thread = threading.Thread(target=self._keep, name="leases", daemon=True)
-                thread.start()
-                self._thread = thread
-
-    def remove(self, lease: Lease) -> None:
-        """Let a lease be."""
-        with self._changed:
-            self._held.pop(lease, None)
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Wait for the thread that renews the leases to end, if none is held; not for renewals."""
-        with self._changed:
-            thread = None if self._held else self._thread
-        if thread is not None:
-            thread.join()
-
-    def _keep(self) -> None:
-        with self._changed:
-            while self._held:
-                now = time.monotonic()
-                for lease, when in list(self._held.items()):
-                    if when <= now:
-                        self._held[lease] = now + lease.ttl_s / 3
-                        if lease not in self._under_way:
-                            self._begin(lease)
-                self._changed.wait(min(self._held.values()) - now)
-            self._thread = None
-
-    def _begin(self, lease: Lease) -> None:
-        self._under_way.add(lease)
-        try:
-            threading.Thread(target=self._renew, args=(lease,), name="lease", daemon=True).start()
-        except RuntimeError as exc:  # the machine has no thread left; there may be one a third of the time later
-            self._under_way.discard(lease)
-            logger.warning("%s: its lease could not be renewed (%s)", lease.what, exc)
-            lease.mind_time()
-
-    def _renew(self, lease: Lease) -> None:
-        try:
-            lease.renew()
-        except Exception:  # nobody waits for this thread: it says so itself, and `renew` counted the time
-            logger.exception("%s: its lease could not be renewed", lease.what)
-        finally:
-            with self._changed:
-                self._under_way.discard(lease)

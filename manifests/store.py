@@ -45,7 +45,7 @@ from relabel.manifests.files import (
     scheme_of,
     translate_errors,
 )
-from relabel.manifests.leases import Lease, LeaseKeeper
+from relabel.manifests.leases import Lease
 from relabel.manifests.objects import (
     CheckFirstObjects,
     ConditionFailedError,
@@ -520,7 +520,6 @@ class ObjectStore:
         self._probe = probe
         self._is_proven = single_writer
         self._guard = threading.Lock()
-        self._keeper = LeaseKeeper()
         self._logs: dict[str, _Log] = {}
         self._log_parts: dict[str, int] = {}
 
@@ -722,8 +721,7 @@ class ObjectStore:
             self._write_log(name, held)
 
     def close(self) -> None:
-        """Write out the logs, and wait for the thread that renewed leases if none is held any more."""
-        self._keeper.close()
+        """Write out the logs."""
         for name, held in list(self._logs.items()):
             self._write_log(name, held)
 
@@ -739,7 +737,7 @@ class ObjectStore:
             replace(self._retries, tries=3).call(put, f"{self.root}/{own}: writing it")
 
     def _lease(self, name: str, what: str) -> Lease:
-        return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._keeper, self._retries)
+        return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._retries)
 
     def _key(self, name: str) -> str:
         return "/".join((self._prefix, *parts_of(name, self.root)))

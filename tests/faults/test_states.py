@@ -112,7 +112,7 @@ class Worker:
             if isinstance(lock, FileLock):
                 lock.release()
             else:
-                lock._keeper.remove(lock)
+                lock._let_go.set()
 
 
 class Seen(NamedTuple):

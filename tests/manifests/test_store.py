@@ -25,7 +25,7 @@ from relabel.manifests import objects as retries
 from relabel.manifests import store as store_module
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError, StoreUnreachableError
 from relabel.manifests.files import LEASE_S, RETRY_S, Storage, remove_abandoned
-from relabel.manifests.leases import Lease, LeaseKeeper
+from relabel.manifests.leases import Lease
 from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError
 from relabel.manifests.secrets import redacted, secret_in
 from relabel.manifests.store import PROBE_NAME, LocalRunStore, ObjectRunStore, open_run_store, read_url, shard_lock
@@ -290,26 +290,11 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
 
 
-class SleepingKeeper(LeaseKeeper):
-    """Keeps nothing alive: its holders are asleep, or renew when the test says so."""
-
-    def add(self, lease: Lease) -> None:
-        pass
-
-
 RETRIES = Retries(120.0)
 
 
-def lease_on(objects: MemoryObjects, keeper: LeaseKeeper | None = None, *, ttl_s: float = 60.0) -> Lease:
-    return Lease(objects, KEY, "shard 0", ttl_s, keeper or SleepingKeeper(), RETRIES)
-
-
-@pytest.fixture
-def keeper() -> Iterator[LeaseKeeper]:
-    found = LeaseKeeper()
-    yield found
-    found.close()
-    assert "leases" not in [thread.name for thread in threading.enumerate()]
+def lease_on(objects: MemoryObjects, *, ttl_s: float = 60.0) -> Lease:
+    return Lease(objects, KEY, "shard 0", ttl_s, RETRIES)
 
 
 def test_of_many_takers_one_gets_a_free_lease_and_one_a_dead_one() -> None:
@@ -412,7 +397,7 @@ def test_a_holder_that_can_not_renew_for_its_whole_time_counts_itself_out(monkey
     assert lease.is_lost
 
 
-def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_renewal(keeper: LeaseKeeper) -> None:
+def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_renewal() -> None:
     """Two dozen shards, a reply takes half of the time between two renewals: one after the other, a round would take
     four lives.
     """
@@ -429,7 +414,7 @@ def test_a_slow_store_and_one_that_hangs_for_a_lease_cost_no_other_lease_its_ren
                 time.sleep(slow_s)
 
     objects = MemoryObjects(slow)
-    held = [Lease(objects, key, key, ttl_s, keeper, RETRIES) for key in [*map(str, range(24)), "hangs"]]
+    held = [Lease(objects, key, key, ttl_s, RETRIES) for key in [*map(str, range(24)), "hangs"]]
     for lease in held:
         lease.acquire()
     time.sleep(2.5 * ttl_s)
@@ -464,11 +449,11 @@ class Hanging:
 def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     script = """
 import sys
-from relabel.manifests.leases import Lease, LeaseKeeper
+from relabel.manifests.leases import Lease
 from tests.manifests.memory_objects import MemoryObjects
 from tests.manifests.test_store import RETRIES, Hanging
 faults = Hanging("x")
-Lease(MemoryObjects(faults), "x", "x", 0.3, LeaseKeeper(), RETRIES).acquire()
+Lease(MemoryObjects(faults), "x", "x", 0.3, RETRIES).acquire()
 assert faults.hangs.wait(20.0)
 sys.exit(7)
 """
