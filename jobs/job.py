@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from relabel.jobs import logs
 from relabel.jobs.downloads import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
 from relabel.labelers.engines.checkpoints import TokenizerFolder, prompt_encoder, tokenizer_folder
@@ -25,21 +24,16 @@ from relabel.manifests.asks import Engine
 from relabel.manifests.cascade import Cascade, open_cascade
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage, is_url, place_of
-from relabel.manifests.inputs import Dataset, Known, open_dataset
+from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import CASCADE_COLUMNS, Reads
 from relabel.manifests.manifest import MANIFEST_NAME
 from relabel.manifests.models import DAY, day_of, may_say_day
 from relabel.manifests.plan import (
     BY_CONTENT,
     PLAN_NAME,
-    KnownInputs,
     Plan,
     check_plan,
-    files_written_since,
     fingerprint_parts,
-    known_dataset,
-    known_file,
-    load_known,
     load_plan,
     shard_row_ids,
     template_name,
@@ -90,18 +84,16 @@ class Job:
         """What its labeler looks at."""
         return self.labeler.reads
 
-    def open_dataset(self, known: Known | None = None) -> Dataset:
+    def open_dataset(self) -> Dataset:
         """Find the input and check its columns.
 
-        Args:
-            known: see `open_dataset`.
         Raises:
             ConfigError: the output lies inside the input, where the labels would be read as more input.
             InputError: see `open_dataset`.
         """
         for path in self.spec.input.path:
             self.refuse_output_inside(path, "input.path")
-        return open_dataset(self.spec.input, self.storage, reads=self.reads, known=known)
+        return open_dataset(self.spec.input, self.storage, reads=self.reads)
 
     def refuse_output_inside(self, path: str, key: str) -> None:
         """Raise where the labels would be read as input.
@@ -420,13 +412,12 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     run, job_as_given = job.spec.run, job
     store = open_run_store(job.spec.output, job.storage, single_writer=run.single_writer)
     plan = load_plan(store)
-    known = None if plan is None else load_known(store, plan)
     if plan is not None:
         job = _at_planned_snapshot(job, plan)
     else:
         job.model_digest()  # which fetches the model
     job = job.at_day_of(plan)
-    dataset = _open_dataset(job, plan, known)
+    dataset = job.open_dataset()
     if dataset.table is not None:
         job = _at_snapshot(job, dataset.table.snapshot)
     parts, cascade = job.parts(dataset), None
@@ -452,7 +443,6 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         plan, more_files = make_plan(
             dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
         )
-        more_files |= known_file(dataset, plan, job.spec.input, job.reads)
         templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
         more_files |= {template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)}
         if may_write:
@@ -470,9 +460,6 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         output=job.spec.output,
         template=lambda digest: TEMPLATES_READ.get(digest) or read_if_there(store, template_name(digest)),
     )
-    for path in () if known is None else files_written_since(known, plan, dataset):
-        note = f"{path}: written since it was planned; it is taken as unchanged by its size and footer"
-        logs.say(note, level="warning", event="input")
     return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now, cascade)
 
 
@@ -499,10 +486,3 @@ def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
 def _at_snapshot(job: Job, snapshot: int) -> Job:
     read = job.spec.input.model_copy(update={"snapshot": snapshot})
     return replace(job, spec=job.spec.model_copy(update={"input": read}))
-
-
-def _open_dataset(job: Job, plan: Plan | None, known: KnownInputs | None) -> Dataset:
-    """Find the input; where a listing shows it as it was planned, its footers need no further look."""
-    if plan is None or known is None:
-        return job.open_dataset()
-    return job.open_dataset(lambda listed: known_dataset(known, plan, job.spec.input, listed, job.storage, job.reads))

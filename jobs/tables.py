@@ -269,7 +269,7 @@ def translate_polars_errors(path: str) -> Iterator[None]:
 def _files(path: str, role: str, storage: Storage) -> list[str]:
     if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
         raise InputError(f"{path} ({role}): no such file or folder (working directory: {Path.cwd()}).")
-    files = [file.path for file in list_files(path, storage)]
+    files = list_files(path, storage)
     if not files:
         raise InputError(
             f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."

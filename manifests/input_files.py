@@ -1,9 +1,8 @@
-"""The files of an input: which ones a folder, a glob or a URL names, in what order, and a stamp of each."""
+"""The files of an input: which ones a folder, a glob or a URL names, and in what order."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fnmatch
 import glob
 import itertools
@@ -20,8 +19,6 @@ from fsspec.utils import glob_translate
 
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, check_kind, filesystem_of, is_url, out_of_files, scheme_of
-from relabel.manifests.objects import Objects
-from relabel.manifests.records import file_stamp
 from relabel.manifests.secrets import oddity_of, shortened, shown
 from relabel.manifests.specs import TableFormat
 from relabel.manifests.store import ObjectStore, objects_of
@@ -64,12 +61,6 @@ def _first_line(exc: Any) -> str:
 
 # ------------------------------------------------------------------------------
 # By what a file is known to be as it was, without reading it.
-
-
-def stamps_below(folder: str, where: str, objects: Objects, storage: Storage) -> dict[str, str]:
-    """The keys below that of a folder, each with its tag."""
-    found = ObjectStore(objects, folder, storage, root=where).etags("")
-    return {f"{folder}/{name}": tag for name, tag in found.items()}
 
 
 def stamp_of(path: str) -> tuple[int, int, int] | None:
@@ -149,7 +140,7 @@ def refuse_tables(paths: Iterable[str], tables: Mapping[str, TableFormat], shown
 
 
 # ------------------------------------------------------------------------------
-# The files of `input.path`: which, in what order, and a stamp of each from the listing alone.
+# The files of `input.path`: which, and in what order.
 #
 # Folders and globs are taken in name order. What is data in a folder, and what is left out, is in
 # `input_folders.py`.
@@ -163,28 +154,16 @@ else is data: it is read, or an error names it, since a file that is passed over
 """
 
 
-class ListedFile(NamedTuple):
-    """A file as a listing shows it.
-
-    Args:
-        stamp: changes whenever the file is written: by URL its ETag, on a disk its device, inode, size and times; None
-            where no listing shows one.
-    """
-
-    path: str
-    stamp: str | None
-
-
 class Listing(NamedTuple):
     """The files of a path in name order, and how many names in its folders each rule left out
     (`input_folders.Folder`).
     """
 
-    files: list[ListedFile]
+    files: list[str]
     left_out: Counter[str]
 
 
-def list_files(pattern: str, storage: Storage) -> list[ListedFile]:
+def list_files(pattern: str, storage: Storage) -> list[str]:
     """The Parquet files of a file, folder or glob, in name order; see `list_input`."""
     return list_input(pattern, storage).files
 
@@ -196,31 +175,9 @@ def list_input(pattern: str, storage: Storage) -> Listing:
         InputError: a plain path that does not exist, a folder that holds what can't be read, or one of a table.
     """
     found = _list_url(pattern, storage) if is_url(pattern) else _list_local(pattern)
-    for file in found.files:
-        check_name(file.path)
-    return found
-
-
-def list_named(paths: Sequence[str], folder: str, storage: Storage) -> list[ListedFile]:
-    """Files whose names are known, all below one folder, in their order; by URL from one listing of it.
-
-    Raises:
-        FileNotFoundError: the first that is not there.
-    """
-    for path in paths:
+    for path in found.files:
         check_name(path)
-    if not is_url(folder):
-        found = {path: Path(path).stat() for path in paths}
-        for path, stat in found.items():
-            check_kind(path, stat)
-        return [ListedFile(path, file_stamp(found[path])) for path in paths]
-    objects, root = objects_of(folder, storage)
-    stamps = stamps_below(root, folder, objects, storage)
-    keys = [root + path.removeprefix(folder) for path in paths]
-    if (missing := next((path for path, key in zip(paths, keys, strict=True) if key not in stamps), None)) is not None:
-        raise FileNotFoundError(errno.ENOENT, "no such object", missing)
-    is_sure = objects.has_atomic_conditions  # see `_list_url`
-    return [ListedFile(path, stamps[key] if is_sure else None) for path, key in zip(paths, keys, strict=True)]
+    return found
 
 
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
@@ -258,9 +215,8 @@ def _list_local(pattern: str) -> Listing:
         if path.is_dir():
             return _Walk([]).listing("" if path == Path() else str(path))
         if path.exists() or path.is_symlink():
-            found = path.stat()
-            check_kind(pattern, found)
-            return Listing([ListedFile(pattern, file_stamp(found))], Counter())
+            check_kind(pattern, path.stat())
+            return Listing([pattern], Counter())
     if not glob.has_magic(pattern):
         raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
     parts = [part for part in pattern.split("/") if part]
@@ -280,7 +236,7 @@ class _Walk:
         self._parts = [*parts, "*"] if parts and parts[-1] == "**" else [*parts]
         self._matches = [re.compile(fnmatch.translate(part)).match for part in self._parts]
         self._whole = len(self._parts)
-        self._files: list[ListedFile] = []
+        self._files: list[str] = []
         self._left_out: Counter[str] = Counter()
         self._waiting: list[tuple[str, set[int]]] = []
 
@@ -316,8 +272,7 @@ class _Walk:
                 else:
                     again.append((first, folder))
         self._files.sort()
-        paths = [file.path for file in self._files]
-        own = {path.rpartition("/")[0] + "/" for path in paths}
+        own = {path.rpartition("/")[0] + "/" for path in self._files}
         held = {above for folder in own for above in folders_above(folder)}
         if twice := [both for both in again if both[0] in held]:
             raise InputError(
@@ -329,7 +284,7 @@ class _Walk:
                     f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
                     "it again, or remove it."
                 )
-        refuse_tables(paths, tables)
+        refuse_tables(self._files, tables)
         return Listing(self._files, self._left_out)
 
     def _reached(self, places: set[int]) -> set[int]:
@@ -368,36 +323,33 @@ class _Walk:
             self._left_out[rule] += 1
         elif self._whole in then:
             check_kind(path, found)
-            self._files.append(ListedFile(path, file_stamp(found)))
+            self._files.append(path)
 
 
 def _list_url(pattern: str, storage: Storage) -> Listing:
     """The Parquet files of a file, folder or glob by URL, from one listing."""
     scheme = scheme_of(pattern)
     if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
-        return Listing([ListedFile(pattern, None)], Counter())
+        return Listing([pattern], Counter())
     objects, root = objects_of(pattern, storage)
     fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
     folder = root if fixed == root else fixed.rpartition("/")[0]
-    stamps = stamps_below(folder, pattern, objects, storage)
+    found = [f"{folder}/{name}" for name in ObjectStore(objects, folder, storage, root=pattern).etags("")]
     rules: set[tuple[str, str]] = set()  # what was left out by which
     if fixed == root:
-        inside = [key for key in stamps if key != root]
+        inside = [key for key in found if key != root]
         keys = [key for key in inside if _is_data(key, root, rules)] if inside else [root]
     else:
         matches = re.compile(glob_translate(root)).match
         # a folder that matches (Spark writes folders named like files) means the files in it
         keys = [
             key
-            for key in stamps
+            for key in found
             if matches(key) or (any(map(matches, folders_above(key))) and _is_data(key, folder, rules))
         ]
     full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern, storage)[0].unstrip_protocol
-    refuse_tables(keys, tables_among(stamps), full)
-    # where tags decide no condition they may be made of a size alone, and a size is no proof that a file is as it was
-    is_sure = objects.has_atomic_conditions
-    files = [ListedFile(str(full(key)), stamps.get(key) if is_sure else None) for key in sorted(keys)]
-    return Listing(files, Counter(rule for rule, _ in rules))
+    refuse_tables(keys, tables_among(found), full)
+    return Listing([str(full(key)) for key in sorted(keys)], Counter(rule for rule, _ in rules))
 
 
 def _is_data(key: str, root: str, rules: set[tuple[str, str]]) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,9 @@ from relabel.manifests import table_snapshots
 from relabel.manifests.columns import PlainParquet, check_types, folder_columns, resolve_columns
 from relabel.manifests.errors import InputError, NothingNewError
 from relabel.manifests.files import Storage, absolute_path, check_kind, is_url
-from relabel.manifests.input_files import ListedFile, left_out_text, list_input, list_named, reading
+from relabel.manifests.input_files import left_out_text, list_input, reading
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
-from relabel.manifests.records import digest_of, file_stamp
+from relabel.manifests.records import digest_of
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import TAIL_BYTES, UrlFile
@@ -57,21 +56,6 @@ def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot | None:
     if not table.files:
         raise InputError(f"{path}: snapshot {table.snapshot} has no data files. There is nothing to label.")
     return table
-
-
-def list_table(table: TableSnapshot, storage: Storage) -> list[ListedFile]:
-    """The data files of a snapshot, as their folder's listing shows them.
-
-    Raises:
-        InputError: one is not there any more.
-    """
-    try:
-        return list_named(table.paths, table.folder, storage)
-    except FileNotFoundError as exc:
-        raise InputError(
-            f"{exc.filename}: no such file, and snapshot {table.snapshot} of {table.folder} names it. Were old "
-            "snapshots expired (expire_snapshots, VACUUM)? Name a later input.snapshot."
-        ) from exc
 
 
 # ------------------------------------------------------------------------------
@@ -116,7 +100,6 @@ class Dataset:
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
         storage: how the files are reached.
-        stamps: of each file as it was opened; none if any of them has none (`ListedFile.stamp`).
         left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
             commonest first.
         reads: what the labeler reads; of its columns those that every file has.
@@ -128,7 +111,6 @@ class Dataset:
     rows: int
     group_bytes: tuple[tuple[tuple[int, int], ...], ...]
     storage: Storage = field(repr=False, compare=False)
-    stamps: tuple[str, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
     reads: Reads = QUERY_AND_DOCUMENT
     table: TableSnapshot | None = None
@@ -144,25 +126,18 @@ class Dataset:
         return self.columns.query_id, self.columns.doc_id
 
 
-Known = Callable[[list[ListedFile]], Dataset | None]
-
-
-def open_dataset(
-    spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT, known: Known | None = None
-) -> Dataset:
+def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:
     """Find the files and check the columns.
 
     Args:
         spec: the job's `input` section.
         reads: what the labeler reads; other columns are left alone.
-        known: given the files as listed, what was found earlier if they are still as they were, else None.
     Raises:
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
     """
     table = open_table(spec, storage)
-    listed, left_out = _listed(spec, storage) if table is None else (list_table(table, storage), ())
-    paths = [file.path for file in listed]
+    paths, left_out = _listed(spec, storage) if table is None else (table.paths, ())
     if not paths:
         raise InputError(
             f"input.path {', '.join(spec.path)}: no Parquet file there"
@@ -171,15 +146,12 @@ def open_dataset(
             "Give a .parquet file, a folder that holds some, or a glob."
         )
     check_single(paths, f"input.path {', '.join(spec.path)}")
-    if known is not None and (dataset := known(listed)) is not None:
-        return dataclasses.replace(dataset, left_out=left_out, table=table)
     files: list[InputFile] = []
     groups: list[tuple[tuple[int, int], ...]] = []
     columns: Columns | None = None
     found = reads
     first_types: dict[str, str] = {}
-    stamps: list[str] = []
-    for number, ((path, stamp), footer) in enumerate(zip(listed, _footers(paths, storage), strict=True)):
+    for number, (path, footer) in enumerate(zip(paths, _footers(paths, storage), strict=True)):
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if columns is None:
                 names = [*footer.schema.names, *footer.folders] if table is None else list(table.columns)
@@ -194,8 +166,6 @@ def open_dataset(
             groups.append(_group_bytes(footer, columns, found))
         used = [name for name in _read_columns(columns, found) if name in footer.folders]
         files.append(footer.file._replace(footer_sha256=_with_folders(footer.file.footer_sha256, path, used)))
-        if stamp is not None and stamp == footer.stamp:  # else it was written since it was listed
-            stamps.append(stamp)
     if columns is None:
         raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
     rows = sum(file.rows for file in files)
@@ -203,25 +173,23 @@ def open_dataset(
         raise InputError(
             f"input.path {', '.join(spec.path)}: {counted(len(files), 'file')}, no rows. There is nothing to label."
         )
-    is_stamped = len(stamps) == len(files)
     return Dataset(
         tuple(files),
         columns,
         min(rows, spec.limit or rows),
         tuple(groups),
         storage,
-        tuple(stamps) if is_stamped else (),
         left_out,
         found,
         table,
     )
 
 
-def _listed(spec: InputSpec, storage: Storage) -> tuple[list[ListedFile], tuple[tuple[str, int], ...]]:
+def _listed(spec: InputSpec, storage: Storage) -> tuple[list[str], tuple[tuple[str, int], ...]]:
     """The files of all paths, and what was left out of their folders."""
     listings = [list_input(pattern, storage) for pattern in spec.path]
     left_out = sum((listing.left_out for listing in listings), Counter[str]())
-    return [file for listing in listings for file in listing.files], tuple(left_out.most_common())
+    return [path for listing in listings for path in listing.files], tuple(left_out.most_common())
 
 
 def open_parquet(path: str, storage: Storage) -> PlainParquet:
@@ -307,12 +275,11 @@ def _names(path: str) -> list[Any]:
 
 
 class _Footer(NamedTuple):
-    """What a footer said, and the stamp of the file that it was read from."""
+    """What a footer said."""
 
     file: InputFile
     metadata: pq.FileMetaData
     schema: pa.Schema
-    stamp: str
 
     @property
     def folders(self) -> dict[str, str | None]:
@@ -337,13 +304,12 @@ def _open_footer(path: str, storage: Storage) -> _Footer:
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
         found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
-        stamp = file.tag if isinstance(file, UrlFile) else file_stamp(os.fstat(file.fileno()))
         if len(footer) - 8 - metadata.serialized_size == SIGNATURE_BYTES:
             # Arrow ends the process where it is asked about an encrypted column
             raise InputError(
                 f"{path}: has encrypted columns, and relabel takes no keys. Write it again without encryption."
             )
-        return _Footer(found, metadata, metadata.schema.to_arrow_schema(), stamp)
+        return _Footer(found, metadata, metadata.schema.to_arrow_schema())
 
 
 def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:

@@ -147,7 +147,7 @@ def test_a_probe_measures_and_leaves_the_output_with_a_plan_alone(home: Home) ->
     assert json.loads(home.kept[0].read_bytes())["rows"] % 2 == 0
     assert found["seconds"][0] > 0
     there = {one.name for one in (home.folder / "probed/out").rglob("*") if one.suffix == ".json"}
-    assert there == {"inputs.json", "plan.json"}
+    assert there == {"plan.json"}
     assert home.estimate(path)["seconds"] == found["seconds"]
     home.call("run", path)
     assert home.call("plan", path, "--probe")["estimate"]["seconds"] == [0, 0, 0]

@@ -32,7 +32,7 @@ from relabel.manifests.errors import InputError, StoreError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.objects import Found, TryAgainError
-from relabel.manifests.plan import KNOWN_NAME, ShardPlan
+from relabel.manifests.plan import ShardPlan
 from relabel.manifests.receipts import load_receipt
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.specs import InputSpec
@@ -257,12 +257,12 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, sweep: Sweep) -> None:
-    """Of a run with a canary; locks, logs and what a plan knew of the input before prove nothing."""
+    """Of a run with a canary; locks and logs prove nothing."""
     place = local_place()
     place.write(run={"max_tokens": 10_000_000}, canary=4, max_flip_rate=1.0)
     assert place.call("run --shard 1/3", "run", "verify").codes == [0, 0, 0]
     found = sorted(str(path.relative_to(place.output)) for path in Path(place.output).rglob("*.*") if path.is_file())
-    names = [name for name in found if name != KNOWN_NAME and not name.startswith(("leases/", "logs/"))]
+    names = [name for name in found if not name.startswith(("leases/", "logs/"))]
     assert {"canary", "receipts", "labels", "quarantine", "answers", "plan", "manifest.json"} <= {
         name.partition("/")[0] for name in names
     }, names
@@ -295,7 +295,6 @@ def test_a_flipped_byte_in_a_receipt_plan_or_manifest_is_never_a_traceback_nor_o
     out = Path(place.output)
     names = [
         out / "plan.json",
-        out / KNOWN_NAME,
         out / "manifest.json",
         *sorted((out / "receipts").rglob("*.json"))[:3],
     ]

@@ -206,15 +206,15 @@ def test_a_local_folder_of_a_table_is_refused_by_its_name(any_table: str, patter
 
 def test_a_table_that_is_left_out_or_not_touched_is_no_error(any_table: str, memory: Any) -> None:
     files = list(Path(any_table).rglob("*.parquet"))
-    assert [file.path for file in list_input(str(files[0]), Storage()).files] == [str(files[0])]
+    assert list_input(str(files[0]), Storage()).files == [str(files[0])]
     Path("in").mkdir()
     Path("in/_old").symlink_to(Path(any_table).absolute())
     Path("in/a.parquet").write_bytes(files[0].read_bytes())
-    assert [file.path for file in list_input("in", Storage()).files] == ["in/a.parquet"]
-    assert [file.path for file in list_input("in/*.parquet", Storage()).files] == ["in/a.parquet"]
+    assert list_input("in", Storage()).files == ["in/a.parquet"]
+    assert list_input("in/*.parquet", Storage()).files == ["in/a.parquet"]
     memory.put(any_table, "/lake/_old", recursive=True)
     memory.put("in/a.parquet", "/lake/a.parquet")
-    assert [file.path for file in list_input("memory://lake", Storage()).files] == ["memory:///lake/a.parquet"]
+    assert list_input("memory://lake", Storage()).files == ["memory:///lake/a.parquet"]
 
 
 # The log of a Delta table says what its own library says, and what relabel can't read_delta is refused by name.

@@ -55,8 +55,6 @@ def test_a_job_over_a_table_in_a_bucket_runs_and_is_verified(
     assert relabel("run", str(path)).code == 0
     assert relabel("verify", str(path)).code == 0
     assert relabel("run", str(path)).code == 10
-    held = json.loads(fsspec.filesystem("s3").cat(f"{s3}/out/plan/inputs.json"))
-    assert len(held["known"]["stamps"]) == 2  # of one listing: footers are read no more
     assert {file["path"].rpartition("/")[0] for file in json.loads(_plan(s3))["files"]} <= {
         table["path"],
         f"{table['path']}/data",
@@ -71,5 +69,5 @@ def _plan(s3: str) -> bytes:
 def test_an_object_that_vanished_is_named(table: dict[str, Any]) -> None:
     path = opened(table).paths[1]
     fsspec.filesystem("s3").rm(path)
-    with pytest.raises(InputError, match=rf"{path}: no such file, and snapshot \d+ of {table['path']} names it"):
+    with pytest.raises(InputError, match=f"{path}: no such file"):
         open_dataset(InputSpec(**{**table, "path": (table["path"],)}), Storage())
