@@ -278,6 +278,7 @@ def write_run_manifest(job_file: str) -> None:
         stages={},
         worker_seconds=float(len(labels)),
         engines=[],
+        engines_asked=[],
         reused_from=[],
         provenance=run.plan.parts,
         labels=labels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -24,7 +23,6 @@ from relabel.manifests.trees import NODE
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The folder of rows whose column is null, as Hive names it, and all writers after it."""
-UUID_BYTES = 16
 _EXACT_FLOAT = 2**53
 """Whole numbers below have a float64 of their own."""
 
@@ -77,9 +75,7 @@ def plain(column: pa.Array) -> pa.Array:
     """A stored column as its plain type (`plain_type`). Text that is not UTF-8 stays as it is; reading it says so."""
     kind = column.type
     if isinstance(kind, pa.UuidType):
-        return _uuid_texts(column.storage, may_be_text=False)
-    if pa.types.is_fixed_size_binary(kind) and kind.byte_width == UUID_BYTES:
-        return _uuid_texts(column, may_be_text=True)
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.large_string())
     if isinstance(kind, pa.BaseExtensionType):
         return plain(column.storage)
     if pa.types.is_dictionary(kind):
@@ -90,20 +86,6 @@ def plain(column: pa.Array) -> pa.Array:
         return column.cast(pa.large_binary()).view(pa.large_string())
     wanted = plain_type(kind)
     return column if wanted == kind else column.cast(wanted)
-
-
-def _uuid_texts(column: pa.Array, *, may_be_text: bool) -> pa.Array:
-    """16 bytes a row as UUIDs.
-
-    Args:
-        may_be_text: nothing marks them as UUIDs, so that 16 characters of printable ASCII are text. No
-            UUID of RFC 9562 is such: its ninth byte is above 127.
-    """
-    texts = []
-    for value in column.to_pylist():
-        is_text = may_be_text and value is not None and value.isascii() and value.decode().isprintable()
-        texts.append(None if value is None else value.decode() if is_text else str(uuid.UUID(bytes=value)))
-    return pa.array(texts, pa.large_string())
 
 
 def is_id_type(kind: pa.DataType) -> bool:
@@ -143,14 +125,9 @@ def id_texts(column: pa.Array, *, path: str, name: str) -> pa.Array:
         return column.cast(pa.large_string())
     except pa.ArrowInvalid as exc:
         raise InputError(
-            f"{path}: column `{name}` holds {kind}, and not all of its numbers are whole: "
-            f"{_first_fraction(column)}. Ids are text or whole numbers; store them as such."
+            f"{path}: column `{name}` holds {kind}, and not all of its numbers are whole. Ids are text or whole "
+            "numbers; store them as such."
         ) from exc
-
-
-def _first_fraction(column: pa.Array) -> Any:
-    values = (value for value in column.to_pylist() if value is not None)
-    return next((value for value in values if value != value // 1 or abs(value) >= _EXACT_FLOAT), "?")
 
 
 class PlainParquet(pq.ParquetFile):  # type: ignore[misc]

@@ -356,9 +356,6 @@ def _file_part(
     if grades.unreadable is not None:
         examples = ", ".join(map(repr, grades.unreadable.texts[:5]))
         notes.append(f"{grades.unreadable.rows:,} values of `{label}` are no whole number and are left out: {examples}")
-    if grades.odd is not None:
-        examples = ", ".join(map(repr, grades.odd.texts[:5]))
-        notes.append(f"{grades.odd.rows:,} labels are written oddly and read as the number that they are: {examples}")
     query_ids, doc_ids = (
         as_ids(columns[name], path=path, name=name) if name in columns else None for name in (by, doc)
     )

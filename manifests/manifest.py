@@ -1,4 +1,4 @@
-"""A run's `manifest.json`, and the sums of receipts that it records."""
+"""A run's `manifest.json`, the sums of receipts that it records, and ranges and limits of what a run takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from relabel.manifests import failpoints
-from relabel.manifests.costs import BudgetState
+from relabel.manifests.asks import Charge
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.receipts import FileRef, Receipt, ReusedRows, RunRows
 from relabel.manifests.records import (
@@ -73,11 +73,76 @@ def engines_differ(engines: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------
+# What a run is expected to take, and what it may spend.
+
+
+class Range(NamedTuple):
+    """A number with its 95 % interval. Exact numbers have `low == value == high`."""
+
+    low: float
+    value: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> Range:
+        return cls(value, value, value)
+
+    def __mul__(self, other: object) -> Range:  # a tuple's `*` repeats it, which no range wants
+        if isinstance(other, Range):
+            return Range(self.low * other.low, self.value * other.value, self.high * other.high)
+        assert isinstance(other, int | float)
+        return Range(self.low * other, self.value * other, self.high * other)
+
+    def plus(self, other: Range) -> Range:
+        """The sum, as if both missed in the same direction: wide rather than wrong."""
+        return Range(self.low + other.low, self.value + other.value, self.high + other.high)
+
+    def rounded(self, digits: int = 0) -> Range:
+        return Range(*(round(one, digits) for one in self))
+
+
+class Limits(NamedTuple):
+    """`run.max_tokens` and `run.max_cost`; None is no limit."""
+
+    max_tokens: int | None = None
+    max_cost: float | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self != (None, None)
+
+    def hold(self, charge: Charge) -> bool:
+        """Whether that much is within the limits."""
+        return (self.max_tokens is None or charge.tokens <= self.max_tokens) and (
+            self.max_cost is None or charge.cost <= self.max_cost
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """How much of a budget is spent, by receipts; None means no limit."""
+
+    max_tokens: int | None
+    max_cost: float | None
+    spent_tokens: int
+    spent_cost: float
+
+    @property
+    def text(self) -> str:
+        """For people, in a phrase."""
+        parts = []
+        if self.max_tokens is not None:
+            parts.append(f"{self.spent_tokens:,} of {self.max_tokens:,} tokens spent")
+        if self.max_cost is not None:
+            parts.append(f"{self.spent_cost:,.4f} of {self.max_cost:,.4f} in money spent")
+        return "; ".join(parts)
+
+
+# ------------------------------------------------------------------------------
 # A run's `manifest.json` as a record: what ran, on what, and what became of every row. Fields are in the order of
 # the JSON.
 #
-# Readers rely on the fields without a default. The others have one for manifests of an earlier relabel, which may do
-# without them.
+# Readers rely on the fields without a default.
 
 
 MANIFEST_NAME = "manifest.json"
@@ -120,26 +185,26 @@ class RunManifest:
     fingerprint: str
     plan_sha256: str | None = None
     receipts_sha256: str
-    receipts_listing_sha256: str | None = None
+    receipts_listing_sha256: str
     rows: RunRows
-    quarantined_by_status: dict[str, int] | None = None
+    quarantined_by_status: dict[str, int]
     conservation: str = ""
     failed_fraction: float = 0.0
     max_failed_fraction: float
     over_limit: bool
-    stages: dict[str, dict[str, int]] | None = None
-    worker_seconds: float | None = None
-    engines: list[dict[str, Any]] | None = None
-    engines_asked: list[dict[str, Any]] | None = None
+    stages: dict[str, dict[str, int]]
+    worker_seconds: float
+    engines: list[dict[str, Any]]
+    engines_asked: list[dict[str, Any]]
     mixed: EngineMix = EngineMix()
     canary: list[dict[str, Any]] = field(default_factory=list)
-    reused_from: list[ReusedRows] | None = None
+    reused_from: list[ReusedRows]
     provenance: dict[str, Any] = field(default_factory=dict)
     inputs: list[dict[str, Any]] = field(default_factory=list)
     spec: dict[str, Any] = field(default_factory=dict)
     labels: list[FileRef]
     quarantine: list[FileRef]
-    answers: list[FileRef] | None = None
+    answers: list[FileRef]
     merged_from: list[MergedSource] | None = field(default=None, metadata=LEFT_OUT)
     cascade: CascadeAudit | None = field(default=None, metadata=LEFT_OUT)
 
@@ -309,21 +374,9 @@ def digest_of_listing(etags: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot | None:
-    """What the receipts say by the word of a manifest that was made of them; None if an earlier relabel left a part
-    out.
-    """
-    rows, engines = manifest.rows, manifest.engines if manifest.engines_asked is None else manifest.engines_asked
-    if (
-        manifest.receipts_listing_sha256 is None
-        or manifest.quarantined_by_status is None
-        or manifest.stages is None
-        or manifest.worker_seconds is None
-        or manifest.answers is None
-        or manifest.reused_from is None
-        or engines is None
-    ):
-        return None
+def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot:
+    """What the receipts say by the word of a manifest that was made of them."""
+    rows = manifest.rows
     tally = Tally(
         rows.in_,
         rows.labelled,
@@ -338,7 +391,7 @@ def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]
         manifest.labels,
         manifest.quarantine,
         manifest.answers,
-        engines,
+        manifest.engines_asked,
         manifest.reused_from,
         manifest.receipts_sha256,
         manifest.receipts_listing_sha256,

@@ -201,9 +201,7 @@ class RunFolder:
         if believes_manifest:
             manifest = manifest or load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
-                known = snapshot_of(manifest, self.plan.num_chunks, etags)
-                if known is not None:
-                    return known
+                return snapshot_of(manifest, self.plan.num_chunks, etags)
         shards = self.plan.shards
         chunks = ((found, shards[found[0].shard].chunks[found[0].chunk]) for found in self._read_chunks(etags))
         return sum_receipts(chunks, listing_digest, etags)

@@ -467,8 +467,6 @@ PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
 READERS = 16
 LOG_EVERY_S = 60.0
 """A log is an object, and objects can't be added to: lines are kept for so long, then the whole is written again."""
-LOG_PART_CHARS = 1 << 20
-"""Then a new object is begun: what is kept in memory and written again each minute stays small."""
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
@@ -521,7 +519,6 @@ class ObjectStore:
         self._is_proven = single_writer
         self._guard = threading.Lock()
         self._logs: dict[str, _Log] = {}
-        self._log_parts: dict[str, int] = {}
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
@@ -706,17 +703,13 @@ class ObjectStore:
         return self._lease(name, name).is_alive()
 
     def log(self, name: str, text: str, *, is_end: bool = False) -> None:
-        """Add lines to a log of this process's own (its host and number are put into the name), in parts of a megabyte;
-        written every minute, at its end, and on `close`.
+        """Add lines to a log of this process's own (its host and number are put into the name); written every minute,
+        at its end, and on `close`.
         """
         with self._guard:
-            held = self._logs.setdefault(name, _Log(self._log_parts.get(name, 0)))
+            held = self._logs.setdefault(name, _Log())
             held.text += redacted(text)
-            is_full = len(held.text) > LOG_PART_CHARS
-            is_due = is_end or is_full or time.monotonic() - held.written_s > LOG_EVERY_S
-            if is_end or is_full:
-                del self._logs[name]
-                self._log_parts[name] = held.part + 1
+            is_due = is_end or time.monotonic() - held.written_s > LOG_EVERY_S
         if is_due:
             self._write_log(name, held)
 
@@ -731,8 +724,7 @@ class ObjectStore:
             data, is_news = held.text.encode("utf-8", "replace"), len(held.text) != held.written
             held.written, held.written_s = len(held.text), time.monotonic()
         if is_news:
-            part = f"-{held.part}" if held.part else ""
-            own = f"{stem}-{HERE}-{os.getpid()}{part}.{ending}"
+            own = f"{stem}-{HERE}-{os.getpid()}.{ending}"
             put = functools.partial(self._objects.put, self._key(own), data)
             replace(self._retries, tries=3).call(put, f"{self.root}/{own}: writing it")
 
@@ -813,9 +805,8 @@ class ObjectStore:
 
 @dataclass(slots=True)
 class _Log:
-    """Lines of one part of a log, how many characters of them are written, and when they were."""
+    """A log's lines, how many characters of them are written, and when they were."""
 
-    part: int
     text: str = ""
     written: int = 0
     written_s: float = field(default_factory=time.monotonic)

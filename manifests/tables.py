@@ -198,7 +198,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
 class Misread(NamedTuple):
-    """Rows of a column that are read otherwise than written: how many, the first, and its text; and all their texts."""
+    """Rows of a column that can't be read: how many, the first, and its text; and all their texts."""
 
     rows: int
     first: int
@@ -211,12 +211,10 @@ class Grades(NamedTuple):
 
     Args:
         unreadable: rows that hold something, which is no whole number; None where all could be read.
-        odd: rows whose number is written otherwise than usual; None without any.
     """
 
     values: pa.Int64Array
     unreadable: Misread | None
-    odd: Misread | None
 
     def readable(self, path: str, column: str, *, advice: str = "") -> pa.Int64Array:
         """The grades.
@@ -242,7 +240,6 @@ def read_grades(column: Column) -> Grades:
     values, code_N = distinct(column)
     found: list[int | None] = []
     unreadable: dict[int, str] = {}
-    odd: dict[int, str] = {}
     for code, value in enumerate(values):
         if type(value) is int and -(2**63) <= value < 2**63:
             found.append(value)
@@ -252,16 +249,9 @@ def read_grades(column: Column) -> Grades:
         found.append(int(float(text)) if is_number else None)
         if text and not is_number:
             unreadable[code] = text[:60]
-        elif is_number and isinstance(value, str) and value != str(found[-1]):
-            odd[code] = value
-    return Grades(
-        pa.array(found, pa.int64()).take(pa.array(code_N)), _misread(unreadable, code_N), _misread(odd, code_N)
-    )
-
-
-def _misread(texts: dict[int, str], code_N: np.ndarray) -> Misread | None:
-    """Rows by the codes of their values."""
-    if not texts:
-        return None
-    rows = np.flatnonzero(np.isin(code_N, list(texts)))
-    return Misread(len(rows), int(rows[0]), texts[int(code_N[rows[0]])], sorted(set(texts.values())))
+    misread = None
+    if unreadable:
+        rows = np.flatnonzero(np.isin(code_N, list(unreadable)))
+        texts = sorted(set(unreadable.values()))
+        misread = Misread(len(rows), int(rows[0]), unreadable[int(code_N[rows[0]])], texts)
+    return Grades(pa.array(found, pa.int64()).take(pa.array(code_N)), misread)

@@ -23,10 +23,9 @@ from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.counts import WorkerState, live_states
 from relabel.jobs.run.rates import left_s, left_text, read_auto
 from relabel.manifests.cascade import audit_of
-from relabel.manifests.costs import BudgetState, Range
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import Tally, load_manifest
+from relabel.manifests.manifest import BudgetState, Range, Tally, load_manifest
 from relabel.manifests.plan import PLAN_NAME, template_name
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import plain, sha256_bytes

@@ -196,7 +196,7 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
         data = (path / "manifest.json").read_bytes()
     except OSError:
         return f"its student is not at {path} any more, so nobody knows which rows trained it"
-    made_by = (one.get("details", {}).get("manifest_sha256") for one in manifest.engines or ())
+    made_by = (one.get("details", {}).get("manifest_sha256") for one in manifest.engines)
     if sha256_bytes(data) not in made_by:
         return f"the student at {path} is another one by now, so nobody knows which rows trained it"
     return _lineage(json.loads(data), seen={path.resolve()}) or f"the manifest of {path} does not say how it was split"

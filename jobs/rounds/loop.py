@@ -23,10 +23,9 @@ from relabel.jobs.run.results import RunReport
 from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.labelers.query_inputs import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints
-from relabel.manifests.costs import BudgetState
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import MANIFEST_NAME
+from relabel.manifests.manifest import MANIFEST_NAME, BudgetState
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
 from relabel.manifests.records import checked, readable_json
 from relabel.manifests.run import RunLabels, open_run_labels, read_labels

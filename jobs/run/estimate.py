@@ -23,10 +23,10 @@ from relabel.jobs.run.results import engine_text
 from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.manifests.asks import Answer, Ask, Request
-from relabel.manifests.costs import BudgetState, Range
 from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.input_files import left_out_text
 from relabel.manifests.labels import Pair
+from relabel.manifests.manifest import BudgetState, Range
 from relabel.manifests.models import day_of
 from relabel.manifests.plan import Plan, chunk_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, LabelKeys, why_nothing

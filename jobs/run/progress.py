@@ -24,8 +24,8 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.logs import redacted_streams
 from relabel.jobs.run.counts import ASKED, Progress
 from relabel.jobs.run.rates import left_s, left_text
-from relabel.manifests.costs import Range
 from relabel.manifests.errors import InputError
+from relabel.manifests.manifest import Range
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import redacted
 

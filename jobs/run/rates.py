@@ -19,7 +19,7 @@ from relabel.jobs.output import clock_text
 from relabel.jobs.run.chunks import StageSeen
 from relabel.jobs.run.counts import Progress
 from relabel.manifests.asks import EngineFacts
-from relabel.manifests.costs import Range
+from relabel.manifests.manifest import Range
 from relabel.manifests.models import DAY, default_cache_dir, write_json
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json

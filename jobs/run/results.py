@@ -23,9 +23,9 @@ from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.cascade import audit_of
-from relabel.manifests.costs import BudgetState
 from relabel.manifests.errors import GateError, RelabelError
 from relabel.manifests.manifest import (
+    BudgetState,
     CascadeAudit,
     OwnRunManifest,
     RunManifest,

@@ -245,7 +245,6 @@ def test_labels_that_are_no_number_are_left_out_and_shown(
     assert found["counts"]["without_label"] == 3
     assert found["confusion"][1] == [1, 2, 2]
     assert any("'2 of 3'" in note for note in found["notes"])
-    assert any("'1.'" in note for note in found["notes"])
 
 
 def test_the_report_is_the_one_reviewed(
