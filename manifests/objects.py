@@ -254,14 +254,20 @@ _NO_CREDENTIALS = frozenset(
         "TokenRetrievalError",
     }
 )
+_NO_PERMISSION = "no permission; check the credentials, and what they allow: docs/storage.md lists what is needed"
 _HINTS = {
+    "NoSuchBucket": "there is no such bucket; create it, or fix the URL",
     "SignatureDoesNotMatch": "the secret key is not the one of this access key",
     "InvalidAccessKeyId": "the access key is not known there",
     "ExpiredToken": "the session token has expired",
     "RequestTimeTooSkewed": "this machine's clock is off by more than the server allows; set it",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
+    "401": _NO_PERMISSION,
+    "403": _NO_PERMISSION,
+    "501": "the store does not know this kind of request; docs/storage.md says what it must know",
 }
+"""By code, else by status: why a store refuses for good, and what to do."""
 
 
 class S3Objects:
@@ -404,35 +410,21 @@ class S3Objects:
         status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         said = f"{status} {code}" if code and code != str(status) else str(status)
         place = f"{self._where.partition('://')[0]}://{key}"
-        if code == "NoSuchBucket":
-            return StoreError(f"{place}: there is no bucket {key.partition('/')[0]!r}. Create it, or fix the URL.")
         if status == 412 or code == "PreconditionFailed":
             return ConditionFailedError(key)
-        if status == 404:
+        if status == 404 and code not in _HINTS:
             return FileNotFoundError(place)
         if status == 507 or code in _FULL_CODES:
             return DiskFullError(
                 f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or "
-                "raise the quota, and run "
-                "the same command again."
+                "raise the quota, and run the same command again."
             )
         if code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS):
             return TryAgainError(said)
         if status == 416:
             return EOFError(place)
-        if code in _HINTS:
-            return StoreError(f"{place}: refused ({said}): {_HINTS[code]}.")
-        if status in (401, 403):
-            return StoreError(
-                f"{place}: no permission ({said}). Check the credentials, and what they allow; docs/storage.md lists "
-                "what is needed."
-            )
-        if status == 501:
-            return StoreError(
-                f"{place}: the store does not know this kind of request ({said}). docs/storage.md says what it must "
-                "know."
-            )
-        return StoreError(f"{place}: the store refuses ({said}).")
+        hint = _HINTS.get(code) or _HINTS.get(str(status))
+        return StoreError(f"{place}: refused ({said})" + (f": {hint}." if hint else "."))
 
     def _meaning_without_reply(self, exc: Exception, key: str) -> Exception:
         name = type(exc).__name__

@@ -267,7 +267,7 @@ def test_a_bucket_that_is_not_there_and_a_wrong_secret_are_reported(
     s3_server: seaweed.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seaweed.lead_to(s3_server.environment, monkeypatch)
-    with pytest.raises(StoreError, match="no bucket"):
+    with pytest.raises(StoreError, match="no such bucket"):
         list(open_bundle_store("s3://not-there-at-all/x", Storage()).entries("a"))
     seaweed.lead_to(seaweed.environment(s3_server.url, secret="wrong"), monkeypatch)
     with pytest.raises(StoreError, match="secret key") as caught:
