@@ -146,7 +146,6 @@ def refuse_tables(paths: Iterable[str], tables: Mapping[str, TableFormat], shown
 # `input_folders.py`.
 
 
-RULES_SHOWN = 6
 PARQUET_SUFFIXES = (".parquet", ".pq")
 HIDDEN = (".", "_")
 """Names that begin so are left out of a folder (what writers leave), and files of other suffixes than Parquet's. All
@@ -182,10 +181,7 @@ def list_input(pattern: str, storage: Storage) -> Listing:
 
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
     """What rules left out, in a few words."""
-    counts = [f"{count:,} {rule}" for rule, count in left_out]
-    return ", ".join(counts[:RULES_SHOWN]) + (
-        f" and {len(counts) - RULES_SHOWN} more kinds" if len(counts) > RULES_SHOWN else ""
-    )
+    return ", ".join(f"{count:,} {rule}" for rule, count in left_out)
 
 
 def check_name(path: str) -> None:

@@ -18,13 +18,12 @@ from relabel.manifests.receipts import FileRef, Receipt, ReusedRows, RunRows
 from relabel.manifests.records import (
     LEFT_OUT,
     canonical_json,
-    checked,
+    checked_version,
     fault_of,
     plain,
     sealed_json,
     sha256_bytes,
     unsealed,
-    version_of,
 )
 from relabel.manifests.store import RunStore, read_if_there
 
@@ -272,11 +271,7 @@ def load_manifest(store: RunStore) -> RunManifest | None:
     if data is None:
         return None
     try:
-        held = unsealed(data)
-        version = version_of(held)
-        if version != MANIFEST_VERSION:
-            raise ManifestError(f"{where}: written as version {version}; this relabel reads {MANIFEST_VERSION}.")
-        manifest = checked(RunManifest, held)
+        manifest = checked_version(RunManifest, unsealed(data), MANIFEST_VERSION, where)
         # raise unless its rows add up, and its files hold them
         rows = manifest.rows
         labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))

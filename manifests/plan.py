@@ -22,14 +22,13 @@ from relabel.manifests.inputs import Dataset, InputFile, changed_files
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.records import (
     canonical_json,
-    checked,
+    checked_version,
     digest_of,
     fault_of,
     plain,
     read_record,
     readable_json,
     sha256_bytes,
-    version_of,
 )
 from relabel.manifests.schemas import SCHEMA_VERSION, table_of
 from relabel.manifests.specs import Columns, TableFormat
@@ -317,11 +316,7 @@ def parse_plan(data: bytes, where: str) -> Plan:
         ManifestError: as `load_plan`.
     """
     try:
-        held = json.loads(data)
-        version = version_of(held)
-        if version != PLAN_VERSION:
-            raise ManifestError(f"{where}: written as version {version}; this relabel reads {PLAN_VERSION}.")
-        plan = checked(Plan, held)
+        plan = checked_version(Plan, json.loads(data), PLAN_VERSION, where)
         if digest_of(plan.parts) != plan.fingerprint:
             raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
         return plan

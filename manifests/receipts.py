@@ -19,14 +19,13 @@ from pydantic import Field
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.records import (
-    checked,
+    checked_version,
     digest_of,
     fault_of,
     read_in_threads,
     sealed_json,
     sha256_bytes,
     unsealed,
-    version_of,
 )
 from relabel.manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
 from relabel.manifests.secrets import redacted
@@ -187,13 +186,7 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
     try:
-        held = unsealed(store.read(name))
-        version = version_of(held)
-        if version != RECEIPT_VERSION:
-            raise ManifestError(
-                f"{store.root}/{name}: written as version {version}; this relabel reads {RECEIPT_VERSION}."
-            )
-        receipt = checked(Receipt, held)
+        receipt = checked_version(Receipt, unsealed(store.read(name)), RECEIPT_VERSION, f"{store.root}/{name}")
         for moment in (receipt.started, receipt.committed):
             datetime.fromisoformat(moment)
         for stage, counts in receipt.stages.items():

@@ -151,6 +151,19 @@ def version_of(values: Any) -> int:
     return checked(_Versioned, values).version
 
 
+def checked_version(kind: type[RecordT], values: Any, version: int, where: str) -> RecordT:
+    """`checked`, of a record of this version.
+
+    Raises:
+        ValueError: as `checked`.
+        ManifestError: another version of relabel wrote it.
+    """
+    found = version_of(values)
+    if found != version:
+        raise ManifestError(f"{where}: written as version {found}; this relabel reads {version}.")
+    return checked(kind, values)
+
+
 def plain(record: Any) -> Any:
     """A record as JSON holds it, the inverse of `checked`: dataclasses and named tuples become objects, at any depth,
     fields in order. A name that Python keeps for itself has an underscore after it here (`from_`), and none in JSON;
