@@ -170,17 +170,16 @@ def _formatted(setting: Setting, name: str, rng: random.Random) -> tuple[list[in
 def train(
     setting: Setting, name: str, folder: Path, *, steps: int, group: int = 16, rate: float = RATE, **options: Any
 ) -> Any:
-    """GRPO, two steps on each group's rollouts of 16 prompts; the trainer, with its curve."""
+    """GRPO, two steps on each group's rollouts of 16 prompts; the training, with its curve."""
     from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
+    from relabel.distill.training.loop import Training
 
     settings = RolloutTraining(
         max_steps=steps, batch_size=16 * group, accumulation=1, learning_rate=rate, schedule="constant", warmup=0,
         device="cpu", precision="fp32",
     )  # fmt: skip
     most = setting.dialogues.max_answer_tokens
-    args = grpo_arguments(
-        settings, RolloutSection(group=group, updates=2), folder, max_answer_tokens=min(most, 64), save_strategy="no"
-    )
+    args = grpo_arguments(settings, RolloutSection(group=group, updates=2), folder, max_answer_tokens=min(most, 64))
     trainer_class = CreditTrainer if "credit" in options else RolloutTrainer
     trainer = trainer_class(
         model=setting.model,
@@ -192,8 +191,9 @@ def train(
         place=TrainingPlace(folder, 1, lambda _: None, [row.name for row in setting.rows]),
         **options,
     )
-    trainer.train()
-    return trainer
+    training = Training(trainer, settings)
+    training.run()
+    return training
 
 
 def main() -> None:

@@ -39,14 +39,14 @@ class Stamps:
         self.found: list[tuple[float, float]] = []
         self.made_s = time.perf_counter()
 
+    def note(self, *_: Any, **__: Any) -> None:
+        self.found.append((time.perf_counter(), time.process_time()))
+
     def callback(self) -> Any:
         from transformers import TrainerCallback
 
-        stamps = self.found
-
         class OnStepEnd(TrainerCallback):  # type: ignore[misc]
-            def on_step_end(self, *_: Any, **__: Any) -> None:
-                stamps.append((time.perf_counter(), time.process_time()))
+            on_step_end = staticmethod(self.note)
 
         return OnStepEnd()
 
@@ -104,21 +104,18 @@ def write_setting(folder: Path, chosen: argparse.Namespace) -> None:
 
 def relabel_side(folder: Path) -> dict[str, Any]:
     """`relabel train`, as its command calls it."""
-    from relabel.distill.teachers import grpo_trainer
     from relabel.distill.teachers.spec import read_teacher_spec
     from relabel.distill.teachers.teaching import train_teacher
     from relabel.manifests.files import Storage
 
     stamps = Stamps()
-    made = grpo_trainer.RolloutTrainer.__init__
 
-    def watched(self: Any, **options: Any) -> None:
-        made(self, **options)
-        self.add_callback(stamps.callback())
+    def say(line: str) -> None:
+        if line.startswith("step ") and ", dev" not in line:
+            stamps.note()
 
-    grpo_trainer.RolloutTrainer.__init__ = watched  # type: ignore[method-assign]
     spec = read_teacher_spec(json.loads((folder / "spec.json").read_text()), where="benchmark")
-    report = train_teacher(spec, Storage(), start="restart")
+    report = train_teacher(spec, Storage(), start="restart", say=say)
     return {**stamps.per_step(), "tokens": report.manifest.data.answer_tokens}
 
 
@@ -132,7 +129,7 @@ def trl_side(folder: Path) -> dict[str, Any]:
     from relabel.distill.teachers.grpo import GrpoTeacher
     from relabel.distill.teachers.grpo_trainer import grpo_arguments
     from relabel.distill.teachers.spec import read_teacher_spec
-    from relabel.distill.teachers.trainer import check_teacher_base, load_model
+    from relabel.distill.teachers.teaching import check_teacher_base, load_model
     from relabel.manifests.files import Storage
     from relabel.manifests.models import resolve_model
 
@@ -154,8 +151,9 @@ def trl_side(folder: Path) -> dict[str, Any]:
 
     stamps = Stamps()
     args = grpo_arguments(
-        spec.train, spec.rollouts, folder / "trl", max_answer_tokens=teacher._max_answer, save_strategy="no"
-    )
+        spec.train, spec.rollouts, folder / "trl", max_answer_tokens=teacher._max_answer, save_strategy="no",
+        max_steps=spec.train.max_steps, lr_scheduler_type="linear",
+    )  # fmt: skip
     rows = Dataset.from_dict({"prompt": list(range(len(prompts)))})
     trainer = Bare(
         model=load_model(spec, base), reward_funcs=[reward], args=args, train_dataset=rows,

@@ -151,7 +151,7 @@ def by_bare_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     collator = Collator(examples, tokens, texts, pad_multiple=8)
     device = start_layers(module, spec)
     module.to(device)
-    steps = int(len(plan) * spec.train.epochs)
+    steps = int(plan.epoch_steps * spec.train.epochs)
     optimizer = torch.optim.AdamW(
         module.parameters(), lr=spec.train.learning_rate, weight_decay=spec.train.weight_decay
     )
@@ -233,7 +233,7 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from relabel.distill.students.train import Feed, StudentTraining
+    from relabel.distill.training.loop import SupervisedLearner, Training
     from relabel.distill.training.output import TrainingPlace
     from relabel.distill.training.runtime import make_accelerator
 
@@ -241,10 +241,12 @@ def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         module, texts, tokens, objective, plan = parts_of(spec, examples)
         collator = Collator(examples, tokens, texts, pad_multiple=pad_multiple_for(settings.device))
-        feed = Feed(plan, collator, None, accumulation=1)
         ends: list[float] = []
         place = TrainingPlace(Path(scratch), 1, lambda _: ends.append(time.perf_counter()), examples.names)
-        training = StudentTraining(make_accelerator(settings), module, objective, feed, settings, place)
+        learner = SupervisedLearner(
+            make_accelerator(settings), module, place, settings, plan=plan, collate=collator, step_loss=objective
+        )
+        training = Training(learner, settings)
         start_layers(module, spec)
         with Clock() as clock:
             rows_per_s = training.run().facts.rows_per_s

@@ -1,17 +1,14 @@
-"""The losses of a student, its objective L = λ_r L_r + λ_s L_s + λ_a L_a + λ_c L_c, and the optimizer that minimises
-it."""
+"""The losses of a student, and its objective L = λ_r L_r + λ_s L_s + λ_a L_a + λ_c L_c."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from relabel.distill.students.spec import NODE_HEADS, LossSection, TrainSection
+from relabel.distill.students.spec import NODE_HEADS, LossSection
 from relabel.manifests.labels import PhiTable
 
 # ------------------------------------------------------------------------------
@@ -179,6 +176,16 @@ class Objective:
             found[name] = weighted_sum(losses_B, weight_B)
         return found
 
+    def amounts(self, batch: Mapping[str, Any]) -> Tensor:
+        """Σ_i w_i by part [P]."""
+        return torch.stack([weight_B.sum() for weight_B in self.row_weights(batch).values()])
+
+    def shares(self, model: Any, batch: Mapping[str, Any], totals_P: Tensor) -> dict[str, Tensor]:
+        """A batch's share of the loss, then of its parts, of a step with these amounts."""
+        totals = dict(zip(self.weights, totals_P, strict=True))
+        sums = self.sums(model(**batch["tokens"]), batch)
+        return {"loss": self.loss(sums, totals)} | {name: sums[name].detach() / totals[name] for name in sums}
+
     def loss(self, sums: Mapping[str, Tensor], totals: Mapping[str, Tensor]) -> Tensor:
         """Σ_parts λ · Σ w·l / Σ w.
 
@@ -195,50 +202,3 @@ class Objective:
         relevance_BK, subject_BS, attribute_BA = (logits[name] for name in ("relevance", *NODE_HEADS))
         mask_KC = self._mask_KC.to(relevance_BK.device)
         return consistency(relevance_BK, subject_BS, attribute_BA, mask_KC, direction=self._spec.consistency_direction)
-
-
-# ------------------------------------------------------------------------------
-# What turns gradients into a student's next weights: AdamW by groups of parameters, and the schedule of its rate.
-
-
-NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""Parameters that weight decay leaves alone, by name; in addition to those of `nn.LayerNorm`."""
-
-
-def make_optimizer(module: Any, settings: TrainSection) -> torch.optim.AdamW:
-    """AdamW over what training changes; each group has its peak rate as `initial_lr`, the heads' after the others."""
-    norms = {id(held) for part in module.modules() if isinstance(part, nn.LayerNorm) for held in part.parameters()}
-    rates = {False: settings.learning_rate}
-    heads: set[int] = set()
-    if settings.head_learning_rate is not None:
-        rates[True] = settings.head_learning_rate
-        heads = {id(parameter) for parameter in module.heads.parameters()}
-    held: dict[tuple[bool, bool], list[Any]] = {
-        (is_head, is_plain): [] for is_head in rates for is_plain in (False, True)
-    }
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            is_plain = id(parameter) in norms or NOT_DECAYED.search(name.lower()) is not None
-            held[id(parameter) in heads, is_plain].append(parameter)
-    groups = [
-        {"params": own, "weight_decay": 0.0 if is_plain else settings.weight_decay, "initial_lr": rates[is_head]}
-        for (is_head, is_plain), own in held.items()
-    ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
-
-
-def rate_share(settings: TrainSection, step: int, steps: int) -> float:
-    """Share of the peak rate that a step has.
-
-    Args:
-        step: those done before it.
-        steps: of the whole training.
-    """
-    warmup = math.ceil(steps * settings.warmup)
-    if step < warmup:
-        return step / warmup
-    if settings.schedule == "constant":
-        return 1.0
-    if settings.schedule == "linear":
-        return (steps - step) / max(1, steps - warmup)
-    return 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / max(1, steps - warmup))))

@@ -32,8 +32,7 @@ from relabel.distill.teachers.rewards import (
 )
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, check_vllm
 from relabel.distill.teachers.spec import GraphGrpoSpec, GrpoSpec, ResRagSpec, RolloutSpec
-from relabel.distill.teachers.trainer import (
-    CheckpointTrainer,
+from relabel.distill.teachers.teaching import (
     TeacherBase,
     TeacherTrainer,
     Trained,
@@ -44,6 +43,7 @@ from relabel.distill.teachers.trainer import (
 )
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training.curves import Curve
+from relabel.distill.training.loop import Learner
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.grammars import GrammarCompiler
@@ -169,7 +169,7 @@ class GrpoTeacher(TeacherTrainer):
             self._spec,
             checkpoints,
             say,
-            lambda halvings: self._trainer(checkpoints, say, halvings, log),
+            lambda halvings: self._learner(checkpoints, say, halvings, log),
             examples="rollouts",
             keys="rollouts.at_once, train.batch_size (and raise train.accumulation as much) or train.max_tokens",
             can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
@@ -187,7 +187,7 @@ class GrpoTeacher(TeacherTrainer):
 
         return trained._replace(write_more=lambda folder: log.write(folder, step=trained.outcome.facts.steps))
 
-    def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> CheckpointTrainer:
+    def _learner(self, folder: Path, say: Callable[[str], None], halvings: int, log: RolloutLog) -> Learner:
         say("loading TRL's trainer")
         from relabel.distill.teachers.grpo_trainer import grpo_arguments
 
@@ -197,7 +197,6 @@ class GrpoTeacher(TeacherTrainer):
             self._spec.rollouts,
             folder,
             max_answer_tokens=self._max_answer,
-            has_dev=bool(self._held_out),
             halvings=halvings,
         )
         if arguments.world_size > 1:
@@ -207,7 +206,7 @@ class GrpoTeacher(TeacherTrainer):
         at_once = self._spec.rollouts.at_once
         if halvings:
             at_once = max(1, (at_once or settings.batch_size * settings.accumulation) >> halvings)
-        trainer: CheckpointTrainer = trainer_class(
+        learner: Learner = trainer_class(
             model=load_model(self._spec, self._base),
             processing_class=self._base.tokenizer,
             args=arguments,
@@ -223,12 +222,13 @@ class GrpoTeacher(TeacherTrainer):
             ),
             log=log,
             held_out=self._held_out,
+            eval_every=settings.eval_every or settings.save_every,
             patience=None if settings.early_stopping is None else settings.early_stopping.patience,
             at_once=at_once,
             watch=self._watch,
             **options,
         )
-        return trainer
+        return learner
 
     def _method(self) -> tuple[Any, dict[str, Any]]:
         """The class of the trainer, and its further arguments."""

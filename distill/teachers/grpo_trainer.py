@@ -4,8 +4,10 @@ rows. Importing it loads TRL."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import GenerationConfig, TrainerCallback
+from transformers import GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -37,16 +39,19 @@ from relabel.distill.teachers.rollouts import (
     vllm_arguments,
 )
 from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
-from relabel.distill.teachers.trainer import CheckpointTrainer, argument_values
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training import checkpoints
+from relabel.distill.training.curves import Curve
+from relabel.distill.training.loop import Choice, Learner
+from relabel.distill.training.output import TrainingPlace
+from relabel.distill.training.runtime import is_on_cpu, precision_of
+from relabel.manifests.errors import TrainingError
 
 # ------------------------------------------------------------------------------
 # A spec as TRL's arguments, and the order of prompts. Imports TRL, which takes ten seconds and more.
 
 
 _EPOCH_STRIDE = 1_000_003
-EARLY_STOPPING = "early_stopping"
 
 
 def grpo_arguments(
@@ -55,22 +60,34 @@ def grpo_arguments(
     folder: Path,
     *,
     max_answer_tokens: int,
-    has_dev: bool = False,
     halvings: int = 0,
     **changes: Any,
 ) -> GRPOConfig:
     """The spec as TRL's arguments: one generation for each optimizer step's rollouts, used `rollouts.updates` times.
+    TRL's trainer makes rollouts and their loss; steps, schedule and checkpoints are those of `Training`.
 
     Args:
         max_answer_tokens: of any one turn.
-        has_dev: whether there are held-out rows to evaluate on.
         halvings: how often the batch was halved because memory ran out; accumulation doubles as often.
         changes: further arguments of TRL.
     """
-    values = argument_values(settings, folder, halvings=halvings)
-    values |= {
+    precision = precision_of(settings)
+    accumulation = settings.accumulation << halvings
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": max(1, settings.batch_size >> halvings),
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "seed": settings.seed,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "use_cpu": is_on_cpu(settings),
+        "report_to": [],
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
         "num_generations": rollouts.group,
-        "steps_per_generation": values["gradient_accumulation_steps"],
+        "steps_per_generation": accumulation,
         "num_iterations": rollouts.updates,
         "max_completion_length": max_answer_tokens,
         "temperature": rollouts.temperature,
@@ -81,12 +98,7 @@ def grpo_arguments(
         "use_bias_correction_kl": False,
         "disable_dropout": True,
         "gradient_checkpointing": settings.gradient_checkpointing,
-        "per_device_eval_batch_size": rollouts.group,  # TRL wants a multiple of it; `dev_figures` has its own batches
     }
-    if has_dev:
-        every = settings.eval_every or settings.save_every
-        values |= {"eval_strategy": "steps", "eval_steps": every} if every else {"eval_strategy": "epoch"}
-        values |= {"metric_for_best_model": "reward", "greater_is_better": True}
     if rollouts.vllm is not None:
         values |= vllm_arguments(rollouts.vllm, max_tokens=settings.max_tokens)
     return GRPOConfig(**(values | changes))
@@ -163,16 +175,17 @@ CURVES = {
 """TRL's figures that go into the curve, and what they are called there."""
 
 
-class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # transformers and TRL are not typed
-    """GRPO over a labeler's conversations. All other arguments are GRPOTrainer's and CheckpointTrainer's.
+class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not typed
+    """GRPO over a labeler's conversations. All other arguments are GRPOTrainer's, whose own loop is not used.
 
     Args:
+        place: where checkpoints go.
         rows: what there is to train on, each with gold.
         scored: what rollouts earn.
         advantages: of rewards [N, G], a row a prompt; None leaves TRL's as they are.
         log: keeps every rollout.
-        held_out: rows to evaluate on, where the arguments say so and after the last step; the step with the best reward
-            there is kept.
+        held_out: rows to evaluate on; the step with the best reward there is kept.
+        eval_every: steps between evaluations; None is once an epoch.
         patience: evaluations without a better one after which training ends; None trains to the end.
         watch: warns of rewards that are earned without the work, and may end training.
         at_once: answers written together; None writes all of a step together.
@@ -183,38 +196,43 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
     def __init__(
         self,
         *,
+        place: TrainingPlace,
         dialogues: Dialogues,
         rows: Sequence[GoldRow],
         scored: Scored,
         advantages: Callable[[Tensor], Tensor] | None = group_advantages,
         log: RolloutLog | None = None,
         held_out: Sequence[GoldRow] = (),
+        eval_every: int | None = None,
         patience: int | None = None,
         watch: RewardWatch | None = None,
         at_once: int | None = None,
         **kwargs: Any,
     ) -> None:
+        self.place, self.eval_every = place, eval_every
+        self.choice = Choice("reward", patience) if held_out else None
         self._dialogues, self._rows, self._scored = dialogues, rows, scored
         self._advantages, self._at_once = advantages, at_once
-        self._patience, self._watch = patience, watch
+        self._held_out, self._watch = held_out, watch
         self._log_of_rollouts = log if log is not None else RolloutLog(None)
         self._rollouts: list[Rollout] = []
         self._logprobs: list[TurnLogprobs] = []
         self._scores: list[Score] = []
+        self._pending: dict[str, float] = {}
+        self._places: list[int] = []
+        self._upcoming: Iterator[Any] = iter(())
         places = Dataset.from_dict({"prompt": list(range(len(rows)))})
-        super().__init__(
-            reward_funcs=[_reward],
-            train_dataset=places,
-            eval_dataset=places,  # Trainer wants one where it evaluates; evaluations have rows of their own
-            **kwargs,
-        )
-        self._held_out = held_out
+        super().__init__(reward_funcs=[_reward], train_dataset=places, **kwargs)
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
+        self.model_wrapped = self.accelerator.prepare_model(self.model)
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self._loader = self.get_train_dataloader()
+        self.epoch_steps = len(self._loader) // self.args.gradient_accumulation_steps
 
     @property
     def group(self) -> int:
         """Rollouts of one prompt; they follow each other."""
-        return int(self.num_generations if self.model.training else self.num_generations_eval)
+        return int(self.num_generations)
 
     # rollouts and what they earn
 
@@ -225,7 +243,7 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
         except RuntimeError as exc:
             if "probability tensor" not in str(exc):  # torch.multinomial's words
                 raise
-            raise self.not_finite("probabilities of the next token are not finite", prompts) from exc
+            raise self._not_finite("probabilities of the next token are not finite", prompts) from exc
         found: dict[str, Any] = {
             "prompt_ids": [one.prompt_ids for one in self._rollouts],
             "completion_ids": [one.completion_ids for one in self._rollouts],
@@ -284,13 +302,38 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
         )
         self._pending |= answer_figures(self._rollouts, self._scores)
 
-    # the loss
+    # a step
+
+    def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
+        self.state.global_step = step  # TRL gives vLLM the weights of each step once
+        self._pending, self._places = {}, []
+        epoch, place = divmod(step, self.epoch_steps)
+        if place == 0:
+            self._upcoming = self._batches(epoch)
+        for batch in islice(self._upcoming, self.args.gradient_accumulation_steps):
+            self.training_step(self.model_wrapped, batch, None)
+        for name, known in CURVES.items():
+            values = self._metrics["train"].get(name)
+            if values:
+                self._pending[known] = sum(values) / len(values)
+        self._metrics["train"].clear()
+        return self._pending, self._places
+
+    def _batches(self, epoch: int) -> Iterator[Any]:
+        self._loader.set_epoch(epoch)
+        return iter(self._loader)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = self._loss(model, inputs)
-        if self.model.training:
-            self.note({"loss": float(loss.detach())}, inputs["place"].tolist())
+        shown, places = float(loss.detach()), inputs["place"].tolist()
+        if not math.isfinite(shown):
+            raise self._not_finite(f"the loss is not finite (loss {shown:.4g})", places)
+        self._pending["loss"] = self._pending.get("loss", 0.0) + shown
+        self._places += places
         return loss
+
+    def _not_finite(self, what: str, places: Sequence[int]) -> TrainingError:
+        return self.place.not_finite(what, places, step=self.state.global_step + 1)
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         return super()._compute_loss(model, inputs)
@@ -305,33 +348,13 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
             seed=self.args.seed,
         )
 
-    # what is written down
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self._step % self.args.gradient_accumulation_steps == 0:
-            self.begin_step(self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps)
-        return super().training_step(*args, **kwargs)
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        for name, known in CURVES.items():
-            values = self._metrics["train"].get(name)
-            if values:
-                self._pending[known] = sum(values) / len(values)
-        self._metrics["train"].clear()
-        if self._held_out and self.state.global_step >= self.state.max_steps:
-            self.control.should_evaluate = self.state.global_step not in self._evaluated_steps()
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-
-    def measured(self) -> None:
-        """Warn, once an episode."""
-        super().measured()
-        for episode in () if self._watch is None else self._watch.begun(self.curve, self.state.global_step):
-            self.place.say(f"watch: {episode}")
-
     # evaluation on held-out rows
 
-    def dev_figures(self) -> dict[str, float]:
+    def dev_figures(self, step: int) -> dict[str, float] | None:
         """What greedy answers to the held-out rows earn."""
+        if not self._held_out:
+            return None
+        self.state.global_step = step
         batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
         rollouts = []
         with greedy(self):
@@ -339,53 +362,34 @@ class RolloutTrainer(CheckpointTrainer, GRPOTrainer):  # type: ignore[misc]  # t
                 rollouts += roll_rows(self._dialogues, self._held_out[start : start + batch], self._write)
             return answer_figures(rollouts, self._scored(rollouts, self._held_out))
 
-    def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
-        """Figures on dev, added to the curve."""
-        self.model.eval()
-        found = self.dev_figures()
-        self.model.train()
-        self.curve.add(self.state.global_step, "dev", found)
-        self.reporter.send(self.curve)
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-        self.place.say(f"step {self.state.global_step}, dev: {shown}")
-        metrics = {f"eval_{name}": value for name, value in found.items()}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+    def warnings(self, curve: Curve, step: int) -> list[str]:
+        """Of rewards that are earned without the work, once an episode."""
+        return [] if self._watch is None else [f"watch: {episode}" for episode in self._watch.begun(curve, step)]
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        is_warned = self._watch is not None and self._watch.is_warned(self.curve)
-        may_be_best = not is_warned or not self.state.best_global_step  # under a warning only if nothing is better
-        is_best: bool = may_be_best and super()._determine_best_metric(metrics=metrics, trial=trial)
-        if is_best:
-            self.control.should_save = True
-        reason = self.stopped_by()
-        if reason is not None:
-            why = f"no better dev reward for {self._patience} evaluations"
-            self.place.say(f"{why if reason == EARLY_STOPPING else f'ended by {reason}'}: stopping")
-            self.control.should_training_stop = True
-        return is_best
+    def is_suspect(self, curve: Curve) -> bool:
+        """Under a warning a step is the best one only if it is the first."""
+        return self._watch is not None and self._watch.is_warned(curve)
 
-    def stopped_by(self) -> str | None:
-        if self._watch is not None and self._watch.ended_by(self.curve) is not None:
-            return "watch"
-        since_best = [step for step in self._evaluated_steps() if step > (self.state.best_global_step or 0)]
-        return EARLY_STOPPING if self._patience is not None and len(since_best) >= self._patience else None
+    def ended_by(self, curve: Curve) -> str | None:
+        return "watch" if self._watch is not None and self._watch.ended_by(curve) is not None else None
 
-    def _evaluated_steps(self) -> list[int]:
-        return [step for step, _ in self.curve.series("dev", "reward")]
-
-    def may_stop(self) -> bool:
+    def may_stop(self, step: int) -> bool:
         """After the last update on the same rollouts: those are not kept in checkpoints."""
-        return bool(self.state.global_step % self.num_iterations == 0)
+        return bool(step % self.num_iterations == 0)
 
     def _send_telemetry(self) -> None:
         """No ping of the Hub: a training reports to the services of `train.report_to` alone."""
 
-    def own_state(self) -> dict[str, Any]:
-        return {"log": self._log_of_rollouts.state(self.state.global_step)}
+    def own_state(self, step: int) -> dict[str, Any]:
+        return {"log": self._log_of_rollouts.state(step)}
 
-    def load_own_state(self, held: dict[str, Any]) -> None:
+    def load_own_state(self, held: dict[str, Any], step: int) -> None:
         self._log_of_rollouts.go_on(held["log"])
+        epoch, place = divmod(step, self.epoch_steps)
+        if place:  # an epoch's loader draws from torch's generator when it starts, which was before the checkpoint
+            self._upcoming = self._batches(epoch)
+            for _ in range(place * self.args.gradient_accumulation_steps):
+                next(self._upcoming)
 
 
 def _reward(**_: Any) -> list[float]:
@@ -417,7 +421,6 @@ class CreditTrainer(RolloutTrainer):
         super().__init__(**kwargs)
         self.rounding = torch.zeros((), device=self.accelerator.device)
         self._credit.to(self.accelerator.device)
-        self.add_callback(_CreditSteps(self, credit))
 
     # what travels with the rollouts
 
@@ -470,54 +473,42 @@ class CreditTrainer(RolloutTrainer):
         """Errors of single rewards are independent, so their squares add up, over all batches of a step."""
         self.rounding += (gradient_BV * rounding_BV).square().sum()
 
-    def create_optimizer(self, model: Any = None) -> Any:
-        """Trainer's, with a group of their own for the coefficients."""
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if is_new and self._credit.section.learn:
+    def create_optimizer(self) -> Any:
+        """TRL's, with a group of their own for the coefficients."""
+        optimizer = super().create_optimizer()
+        if self._credit.section.learn:
             rate = self._credit.section.learning_rate
             optimizer.add_param_group({"params": [self._credit.logits], "lr": rate, "weight_decay": 0.0})
         return optimizer
 
-    # what is written down
-
-    def own_state(self) -> dict[str, Any]:
-        return {**super().own_state(), "logits": self._credit.logits.detach()}
-
-    def load_own_state(self, held: dict[str, Any]) -> None:
-        super().load_own_state(held)
-        with torch.no_grad():
-            self._credit.logits.copy_(held["logits"])
-
-    def note_edges(self) -> None:
-        """The coefficients after a step."""
-        alpha = self._credit.coefficients()
-        by_edge = alpha.by_edge()
-        self._log_of_rollouts.add_edges(self.state.global_step + 1, self._credit.logits.detach().tolist(), by_edge)
-        self._pending |= {f"alpha_{edge}": value for edge, value in by_edge.items()}
-        self._pending |= {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
-
-
-class _CreditSteps(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """Does for the coefficients what Trainer does for the model's parameters alone: reduces, clips and clears their
-    gradient. What of it may be rounding is dropped: where it should be 0 (on the first update of a batch, ρ is 1), Adam
-    would make whole steps of 1e-9.
-    """
-
-    def __init__(self, trainer: CreditTrainer, credit: Credit) -> None:
-        self._trainer, self._credit = trainer, credit
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def before_update(self) -> None:
+        """Reduce and clip the coefficients' gradient, as the loop does for the model's. What of it may be rounding is
+        dropped: where it should be 0 (on the first update of a batch, ρ is 1), Adam would make whole steps of 1e-9.
+        """
         logits = self._credit.logits
         if logits.grad is not None:
-            reduced = self._trainer.accelerator.reduce(logits.grad, reduction="mean")
-            floor = ROUNDINGS * self._trainer.accelerator.reduce(self._trainer.rounding, reduction="mean").sqrt()
+            reduced = self.accelerator.reduce(logits.grad, reduction="mean")
+            floor = ROUNDINGS * self.accelerator.reduce(self.rounding, reduction="mean").sqrt()
             is_known = reduced.abs() > floor
             logits.grad = torch.where(is_known, reduced, 0.0) if is_known.any() else None
         if logits.grad is not None:
             clip_grad_norm_([logits], self._credit.section.max_grad_norm)
+        self.rounding.zero_()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._credit.logits.grad = None
-        self._trainer.rounding.zero_()
-        self._trainer.note_edges()
+    # what is written down
+
+    def after_update(self, step: int) -> dict[str, float]:
+        """The coefficients after a step."""
+        alpha = self._credit.coefficients()
+        by_edge = alpha.by_edge()
+        self._log_of_rollouts.add_edges(step, self._credit.logits.detach().tolist(), by_edge)
+        ratios = {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
+        return {f"alpha_{edge}": value for edge, value in by_edge.items()} | ratios
+
+    def own_state(self, step: int) -> dict[str, Any]:
+        return {**super().own_state(step), "logits": self._credit.logits.detach()}
+
+    def load_own_state(self, held: dict[str, Any], step: int) -> None:
+        super().load_own_state(held, step)
+        with torch.no_grad():
+            self._credit.logits.copy_(held["logits"])

@@ -197,9 +197,10 @@ class HeldTrainer(RolloutTrainer):
 
     # what it earned
 
-    def dev_figures(self) -> dict[str, float]:
+    def dev_figures(self, step: int) -> dict[str, float] | None:
         """Where the generator failed at every row, this step is not the best one."""
-        return {"reward": self._judge.lowest} | super().dev_figures()
+        found = super().dev_figures(step)
+        return None if found is None else {"reward": self._judge.lowest} | found
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)

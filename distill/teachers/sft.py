@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import math
 from array import array
 from collections import Counter
@@ -16,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import TrainingArguments
 
 from relabel.distill.teachers.answers import (
     AnsweredRow,
@@ -32,24 +31,25 @@ from relabel.distill.teachers.answers import (
 )
 from relabel.distill.teachers.manifest import TeacherData
 from relabel.distill.teachers.rollouts import token_parts
-from relabel.distill.teachers.spec import SftSpec
-from relabel.distill.teachers.trainer import (
-    CheckpointTrainer,
+from relabel.distill.teachers.spec import SftSpec, TeacherSpec
+from relabel.distill.teachers.teaching import (
     TeacherBase,
     TeacherTrainer,
     Trained,
     TrainingEstimate,
-    argument_values,
+    check_teacher_base,
     load_model,
     train_to_end,
 )
-from relabel.distill.training.output import TrainingPlace
-from relabel.distill.training.runtime import BatchPlan
+from relabel.distill.training.loop import SupervisedLearner
+from relabel.distill.training.output import TrainingPlace, writing
+from relabel.distill.training.runtime import BatchPlan, make_accelerator
 from relabel.labelers.engines.decisions import DecisionPlaces
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong
-from relabel.manifests.errors import InputError
+from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
+from relabel.manifests.models import resolve_model
 
 # ------------------------------------------------------------------------------
 # Turns as token ids: the prompt as an engine encodes it, then the answer, and which of its tokens are reasoning.
@@ -164,6 +164,38 @@ def conversations(spec: SftSpec, base: TeacherBase, storage: Storage) -> Iterato
         }
 
 
+CONVERSATIONS_NAME = "conversations.jsonl"
+
+
+def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, cache_dir: Path | None = None) -> int:
+    """Write the conversations that a spec's teacher would learn as chat JSONL, in TRL's form of prompt and completion;
+    nothing is trained.
+
+    Returns:
+        How many there are.
+    Raises:
+        ConfigError: the method samples its answers itself, or the file is there already.
+        RelabelError: as `train_teacher`, before it trains.
+    """
+    if not isinstance(spec, SftSpec):
+        raise ConfigError(f"--export: `method: {spec.method}` samples its answers itself; only sft learns given ones.")
+    file = folder / CONVERSATIONS_NAME
+    if file.exists():
+        raise ConfigError(f"{file}: is there already. Name another folder, or remove it.")
+    base = check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir))
+    scratch = folder / f".{CONVERSATIONS_NAME}"
+    lines = conversations(spec, base, storage)
+    count = 0
+    with writing(folder, None):
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch.open("w", encoding="utf-8") as target:
+            for line in lines:
+                target.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        scratch.replace(file)
+    return count
+
+
 class AnswerEncoder:
     """Makes turns into token ids, for one model."""
 
@@ -220,7 +252,7 @@ class AnswerEncoder:
 
 
 # ------------------------------------------------------------------------------
-# The loop of supervised fine-tuning: transformers' Trainer, fed answers with some of their reasoning masked.
+# Supervised fine-tuning: batches of answers with some of their reasoning masked, and their loss.
 #
 # Not TRL's SFTTrainer: what it adds (chat templates, packing, its own preparation of a data set) is what has to come
 # from the labeler and the engine here, and its import takes ten times as long.
@@ -246,15 +278,14 @@ class MaskedCollator:
         self._mask = mask
         self._seed = seed
         self._pad_id = pad_id or 0
-        self.epoch = 0
 
-    def learned(self, number: int) -> np.ndarray:
-        """Which tokens of an example's answer are learned in this epoch, bool [C]."""
+    def learned(self, number: int, epoch: int = 0) -> np.ndarray:
+        """Which tokens of an example's answer are learned in an epoch, bool [C]."""
         reasoning = np.frombuffer(self._examples[number].is_reasoning, dtype=bool)
-        chance = np.random.default_rng([self._seed, self.epoch, number]).random(len(reasoning))
+        chance = np.random.default_rng([self._seed, epoch, number]).random(len(reasoning))
         return ~reasoning | (chance >= self._mask)
 
-    def __call__(self, numbers: Sequence[int]) -> dict[str, Any]:
+    def __call__(self, numbers: Sequence[int], epoch: int = 0) -> dict[str, Any]:
         """The batch of these examples: `input_ids`, `attention_mask`, `position_ids` [B, T], `labels` [B, C] of the
         last C places, and `rows` [B].
         """
@@ -269,7 +300,7 @@ class MaskedCollator:
             ids_BT[place, width - len(ids) :] = ids
             mask_BT[place, width - len(ids) :] = 1
             answer = ids[len(ids) - example.num_answer :]
-            learned = torch.from_numpy(self.learned(number))
+            learned = torch.from_numpy(self.learned(number, epoch))
             labels_BC[place, longest - len(answer) :] = torch.where(learned, answer, IGNORED)
         positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
         return {
@@ -295,62 +326,16 @@ def answer_loss(model: Any, batch: dict[str, Any]) -> Tensor:
     )
 
 
-class MaskedTrainer(CheckpointTrainer):
-    """A Trainer that takes batches as planned, and whose loss is the mean over the learned tokens of an optimizer step.
+class AnswerLoss:
+    """The mean of `answer_loss` over the learned tokens of an optimizer step."""
 
-    Args:
-        plan: the batches; all other arguments are CheckpointTrainer's.
-    """
+    def amounts(self, batch: dict[str, Any]) -> Tensor:
+        """Learned tokens [1]."""
+        return (batch["labels"] != IGNORED).sum()[None]
 
-    data_collator: MaskedCollator
-
-    def __init__(self, *args: Any, plan: BatchPlan, **kwargs: Any) -> None:
-        self._plan = plan
-        super().__init__(*args, **kwargs)
-        self.loss_is_scaled_for_ga = True  # `compute_loss` divides by the whole step, so Trainer must not divide again
-
-    def get_train_dataloader(self) -> Any:
-        """Batches as planned. The loader has a generator of its own, so that iterating draws nothing from the one that
-        dropout uses.
-        """
-        loader = DataLoader(
-            self.train_dataset,
-            batch_sampler=self._plan,
-            collate_fn=self.data_collator,
-            generator=torch.Generator().manual_seed(self.args.seed),
-            pin_memory=torch.cuda.is_available() and not self.args.use_cpu,
-        )
-        return self.accelerator.prepare(loader)
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        self._plan.set_epoch(kwargs["epoch"])
-        self.data_collator.epoch = kwargs["epoch"]
-        return super()._run_epoch(*args, **kwargs)
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Tensor | None:
-        """Learned tokens of all batches of the optimizer step, over all processes."""
-        if not batch_samples:
-            return None
-        self.begin_step(sum(len(batch["rows"]) for batch in batch_samples))
-        learned = torch.stack([(batch["labels"] != IGNORED).sum() for batch in batch_samples]).sum().to(device)
-        return self.accelerator.reduce(learned, reduction="sum") if self.args.world_size > 1 else learned
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """This batch's share of the optimizer step's loss.
-
-        Raises:
-            TrainingError: it is not finite; the message names the batch's rows.
-        """
-        assert num_items_in_batch is not None
-        assert not return_outputs
-        share = answer_loss(model, inputs) / num_items_in_batch
-        shown = share.detach()
-        if self.args.world_size > 1:
-            shown = self.accelerator.reduce(shown, reduction="sum")  # each process holds its share of the step's loss
-        self.note({"loss": shown.item()}, inputs["rows"].tolist())
-        return share * self.args.world_size  # devices average their gradients
+    def shares(self, model: Any, batch: dict[str, Any], totals_P: Tensor) -> dict[str, Tensor]:
+        """A batch's share of the step's loss."""
+        return {"loss": answer_loss(model, batch) / totals_P[0]}
 
 
 # ------------------------------------------------------------------------------
@@ -421,34 +406,32 @@ class SftTrainer(TeacherTrainer):
             self._spec,
             checkpoints,
             say,
-            lambda halvings: self._trainer(checkpoints, say, halvings),
+            lambda halvings: self._learner(checkpoints, say, halvings),
             examples="examples",
         )
 
-    def _trainer(self, folder: Path, say: Callable[[str], None], halvings: int) -> MaskedTrainer:
-        settings, examples = self._spec.train, self._examples
-        arguments = TrainingArguments(**argument_values(settings, folder, halvings=halvings))  # seeds all generators
-        arguments.distributed_state.wait_for_everyone()  # the first process has claimed the output
+    def _learner(self, folder: Path, say: Callable[[str], None], halvings: int) -> SupervisedLearner:
+        settings, examples = self._spec.train, self._examples.examples
+        accelerator = make_accelerator(settings)
         plan = BatchPlan(
-            [len(example.ids) for example in examples.examples],
-            np.arange(len(examples.examples)),
+            [len(example.ids) for example in examples],
+            np.arange(len(examples)),
             seed=settings.seed,
-            batch_size=arguments.per_device_train_batch_size,
+            batch_size=max(1, settings.batch_size >> halvings),
             groups=settings.group_by_length,
-            num_shards=arguments.world_size,
+            accumulation=settings.accumulation << halvings,
+            process=accelerator.process_index,
+            num_processes=accelerator.num_processes,
         )
-        collator = MaskedCollator(
-            examples.examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id
-        )
-        return MaskedTrainer(
-            place=TrainingPlace(
-                folder, settings.keep_checkpoints, say, self._names, settings.report_to, self._spec.name
-            ),
+        pad_id = self._base.tokenizer.pad_token_id
+        return SupervisedLearner(
+            accelerator,
+            load_model(self._spec, self._base),
+            TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to, self._spec.name),
+            settings,
             plan=plan,
-            model=load_model(self._spec, self._base),
-            args=arguments,
-            train_dataset=range(len(examples.examples)),
-            data_collator=collator,
+            collate=MaskedCollator(examples, mask=settings.mask, seed=settings.seed, pad_id=pad_id),
+            step_loss=AnswerLoss(),
         )
 
 

@@ -54,7 +54,7 @@ class RunSource(Spec):
 
 
 class TeacherTraining(TrainingSection):
-    """How it is trained; transformers' Trainer does it."""
+    """How it is trained."""
 
     epochs: float = Field(1, gt=0)
     """Passes over the examples."""
@@ -135,7 +135,7 @@ class SftData(Spec):
 
 
 class SftTraining(TeacherTraining):
-    """How it is trained; transformers' Trainer does it."""
+    """How it is trained."""
 
     mask: float = Field(0.5, ge=0.0, le=1.0)
     """ρ: chance of each token of the reasoning to be left out of the loss, drawn in each epoch. The grades, their
@@ -511,7 +511,7 @@ class TeacherMethod:
     Args:
         title: what its card calls it.
         spec: its spec.
-        trainer: import path of its `TeacherTrainer` (`trainer.py`).
+        trainer: import path of its `TeacherTrainer` (`teaching.py`).
     """
 
     title: str

@@ -13,26 +13,23 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from relabel.distill.students.model import student_files
 from relabel.distill.teachers.manifest import (
     TEACHER_MANIFEST_VERSION,
+    TeacherData,
     TeacherManifest,
 )
-from relabel.distill.teachers.spec import METHODS, SftSpec, TeacherSpec, method_of
-from relabel.distill.teachers.trainer import (
-    TeacherBase,
-    TeacherTrainer,
-    Trained,
-    TrainingEstimate,
-    check_teacher_base,
-    write_model,
-)
-from relabel.distill.training.curves import check_services, write_curves
+from relabel.distill.teachers.spec import METHODS, TeacherSpec, method_of
+from relabel.distill.training import checkpoints
+from relabel.distill.training.curves import Outcome, check_services, write_curves
+from relabel.distill.training.loop import Learner, Training
 from relabel.distill.training.output import (
     CARD_NAME,
     BaseModelUsed,
@@ -42,20 +39,293 @@ from relabel.distill.training.output import (
     TrainingRecord,
     check_checkpoints,
     is_finished,
+    open_to_readers,
     refuse_own_base,
     remove_leftovers,
     spec_section,
     training_in,
     training_record,
     write_finished,
-    writing,
 )
-from relabel.distill.training.runtime import precision_of
-from relabel.manifests.errors import ConfigError
+from relabel.distill.training.runtime import ending_together, halving, is_on_cpu, precision_of
+from relabel.distill.training.spec import adapted, check_targets, open_base
+from relabel.labelers.engines.checkpoints import end_ids, load_tokenizer
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.manifests.errors import ConfigError, ModelError, TrainingError
 from relabel.manifests.files import Storage
-from relabel.manifests.models import resolve_model
-from relabel.manifests.process import installed_versions
+from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
+from relabel.manifests.process import installed_versions, require, usable_cores
+from relabel.manifests.records import LEFT_OUT, fault_of
 from relabel.manifests.specs import imported
+
+# ------------------------------------------------------------------------------
+# The model that a teacher starts from: checked before the data is read, loaded when training begins.
+
+
+@dataclass
+class TeacherBase:
+    """A model that was checked.
+
+    Args:
+        encoder: makes prompts into tokens as the engines do.
+        end_id: the token that ends an answer.
+        context: longest sequence that it can read, in tokens.
+    """
+
+    resolved: ResolvedModel
+    config: Any
+    tokenizer: Any
+    encoder: PromptEncoder
+    end_id: int
+    context: int
+
+
+def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBase:
+    """Check config, tokenizer, and the headers of its weights' files.
+
+    Raises:
+        ModelError: it is no causal language model, has no fast tokenizer, or its weights are not those of its config.
+        ConfigError: `train.max_tokens` is over its limit, `lora.targets` names layers that it does not have, or it
+            can't have `train.gradient_checkpointing`.
+        MissingExtraError: a package is absent.
+    """
+    library, config = open_base(resolved.path, f"`init` {resolved.reference!r}", extra="train", purpose="relabel train")
+    if spec.lora is not None:
+        require("peft", extra="train", purpose="lora")
+    known = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    is_masked = config.model_type in library.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if config.model_type not in known or is_masked:
+        raise ModelError(
+            f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
+        )
+    named_ends(resolved)
+    hollow = _read_model(resolved, device="meta")
+    if spec.lora is not None:
+        check_targets(hollow, spec.lora, key="lora")
+    if spec.train.gradient_checkpointing:
+        _checkpoint_gradients(hollow)
+    tokenizer = load_tokenizer(library, resolved)
+    context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or spec.train.max_tokens)
+    if spec.train.max_tokens > context:
+        raise ConfigError(
+            f"train.max_tokens is {spec.train.max_tokens}; model {resolved.reference!r} reads at most {context} "
+            "tokens. Lower it."
+        )
+    encoder = PromptEncoder(tokenizer, chat_template_kwargs=spec.chat_template_kwargs)
+    own = tokenizer.eos_token_id
+    end_id = own if own is not None else end_ids(getattr(config, "eos_token_id", None), tokenizer)[0]
+    return TeacherBase(resolved, config, tokenizer, encoder, end_id, context)
+
+
+def named_ends(resolved: ResolvedModel) -> int | list[int] | None:
+    """Tokens that end an answer, as the model's generation_config.json has them, if it does.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    file = resolved.path / "generation_config.json"
+    try:
+        held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        named: int | list[int] | None = held.get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as exc:
+        raise ModelError(f"`init` {resolved.reference!r}: {file} can't be read ({fault_of(exc)}).") from exc
+    return named
+
+
+def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
+    """The model to train, in float32; in peft's wrapper where the spec has `lora`.
+
+    Raises:
+        ModelError: its weights can't be loaded, or contain NaN or Inf.
+    """
+    reference = base.resolved.reference
+    model = _read_model(base.resolved)
+    if bad := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
+        raise ModelError(f"`init` {reference!r}: tensor {bad[0]} contains NaN or Inf.")
+    if spec.train.gradient_checkpointing:
+        _checkpoint_gradients(model)
+    if spec.lora is None:
+        return model
+    return adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
+
+
+def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
+    """The model in float32. On the device `meta` it has shapes alone: the headers of its files are read, no tensor.
+
+    Raises:
+        ModelError: its weights can't be loaded, or are not those of its config.
+    """
+    from transformers import AutoModelForCausalLM
+
+    where = f"`init` {resolved.reference!r}"
+    return read_weights(AutoModelForCausalLM, resolved.path, where, device=device, dtype=torch.float32)
+
+
+def _checkpoint_gradients(model: Any) -> None:
+    """
+    Raises:
+        ConfigError: the model's architecture can't.
+    """
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    except (ValueError, NotImplementedError) as exc:
+        raise ConfigError(
+            f"train.gradient_checkpointing: a {model.config.model_type} can't drop its activations. Leave it "
+            "out; where memory is short, lower train.batch_size and raise train.accumulation as much."
+        ) from exc
+
+
+def merged(model: Any) -> Any:
+    """The model without peft's wrapper, its adapters merged into the weights; on the CPU."""
+    merge = getattr(model, "merge_and_unload", None)
+    return (model if merge is None else merge()).cpu().eval()
+
+
+def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
+    """Write a directory that `engine.model` takes: weights as safetensors, config, tokenizer and chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    base.tokenizer.save_pretrained(folder)
+    if hasattr(base.config, "use_cache"):  # a Trainer turns it off, and other libraries would write answers without
+        model.config.use_cache = base.config.use_cache
+    model.save_pretrained(folder)
+    open_to_readers(folder)
+
+
+# ------------------------------------------------------------------------------
+# What trains a teacher, whatever the method: what it is given, and what it gives back.
+
+
+class Trained(NamedTuple):
+    """What training left.
+
+    Args:
+        model: the causal language model of transformers, adapters merged, on the CPU.
+        write_more: writes further files of the method into the teacher's folder.
+    """
+
+    model: Any
+    outcome: Outcome
+    write_more: Callable[[Path], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training would do.
+
+    Args:
+        tokens: that the model reads, over all steps.
+        eval_tokens: read and written in evaluations on dev, in addition.
+        dropped: rows left out, by reason.
+        step_s, seconds: of a step and of all steps, where a probe measured them; evaluations left out.
+    """
+
+    rows: int
+    examples: int
+    steps: int
+    tokens: int
+    answer_tokens: int
+    eval_tokens: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    step_s: float | None = field(default=None, metadata=LEFT_OUT)
+    seconds: float | None = field(default=None, metadata=LEFT_OUT)
+
+
+class TeacherTrainer:
+    """A method of training, with its spec's data. Making one reads and checks all data, and loads no weights.
+
+    Raises:
+        RelabelError: the data does not do for what the spec asks.
+    """
+
+    data: TeacherData
+    """For the manifest."""
+    digest: str
+    """Of all training data."""
+    labeler: dict[str, Any]
+    """Options of the labeler whose prompts are used."""
+    templates: dict[str, str]
+    """sha256 of its templates, by file name."""
+    notes: list[str]
+    """Remarks for the user."""
+    secrets: Mapping[str, Any]
+    """What the options of an engine that the method asks name, by option."""
+
+    def estimate(self) -> TrainingEstimate:
+        """What `train` would do."""
+        raise NotImplementedError
+
+    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+        """Train, resuming from the last whole checkpoint.
+
+        Args:
+            checkpoints: folder that they are kept in.
+            say: called with progress, a line each.
+        Raises:
+            TrainingError: the loss is not finite, or memory runs out.
+            ModelError: the weights can't be loaded.
+        """
+        raise NotImplementedError
+
+
+def train_to_end(
+    spec: TeacherSpec,
+    folder: Path,
+    say: Callable[[str], None],
+    build: Callable[[int], Learner],
+    *,
+    examples: str,
+    keys: str = "train.batch_size or train.max_tokens",
+    can_halve: bool = True,
+) -> Trained:
+    """Train a teacher, resuming from the last whole checkpoint.
+
+    Args:
+        folder: of the checkpoints.
+        build: makes the learner, whose batch is halved so often.
+        examples: what a batch holds, for errors.
+        keys: to lower where memory runs out, for errors.
+        can_halve: whether half a batch is as good, accumulated twice as often.
+    Raises:
+        TrainingError: memory runs out with half the batch too, or the loss is not finite.
+    """
+    checkpoints.refuse_other_sharding(
+        instead="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
+        "is short, train adapters alone (`lora: {}`)."
+    )
+    # one thread fewer than there are cores: a thread that a step waits for must not wait for others. A lower number,
+    # set from outside, is kept.
+    if is_on_cpu(spec.train):
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
+
+    def refusal(words: str, tried: str) -> TrainingError:
+        return TrainingError(
+            f"out of memory, {tried}: {words}. Set train.gradient_checkpointing: true, with which --resume goes on, or "
+            f"begin again with --restart: lower {keys}, or train adapters alone (lora: {{}})."
+        )
+
+    def attempt(halvings: int) -> tuple[Any, Outcome]:
+        learner = build(halvings)
+        with ending_together(learner.accelerator, folder, refusal=refusal):
+            training = Training(learner, spec.train)
+            outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, say))
+        model = learner.accelerator.unwrap_model(learner.model)
+        learner.accelerator.free_memory()
+        return model, outcome
+
+    size = spec.train.batch_size
+    tried = f"also with half the batch ({size // 2} {examples})"
+    if not can_halve or size < 2:
+        tried = f"and the batch ({size} {examples}) can't be halved"
+    model, outcome = halving(
+        attempt, spec.train, say=say, refusal=lambda words: refusal(words, tried), can_halve=can_halve
+    )
+    return Trained(merged(model), outcome)
+
+
+# ------------------------------------------------------------------------------
+# A teacher from its spec to its folder.
+
 
 TEACHER = Product(
     "teacher",
@@ -73,7 +343,6 @@ TEACHER = Product(
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 PROBE_STRETCHES = 3
 """Stretches of steps that a probe times, after one that it does not: the first step also loads kernels."""
-CONVERSATIONS_NAME = "conversations.jsonl"
 
 Say = Callable[[str], None]
 
@@ -198,37 +467,6 @@ def estimate_teacher(
     updates = getattr(getattr(spec, "rollouts", None), "updates", 1)
     step_s = _probe(trainer, updates=updates, say=say)
     return replace(estimate, step_s=step_s, seconds=None if step_s is None else round(step_s * estimate.steps, 1))
-
-
-def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, cache_dir: Path | None = None) -> int:
-    """Write the conversations that a spec's teacher would learn as chat JSONL, in TRL's form of prompt and completion;
-    nothing is trained.
-
-    Returns:
-        How many there are.
-    Raises:
-        ConfigError: the method samples its answers itself, or the file is there already.
-        RelabelError: as `train_teacher`, before it trains.
-    """
-    if not isinstance(spec, SftSpec):
-        raise ConfigError(f"--export: `method: {spec.method}` samples its answers itself; only sft learns given ones.")
-    from relabel.distill.teachers.sft import conversations
-
-    file = folder / CONVERSATIONS_NAME
-    if file.exists():
-        raise ConfigError(f"{file}: is there already. Name another folder, or remove it.")
-    base = check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir))
-    scratch = folder / f".{CONVERSATIONS_NAME}"
-    lines = conversations(spec, base, storage)
-    count = 0
-    with writing(folder, None):
-        folder.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8") as target:
-            for line in lines:
-                target.write(json.dumps(line, ensure_ascii=False) + "\n")
-                count += 1
-        scratch.replace(file)
-    return count
 
 
 class _ProbeEnded(Exception):  # noqa: N818 — no error

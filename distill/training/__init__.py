@@ -1,4 +1,4 @@
-"""What trainings of students and teachers share: the model's folder, atomic checkpoints, batches, the curve.
+"""What trainings of students and teachers share: the loop, the model's folder, atomic checkpoints, batches, the curve.
 
-Read `output.py` first.
+Read `loop.py` first.
 """

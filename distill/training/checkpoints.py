@@ -1,4 +1,4 @@
-"""Checkpoints without pickle, committed by one rename: weights, optimizer, scheduler and random states, with FSDP
+"""Checkpoints without pickle, committed by one rename: weights, optimizer and random states, with FSDP
 shards gathered and scattered."""
 
 from __future__ import annotations
@@ -163,13 +163,12 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------
-# Checkpoints without pickle: weights, optimizer, scheduler and random states as safetensors and JSON, committed by one
+# Checkpoints without pickle: weights, optimizer and random states as safetensors and JSON, committed by one
 # rename.
 #
 #     checkpoints/checkpoint-000120/weights.safetensors      trained weights (all, or the adapters' alone)
 #                                   optimizer.safetensors    tensors of the optimizer, and states of torch's generators
 #                                   state.json               plain values of all of these, and the curve
-#                                   trainer_state.json       transformers' own, of a teacher
 #                                   digests.json             sha256 of each of these
 #                 curves.parquet, curves.svg                 of a teacher, as far as its last checkpoint goes
 #
@@ -363,25 +362,23 @@ class StepState:
         optimizer: its `state_dict`, with whole tensors.
         random: of `random_states`; taken when the checkpoint is written.
         curve: its points.
-        scheduler: of trainers whose learning rate has a state.
         scaler: with fp16.
-        own: what one trainer alone keeps.
+        own: what one learner alone keeps.
     """
 
     optimizer: dict[str, Any]
     curve: list[Any]
     random: dict[str, Any] = field(default_factory=dict)
-    scheduler: dict[str, Any] | None = None
     scaler: dict[str, Any] | None = None
     own: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def load(checkpoint: str | Path) -> StepState:
+    def load(checkpoint: Path) -> StepState:
         """
         Raises:
             ManifestError: the checkpoint is damaged.
         """
-        held = StepState(**load_state(Path(checkpoint)))
+        held = StepState(**load_state(checkpoint))
         held.curve = [(int(step), split, name, value) for step, split, name, value in held.curve]
         return held
 
@@ -394,14 +391,12 @@ def write_checkpoint(
     *,
     is_writer: bool = True,
     best: int | None = None,
-    write_more: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write and commit a step's checkpoint, and drop old ones. All processes call it for a sharded module.
 
     Args:
         is_writer: False in a process that only takes part in gathering.
         best: the step whose checkpoint is kept in addition to the last ones.
-        write_more: writes further files into the folder.
     Raises:
         TrainingError: a weight is not finite.
         DiskFullError, StoreError: the disk refuses.
@@ -418,7 +413,6 @@ def write_checkpoint(
         save_weights(module, scratch / WEIGHTS)
         state.random = random_states()
         save_state(scratch, vars(state))
-        write_more(scratch)
         # write the digests of all files of a checkpoint
         found = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
         (scratch / DIGESTS).write_text(json.dumps(found), encoding="utf-8")

@@ -55,6 +55,10 @@ class Curve:
         """One curve."""
         return [(step, value) for step, of, called, value in self.points if (of, called) == (split, name)]
 
+    def until(self, step: int) -> Curve:
+        """The curve as it was after a step."""
+        return Curve([point for point in self.points if point[0] <= step])
+
     def names(self, split: str) -> list[str]:
         """Names of a split's curves, in the order of their first points."""
         return list(dict.fromkeys(name for _, of, name, _ in self.points if of == split))

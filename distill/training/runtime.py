@@ -3,12 +3,15 @@ and stopping all ranks if one fails."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import release_memory
 
+from relabel.distill.training.curves import Outcome
 from relabel.distill.training.output import how_it_goes_on
 from relabel.distill.training.spec import TrainingSection
 from relabel.manifests.errors import ConfigError, PeerLostError, SaidElsewhereError, TrainingError
@@ -78,41 +82,49 @@ logger = logging.getLogger(__name__)
 
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
-Found = TypeVar("Found")
-
 
 def halving(
-    attempt: Callable[[int], Found],
+    attempt: Callable[[int], tuple[Any, Outcome]],
+    settings: TrainingSection,
     *,
-    batch_size: int | None,
     say: Callable[[str], None],
     refusal: Callable[[str], TrainingError],
-) -> tuple[Found, list[str]]:
+    can_halve: bool = True,
+) -> tuple[Any, Outcome]:
     """Train, with half the batch if memory runs out; there is a remark then.
 
     Args:
-        attempt: trains, with the batch halved so often.
-        batch_size: rows; None where it can't be halved.
+        attempt: trains, with the batch halved so often and accumulated as much more often.
         refusal: makes the error for when that does not help, from the system's message.
+        can_halve: whether half a batch is as good.
     Raises:
         TrainingError: what `refusal` makes.
     """
+    size = settings.batch_size
     notes: list[str] = []
     for halvings in (0, 1):
         try:
-            return attempt(halvings), notes
+            model, outcome = attempt(halvings)
         except (RuntimeError, MemoryError) as exc:
             if not is_out_of_memory(exc):
                 raise
-            if halvings or batch_size is None or batch_size < 2:
+            if halvings or not can_halve or size < 2:
                 raise refusal(first_line(exc)) from exc
             notes.append(
-                f"out of memory with batches of {batch_size} rows: going on with {batch_size // 2}, accumulating "
-                "twice as many"
+                f"out of memory with batches of {size} rows: going on with {size // 2}, accumulating twice as many"
             )
             say(notes[-1])
             logger.warning(notes[-1])
             exc.__traceback__ = None  # its frames hold the activations that did not fit
+        else:
+            outcome.notes += notes
+            outcome.facts = replace(
+                outcome.facts,
+                batch_size=size >> halvings,
+                accumulation=settings.accumulation << halvings,
+                was_batch_halved=halvings > 0,
+            )
+            return model, outcome
         release_memory()
     raise AssertionError("the second attempt returns or raises")
 
@@ -207,13 +219,15 @@ FEWEST_STRETCHES = 4
 
 
 class BatchPlan:
-    """A batch sampler: yields lists of row numbers.
+    """The batches of all epochs, and which of them this process has in each step.
 
     Args:
         lengths: tokens of each row.
         rows: the row numbers to draw from.
         groups: rows of like length share a batch; always so with `tokens_per_batch`.
-        num_shards: processes that share the batches; their number is made a multiple of it by repeating the first ones.
+        accumulation: batches of an optimizer step, in each process.
+        process: number of this one.
+        num_processes: that share the batches in turn; the first batches are repeated to make a multiple of it.
     """
 
     def __init__(
@@ -225,29 +239,38 @@ class BatchPlan:
         batch_size: int,
         tokens_per_batch: int | None = None,
         groups: bool = False,
-        num_shards: int = 1,
+        accumulation: int = 1,
+        process: int = 0,
+        num_processes: int = 1,
     ) -> None:
         self._rows = rows
         self._lengths = np.asarray(lengths, dtype=np.int64)[rows]
         self._seed = seed
-        self._epoch = 0
         self._groups = groups or tokens_per_batch is not None
         batches = min(max(1, len(rows) // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)
         self._stretch = len(rows) if tokens_per_batch is not None else batch_size * batches
         self._sizes = batch_sizes(
             np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch
         )
-        self._surplus = -len(self._sizes) % num_shards
+        self._accumulation, self._process, self._num_processes = accumulation, process, num_processes
+        self._num_own = math.ceil(len(self._sizes) / num_processes)
+        self.epoch_steps = math.ceil(self._num_own / accumulation)
+        """Optimizer steps of an epoch; the last one may have fewer batches."""
+        self._own_batches = functools.lru_cache(maxsize=1)(self._batches_of_process)
 
-    def __len__(self) -> int:
-        return len(self._sizes) + self._surplus
+    def epochs_at(self, step: int) -> float:
+        """Passes over the rows that so many steps make."""
+        whole, rest = divmod(step, self.epoch_steps)
+        return whole + rest * self._accumulation / self._num_own
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next."""
-        self._epoch = epoch
+    def rows_of_step(self, step: int) -> list[list[int]]:
+        """Row numbers of this process's batches in the step that follows so many."""
+        epoch, place = divmod(step, self.epoch_steps)
+        return self._own_batches(epoch)[place * self._accumulation : (place + 1) * self._accumulation]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from islice(cycle(self.batches(self._epoch)), len(self))
+    def _batches_of_process(self, epoch: int) -> list[list[int]]:
+        padded = islice(cycle(self.batches(epoch)), self._num_own * self._num_processes)
+        return list(padded)[self._process :: self._num_processes]
 
     def batches(self, epoch: int) -> list[list[int]]:
         """The batches of an epoch."""

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
     from relabel.distill.students.manifest import SideFigures
     from relabel.distill.teachers.spec import GeneratorSpec
-    from relabel.distill.teachers.teaching import TeacherReport
-    from relabel.distill.teachers.trainer import TrainingEstimate
+    from relabel.distill.teachers.teaching import TeacherReport, TrainingEstimate
     from relabel.distill.training.output import Start
     from relabel.jobs.settings import Settings, SpecKind
     from relabel.manifests.files import Storage
@@ -288,7 +287,9 @@ def train(
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
 
     if export_to is not None:
-        count = teaching.export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
+        from relabel.distill.teachers.sft import export_conversations
+
+        count = export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
         return emit(
             {"output": export_to, "conversations": count}, f"Wrote {count:,} conversations to {export_to}", output
         )

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 import relabel.distill.students.distillation
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.students.train import StudentTraining
+from relabel.distill.training.loop import Training
 from relabel.manifests import failpoints
 from relabel.manifests.files import Storage
 from relabel.manifests.process import forget_interruptions, on_signal
@@ -68,7 +68,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     seen: dict[str, Any] = {"died": False}
     said: list[str] = []
     whole_train, whole_hit, whole_dev = (
-        StudentTraining.run,
+        Training.run,
         failpoints.hit,
         relabel.distill.students.distillation.dev_figures,
     )
@@ -76,7 +76,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     def noting(training: Any, **options: Any) -> Any:
         outcome = whole_train(training, **options)
         seen.update(
-            weights=shares(training.module.parameters()),
+            weights=shares(training.learner.model.parameters()),
             moments=shares(moments(training.optimizer)),
             best_step=outcome.facts.best_step,
         )
@@ -90,7 +90,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
     def upside_down(*args: Any) -> dict[str, float]:
         return {name: -value for name, value in whole_dev(*args).items()}
 
-    StudentTraining.run, failpoints.hit = noting, dying_at(entry.get("die_at"))  # type: ignore[method-assign]
+    Training.run, failpoints.hit = noting, dying_at(entry.get("die_at"))  # type: ignore[method-assign]
     if entry.get("disagrees") and not is_first:
         relabel.distill.students.distillation.dev_figures = upside_down
     try:
@@ -107,7 +107,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         seen["stopped"] = True
     finally:
         forget_interruptions()
-        StudentTraining.run, failpoints.hit = whole_train, whole_hit  # type: ignore[method-assign]
+        Training.run, failpoints.hit = whole_train, whole_hit  # type: ignore[method-assign]
         relabel.distill.students.distillation.dev_figures = whole_dev
     return {**seen, "said": said}
 

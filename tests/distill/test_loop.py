@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.students.losses import make_optimizer, rate_share
 from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.spec import TrainSection
-from relabel.distill.students.train import Feed
 from relabel.distill.training import checkpoints
+from relabel.distill.training.loop import make_optimizer, rate_share
 from relabel.distill.training.output import list_checkpoints, step_of
 from relabel.distill.training.runtime import BatchPlan, precision_of
 from relabel.manifests.process import forget_interruptions, on_signal
@@ -168,37 +166,33 @@ def test_auto_is_bf16_on_a_cpu_with_amx(flags: set[str], wished: Any, found: str
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[BatchPlan, int]:
+def plans(draw: st.DrawFn) -> list[BatchPlan]:
+    """The plans of all processes of one training."""
     lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=60))
     shards = draw(st.integers(1, 3))
-    plan = BatchPlan(
-        lengths,
-        np.arange(len(lengths)),
-        seed=draw(st.integers(0, 9)),
-        batch_size=draw(st.integers(1, 9)),
-        tokens_per_batch=draw(st.none() | st.integers(1, 90)),
-        groups=draw(st.booleans()),
-        num_shards=shards,
-    )
-    return plan, shards
+    options: dict[str, Any] = {
+        "seed": draw(st.integers(0, 9)),
+        "batch_size": draw(st.integers(1, 9)),
+        "tokens_per_batch": draw(st.none() | st.integers(1, 90)),
+        "groups": draw(st.booleans()),
+        "accumulation": draw(st.integers(1, 4)),
+        "num_processes": shards,
+    }
+    return [BatchPlan(lengths, np.arange(len(lengths)), process=process, **options) for process in range(shards)]
 
 
-@given(plans(), st.integers(1, 4), st.integers(0, 30), st.integers(0, 30))
+@given(plans(), st.integers(0, 30), st.integers(0, 30))
 def test_processes_share_all_batches_and_a_resumed_one_meets_those_that_were_left(
-    found: tuple[BatchPlan, int], accumulation: int, first: int, more: int
+    found: list[BatchPlan], first: int, more: int
 ) -> None:
-    plan, shards = found
-    feeds = [Feed(plan, None, None, accumulation, process, shards) for process in range(shards)]  # type: ignore[arg-type]
-    steps = feeds[0].epoch_steps
-    seen = [batch for feed in feeds for rows in feed.rows_of_steps(steps, 2 * steps) for batch in rows]
+    plan, shards = found[0], len(found)
+    steps = plan.epoch_steps
+    seen = [batch for one in found for step in range(steps, 2 * steps) for batch in one.rows_of_step(step)]
     wanted = plan.batches(1)
-    assert len(seen) == len(plan) == -(-len(wanted) // shards) * shards
-    assert sorted(seen) == sorted((wanted * shards)[: len(plan)])
-    assert list(feeds[0].rows_of_steps(first, first + more)) == list(feeds[0].rows_of_steps(0, first + more))[first:]
-    # and what accelerate makes of the plan, for a teacher
-    plan.set_epoch(1)
-    parts = [BatchSamplerShard(plan, shards, process, even_batches=False) for process in range(shards)]
-    assert sorted(batch for part in parts for batch in part) == sorted(seen)
+    count = -(-len(wanted) // shards) * shards
+    assert sorted(seen) == sorted((wanted * shards)[:count])
+    whole = [plan.rows_of_step(step) for step in range(first + more)]
+    assert [plan.rows_of_step(step) for step in range(first, first + more)] == whole[first:]
 
 
 KILLED = """

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from relabel.distill.students import distillation
-from relabel.distill.students.train import StudentTraining
+from relabel.distill.training.loop import Training
 from relabel.distill.training.output import BaseModelUsed, Product, TrainingRecord, changes
 from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError
 from relabel.manifests.records import plain, readable_json
@@ -133,7 +133,7 @@ def test_gold_that_can_not_do_what_is_asked_is_refused_before_training(
     changes: dict[str, Any],
     says: str,
 ) -> None:
-    monkeypatch.setattr(StudentTraining, "run", lambda *_args, **_kwargs: pytest.fail("trained"))
+    monkeypatch.setattr(Training, "run", lambda *_args, **_kwargs: pytest.fail("trained"))
     with pytest.raises(InputError, match=says):
         run(**{"train": SHORT, **changes, "gold": {**gold_file(tmp_path, gold), **changes.get("gold", {})}})
 

@@ -10,6 +10,7 @@ from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer,
 from relabel.distill.teachers.rewards import GoldRow, Score, each
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
+from relabel.distill.training.loop import Training
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.labels import Pair
@@ -39,22 +40,17 @@ def short_dialogues(tokenizer: Any, name: str = "r1", **options: Any) -> Dialogu
     return Dialogues(labeler(name, **options), PromptEncoder(tokenizer), tokens, max_prompt_tokens=4096)
 
 
-def arguments(folder: Path, *, updates: int = 2, steps: int = 4, eval_every: int | None = None, **changes: Any) -> Any:
+def settings_of(*, steps: int = 4, save_every: int = 4) -> RolloutTraining:
     """Two prompts of four rollouts a step, in two batches."""
-    settings = RolloutTraining(
+    return RolloutTraining(
         max_steps=steps, batch_size=4, accumulation=2, learning_rate=1e-2, schedule="constant", warmup=0,
-        seed=3, device="cpu", precision="fp32", save_every=2 * updates,
-        eval_every=eval_every,
+        seed=3, device="cpu", precision="fp32", save_every=save_every,
     )  # fmt: skip
+
+
+def arguments(folder: Path, *, updates: int = 2, **changes: Any) -> Any:
     rollouts = RolloutSection(group=4, updates=updates)
-    return grpo_arguments(
-        settings,
-        rollouts,
-        folder,
-        max_answer_tokens=12,
-        has_dev=eval_every is not None,
-        **{"save_strategy": "no", **changes},
-    )
+    return grpo_arguments(settings_of(), rollouts, folder, max_answer_tokens=12, **changes)
 
 
 def make_trainer(
@@ -79,3 +75,9 @@ def make_trainer(
         place=TrainingPlace(folder, options.pop("keep", 2), lambda _: None, [row.name for row in rows]),
         **options,
     )
+
+
+def train(trainer: Any, *, resume_from: Path | None = None, **changes: Any) -> tuple[Training, Any]:
+    """The training of a trainer, and how it ended."""
+    training = Training(trainer, settings_of(**changes))
+    return training, training.run(resume_from=resume_from)

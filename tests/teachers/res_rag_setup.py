@@ -77,7 +77,7 @@ def make_held_trainer(
         seed=3, device="cpu", precision="fp32", save_every=updates, weight_decay=0.0,
     )  # fmt: skip
     rollouts = EvidenceRollouts(group=group, updates=updates, beta=beta, top_p=top_p)
-    args = grpo_arguments(settings, rollouts, folder, max_answer_tokens=MAX_ANSWER, save_strategy="no")
+    args = grpo_arguments(settings, rollouts, folder, max_answer_tokens=MAX_ANSWER)
     compiler = GrammarCompiler(tokenizer, vocab_size=model.config.vocab_size, eos_ids=[tokenizer.eos_token_id])
     return HeldTrainer(
         model=model,

@@ -23,7 +23,7 @@ from relabel.distill.teachers.answers import (
 )
 from relabel.distill.teachers.sft import AnswerExamples, SftTrainer, make_examples
 from relabel.distill.teachers.spec import read_teacher_spec
-from relabel.distill.teachers.trainer import TeacherBase, check_teacher_base
+from relabel.distill.teachers.teaching import TeacherBase, check_teacher_base
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.errors import ConfigError, InputError

@@ -16,20 +16,20 @@ pytest.importorskip("trl")
 from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
-from relabel.distill.teachers.trainer import run_to_end
 from relabel.distill.training.output import WEIGHTS
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer, score_by_tokens
+from tests.teachers.grpo_setup import train as run_training
 
 ROWS, HELD_OUT = GOLD_ROWS[:4], GOLD_ROWS[4:]
 
 
 @pytest.fixture(scope="module")
 def train(fresh: Any, tokenizer: Any) -> Any:
-    def go(folder: Path, *, eval_every: int | None, resume_from: Path | None = None, steps: int = 4) -> tuple[Any, Any]:
+    def go(folder: Path, *, eval_every: int | None) -> Any:
         log = RolloutLog(folder)
         trainer = make_trainer(
             copy.deepcopy(fresh),
@@ -37,41 +37,35 @@ def train(fresh: Any, tokenizer: Any) -> Any:
             folder,
             rows=ROWS,
             held_out=HELD_OUT if eval_every is not None else (),
+            eval_every=eval_every,
             keep=8,
             log=log,
-            args=arguments(
-                folder,
-                updates=1,
-                steps=steps,
-                save_strategy="steps",
-                per_device_eval_batch_size=4,
-                eval_every=eval_every,
-            ),
+            args=arguments(folder, updates=1),
         )
-        outcome = run_to_end(trainer, resume_from=resume_from)
-        log.write(folder, step=steps)
-        return trainer, outcome
+        training, _ = run_training(trainer, save_every=2)
+        log.write(folder, step=4)
+        return training
 
     return go
 
 
 @pytest.fixture(scope="module")
-def evaluated(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def evaluated(train: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("looked") / "whole"
-    return folder, *train(folder, eval_every=1)
+    return folder, train(folder, eval_every=1)
 
 
 def test_a_training_with_evaluations_samples_and_learns_as_one_without(
-    train: Any, evaluated: tuple[Path, Any, Any], tmp_path: Path
+    train: Any, evaluated: tuple[Path, Any], tmp_path: Path
 ) -> None:
-    folder, trainer, _ = evaluated
-    blind, _ = train(tmp_path / "blind", eval_every=None)
+    folder, training = evaluated
+    blind = train(tmp_path / "blind", eval_every=None)
     assert (folder / ROLLOUTS_NAME).read_bytes() == (tmp_path / "blind" / ROLLOUTS_NAME).read_bytes()
     last = f"checkpoint-000004/{WEIGHTS}"
     assert (folder / last).read_bytes() == (tmp_path / "blind" / last).read_bytes()
-    own = [point for point in trainer.curve.points if point[1] == "train"]
+    own = [point for point in training.curve.points if point[1] == "train"]
     assert own == blind.curve.points
-    assert [step for step, _ in trainer.curve.series("dev", "reward")] == [1, 2, 3, 4]
+    assert [step for step, _ in training.curve.series("dev", "reward")] == [1, 2, 3, 4]
 
 
 SHORT = {"max_steps": 12, "batch_size": 4, "accumulation": 1, "save_every": 4, "max_tokens": 4000, "seed": 7}
@@ -102,8 +96,8 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
 ) -> None:
     """The rewards of evaluations are made up; the second is the best, and two without a better one are enough."""
 
-    def made_up(self: Any) -> dict[str, float]:
-        return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[self.state.global_step]}
+    def made_up(self: Any, step: int) -> dict[str, float]:
+        return {"reward": {2: 0.1, 4: 0.9, 6: 0.3, 8: 0.9}[step]}
 
     monkeypatch.setattr("relabel.distill.teachers.grpo_trainer.RolloutTrainer.dev_figures", made_up)
     monkeypatch.setattr("relabel.distill.teachers.grpo.grade_score", lambda near: score_by_tokens)
@@ -119,7 +113,7 @@ def test_the_best_step_on_held_out_rows_is_written_killed_or_not(
         scratch.rename(final)
 
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.distill.teachers.trainer.checkpoints.commit", remember)
+        patch.setattr("relabel.distill.training.checkpoints.commit", remember)
         report = train(tmp_path / "whole")
     assert (report.manifest.training.steps, report.manifest.training.best_step) == (8, 4)
     assert report.manifest.data.held_out.rows + report.manifest.data.rows == 12

@@ -44,7 +44,7 @@ from relabel.distill.teachers.spec import (
 )
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.manifests.files import Storage
-from tests.killing import Killed, killed_at
+from tests.killing import killed_at
 from tests.labelers.driving import caps
 from tests.teachers.conftest import plain_values, relabel
 from tests.teachers.grpo_setup import (
@@ -54,6 +54,7 @@ from tests.teachers.grpo_setup import (
     make_trainer,
     score_by_tokens,
     short_dialogues,
+    train,
 )
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
@@ -75,9 +76,10 @@ def even_shares(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [even_share(ids) for ids in completion_ids]
 
 
-def train_plain(model: Any, tokenizer: Any, folder: Path, reward: Any, **changes: Any) -> Any:
+def train_plain(model: Any, tokenizer: Any, folder: Path, reward: Any) -> Any:
     rows = Dataset.from_dict({"prompt": list(range(len(GOLD_ROWS)))})
-    args = arguments(folder, **changes)
+    own_loop = {"max_steps": 4, "lr_scheduler_type": "constant", "save_strategy": "no", "logging_strategy": "no"}
+    args = arguments(folder, **own_loop)
     trainer = PlainGrpo(model=model, reward_funcs=[reward], args=args, train_dataset=rows, processing_class=tokenizer)
     trainer.train()
     return trainer.model
@@ -85,7 +87,7 @@ def train_plain(model: Any, tokenizer: Any, folder: Path, reward: Any, **changes
 
 def train_ours(model: Any, tokenizer: Any, folder: Path, **options: Any) -> Any:
     trainer = make_trainer(model, tokenizer, folder, **options)
-    trainer.train()
+    train(trainer)
     return trainer.model
 
 
@@ -147,8 +149,7 @@ def test_coefficients_learn_from_the_second_update_on(
     fresh: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = graph_options(monkeypatch, tmp_path)
-    trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options)
-    trainer.train()
+    training, _ = train(make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options))
     logits = options["credit"].logits
     assert logits.grad is None
     assert logits.detach().abs().max() > 1e-3
@@ -164,10 +165,10 @@ def test_coefficients_learn_from_the_second_update_on(
     assert len(rollouts) == 2 * 8  # two generations, each for two updates
     assert {len(row["node_advantages"]) for row in rollouts} == {7}
     for name in ("ratio_q_s", "alpha_r>s", "entropy", "clip_share", "loss"):
-        assert dict(trainer.curve.series("train", name)).keys() == {1, 2, 3, 4}, name
-    assert trainer.curve.series("train", "alpha_r>s")[-1] == (4, alpha["r>s"])
-    assert dict(trainer.curve.series("train", "node_reward_q_s")).keys() == {1, 3}  # where answers were sampled
-    assert trainer.curve.series("train", "reward") == trainer.curve.series("train", "node_reward_r")
+        assert dict(training.curve.series("train", name)).keys() == {1, 2, 3, 4}, name
+    assert training.curve.series("train", "alpha_r>s")[-1] == (4, alpha["r>s"])
+    assert dict(training.curve.series("train", "node_reward_q_s")).keys() == {1, 3}  # where answers were sampled
+    assert training.curve.series("train", "reward") == training.curve.series("train", "node_reward_r")
 
 
 def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
@@ -179,9 +180,9 @@ def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
     options = graph_options(monkeypatch, tmp_path) | {
         "credit": plan,
         "score_of": lambda rollout, row: Score(1.0, (1.0, 1.0, 1.0)),
-        "args": arguments(tmp_path, steps=1, optim="sgd"),
+        "args": arguments(tmp_path, optim="sgd"),
     }
-    make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options).train()
+    train(make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options), steps=1)
     assert plan.logits.tolist() == pytest.approx([1 - 0.1 / math.sqrt(10)] * len(EDGES), abs=1e-6)
 
 
@@ -201,10 +202,9 @@ def test_trl_gets_what_the_spec_says(tmp_path: Path) -> None:
 def test_the_divergence_is_in_the_curve(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
     fresh.save_pretrained(tmp_path / "model")  # the reference is loaded from where the model was
     policy = type(fresh).from_pretrained(tmp_path / "model")
-    args = arguments(tmp_path, updates=1, steps=2, beta=0.1)
-    trainer = make_trainer(policy, tokenizer, tmp_path, args=args)
-    trainer.train()
-    values = dict(trainer.curve.series("train", "kl"))
+    args = arguments(tmp_path, updates=1, beta=0.1)
+    training, _ = train(make_trainer(policy, tokenizer, tmp_path, args=args), steps=2)
+    values = dict(training.curve.series("train", "kl"))
     assert values[1] == pytest.approx(0, abs=1e-6)
     assert values[2] > 1e-6
 
@@ -327,19 +327,13 @@ def test_a_signal_waits_for_the_last_update_on_the_same_rollouts(
 ) -> None:
     hits = []
     monkeypatch.setattr("relabel.manifests.failpoints.hit", hits.append)
-    wished = "relabel.distill.teachers.trainer.is_stop_wished"
+    wished = "relabel.distill.training.loop.is_stop_wished"
     with monkeypatch.context() as patch:
         patch.setattr(wished, lambda: hits.count("after_training_step") >= 5)
-        patch.setattr("relabel.distill.teachers.trainer.checkpoints.commit", lambda *found: found[0].rename(found[1]))
-        patch.setattr("relabel.distill.training.output.check_interrupted", _stop)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             train_graph(tmp_path)
     assert hits.count("after_training_step") == 6
     assert left_alike(train_graph(tmp_path, "resume"), undisturbed)
-
-
-def _stop() -> None:
-    raise Killed
 
 
 class WritingModel:
@@ -379,9 +373,7 @@ def test_answers_by_vllm_are_weighed_by_the_probability_they_were_sampled_with(
 ) -> None:
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", WritingModel)
     options = vllm_arguments(VllmSection(), max_tokens=400)
-    trainer = make_trainer(
-        copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, updates=1, steps=2, **options)
-    )
+    trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, updates=1, **options))
     ratios = []
     loss_of = trainer._compute_loss
 
@@ -392,7 +384,7 @@ def test_answers_by_vllm_are_weighed_by_the_probability_they_were_sampled_with(
         return loss_of(model, inputs)
 
     monkeypatch.setattr(trainer, "_compute_loss", spied)
-    trainer.train()
+    train(trainer, steps=2)
     assert len(ratios) == 4
     assert WritingModel.made.num_syncs == 2, "new weights for each step's rollouts"
     assert any(not torch.equal(a, b) for a, b in zip(trainer.model.parameters(), fresh.parameters(), strict=True))

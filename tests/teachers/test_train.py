@@ -27,11 +27,11 @@ pytest.importorskip("trl")
 
 from relabel.distill.teachers.rewards import PARTS, RolloutLog
 from relabel.distill.teachers.teaching import estimate_teacher
-from relabel.distill.teachers.trainer import run_to_end
 from relabel.distill.training import checkpoints
 from relabel.distill.training.output import DIGESTS, list_checkpoints
 from relabel.manifests.errors import ConfigError, ManifestError, ModelError
 from tests.teachers.grpo_setup import GOLD_ROWS, arguments, make_trainer
+from tests.teachers.grpo_setup import train as run_training
 
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 SUPERVISED = [file.stem for file in sorted(TEACHERS.glob("*.yaml")) if "method: sft" in file.read_text()]
@@ -161,7 +161,7 @@ def test_a_dry_run_refuses_the_output_that_the_training_refuses_before_the_weigh
 
 
 STEPS = 3
-FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "trainer_state.json")
+FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 
 
 def flip(path: Path) -> None:
@@ -189,14 +189,14 @@ def train(fresh: Any, tokenizer: Any) -> Any:
             held_out=GOLD_ROWS[4:],
             keep=1,
             log=RolloutLog(folder),
-            args=arguments(
-                folder, updates=1, steps=STEPS, save_strategy="steps", per_device_eval_batch_size=4, eval_every=1
-            ),
+            eval_every=1,
+            args=arguments(folder, updates=1),
         )
         rewards = iter((1.0, 0.5, 0.25))
-        trainer.dev_figures = lambda: {"reward": next(rewards)}  # type: ignore[method-assign]
+        trainer.dev_figures = lambda _: {"reward": next(rewards)}  # type: ignore[method-assign]
         said: list[str] = []
-        return trainer, run_to_end(trainer, resume_from=checkpoints.last_checkpoint(folder, said.append))
+        last = checkpoints.last_checkpoint(folder, said.append)
+        return trainer, run_training(trainer, resume_from=last, steps=STEPS, save_every=2)[1]
 
     return go
 
