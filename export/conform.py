@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from relabel.distill.students.model import softmax
+from relabel.export.huggingface import RerankServer
 from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Student, load_tokenizer
 from relabel.export.parity import FAMILY, expected_grade, kept_orders, tau_of
-from relabel.export.rerank_servers import RerankServer
 from relabel.manifests.errors import InputError
 from relabel.manifests.secrets import shortened
 

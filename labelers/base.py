@@ -3,18 +3,29 @@ grade, `DecisionAlone` and `YesNo` for one decision without generated tokens."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
-from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
-from relabel.labelers.registry import Labeler
-from relabel.labelers.verdicts import Reader, decided, token_budget
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
+from relabel.labelers.query_inputs import ASPECT, PREVIOUS_QUERIES, SearchOptions, folded
+from relabel.labelers.registry import Labeler, labeler_class
+from relabel.labelers.verdicts import Reader, decided, lines_of, token_budget
 from relabel.manifests.asks import GREEDY, Answer, Ask, Decision, Sampling
-from relabel.manifests.formats import AnswerFormat, Choice, Section, Text
-from relabel.manifests.labels import Label, Pair
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.formats import AnswerFormat, Choice, Lines, Section, Text
+from relabel.manifests.labels import Label, LabelColumn, Pair
 from relabel.manifests.specs import DecisionOptions, LabelerOptions, ThinkOptions
+
+# ------------------------------------------------------------------------------
+# Base classes of labelers with a single ask: `OneAsk` for one formatted answer, `ThinkScore` for reasoning and then
+# a grade, `DecisionAlone` and `YesNo` for one decision without generated tokens.
+
 
 Instruction = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")]
 """What to judge by, in words; not blank."""
@@ -175,3 +186,110 @@ class YesNo(DecisionAlone):
         decision = Decision(stage, "</think>\n\n" if is_bare else "<answer>", ("no", "yes"))
         prefill = "<think>\n\n</think>\n\n" if is_bare else "<answer>"
         super().__init__(options, folder, decision, prefill, {**settings, "think": options.think})
+
+
+# ------------------------------------------------------------------------------
+# Where a labeler's built-in prompt templates lie, so that they can be copied and edited.
+
+
+def template_files(name: str) -> dict[str, Path]:
+    """A labeler's own templates and those of the shared ones that it uses, by file name.
+
+    They are in `templates/NAME` or `templates` in the folder of the labeler's module, and taken where they are what
+    the labeler says it uses.
+
+    Raises:
+        ConfigError: there is no such labeler, or its templates lie elsewhere.
+    """
+    cls = labeler_class(name)
+    templates = Path(inspect.getfile(cls)).parent / "templates"
+    own = templates / name if (templates / name).is_dir() else templates
+    found = {path.name: path for path in sorted(own.glob("*.j2"))}
+    for file, digest in cls(cls.Options(name=name)).template_digests.items():
+        path = found.setdefault(file, SHARED / file)
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise ConfigError(
+                f"labeler {name}: its template {file} does not lie in {own}, where a labeler's templates are looked "
+                "for. Copy the files from where its author keeps them."
+            )
+    if not found:
+        raise ConfigError(f"labeler {name}: has no templates in {own}; its prompts can't be edited.")
+    return dict(sorted(found.items()))
+
+
+# ------------------------------------------------------------------------------
+# `variants`: several search queries for one question. Asked once a query, for every row of it; no document reaches
+# the prompt, and rows get no grade. Source: R2RAG (papers, section 3.2 and appendix A.2): two to n queries, n 3 for
+# a simple question and 5 for a complex one. The sentences are ours.
+
+
+_FEWEST = 2
+
+
+class VariantsOptions(SearchOptions, ThinkOptions):
+    """Options of `variants`."""
+
+    name: str = "variants"
+    """A registered labeler."""
+    grades: Literal[0] = 0
+    """None: the label is a list of queries."""
+    max_variants: int = Field(3, ge=_FEWEST, le=20)
+    """Most queries for one question: 3 suit a simple one, 5 a complex one."""
+
+
+class Variants(Labeler):
+    """Asks for queries that lead to an answer together. Flags: those of the answer."""
+
+    Options: ClassVar[type[LabelerOptions]] = VariantsOptions
+    columns = (LabelColumn("variants", "list<string>", "The queries, as written, without repetitions."),)
+    input_columns = (ASPECT, PREVIOUS_QUERIES)
+    reads_document = False
+
+    def __init__(self, options: VariantsOptions) -> None:
+        prompts = Prompts(BUILT_IN / "variants", options.templates)
+        self._settings = {"most": options.max_variants}
+        self._system = prompts.turn("system", "system.j2", data=(), settings=self._settings).message()
+        self._turn = functools.lru_cache(maxsize=64)(functools.partial(self._make_turn, prompts))
+        for shape in ((False, 0), (True, 1)):  # a bad template fails here
+            self._turn(*shape)
+        self.template_digests = prompts.digests
+        queries = Lines("queries", _FEWEST, options.max_variants, options.max_text_tokens)
+        self._format = AnswerFormat((Text("think", options.max_think_tokens), queries))
+        self._reader = Reader(self._format)
+        self._max_tokens = token_budget(self._format)
+        self._sampling = Sampling(options.temperature, options.top_p)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, the same for all rows of the query.
+
+        Raises:
+            VerdictError: the answer is out of format, or holds fewer than two queries that are not the question.
+        """
+        answer = yield self._ask(pair)
+        sections = self._reader.read(answer)
+        variants: dict[str, str] = {}
+        for line in lines_of(sections["queries"]):
+            variants.setdefault(folded(line), line)
+        variants.pop(folded(pair.query), None)
+        if len(variants) < _FEWEST:
+            raise VerdictError("format", f"{len(variants)} queries that differ from the question, expected {_FEWEST}")
+        return Label(
+            None, None, {"variants": list(variants.values())}, reasoning=sections["think"], flags=list(answer.flags)
+        )
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(Pair(0, "q", "how to prune roses", "d", ""))]
+
+    def _ask(self, pair: Pair) -> Ask:
+        aspect, previous = pair.columns.get(ASPECT.name, ""), pair.columns.get(PREVIOUS_QUERIES.name, ())
+        turn = self._turn(bool(aspect), len(previous))
+        user = turn.message(pair.query, *((aspect,) if aspect else ()), *previous)
+        messages = (self._system, user)
+        return Ask(
+            "variants", messages, self._format, self._max_tokens, shared_by=pair.query_id, sampling=self._sampling
+        )
+
+    def _make_turn(self, prompts: Prompts, has_aspect: bool, num_previous: int) -> Turn:
+        data = ("query", *(("aspect",) if has_aspect else ()), "previous_queries")
+        settings = {**self._settings, "has_aspect": has_aspect, "num_previous": num_previous}
+        return prompts.turn("user", "user.j2", data=data, settings=settings, counts={"previous_queries": num_previous})

@@ -19,19 +19,19 @@ from relabel.manifests.schemas import LABELS as LABEL_SCHEMA
 from relabel.manifests.specs import LabelerOptions, ObjectSchema, Registry, Schema, validate_spec
 
 LABELERS: dict[str, str] = {
-    "complexity": "relabel.labelers.complexity:Complexity",
+    "complexity": "relabel.labelers.direct:Complexity",
     "direct": "relabel.labelers.direct:Direct",
     "ensemble": "relabel.labelers.ensemble:Ensemble",
-    "evidence-set": "relabel.labelers.evidence_set:EvidenceSet",
+    "evidence-set": "relabel.labelers.evidence:EvidenceSet",
     "graph-grpo": "relabel.labelers.graph_grpo:GraphGrpo",
-    "pointwise": "relabel.labelers.pointwise:Pointwise",
+    "pointwise": "relabel.labelers.direct:Pointwise",
     "query": "relabel.labelers.query:Query",
-    "r1": "relabel.labelers.r1:R1",
+    "r1": "relabel.labelers.direct:R1",
     "r3a": "relabel.labelers.r3a:R3A",
     "review": "relabel.labelers.review:Review",
     "route": "relabel.labelers.route:Route",
-    "umbrela": "relabel.labelers.umbrela:Umbrela",
-    "variants": "relabel.labelers.variants:Variants",
+    "umbrela": "relabel.labelers.direct:Umbrela",
+    "variants": "relabel.labelers.base:Variants",
 }
 _REGISTRY = Registry("labeler", "relabel.labelers", LABELERS)
 

@@ -3,7 +3,13 @@ each retrieved passage with the document."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+import itertools
+import json
+import re
+import unicodedata
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -11,27 +17,294 @@ from pydantic import Field
 from relabel.labelers.prompts import BUILT_IN, Prompts
 from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.registry import Labeler, Recalled
-from relabel.labelers.route_steps import (
-    NODES_FIELD,
-    OPTION_CHARS,
-    OPTION_WORDS,
-    REFUSE,
-    Actions,
-    Subtree,
-    one_line,
-    options_of,
-    read_actions,
-    recall_step,
-    step_json,
-)
 from relabel.labelers.verdicts import Reader, token_budget, unreadable
 from relabel.manifests.asks import Answer, Ask, Sampling
 from relabel.manifests.errors import InputError, VerdictError
 from relabel.manifests.formats import AnswerFormat, OptionLines
 from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
 from relabel.manifests.process import require
+from relabel.manifests.records import checked, plain
 from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.trees import COLUMN, Node, Tree, read_tree
+
+# ------------------------------------------------------------------------------
+# The part of a document's tree that a router sees: all headings, and the content that is lit just now.
+#
+# Source: RDR2 (papers, section 3.2 and appendix A.1): first a retrieved passage with its neighbours; then, heading by
+# heading, content that was not lit before in its place. The subtree keeps its size, and ids stay those of the tree.
+
+
+@dataclass(frozen=True)
+class Subtree:
+    """A value: `light` and `expand` give another.
+
+    Args:
+        lit: ids of the content that is visible now.
+        seen: ids of all content that is or was.
+    """
+
+    tree: Tree = field(repr=False)
+    lit: frozenset[int] = frozenset()
+    seen: frozenset[int] = frozenset()
+
+    def light(self, matched: Iterable[int]) -> Subtree:
+        """With these content nodes lit, and nothing else but their siblings, ancestors and descendants: their content
+        siblings, all content that those hold, and content that holds them.
+        """
+        found: set[int] = set()
+        for parent, id in {self.tree.nodes[id].parent: id for id in matched}.items():
+            found |= self._holding(id) | self.own_content(parent)
+        return self._lit(found)
+
+    def expand(self, heading: int) -> Subtree:
+        """With the heading's own content lit, as far as none of it was before, in place of what is lit now; the same
+        subtree where there is no such content.
+        """
+        new = self.own_content(heading) - self.seen
+        above = {holder for id in new for holder in self._holding(id)}
+        return self._lit(new | above) if new else self
+
+    def own_content(self, heading: int) -> frozenset[int]:
+        """Content below a node with no heading in between; of a heading without any, that of its subheadings."""
+        found: set[int] = set()
+        waiting = [heading]
+        while waiting:
+            children = self.tree.children[waiting.pop()]
+            own = {id for child in children for id in self._content_in(child)}
+            found |= own
+            waiting += () if own else children
+        return frozenset(found)
+
+    @cached_property
+    def visible(self) -> tuple[Node, ...]:
+        """All headings and what is lit, in document order."""
+        return tuple(node for node in self.tree.nodes if self.is_visible(node.id))
+
+    def is_visible(self, id: int) -> bool:
+        """Whether there is such a node, and it is a heading or lit."""
+        return 0 <= id < len(self.tree.nodes) and (not self.tree.nodes[id].is_content or id in self.lit)
+
+    @cached_property
+    def collapsed(self) -> frozenset[int]:
+        """Headings below which nothing is lit; that there is something to light is not shown, so it does not count."""
+        above = {holder.id for id in self.lit for holder in self.tree.ancestors(id)}
+        return frozenset(node.id for node in self.tree.nodes if not node.is_content) - above
+
+    def render(self) -> str:
+        """A line for each visible node, `id: text`, a tab before it for each level."""
+        return "\n".join("\t" * node.level + f"{node.id}: {one_line(node.text)}" for node in self.visible)
+
+    def _lit(self, found: Iterable[int]) -> Subtree:
+        lit = frozenset(found)
+        return Subtree(self.tree, lit, self.seen | lit)
+
+    def _holding(self, id: int) -> set[int]:
+        return {node.id for node in self.tree.ancestors(id) if node.is_content}
+
+    def _content_in(self, id: int) -> Iterator[int]:
+        """The node and all below it; nothing of a heading."""
+        waiting = [id]
+        while waiting:
+            id = waiting.pop()
+            if self.tree.nodes[id].is_content:
+                yield id
+                waiting += self.tree.children[id]
+
+
+def one_line(text: str) -> str:
+    """A text whose line breaks and other white space are single spaces."""
+    return " ".join(text.split())
+
+
+# ------------------------------------------------------------------------------
+# A router's answer: one action a line, on nodes of the subtree that it was shown.
+#
+# Source: RDR2 (papers, section 3.3): `[ANSWER] id: prefix` takes a content node, `[EXPAND] id: prefix` unfolds a
+# collapsed heading, `[REFUSE]` is alone. The prefix ties the id to its text; what counts as one is ours.
+
+
+ANSWER, EXPAND, REFUSE = "[ANSWER]", "[EXPAND]", "[REFUSE]"
+LEAST_WORDS = 3
+"""Words of a prefix, at least; all of a text that has fewer."""
+OPTION_WORDS = 5
+"""Words of the prefixes that a grammar admits."""
+_WORD_CHARS = 40
+_WORD = re.compile(rf"[\u3040-\u30ff\u3400-\u9fff]|[^\s<\u3040-\u30ff\u3400-\u9fff]{{1,{_WORD_CHARS}}}")
+"""What is between spaces or `<`, which begins the control tokens of many models, so that no prefix wants it; each
+character of Chinese and Japanese, which have no spaces; 40 characters at most.
+"""
+OPTION_CHARS = OPTION_WORDS * (_WORD_CHARS + 1)
+"""Longest prefix that a grammar admits."""
+_ACTION = re.compile(r"(\[ANSWER\]|\[EXPAND\]) (0|[1-9][0-9]{0,8}):(?:\s+(.*))?", re.DOTALL)
+
+
+class Actions(NamedTuple):
+    """What an answer says.
+
+    Args:
+        answers, expands: ids of the nodes of legal actions, each once, in the order written.
+        refused: it says `[REFUSE]` and no action that is legal.
+        expelled: lines that are meant as an action and are not legal.
+        fault: why the first line that is no legal action is none, whether meant as one or not; None without such lines.
+    """
+
+    answers: tuple[int, ...]
+    expands: tuple[int, ...]
+    refused: bool
+    expelled: int
+    fault: str | None
+
+    @property
+    def is_collapsed(self) -> bool:
+        """Whether no line is an action, legal or not."""
+        return not (self.answers or self.expands or self.refused or self.expelled)
+
+
+def options_of(subtree: Subtree) -> tuple[str, ...]:
+    """The legal actions, each with a prefix of `OPTION_WORDS` words."""
+    found = []
+    for node in subtree.visible:
+        if node.is_content or node.id in subtree.collapsed:
+            text = one_line(node.text)
+            words = list(itertools.islice(_WORD.finditer(text), OPTION_WORDS))
+            prefix = one_line(text[: words[-1].end()].replace("<", " ")) if words else ""
+            found.append(f"{ANSWER if node.is_content else EXPAND} {node.id}: {prefix}".rstrip())
+    return tuple(found)
+
+
+def write_actions(ids: Iterable[int], options: Sequence[str]) -> str:
+    """The legal actions on these nodes as `options_of` writes them, a line each; `[REFUSE]` where there are none.
+
+    Raises:
+        KeyError: no option is about a node.
+    """
+    option_of = {int(option.split(" ")[1].rstrip(":")): option for option in options}
+    return "\n".join(option_of[id] for id in ids) or REFUSE
+
+
+def read_actions(text: str, subtree: Subtree) -> Actions:
+    """Read an answer line by line; blank lines say nothing."""
+    ids: dict[str, dict[int, None]] = {ANSWER: {}, EXPAND: {}}
+    faults: list[str] = []
+    expelled = num_refusals = 0
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        if line == REFUSE:
+            num_refusals += 1
+        elif fault := _fault(line, subtree):
+            faults.append(f"{fault}: {line[:60]!r}")
+            expelled += line.startswith((ANSWER, EXPAND, REFUSE))
+        else:
+            kind, _, rest = line.partition(" ")
+            ids[kind][int(rest.partition(":")[0])] = None
+    has_actions = any(ids.values())
+    if num_refusals and has_actions:
+        faults.append(f"{REFUSE} is given together with actions")
+        expelled, num_refusals = expelled + num_refusals, 0
+    if not (has_actions or num_refusals or faults):
+        faults.append("there is no action")
+    fault = faults[0] if faults else None
+    return Actions(tuple(ids[ANSWER]), tuple(ids[EXPAND]), num_refusals > 0, expelled, fault)
+
+
+def _fault(line: str, subtree: Subtree) -> str | None:
+    said = _ACTION.fullmatch(line)
+    if said is None:
+        return "no action"
+    kind, id, prefix = said[1], int(said[2]), said[3] or ""
+    if not subtree.is_visible(id):
+        return f"node {id} is not visible"
+    node = subtree.tree.nodes[id]
+    if kind == ANSWER and not node.is_content:
+        return f"node {id} is a heading, which answers nothing"
+    if kind == EXPAND and id not in subtree.collapsed:
+        return f"node {id} is no collapsed heading"
+    words, wanted = _words(prefix), _words(node.text)
+    if words != wanted[: len(words)] or len(words) < min(LEAST_WORDS, len(wanted)):
+        return f"the text does not begin that of node {id}"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    """Case, white space and how an accented letter is written do not count."""
+    return [unicodedata.normalize("NFC", word).casefold() for word in _WORD.findall(text)]
+
+
+# ------------------------------------------------------------------------------
+# A step of `route` as its label keeps it, JSON: what was unfolded, shown and answered. And the way back: which answer
+# it holds.
+
+
+NODES_FIELD = "nodes"
+"""What the texts of nodes are called in the prompt."""
+
+
+@dataclass(frozen=True)
+class RouteStep:
+    """One ask and its answer.
+
+    Args:
+        expanded: heading that was unfolded for it; None for what a passage lights.
+        lit: content that was shown.
+        chars: of all nodes' texts as shown: which of several asks with ever shorter texts it was. None in labels of
+            the first versions.
+        answers, expands: nodes of legal actions, in the order written.
+        expelled: lines meant as an action that were not legal.
+    """
+
+    expanded: int | None
+    lit: tuple[int, ...]
+    answers: tuple[int, ...]
+    expands: tuple[int, ...]
+    refused: bool
+    expelled: int
+    chars: int | None = None
+
+
+def read_step(text: str) -> RouteStep:
+    """The step that a label keeps.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return checked(RouteStep, json.loads(text))
+
+
+def step_json(heading: int | None, subtree: Subtree, texts: Iterable[str], actions: Actions) -> str:
+    """A step as a label keeps it.
+
+    Args:
+        heading: that was unfolded; None for what a passage lights.
+        texts: of the nodes, as shown.
+    """
+    lit, said = tuple(sorted(subtree.lit)), (actions.answers, actions.expands, actions.refused, actions.expelled)
+    return json.dumps(plain(RouteStep(heading, lit, *said, _num_chars(texts))))
+
+
+def recall_step(text: str, ask: Ask) -> Recalled:
+    """The answer to an ask that a step holds. Of a line that was expelled it holds no text: another one that is not
+    legal takes its place.
+
+    Raises:
+        VerdictError: an action is about a node that has none in this ask.
+    """
+    step, turn = read_step(text), ask.messages[-1]
+    shown = (part for name, part in zip(turn.fields, turn.parts[1::2], strict=True) if name == NODES_FIELD)
+    if step.chars != _num_chars(shown):
+        return Recalled(Answer(0, "", "overlong"), "")
+    assert ask.format is not None
+    (options,) = ask.format.sections
+    assert isinstance(options, OptionLines)
+    has_actions = step.answers or step.expands or step.refused
+    try:
+        legal = write_actions([*step.answers, *step.expands], options.options) if has_actions else ""
+    except KeyError as exc:
+        raise VerdictError("format", f"no action on node {exc} is legal") from exc
+    return Recalled(Answer(0, "\n".join([legal, *[ANSWER] * step.expelled]), "stop"), legal)
+
+
+def _num_chars(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))
+
 
 # ------------------------------------------------------------------------------
 # Where in a document a retrieved passage comes from: exactly where its text is, else where the document

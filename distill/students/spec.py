@@ -55,7 +55,7 @@ class StudentKind:
         has_nodes: whether it can have other heads than relevance.
         refuses: keys of the spec that are for other kinds.
         pads_left: whether its batches are padded on the left.
-        int8_narrows: whether dynamic int8 takes the matrices that narrow as well (see `export/quantization.py`).
+        int8_narrows: whether dynamic int8 takes the matrices that narrow as well (see `export/exporting.py`).
     """
 
     module: str

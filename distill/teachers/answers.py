@@ -21,7 +21,7 @@ from relabel.distill.students.labels import (
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.teachers.evidence import chosen_in, load_evidence_queries
 from relabel.distill.teachers.spec import SftData, SftGold, TeacherSpec
-from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.evidence import EVIDENCE_SET
 from relabel.labelers.query_inputs import rendered_sets
 from relabel.labelers.registry import Labeler, labeler_class, options_of_run
 from relabel.labelers.verdicts import Reader

@@ -24,7 +24,7 @@ from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec
 from relabel.labelers.engines.registry import engine_class
-from relabel.labelers.evidence_set import ShortAnswers
+from relabel.labelers.evidence import ShortAnswers
 from relabel.labelers.query_inputs import CHUNKS, chunk_texts
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import index_lists_of

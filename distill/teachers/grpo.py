@@ -48,7 +48,7 @@ from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.registry import engine_class
-from relabel.labelers.evidence_set import ShortAnswers
+from relabel.labelers.evidence import ShortAnswers
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage

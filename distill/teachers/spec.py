@@ -21,7 +21,7 @@ from relabel.distill.training.spec import (
     as_sources,
 )
 from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
-from relabel.labelers.evidence_set import EVIDENCE_SET
+from relabel.labelers.evidence import EVIDENCE_SET
 from relabel.labelers.registry import labeler_class, labeler_names, labeler_schemas
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.specs import (

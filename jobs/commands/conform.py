@@ -12,8 +12,8 @@ import click
 from relabel.export.bundles import open_bundle
 from relabel.export.conform import Conformity
 from relabel.export.conform import conform as compare
+from relabel.export.huggingface import RerankServer
 from relabel.export.loader import BundleError, Encoder, read_manifest
-from relabel.export.rerank_servers import RerankServer
 from relabel.jobs.commands.options import Number, local_folder, output_option
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid

@@ -29,7 +29,7 @@ from relabel.jobs.sections import (
     Shade,
     Table,
 )
-from relabel.labelers.route_steps import RouteStep, Subtree, one_line, read_step
+from relabel.labelers.route import RouteStep, Subtree, one_line, read_step
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, InputColumn, Pair, Reads

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.labelers.evidence_set import TOKENS_PER_CHUNK
+from relabel.labelers.evidence import TOKENS_PER_CHUNK
 from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, chunks_within, documents_within
 from relabel.manifests.asks import Ask, Distribution
 from relabel.manifests.errors import ConfigError, VerdictError

@@ -16,7 +16,7 @@ import pytest
 from relabel.labelers.engines.fake import AnswerPlan, Fake, FakeArgs, made_contents
 from relabel.labelers.engines.grammars import render_grammar
 from relabel.labelers.registry import labeler_names
-from relabel.labelers.route_steps import one_line
+from relabel.labelers.route import one_line
 from relabel.manifests.asks import Ask, Message, Request
 from relabel.manifests.formats import AnswerFormat, Choice, JsonIndices, OptionLines, closing_of, opening_of
 from relabel.manifests.labels import Label, Pair

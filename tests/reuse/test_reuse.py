@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relabel.labelers.base import Variants
 from relabel.labelers.engines.registry import ENGINES
-from relabel.labelers.variants import Variants
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.labels import Pair, Reads
 from relabel.manifests.manifest import engine_identity

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from relabel.distill.students.model import load_student
 from relabel.export.conform import Conformity, conform
+from relabel.export.huggingface import RerankServer
 from relabel.export.loader import Encoder, Student, load_tokenizer, read_manifest
-from relabel.export.rerank_servers import RerankServer
 
 Pairs = Sequence[tuple[str, str]]
 Serve = Callable[[Any], str]
