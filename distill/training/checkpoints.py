@@ -378,7 +378,9 @@ class StepState:
         Raises:
             ManifestError: the checkpoint is damaged.
         """
-        held = StepState(**load_state(checkpoint))
+        values = load_state(checkpoint)
+        values.pop("scheduler", None)  # of checkpoints that an earlier version wrote
+        held = StepState(**values)
         held.curve = [(int(step), split, name, value) for step, split, name, value in held.curve]
         return held
 
