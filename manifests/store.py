@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +31,6 @@ from typing import Any, NamedTuple, TypeVar
 from relabel.manifests import failpoints
 from relabel.manifests.errors import InputError, ManifestError, RelabelError, StoreError, UsageError
 from relabel.manifests.files import (
-    HERE,
     TEMP_PREFIX,
     FileLock,
     Storage,
@@ -56,7 +54,6 @@ from relabel.manifests.objects import (
     Retries,
 )
 from relabel.manifests.records import sha256_bytes
-from relabel.manifests.secrets import redacted
 
 # ------------------------------------------------------------------------------
 # What stores give and take.
@@ -356,16 +353,6 @@ class LocalStore:
         """Whether a live process holds that lock."""
         return FileLock.is_held(self._lock_path(name))
 
-    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
-        """Append to a log; no file stays open between lines, since many shards may be under way."""
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write(redacted(text))
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
     def _lock_path(self, name: str) -> Path:
         return self.path(f"leases/{name}.lock")
 
@@ -465,8 +452,6 @@ def sync_folder(path: Path) -> None:
 
 PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
 READERS = 16
-LOG_EVERY_S = 60.0
-"""A log is an object, and objects can't be added to: lines are kept for so long, then the whole is written again."""
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
@@ -518,7 +503,6 @@ class ObjectStore:
         self._probe = probe
         self._is_proven = single_writer
         self._guard = threading.Lock()
-        self._logs: dict[str, _Log] = {}
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
@@ -702,32 +686,6 @@ class ObjectStore:
         """Whether a live process holds that lease."""
         return self._lease(name, name).is_alive()
 
-    def log(self, name: str, text: str, *, is_end: bool = False) -> None:
-        """Add lines to a log of this process's own (its host and number are put into the name); written every minute,
-        at its end, and on `close`.
-        """
-        with self._guard:
-            held = self._logs.setdefault(name, _Log())
-            held.text += redacted(text)
-            is_due = is_end or time.monotonic() - held.written_s > LOG_EVERY_S
-        if is_due:
-            self._write_log(name, held)
-
-    def close(self) -> None:
-        """Write out the logs."""
-        for name, held in list(self._logs.items()):
-            self._write_log(name, held)
-
-    def _write_log(self, name: str, held: _Log) -> None:
-        stem, _, ending = name.rpartition(".")
-        with self._guard:
-            data, is_news = held.text.encode("utf-8", "replace"), len(held.text) != held.written
-            held.written, held.written_s = len(held.text), time.monotonic()
-        if is_news:
-            own = f"{stem}-{HERE}-{os.getpid()}.{ending}"
-            put = functools.partial(self._objects.put, self._key(own), data)
-            replace(self._retries, tries=3).call(put, f"{self.root}/{own}: writing it")
-
     def _lease(self, name: str, what: str) -> Lease:
         return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._retries)
 
@@ -801,15 +759,6 @@ class ObjectStore:
         if not is_refused(tag=_NO_TAG):
             return "the store accepts `If-Match` and ignores it (it wrote over an object of another ETag)"
         return None
-
-
-@dataclass(slots=True)
-class _Log:
-    """A log's lines, how many characters of them are written, and when they were."""
-
-    text: str = ""
-    written: int = 0
-    written_s: float = field(default_factory=time.monotonic)
 
 
 def _checksum(data: bytes) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -264,12 +263,9 @@ class Supervisor:
             self._log(slot, event.get("traceback", text) if kind == "crash" else text)
 
     def _log(self, slot: _Slot, text: str) -> None:
-        """Lines about a worker: to the user with its name, and to its log."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        """Lines about a worker, with its name."""
         for line in redacted(text).splitlines():
             self.say(f"[{slot.name}] {line}")
-            with contextlib.suppress(OSError, RelabelError):  # a log is for people: a full disk ends no run
-                self.session.opened.store.log(_log_name(slot), f"{stamp} {line}\n")
 
     def _ended(self, slot: _Slot, ended: Ended) -> None:
         """A worker is gone: decide what follows."""
@@ -320,7 +316,7 @@ class Supervisor:
         if slot.crashes >= MOST_CRASHES:
             text = (
                 f"worker {slot.name}: its engine crashed {slot.crashes} times without a commit in between. Last: "
-                f"{words}. See {store.root}/{_log_name(slot)}; what was committed is safe."
+                f"{words}. What was committed is safe."
             )
             self._give_up(slot, RuntimeError(text) if is_fault else EngineLostError(text))
 
@@ -425,11 +421,6 @@ class Supervisor:
         for name in _COUNTS:
             setattr(progress, name, counts[name])
         progress.statuses, progress.live = statuses, live
-
-
-def _log_name(slot: _Slot) -> str:
-    """Where a worker's lines are kept, below the output."""
-    return f"logs/worker-{socket.gethostname()}-{slot.name}.log"
 
 
 def _sum(costs: list[dict[str, Any] | None]) -> dict[str, Any] | None:

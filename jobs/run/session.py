@@ -25,7 +25,7 @@ from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal
 from relabel.jobs.run.reuse import AnswerCache, Reuse, earlier_outputs, keep_answers, known_answers, listed
-from relabel.jobs.run.shards import ShardLogs, WorkLeft
+from relabel.jobs.run.shards import WorkLeft
 from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.cascade import Cascade
@@ -159,7 +159,6 @@ class Session:
         self.execution = part_of or secrets.token_hex(8)
         self.keys = LabelKeys(opened.plan.parts, opened.job.reads)
         self._schema = file_schema(opened.plan.parts)  # not in a commit thread, where nothing may be compiled
-        self._logs = ShardLogs(opened.store)
         self.left = WorkLeft(opened, shards, is_retry=is_retry, execution=self.execution)
         self._before = self.left.seen
         self._locks: dict[int, Lock] = {}
@@ -229,7 +228,6 @@ class Session:
             for folder in ("labels", "quarantine", "answers", "receipts", "lost"):
                 opened.store.sweep(f"{folder}/shard-{shard:05d}")
             planned = opened.plan.shards[shard]
-            self._logs.write(shard, f"start: {len(attempts)} of {len(planned.chunks)} chunks, worker {self.worker}")
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
             self.journal.opens(shard, attempts, self._rows_of(shard, wanted or {}), num_rows=sum(planned.chunks))
             settled = self.left.settled_rows(shard) if self.is_retry else {}
@@ -253,7 +251,9 @@ class Session:
 
     def _give_up(self, shard: int, chunks: list[int]) -> None:
         """Ask no more of a shard whose lease another worker has by now. What was begun may still be committed first."""
-        self._logs.write(shard, f"lease lost: {len(chunks)} chunks are left to the worker that took it over")
+        logger.warning(
+            "shard %d: its lease was lost; %d chunks are left to the worker that has it now", shard, len(chunks)
+        )
         self._given_up.add(shard)
         self.journal.forgets(shard)
         self.busy.append(shard)
@@ -276,7 +276,6 @@ class Session:
             if is_last:
                 del self._chunks_left[shard]
         if is_last:
-            self._logs.write(shard, "done", is_end=True)
             self.journal.closes(shard)
             self._locks.pop(shard).release()
 
@@ -345,19 +344,8 @@ class Session:
             reused_answers=work.reused_answers,
             execution=self.execution,
         )
-        shard, chunk = work.id.shard, work.id.chunk
         self.journal.commits(work)
-        if receipt is None:
-            self._logs.write(shard, f"chunk {chunk}: another worker committed it first; our rows are dropped")
-        else:
-            counts = ", ".join(f"{count} {status}" for status, count in sorted(receipt.statuses.items()))
-            counts += f" ({receipt.rows_reused} reused)" if receipt.reused else ""
-            self._logs.write(
-                shard,
-                f"chunk {chunk} attempt {work.id.attempt}: {counts}, {receipt.seconds:.1f} s",
-                *(f"row {row.row_id} quarantined as {row.status}: {row.reason}" for row in quarantine),
-            )
-        self._leave(shard)
+        self._leave(work.id.shard)
         return receipt is not None
 
     def own_receipts(self, found: Snapshot, seen: Attempts) -> Iterator[Receipt]:
@@ -380,7 +368,6 @@ class Session:
         for shard in list(self._locks):
             self.journal.closes(shard, crash=crash)
             self._locks.pop(shard).release()
-        self._logs.close()
 
 
 def list_every_s(plan: Plan) -> float:

@@ -160,13 +160,13 @@ def inside(folder: Path, function: str = "", *arguments: Any) -> forks.Setup:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """All files of a folder with the digests of their bytes, but for locks, logs and what is hidden; a link by where it
+    """All files of a folder with the digests of their bytes, but for locks and what is hidden; a link by where it
     leads.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if not {"leases", "logs"} & set(name.parts) and not any(part.startswith(".") for part in name.parts):
+        if "leases" not in name.parts and not any(part.startswith(".") for part in name.parts):
             if path.is_symlink():
                 found[str(name)] = f"link to {path.readlink()}"
             elif path.is_file():

@@ -45,7 +45,7 @@ from tests.manifests.memory_objects import MemoryObjects
 
 HOWS = ("lost before", "lost after", "down before", "down after", "refused", "cut")
 ALLOWED = {"lost": (0,), "down": (0, 20), "refused": (0, 3), "cut": (0, 3)}
-"""Exit codes by what went wrong: one lost answer is asked for again; where the last calls of a run are refused (logs, a
+"""Exit codes by what went wrong: one lost answer is asked for again; where the last calls of a run are refused (a
 lease that is given back), nothing is missing.
 """
 SMALL = 18
@@ -257,12 +257,12 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_verify_finds_a_flipped_byte_in_any_committed_file(local_place: Places, sweep: Sweep) -> None:
-    """Of a run with a canary; locks and logs prove nothing."""
+    """Of a run with a canary; locks prove nothing."""
     place = local_place()
     place.write(run={"max_tokens": 10_000_000}, canary=4, max_flip_rate=1.0)
     assert place.call("run --shard 1/3", "run", "verify").codes == [0, 0, 0]
     found = sorted(str(path.relative_to(place.output)) for path in Path(place.output).rglob("*.*") if path.is_file())
-    names = [name for name in found if not name.startswith(("leases/", "logs/"))]
+    names = [name for name in found if not name.startswith("leases/")]
     assert {"canary", "receipts", "labels", "quarantine", "answers", "plan", "manifest.json"} <= {
         name.partition("/")[0] for name in names
     }, names

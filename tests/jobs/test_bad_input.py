@@ -262,20 +262,6 @@ def test_model_that_is_not_there_exits_4_with_the_forms_there_are(
     assert "no such directory" in done.json["job"]["model"]
 
 
-# Full disks
-
-
-def test_log_that_can_not_be_written_does_not_end_the_run(
-    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path
-) -> None:
-    write_pairs()
-    (folder / "out/ecom/logs").mkdir(parents=True)
-    (folder / "out/ecom/logs/shard-00000.log").symlink_to("/dev/full")
-    done = relabel("run", write_job())
-    assert done.code == 0
-    assert done.err.count("going on without logs") == 1
-
-
 # Odd rows that are labelled all the same
 
 

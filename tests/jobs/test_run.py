@@ -23,7 +23,7 @@ from relabel.jobs.cli import relabel
 from relabel.jobs.exits import exit_for
 from relabel.jobs.run import results
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.shards import ShardLogs, choose_shards
+from relabel.jobs.run.shards import choose_shards
 from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.manifest import OwnRunManifest
@@ -137,9 +137,6 @@ def test_quarantine_over_the_limit_ends_in_30_until_a_retry_or_a_new_limit(tmp_p
     assert call("verify", path)[0] == 0
     assert call("run", path, "--set", "run.max_failed_fraction=1.0")[0] == 0
     assert call("run", path, "--set", "run.max_failed_fraction=1.0")[0] == 10
-    text = "".join(file.read_text() for file in sorted((tmp_path / "out" / "logs").iterdir()))
-    assert text.count("start: ") == text.count(" done\n") == 4
-    assert "quarantined as format" in text
 
 
 def test_a_retry_asks_the_quarantined_rows_alone_with_other_seeds(tmp_path: Path) -> None:
@@ -391,21 +388,6 @@ def test_the_result_of_a_run_is_golden(
     golden("run/result.json", json.dumps(json.loads(found), indent=1) + "\n")
     shutil.rmtree(folder / "out")
     golden("run/result.txt", re.sub(r"in [0-9.]+ s, [0-9.,]+ pairs/s|[0-9.,]+ tokens/s", "…", relabel("run", job).out))
-
-
-# A shard's log: for people, one line for each thing that happened.
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x0b", "\x85", "\u2028"])
-def test_a_reason_that_a_server_or_document_wrote_can_not_forge_a_line(tmp_path: Path, end: str) -> None:
-    ShardLogs(LocalRunStore(tmp_path)).write(
-        3, f"row 7 quarantined as refused: no{end}2026-11-20T00:00:00Z chunk 9 attempt 1: 10 ok", "done"
-    )
-    lines = (tmp_path / "logs" / "shard-00003.log").read_text(encoding="utf-8").splitlines()
-    assert [line.partition("Z ")[2] for line in lines] == [
-        "row 7 quarantined as refused: no 2026-11-20T00:00:00Z chunk 9 attempt 1: 10 ok",
-        "done",
-    ]
 
 
 # What is durable is counted, whatever becomes of its neighbours.

@@ -58,20 +58,16 @@ def through(
 
 
 @pytest.fixture
-def open_fresh(s3: str) -> Iterator[Callable[..., ObjectRunStore]]:
+def open_fresh(s3: str) -> Callable[..., ObjectRunStore]:
     """`open_fresh(lease_s=3)`: the store of this test's output with connections of its own, as another process would
     have.
     """
-    opened = []
 
     def start(*, lease_s: float = LEASE_S) -> ObjectRunStore:
         seaweed.forget_connections()
-        opened.append(open_run_store(f"{s3}/out", Storage(lease_s=lease_s)))
-        return opened[-1]
+        return open_run_store(f"{s3}/out", Storage(lease_s=lease_s))
 
-    yield start
-    for store in opened:
-        store.close()
+    return start
 
 
 @pytest.fixture
