@@ -32,27 +32,19 @@ def reading(path: str) -> Iterator[None]:
     """Turn a failure to read an input file into an InputError that names it."""
     try:
         yield
-    except RelabelError:
+    except (RelabelError, BlockingIOError):
         raise
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file.") from exc
     except PermissionError as exc:
         raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
-    except pa.ArrowInvalid as exc:
-        raise InputError(
-            f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source."
-        ) from exc
-    except (pa.ArrowException, UnicodeDecodeError) as exc:
-        raise InputError(f"{path}: can't be read: {_first_line(exc)}.") from exc
-    except BlockingIOError:
-        raise
-    except OSError as exc:
-        if exc.errno is None:  # what pyarrow finds wrong with the bytes
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
+        if isinstance(exc, pa.ArrowInvalid) or (isinstance(exc, OSError) and exc.errno is None):
             raise InputError(
                 f"{path}: not a readable Parquet file: {_first_line(exc)}. Write it again from its source."
             ) from exc
-        why = out_of_files(exc)
-        raise InputError(f"{path}: can't be read: {why or f'{exc.strerror or _first_line(exc)}.'}") from exc
+        why = out_of_files(exc) or f"{getattr(exc, 'strerror', None) or _first_line(exc)}."
+        raise InputError(f"{path}: can't be read: {why}") from exc
 
 
 def _first_line(exc: Any) -> str:
