@@ -79,7 +79,7 @@ def run(
     Raises:
         RelabelError: what is wrong with the spec, the input, the engine or the store.
     """
-    from relabel.jobs.commands.label import execute, open_session
+    from relabel.jobs.commands.labeling import execute, open_session
     from relabel.jobs.pool.backends import WorkerPool
     from relabel.jobs.run.results import report_json
     from relabel.jobs.run.stop import choose_deadline

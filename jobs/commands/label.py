@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import shlex
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from relabel.jobs import logs
-from relabel.jobs.commands.options import (
-    Command,
-    date_option,
-    job_options,
-    log_option,
-    output_option,
-    sigterm_ends,
-    together,
-)
-from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.job import Job, cache_dir, load_job, open_run
-from relabel.jobs.output import emit, grid
-from relabel.jobs.pool.backends import WorkerPool, label_with
-from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
-from relabel.jobs.run.budget import budget_so_far
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
-from relabel.jobs.run.progress import Display, MetricsFile
-from relabel.jobs.run.results import (
-    ENDED_AT_BUDGET,
-    RunReport,
-    advise,
-    beyond_budget,
-    engine_text,
-    report_json,
-    report_text,
-    verdict,
-)
-from relabel.jobs.run.session import Session
-from relabel.jobs.run.shards import choose_shards
-from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
-from relabel.manifests.asks import EngineFacts
-from relabel.manifests.errors import NothingNewError, RelabelError
-from relabel.manifests.records import plain
-from relabel.manifests.secrets import counted
-
-# ------------------------------------------------------------------------------
-# The commands `plan`, `run`, `retry`, `rounds` and `score`: their options. What they do is loaded when called.
-
+from relabel.jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
+from relabel.jobs.exits import Exit
+from relabel.jobs.output import emit
 
 BACKENDS = ("local", "ray")
 SHARD_HELP = (
@@ -114,6 +72,7 @@ def plan(**options: Any) -> int:
     Reads footers, the query-id column and a sample of the rows. Rates are those of this model's last run on this
     device. The plan is written once and never changed; the same command again shows it.
     """
+    from relabel.jobs.commands.labeling import plan_job
 
     return plan_job(**options)
 
@@ -125,6 +84,7 @@ def plan(**options: Any) -> int:
 )
 def run(**options: Any) -> int:
     """Label what is not labelled yet. The same command again continues where the last one stopped."""
+    from relabel.jobs.commands.labeling import run_job
 
     return run_job(**options, is_retry=False)
 
@@ -136,6 +96,7 @@ def run(**options: Any) -> int:
 )
 def retry(**options: Any) -> int:
     """Ask the quarantined rows again, with new seeds. Rows that are labelled stay as they are."""
+    from relabel.jobs.commands.labeling import run_job
 
     return run_job(**options, is_retry=True)
 
@@ -157,6 +118,7 @@ def rounds(**options: Any) -> int:
     run of its own below the output (round-1, round-2, …), and a row for each question is written in the end:
     trajectories.parquet. The same command again continues where the last one stopped.
     """
+    from relabel.jobs.commands.labeling import run_search
 
     return run_search(**options)
 
@@ -256,6 +218,7 @@ def score(
     end, and the same exit codes; status, verify and evaluate read it. The same command again continues where the last
     one stopped.
     """
+    from relabel.jobs.commands.labeling import dry_run_result, execute, session_of
     from relabel.jobs.run.results import report_json, report_text
     from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.score.loop import local_student, score_job
@@ -277,314 +240,3 @@ def score(
         )
         logs.say(advice, event="advice")
     return code
-
-
-# ------------------------------------------------------------------------------
-# What `plan`, `run`, `retry` and `rounds` do once their options are read: a job is opened, worked on and reported.
-
-
-END_FIELDS = (
-    "exit_code",
-    "rows",
-    "labelled",
-    "quarantined",
-    "rows_open",
-    "stopped",
-    "this_run",
-    "engine_start_s",
-    "seconds",
-)
-"""Of the result, what the last line of a JSON log holds."""
-
-
-def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
-    """Plan a job if nobody has, estimate it, and print both."""
-    started = time.perf_counter()
-    opened = open_run(load_job(job_file, overrides=overrides, day=day))
-    ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
-    with sigterm_ends() if probe else contextlib.nullcontext():
-        estimate = estimate_run(opened, ask)
-    found = opened.plan
-    done = opened.folder.attempts_of_all()
-    todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
-    budget = budget_so_far(opened)
-    result = {
-        "output": opened.job.spec.output,
-        "was_planned_now": opened.was_planned_now,
-        "fingerprint": found.fingerprint,
-        "rows": found.rows,
-        "queries": found.queries,
-        "files": len(found.files),
-        "table": table_json(opened.dataset.table),
-        "left_out": dict(opened.dataset.left_out),
-        "shards": len(found.shards),
-        "chunks": found.num_chunks,
-        "chunks_open": sum(todo),
-        "is_scattered": found.is_scattered,
-        "read_ratio": round(found.read_ratio, 3),
-        "text_bytes": found.text_bytes,
-        "estimate": asdict(estimate),
-        "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
-        "variables": dict(opened.job.variables),
-        "template_day": next(iter(template_days(opened)), None),
-        "budget": plain(budget),
-        "shard_rows": [shard.rows for shard in found.shards],
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    emit(result, plan_text(opened, sum(todo), budget) + "\n" + estimate_text(estimate), output)
-    return Exit.DONE
-
-
-def run_job(
-    job_file: str,
-    overrides: tuple[str, ...],
-    shard: str | None,
-    day: str | None,
-    until: str | None,
-    duration: str | None,
-    metrics: str | None,
-    gpus: str | None,
-    workers: int | None,
-    backend: str,
-    address: str | None,
-    dry_run: bool,
-    done_ok: bool,
-    verbose: bool,
-    output: str,
-    part_of: str | None,
-    ledger: str | None,
-    *,
-    is_retry: bool,
-) -> int:
-    """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
-    `duration` that of `--for`.
-    """
-    deadline = choose_deadline(until, duration)
-    pool = WorkerPool(gpus, workers, backend, address)
-    logs.bind(shard=shard or "all")
-    if dry_run:
-        session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
-        verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
-        return dry_run_result(session, verb, output)
-    kept = MetricsFile(metrics, job=Path(job_file).stem, shard=shard or "all") if metrics else None
-    code: int = Exit.OUR_FAULT
-    reason = ""
-    try:
-        session = open_session(
-            job_file, overrides, shard, is_retry=is_retry, day=day, deadline=deadline, part_of=part_of, ledger=ledger
-        )
-        report = execute(session, kept, pool, shows_refused=verbose)
-        code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
-        reason = "stopped" if report.stopped is not None else ""
-    except KeyboardInterrupt:
-        code = Exit.STOPPED
-        raise
-    except NothingNewError as exc:
-        code = Exit.DONE if done_ok else Exit.NOTHING_TO_DO
-        logs.note_event("end", str(exc), exit_code=int(code))
-        return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), output, code)
-    except RelabelError as exc:
-        code, reason = exit_for(exc), type(exc).__name__
-        raise
-    finally:
-        if kept is not None:
-            kept.write(code, reason)
-    result = {**report_json(report), "exit_code": int(code)}
-    logs.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
-    emit(result, report_text(report), output)
-    advise(report, job_file, _same_job(job_file, overrides, session.opened.job.variables.get("date")))
-    return code
-
-
-def _same_job(job_file: str, overrides: tuple[str, ...], date: str | None) -> str:
-    """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
-    words = [] if date is None else ["--date", date]
-    words += [word for text in overrides for word in ("--set", text)]
-    return shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file])
-
-
-def dry_run_result(session: Session, verb: str, output: str) -> int:
-    """What a session would do."""
-    total, rows = session.left.rows_to_ask(), session.opened.plan.rows
-    result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
-    return emit(
-        result,
-        f"Would {verb} {total:,} of {rows:,} rows in {counted(len(session.shards), 'shard')} of {result['output']}.",
-        output,
-    )
-
-
-def open_session(
-    spec: str | Mapping[str, Any],
-    overrides: tuple[str, ...] = (),
-    shard: str | None = None,
-    *,
-    is_retry: bool = False,
-    may_write: bool = True,
-    day: str | None = None,
-    deadline: Deadline | None = None,
-    part_of: str | None = None,
-    ledger: str | None = None,
-) -> Session:
-    """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work
-    on those shards.
-
-    Args:
-        part_of: see `Session`.
-        ledger: see `Job`.
-    """
-    job = load_job(spec, overrides=overrides, day=day)
-    if ledger is not None:
-        job = replace(job, ledger=ledger)
-    logs.bind(job=job.spec.name)
-    return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline, part_of=part_of)
-
-
-def session_of(
-    job: Job,
-    shard: str | None = None,
-    *,
-    is_retry: bool = False,
-    may_write: bool = True,
-    deadline: Deadline | None = None,
-    part_of: str | None = None,
-) -> Session:
-    """The same for a job that was checked."""
-    choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
-    opened = open_run(job, may_plan=not is_retry, may_write=may_write)
-    table = opened.dataset.table
-    if table is not None and not table.is_latest and job.spec.input.snapshot is None:
-        logs.say(
-            f"note: the table is at snapshot {table.latest} now, and this output keeps snapshot {table.snapshot}. "
-            "Label the new one into another output.",
-            event="table",
-        )
-    shards = choose_shards(shard, len(opened.plan.shards))
-    return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), part_of=part_of)
-
-
-def execute(
-    session: Session,
-    metrics: MetricsFile | None = None,
-    pool: WorkerPool | None = None,
-    *,
-    shows_refused: bool = False,
-) -> RunReport:
-    """Do a session's work with progress on stderr, the last refused answer too if wanted; signals and a deadline drain
-    it.
-    """
-    spec, stop = session.opened.job.spec, session.stop
-    total = session.left.rows_to_ask()
-    with (
-        Display(
-            session.progress,
-            total,
-            before=session.left.rows_before(),
-            shows_refused=shows_refused,
-        ) as display,
-        stopping(stop, display.say),
-    ):
-        if metrics is not None:
-            metrics.job, metrics.progress = spec.name, session.progress
-            metrics.update()
-        if stop.deadline is not None:
-            display.say(f"ends by {stop.deadline.shown()}")
-
-        def on_progress() -> None:
-            display.update()
-            if metrics is not None:
-                metrics.update()
-
-        def announce(facts: EngineFacts, remarks: list[str]) -> None:
-            display.say(engine_text(spec.labeler.name, facts), event="engine")
-            for remark in remarks:
-                display.say(f"note: {remark}", event="remark")
-
-        report = label_with(pool or WorkerPool(), session, on_progress=on_progress, say=display.say, on_engine=announce)
-    if metrics is not None:
-        metrics.report = report
-    return report
-
-
-# ------------------------------------------------------------------------------
-# `rounds`: a search in several rounds, each a run.
-
-
-def run_search(
-    job_file: str,
-    overrides: tuple[str, ...],
-    gpus: str | None,
-    workers: int | None,
-    day: str | None,
-    until: str | None,
-    duration: str | None,
-    done_ok: bool,
-    output: str,
-) -> int:
-    """Run the rounds of a search, and print what they found."""
-    started, deadline = time.perf_counter(), choose_deadline(until, duration)
-    pool = WorkerPool(gpus, workers)
-    job = load_job(job_file, overrides=overrides, day=day)
-    logs.bind(job=job.spec.name)
-
-    def label_round(round_job: Job) -> RunReport:
-        return execute(session_of(round_job, deadline=deadline), pool=pool)
-
-    report = run_rounds(job, label_round, cache_dir=cache_dir(), say=lambda text: logs.say(text, event="round"))
-    code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
-    result = {
-        "exit_code": int(code),
-        "output": report.output,
-        "trajectories": None if report.num_open else f"{report.output}/{TRAJECTORIES_NAME}",
-        "questions": len(report.searches),
-        "open": report.num_open,
-        "stopped": report.stopped,
-        "failed_fraction": round(report.failed_fraction, 6),
-        "documents": report.num_documents,
-        "rounds": [_of_round(run) for run in report.runs],
-        **({} if report.budget is None else {"budget": plain(report.budget)}),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    emit(result, _text(job.spec.name, report), output)
-    if report.exit is Exit.GATE:
-        logs.say(beyond_budget(job_file), event="advice")
-    return code
-
-
-def _of_round(run: RunReport) -> dict[str, object]:
-    tally = run.tally
-    return {
-        "output": run.output,
-        "rows": run.rows,
-        "labelled": tally.labelled,
-        "reused": tally.reused,
-        "quarantined": tally.num_quarantined,
-        "rows_open": run.rows - tally.rows,
-        "exit_code": int(run.exit),
-    }
-
-
-def _text(name: str, report: RoundsReport) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.stopped.items()) or "none"
-    rows = [("questions", f"{len(report.searches):,}, {report.num_open:,} open"), ("over", reasons)]
-    for number, run in enumerate(report.runs, start=1):
-        rows.append((f"round {number}", f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}"))
-    if report.budget is not None:
-        rows.append(("budget", report.budget.text))
-    if not report.num_open:
-        rows.append(("trajectories", f"{report.output}/{TRAJECTORIES_NAME}"))
-    return f"{name}: {_verdict(report)}\n" + grid(rows)
-
-
-def _verdict(report: RoundsReport) -> str:
-    if report.exit is Exit.OVER_LIMIT:
-        return f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
-    return _VERDICTS.get(report.exit, "partial; run the same command again")
-
-
-_VERDICTS = {
-    Exit.DONE: "done, every question has its trajectory",
-    Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
-    Exit.GATE: ENDED_AT_BUDGET,
-    Exit.LOCKED: "another process works on this round",
-}

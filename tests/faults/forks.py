@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 WARM = (
     "relabel.jobs.cli",
-    "relabel.jobs.commands.label",
+    "relabel.jobs.commands.labeling",
     "relabel.jobs.commands.status",
     "relabel.jobs.run.execution",
     "relabel.jobs.logs",

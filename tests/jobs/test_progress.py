@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relabel.jobs.commands.label import open_session
+from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.commands.status import LiveStatus, look
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.run import counts

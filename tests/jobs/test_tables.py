@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from relabel.jobs import job as opening
-from relabel.jobs.commands.label import open_session
+from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job
 from relabel.jobs.pool.supervisor import Supervisor
