@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from relabel.jobs.files import written
-from relabel.jobs.pairs.pages import CleanedPage, Extent, JsonLd, PageBlock, PageWriter, fit, read_html
+from relabel.jobs.pairs.pages import CleanedPage, Draft, Extent, JsonLd, PageBlock, fit, lay_out, read_html
 from relabel.jobs.pairs.wikitext import wikitext_html
 from relabel.jobs.tables import check_columns, open_tables, stream_tables, write_grouped
 from relabel.manifests.columns import values_of
@@ -39,16 +39,14 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
     Raises:
         MissingExtraError: what reads the form is not installed.
     """
-    writer, json_ld = PageWriter(), JsonLd()
+    drafts, json_ld = list[Draft](), JsonLd()
     for text, form in texts:
         if form == "text":
             lines = fit(text).replace("\r\n", "\n").replace("\r", "\n")
-            for paragraph in _BLANK.split(lines):
-                if stripped := paragraph.strip():
-                    writer.add("text", [stripped])
+            drafts += [Draft("text", [one.strip()]) for one in _BLANK.split(lines) if one.strip()]
         else:
-            read_html(_AS_HTML[form](text), writer, json_ld)
-    return writer.finish(json_ld.items, json_ld.unreadable)
+            drafts += read_html(_AS_HTML[form](text), json_ld)
+    return lay_out(drafts, json_ld.items, json_ld.unreadable)
 
 
 def _html_of(markdown: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from relabel.manifests.process import require
@@ -65,33 +65,35 @@ class CleanedPage(NamedTuple):
     unreadable_json_ld: int = 0
 
 
-class PageWriter:
-    """Puts blocks one after the other."""
+class Draft(NamedTuple):
+    """A block before it has its place.
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._blocks: list[PageBlock] = []
-        self._length = 0
+    Args:
+        parts: a line of text for each row of a table or item of a list; of other blocks the text.
+        level, title: of a heading.
+    """
 
-    def finish(self, json_ld: Sequence[str] = (), unreadable_json_ld: int = 0) -> CleanedPage:
-        """The page as written so far."""
-        return CleanedPage(_BETWEEN.join(self._texts), tuple(self._blocks), tuple(json_ld), unreadable_json_ld)
+    kind: BlockKind
+    parts: Sequence[str]
+    level: int = 0
+    title: str = ""
 
-    def add(self, kind: BlockKind, parts: Sequence[str], level: int = 0, title: str = "") -> None:
-        """Add a block.
 
-        Args:
-            parts: a line of text for each row of a table or item of a list; of other blocks the text.
-            level, title: of a heading.
-        """
-        at = start = self._length + len(_BETWEEN) * bool(self._texts)
+def lay_out(drafts: Iterable[Draft], json_ld: Sequence[str] = (), unreadable_json_ld: int = 0) -> CleanedPage:
+    """The blocks one after the other."""
+    texts: list[str] = []
+    blocks: list[PageBlock] = []
+    at = 0
+    for draft in drafts:
         spans = []
-        for part in parts:
+        for part in draft.parts:
             spans.append(Extent(at, at + len(part)))
             at += len(part) + 1
-        self._texts.append("\n".join(parts))
-        self._length = spans[-1].end
-        self._blocks.append(PageBlock(kind, Extent(start, self._length), tuple(spans), level, title))
+        texts.append("\n".join(draft.parts))
+        span = Extent(spans[0].start, spans[-1].end)
+        blocks.append(PageBlock(draft.kind, span, tuple(spans), draft.level, draft.title))
+        at = span.end + len(_BETWEEN)
+    return CleanedPage(_BETWEEN.join(texts), tuple(blocks), tuple(json_ld), unreadable_json_ld)
 
 
 def fit(text: str) -> str:
@@ -99,174 +101,124 @@ def fit(text: str) -> str:
     return _UNFIT.sub("\ufffd", text)
 
 
-FrameKind = Literal["list", "item", "table", "row", "cell"]
+NodeKind = Literal["page", "heading", "list", "item", "table", "row", "cell"]
 _MOST_INDENT = 8
 """Levels that nested lists are indented by; more would make the text of deep ones quadratic."""
 
 
 @dataclass(slots=True)
-class Frame:
-    """A list, an item, a table, a row or a cell.
+class Node:
+    """What a page is made of, with its texts and further nodes in order.
 
     Args:
-        first_number: of an ordered list's first item; None for a list without numbers.
-        is_header: of a cell, and of a table in which one with text is.
+        number: level of a heading; of an ordered list that of its first item, None without numbers.
+        is_header: of a cell.
         is_layout: of a list or table: it only lays the page out.
-        has_text: of a cell or row.
-        num_rows, num_cells: of a table, those with text.
     """
 
-    kind: FrameKind
-    first_number: int | None = None
+    kind: NodeKind
+    children: list[str | Node] = field(default_factory=list)
+    number: int | None = None
     is_header: bool = False
     is_layout: bool = False
-    has_text: bool = False
-    num_rows: int = 0
-    num_cells: int = 0
 
-    def holds_data(self) -> bool:
-        """Of a table at its end, whether its cells relate to each other: two rows, or two cells with headers."""
-        return self.num_cells > 1 and (self.num_rows > 1 or self.is_header)
+    def texts(self) -> Iterator[str]:
+        """All texts in it."""
+        for child in self.children:
+            yield from (child,) if isinstance(child, str) else child.texts()
 
 
-class Event(NamedTuple):
-    """A heading (level above 0) or text (level 0), or a frame that opens or closes."""
-
-    kind: Literal["text", "open", "close"]
-    text: str = ""
-    level: int = 0
-    frame: Frame | None = None
-
-
-def write_events(events: Iterable[Event], to: PageWriter) -> None:
-    """Put events into blocks: a list or table with all that it holds is one."""
-    outermost: Frame | None = None
-    built: _ListText | _TableText | None = None
-    for event in events:
-        frame = event.frame
-        if built is not None:
-            if event.kind == "close" and frame is outermost:
-                built.write(to)
-                outermost = built = None
-            else:
-                built.take(event)
-        elif event.kind == "open" and frame is not None and frame.kind in ("list", "table") and not frame.is_layout:
-            outermost = frame
-            built = _ListText(frame) if frame.kind == "list" else _TableText()
-        elif event.kind == "text" and event.level:
-            to.add("heading", [f"{'#' * event.level} {event.text}"], event.level, event.text)
-        elif event.kind == "text":
-            to.add("text", [event.text])
+def drafts_of(node: Node) -> Iterator[Draft]:
+    """The blocks of a page: a list or table with all that it holds is one."""
+    for child in node.children:
+        if isinstance(child, str):
+            yield Draft("text", [child])
+        elif child.kind == "heading":
+            level, (title,) = child.number or 1, child.texts()
+            yield Draft("heading", [f"{'#' * level} {title}"], level, title)
+        elif child.kind == "list" and not child.is_layout:
+            yield from _list(child)
+        elif child.kind == "table" and not child.is_layout and (table := _table(child)):
+            yield table
+        else:
+            yield from drafts_of(child)
 
 
-class _ListText:
-    """The text of a list and of those within it: a line an item, indented."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._items: list[list[str]] = []
-        self._numbers = [frame.first_number]
-        self._marker = ""
-        self._starts_item = True
-
-    def take(self, event: Event) -> None:
-        frame = event.frame
-        if frame is None:
-            self._add(event.text)
-        elif frame.kind == "list":
-            self._marker = ""
-            if event.kind == "open":
-                self._numbers.append(frame.first_number)
-            else:
-                self._numbers.pop()
-        elif frame.kind == "item":
-            self._marker = self._next_marker() if event.kind == "open" else ""
-            self._starts_item |= len(self._numbers) == 1 and event.kind == "open"
-
-    def _next_marker(self) -> str:
-        number = self._numbers[-1]
-        if number is None:
-            return "- "
-        self._numbers[-1] = number + 1
-        return f"{number}. "
-
-    def _add(self, text: str) -> None:
-        if self._starts_item:
-            self._items.append([])
-            self._starts_item = False
-        indent = "  " * min(len(self._numbers) - 1, _MOST_INDENT)
-        for line in text.split("\n"):
-            # parts of a block are separated by line ends, so a blank line of preformatted text goes
-            if line.strip():
-                self._items[-1].append(indent + (self._marker or "  ") + line.strip())
-                self._marker = ""
-
-    def write(self, to: PageWriter) -> None:
-        items = ["\n".join(item) for item in self._items]
-        if items:
-            items[0] = items[0].lstrip()
-            to.add("list", items)
+def _list(node: Node) -> Iterator[Draft]:
+    items: list[list[str]] = []
+    for is_item, lines in _entries(node, 0):
+        if lines and (is_item or not items):
+            items.append(lines)
+        elif lines:
+            items[-1] += lines
+    parts = ["\n".join(lines) for lines in items]
+    if parts:
+        yield Draft("list", [parts[0].lstrip(), *parts[1:]])
 
 
-class _TableText:
-    """The text of a table: a line a row."""
+def _entries(node: Node, depth: int) -> Iterator[tuple[bool, list[str]]]:
+    """For each child of a list whether it is an item, and its lines, indented."""
+    indent = "  " * min(depth, _MOST_INDENT)
+    number = node.number
+    for child in node.children:
+        lines: list[str] = []
+        marker = ""
+        is_item = isinstance(child, Node) and child.kind == "item"
+        if is_item:
+            marker = "- " if number is None else f"{number}. "
+            number = None if number is None else number + 1
+        for part in child.children if isinstance(child, Node) and is_item else [child]:
+            if isinstance(part, Node):
+                lines += [line for _, inner in _entries(part, depth + 1) for line in inner]
+                marker = ""
+                continue
+            for line in part.split("\n"):
+                # parts of a block are separated by line ends, so a blank line of preformatted text goes
+                if line.strip():
+                    lines.append(indent + (marker or "  ") + line.strip())
+                    marker = ""
+        yield is_item, lines
 
-    def __init__(self) -> None:
-        self._above: list[str] = []
-        self._rows: list[list[str]] = []
-        self._headers: list[bool] = []
-        self._cell: list[str] | None = None
-        self._is_row_open = False
 
-    def take(self, event: Event) -> None:
-        frame = event.frame
-        if frame is None:
-            (self._above if self._cell is None else self._cell).append(" ".join(event.text.split()))
-        elif frame.kind == "row":
-            self._is_row_open = False
-        elif frame.kind == "cell" and event.kind == "open":
-            if not self._is_row_open:
-                self._is_row_open = True
-                self._rows.append([])
-                self._headers.append(True)
-            self._headers[-1] &= frame.is_header
-            self._cell = []
-        elif frame.kind == "cell":
-            self._rows[-1].append(" ".join(self._cell or ()))
-            self._cell = None
-
-    def write(self, to: PageWriter) -> None:
-        kept = [number for number, row in enumerate(self._rows) if any(row)]
-        lines = [f"| {' | '.join(self._rows[number])} |" for number in kept]
-        above = " ".join(self._above)
-        if not lines:
-            if above:
-                to.add("text", [above])
-            return
-        if self._headers[kept[0]] and len(lines) > 1:
-            lines[0] += "\n|" + " --- |" * len(self._rows[kept[0]])
-        if above:
-            lines[0] = f"{above}\n{lines[0]}"
-        to.add("table", lines)
+def _table(node: Node) -> Draft | None:
+    """A table, a line a row; None where its cells don't relate to each other: it has neither two rows with text, nor
+    two cells with headers.
+    """
+    above: list[str] = []
+    rows: list[list[Node]] = []
+    is_loose = False
+    """Whether the last row is of cells that have no row."""
+    for child in node.children:
+        if isinstance(child, str):
+            above.append(child)
+        elif child.kind == "row":
+            above += [one for one in child.children if isinstance(one, str)]
+            rows.append([one for one in child.children if isinstance(one, Node)])
+            is_loose = False
+        elif is_loose:
+            rows[-1].append(child)
+        else:
+            rows.append([child])
+            is_loose = True
+    texts = [[" ".join(" ".join(cell.texts()).split()) for cell in row] for row in rows]
+    kept = [(row, cells) for row, cells in zip(texts, rows, strict=True) if any(row)]
+    filled = [cell for row, cells in kept for text, cell in zip(row, cells, strict=True) if text]
+    if len(filled) < 2 or (len(kept) < 2 and not any(cell.is_header for cell in filled)):
+        return None
+    lines = [f"| {' | '.join(row)} |" for row, _ in kept]
+    if len(lines) > 1 and all(cell.is_header for cell in kept[0][1]):
+        lines[0] += "\n|" + " --- |" * len(kept[0][1])
+    if above:
+        lines[0] = f"{' '.join(' '.join(above).split())}\n{lines[0]}"
+    return Draft("table", lines)
 
 
 _TYPE = "application/ld+json"
-_ASIDE = re.compile(
-    r"""
-    ("(?:[^"\\]|\\.)*(?:"|\Z))              # a text, which stays
-    | //[^\n]* | /\*.*?(?:\*/|\Z)            # comments of JavaScript
-    | <!--(?:[^{\["<]*-->)? | -->             # comments of HTML, and the marks of one around it all
-    | <!\[CDATA\[ | \]\]>
-    """,
-    re.DOTALL | re.VERBOSE,
-)
-_LAST_COMMA = re.compile(r"""("(?:[^"\\]|\\.)*(?:"|\Z))|,(?=\s*[}\]])""", re.DOTALL)
 
 
 class JsonLd:
-    """What scripts of JSON-LD hold: their objects, those of an array at the outside one by one, as extruct has it.
-
-    Line ends within texts, comments, CDATA marks and commas before a closing bracket are borne with; other faults make
-    a script unreadable.
+    """What scripts of JSON-LD hold: their objects, those of an array at the outside one by one, as extruct has it. Line
+    ends within texts are borne with; other faults make a script unreadable.
     """
 
     def __init__(self) -> None:
@@ -278,25 +230,13 @@ class JsonLd:
         if not script.strip():
             return
         try:
-            value = _read(script)
+            value = json.loads(script, strict=False, parse_constant=_refuse)
         except (ValueError, RecursionError):  # no JSON, a number of 5,000 digits, 1,000 open brackets
             self.unreadable += 1
             return
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
                 self.items.append(fit(json.dumps(item, ensure_ascii=False)))
-
-
-def _read(script: str) -> Any:
-    try:
-        return json.loads(script, strict=False, parse_constant=_refuse)
-    except ValueError:
-        bare = _LAST_COMMA.sub(_kept, _ASIDE.sub(_kept, script))
-        return json.loads(bare, strict=False, parse_constant=_refuse)
-
-
-def _kept(match: re.Match[str]) -> str:
-    return match[1] or ""
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -308,7 +248,7 @@ def _refuse(constant: str) -> NoReturn:
 #
 # lxml (libxml2) calls `_Reader` for each tag and text and builds no tree: a tree by the HTML standard takes quadratic
 # time for some pages (a start tag with 100,000 attributes, 100,000 open `<div>`: 30 to 50 s in Lexbor), or loses what
-# is nested deeply. What a table or a list is is known only at its end, so a page is first a flat list of events.
+# is nested deeply. Of that only what shows becomes a node, and lists and tables only to a depth.
 #
 # Left out: scripts, styles, templates, forms' controls, navigation, embedded media, and what the page hides (`hidden`,
 # `display: none`, `visibility: hidden`, a closed dialog). A table within which a table or heading lies, or that has one
@@ -324,14 +264,14 @@ _BLOCK = re.compile(
     "footer|form|frameset|header|h[1-6]|hgroup|hr|html|legend|li|main|menu|ol|option|p|pre|search|section|summary|table|"
     "tbody|td|tfoot|th|thead|tr|ul"
 )
-_FRAMES: dict[str, FrameKind] = {
+_NODES: dict[str, NodeKind] = {
     **dict.fromkeys(("ul", "ol", "dl", "menu", "dir"), "list"),
     **dict.fromkeys(("li", "dt"), "item"),
     **dict.fromkeys(("td", "th"), "cell"),
     "table": "table",
     "tr": "row",
 }
-_PARENTS: dict[FrameKind, tuple[FrameKind, ...]] = {"item": ("list",), "row": ("table",), "cell": ("row", "table")}
+_PARENTS: dict[NodeKind, tuple[NodeKind, ...]] = {"item": ("list",), "row": ("table",), "cell": ("row", "table")}
 _HEADING = re.compile("h[1-6]")
 _HIDING = re.compile(r"display\s{0,9}:\s{0,9}none|visibility\s{0,9}:\s{0,9}hidden", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
@@ -342,17 +282,19 @@ MOST_DEPTH = 1000
 tag that matches none. Browsers stop at 512.
 """
 PIECE_CHARS = 1 << 16
+MOST_NODES = 64
+"""Open nodes within which a list or table is text as any other."""
 
 
-def read_html(html: str, to: PageWriter, json_ld: JsonLd) -> None:
-    """Add a page's blocks and its JSON-LD. Time grows with the page's length alone, whatever it holds.
+def read_html(html: str, json_ld: JsonLd) -> Iterator[Draft]:
+    """A page's blocks, once its JSON-LD is added. Time grows with the page's length alone, whatever it holds.
 
     Raises:
         MissingExtraError: lxml is not installed.
     """
     page = _Reader(json_ld)
     _parse(fit(html), page)
-    write_events(page.events, to)
+    return drafts_of(page.root)
 
 
 def _parse(html: str, page: _Reader) -> None:
@@ -386,15 +328,16 @@ def _pieces(html: str) -> Iterator[str]:
 
 
 class _Reader:
-    """What lxml calls: keeps what shows as events."""
+    """What lxml calls: keeps what shows as nodes."""
 
     def __init__(self, json_ld: JsonLd) -> None:
-        self.events: list[Event] = []
+        self.root = Node("page")
         self._json_ld = json_ld
         self._script: list[str] | None = None
-        self._open: list[Frame | None] = []
-        """For each open element the frame that it opened, if any."""
-        self._frames: list[Frame] = []
+        self._open: list[Node | None] = []
+        """For each open element the node that it opened, if any."""
+        self._nodes = [self.root]
+        """Those that are open."""
         self._hidden_at: int | None = None
         """Depth of the element that hides what is in it."""
         self._is_raw = False
@@ -420,7 +363,7 @@ class _Reader:
             return
         is_block = _BLOCK.fullmatch(tag) is not None
         is_heading = is_block and _HEADING.fullmatch(tag) is not None
-        kind = _FRAMES.get(tag)
+        kind = _NODES.get(tag)
         if is_heading or (kind in ("list", "table") and self._heading):
             self._end_heading()
         if is_block:
@@ -435,10 +378,10 @@ class _Reader:
             self._mark_layout()
             self._heading = self.depth, int(tag[1])
         elif kind is not None:
-            self._open_frame(kind, tag, attributes)
+            self._open_node(kind, tag, attributes)
 
     def end(self, tag: str) -> None:
-        depth, frame = self.depth, self._open.pop()
+        depth, node = self.depth, self._open.pop()
         if tag == "script" and self._script is not None:
             self._json_ld.add("".join(self._script))
             self._script = None
@@ -452,8 +395,8 @@ class _Reader:
             self._end_text()
         if self._pre_at == depth:
             self._pre_at = None
-        if frame is not None:
-            self._close_frame(frame)
+        if node is not None:
+            self._nodes.pop()
 
     def data(self, text: str) -> None:
         if self._script is not None:
@@ -465,49 +408,33 @@ class _Reader:
         """Called at the end of each parser; all elements were ended."""
         self._end_text()
 
-    def _open_frame(self, kind: FrameKind, tag: str, attributes: Mapping[str, str]) -> None:
-        nearest = self._frames[-1].kind if self._frames else None
-        if kind in _PARENTS and nearest not in _PARENTS[kind]:
-            return  # a `li` outside of a list is a block of text, as any
-        frame = Frame(kind, is_header=tag == "th")
+    def _open_node(self, kind: NodeKind, tag: str, attributes: Mapping[str, str]) -> None:
+        parents = _PARENTS.get(kind)
+        # a `li` outside of a list is a block of text, as any
+        if self._nodes[-1].kind not in parents if parents else len(self._nodes) > MOST_NODES:
+            return
+        node = Node(kind, is_header=tag == "th")
         if kind == "table":
             self._mark_layout()
-            frame.is_layout = attributes.get("role", "").strip().lower() in ("presentation", "none")
+            node.is_layout = attributes.get("role", "").strip().lower() in ("presentation", "none")
         if tag == "ol":
             given = attributes.get("start", "").strip()
-            frame.first_number = int(given) if _NUMBER.fullmatch(given) else 1
-        self._open[-1] = frame
-        self._frames.append(frame)
-        self.events.append(Event("open", frame=frame))
-
-    def _close_frame(self, frame: Frame) -> None:
-        self._frames.pop()
-        self.events.append(Event("close", frame=frame))
-        around = self._frames[-1] if self._frames else None
-        if frame.kind == "table":
-            frame.is_layout |= not frame.holds_data()
-        elif frame.has_text and around is not None:
-            around.has_text = True
-            if frame.kind not in ("row", "cell"):
-                return
-            # a row's cells reach the table with the row; one without a row is a row
-            around.is_header |= frame.is_header
-            around.num_cells += frame.num_cells if frame.kind == "row" else 1
-            around.num_rows += around.kind == "table"
+            node.number = int(given) if _NUMBER.fullmatch(given) else 1
+        self._nodes[-1].children.append(node)
+        self._open[-1] = node
+        self._nodes.append(node)
 
     def _mark_layout(self) -> None:
-        """Lists and tables around a heading or table only lay it out. All around one that is marked already are."""
-        for frame in reversed(self._frames):
-            if frame.is_layout:
-                return
-            frame.is_layout = frame.kind in ("list", "table")
+        """Lists and tables around a heading or table only lay it out."""
+        for node in self._nodes:
+            node.is_layout = True
 
     def _end_heading(self) -> None:
         if self._heading is not None:
             level = self._heading[1]
             self._heading = None
             if title := " ".join("".join(self._taken()).replace(_LINE_BREAK, " ").split()):
-                self.events.append(Event("text", title, level))
+                self._nodes[-1].children.append(Node("heading", [title], level))
 
     def _end_text(self) -> None:
         if self._heading is not None:
@@ -519,9 +446,7 @@ class _Reader:
         else:
             text = "\n".join(filter(None, (" ".join(line.split()) for line in raw.split(_LINE_BREAK))))
         if text:
-            self.events.append(Event("text", text))
-            if self._frames:
-                self._frames[-1].has_text = True
+            self._nodes[-1].children.append(text)
 
     def _taken(self) -> list[str]:
         taken, self._text = self._text, []
