@@ -78,4 +78,3 @@ def test_a_real_engine_that_is_killed_is_started_again_and_every_row_is_accounte
         [sys.executable, "-m", "relabel", "verify", str(path)], capture_output=True, text=True, check=False
     )
     assert verified.returncode == 0, verified.stderr
-    assert (Path(tmp_path) / "out" / "logs").is_dir()
