@@ -47,7 +47,6 @@ from relabel.jobs.report.model_sections import (
 from relabel.jobs.report.page import Browser, render_page, shown_row
 from relabel.jobs.report.run_sections import (
     RunTally,
-    chosen_rows,
     conservation_section,
     input_texts,
     labels_section,
@@ -107,7 +106,7 @@ def build_report(
     scored = tuple(run.path for run in runs if run.is_scored)
     choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
-    browser = _browser(tallies, choice) if max_rows and any(tally.num_chosen for tally in tallies) else None
+    browser = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else None
     sections = [
         ran_section(artifacts),
         lineage_section(trace(artifacts)),
@@ -166,12 +165,11 @@ def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
     notes: list[Paragraph] = []
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
-        run, num_rows = tally.run, tally.by_status.total()
-        if tally.num_chosen < num_rows:
+        run, found, num_rows = tally.run, tally.chosen, tally.by_status.total()
+        if len(found) < num_rows:
             sample = "a seeded sample that keeps every status (the same rows each time)"
-            counts = f"{tally.num_chosen:,} of {num_rows:,} rows"
+            counts = f"{len(found):,} of {num_rows:,} rows"
             notes.append(Paragraph(f"{run.name}: {counts}, {sample}. All other sections are over all rows.", "warn"))
-        found = chosen_rows(tally)
         texts: dict[int, Pair] = {}
         golds: list[int | None] = [None] * len(found)
         try:

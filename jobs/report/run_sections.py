@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +47,7 @@ REASON_CHARS = 300
 
 BINS = 20
 SEED = 7
-_NARROW = ["row_id", "grade", "probs", "outside_mass", "flags"]
+_NARROW = ["grade", "probs", "outside_mass", "flags"]
 
 
 @dataclass
@@ -79,17 +78,12 @@ class RunTally:
     by_grade: np.ndarray
     entropy: Histogram
     outside: Histogram
+    by_status: Counter[str]
     flags: Counter[str] = field(default_factory=Counter)
-    by_status: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, Counter[str]] = field(default_factory=dict)
     """By status, the reasons of quarantined rows; the rarest are dropped where there are many."""
-    chosen: dict[str, list[tuple[int, FileRef]]] = field(default_factory=lambda: {"labels": [], "quarantine": []})
-    """By `labels` and `quarantine`: ids of rows for the label browser, each with its file."""
-
-    @property
-    def num_chosen(self) -> int:
-        """Rows that the label browser shows."""
-        return sum(map(len, self.chosen.values()))
+    chosen: list[LabelRow | QuarantineRow] = field(default_factory=list)
+    """Rows for the label browser: labels, then the quarantine."""
 
     @property
     def grades(self) -> int:
@@ -97,37 +91,50 @@ class RunTally:
 
 
 def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
-    """Read every committed file once.
+    """Read every committed file once, and those with rows for the browser whole.
 
     Args:
-        most: rows to choose for the browser, as if at random, but the same ones for the same row ids; 0 for none.
+        most: rows to choose for the browser, at random but the same ones each time; 0 for none.
     Raises:
         ManifestError: a file is missing or not the one committed.
     """
     top_nats = math.log(max(run.grades, 1))  # without grades there is no distribution to be counted
-    found = RunTally(run, np.zeros(run.grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0))
-    files = [("labels", file) for file in run.found.labels] + [("quarantine", file) for file in run.found.quarantine]
-    samples: dict[str, np.ndarray] = {}  # by status, [3, M]: hash, row id, number of the file
-    for number, (kind, file) in enumerate(files):
-        if kind == "labels":
-            table = run.folder.table(file, LABELS, _NARROW)
-            status_N = np.full(table.num_rows, "ok", dtype=object)
-            _add_labels(found, table)
-        else:
-            table = run.folder.table(file, QUARANTINE, ["row_id", "status", "reason"])
-            status_N = np.array(table["status"].to_pylist(), dtype=object)
-            _add_reasons(found, table)
-        row_id_N = table["row_id"].to_numpy().astype(np.uint64)
-        drawn_N = np.stack([hash_rows(row_id_N), row_id_N, np.full(len(row_id_N), number, dtype=np.uint64)])
-        for status, count in Counter(status_N.tolist()).items():
-            found.by_status[status] += count
-            rows = np.concatenate([samples.get(status, drawn_N[:, :0]), drawn_N[:, status_N == status]], axis=1)
-            samples[status] = rows if rows.shape[1] <= 4 * most else _smallest(rows, most)
-    for status, wanted in shares(dict(found.by_status), most).items() if most else ():
-        for _, row_id, number in _smallest(samples[status], wanted).T.tolist():
-            kind, file = files[number]
-            found.chosen[kind].append((row_id, file))
+    rows = run.found.tally
+    by_status = +Counter({"ok": rows.labelled + rows.reused, **rows.quarantined})
+    found = RunTally(run, np.zeros(run.grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0), by_status)
+    rng = np.random.default_rng(SEED)
+    wanted = shares(by_status, most).items() if most else ()
+    drawn = {status: np.sort(rng.choice(by_status[status], count, replace=False)) for status, count in wanted}
+    place = Counter[str]()
+    for file in run.found.labels:
+        table = run.folder.table(file, LABELS, _NARROW)
+        _add_labels(found, table)
+        found.chosen += _label_rows(run, file, _taken(drawn, place, "ok", np.arange(table.num_rows)))
+    for file in run.found.quarantine:
+        table = run.folder.table(file, QUARANTINE, ["status", "reason"])
+        _add_reasons(found, table)
+        status_N = np.array(table["status"].to_pylist(), dtype=object)
+        taken = [_taken(drawn, place, name, np.flatnonzero(status_N == name)) for name in dict.fromkeys(status_N)]
+        if any(map(len, taken)):
+            whole = run.folder.table(file, QUARANTINE, check_bytes=False).take(pa.array(np.concatenate(taken)))
+            found.chosen += [QuarantineRow(**row) for row in whole.to_pylist()]
     return found
+
+
+def _taken(drawn: Mapping[str, np.ndarray], place: Counter[str], status: str, rows_N: np.ndarray) -> np.ndarray:
+    """Those of a file's rows of one status that were drawn; they are counted on."""
+    places = drawn.get(status, rows_N[:0]) - place[status]
+    place[status] += len(rows_N)
+    return np.asarray(rows_N[places[(places >= 0) & (places < len(rows_N))]])
+
+
+def _label_rows(run: RunArtifact, file: FileRef, rows_M: np.ndarray) -> Iterator[LabelRow]:
+    if len(rows_M):
+        table = read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M))
+        own = [name for name in table.column_names if name not in LABELS.names]
+        for row in table.to_pylist():
+            columns = {name: row.pop(name) for name in own}
+            yield LabelRow(**row, columns=columns)
 
 
 def _add_labels(found: RunTally, table: pa.Table) -> None:
@@ -153,7 +160,7 @@ def _add_reasons(found: RunTally, table: pa.Table) -> None:
             found.reasons[row["status"]] = Counter(dict(reasons.most_common(1_000)))
 
 
-def shares(counts: dict[str, int], most: int) -> dict[str, int]:
+def shares(counts: Mapping[str, int], most: int) -> dict[str, int]:
     """How many rows of each status to show: all where they fit, else by their share, but some of each.
 
     Args:
@@ -161,45 +168,11 @@ def shares(counts: dict[str, int], most: int) -> dict[str, int]:
         most: in all; more where there are more statuses than that.
     """
     if sum(counts.values()) <= most:
-        return counts
+        return dict(counts)
     floor = max(1, most // (4 * len(counts)))
     found = {status: min(count, floor) for status, count in counts.items()}
     left, open_rows = max(0, most - sum(found.values())), sum(counts.values()) - sum(found.values())
     return {status: have + left * (counts[status] - have) // open_rows for status, have in found.items()}
-
-
-def hash_rows(row_ids_N: np.ndarray) -> np.ndarray:
-    """Row ids in a pseudo-random order: uint64 [N]. SplitMix64 (Steele et al. 2014), from our seed."""
-    with np.errstate(over="ignore"):
-        mixed_N = row_ids_N + np.uint64(SEED) * np.uint64(0x9E3779B97F4A7C15)
-        mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed_N = (mixed_N ^ (mixed_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(mixed_N ^ (mixed_N >> np.uint64(31)))
-
-
-def _smallest(held: np.ndarray, most: int) -> np.ndarray:
-    """The columns with the smallest first entries; where those tie, with the smallest row id."""
-    return held[:, np.lexsort((held[1], held[0]))[:most]]
-
-
-def chosen_rows(tally: RunTally) -> list[LabelRow | QuarantineRow]:
-    """The rows for the browser, whole, file by file: labels, then the quarantine."""
-    run, found = tally.run, list[LabelRow | QuarantineRow]()
-    for kind, chosen in tally.chosen.items():
-        by_file: dict[FileRef, list[int]] = {}
-        for row_id, file in chosen:
-            by_file.setdefault(file, []).append(row_id)
-        for file, row_ids in by_file.items():
-            if kind == "labels":
-                table = read_labels(run.folder, file, check_bytes=False)
-            else:
-                table = run.folder.table(file, QUARANTINE, check_bytes=False)
-            rows = table.filter(pa.array(np.isin(table["row_id"].to_numpy(), row_ids))).to_pylist()
-            own = [name for name in table.column_names if kind == "labels" and name not in LABELS.names]
-            for row in rows:
-                columns = {name: row.pop(name) for name in own}
-                found.append(LabelRow(**row, columns=columns) if kind == "labels" else QuarantineRow(**row))
-    return found
 
 
 def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AND_DOCUMENT) -> dict[int, Pair]:
@@ -343,7 +316,7 @@ def _histograms(
 # Labels of `route`: trees of a few documents as indented text, step by step.
 
 DOCUMENTS = 3
-"""Shown of each run: the first that are drawn for the label browser."""
+"""Shown of each run: the first of the label browser."""
 STEPS = 12
 """Of a document."""
 LINES = 200
@@ -357,29 +330,26 @@ def routes_section(runs: Sequence[RunTally]) -> Section:
     """What a router saw and did, of a few documents of each run of `route`; nothing on a page that shows no rows."""
     blocks: list[Block] = []
     for one in runs:
-        if _COLUMNS.items() <= own_columns(one.run.plan.parts).items() and one.chosen["labels"]:
-            blocks += _documents(one.run, dict(one.chosen["labels"][:DOCUMENTS]))
+        labels = [row for row in one.chosen if isinstance(row, LabelRow)]
+        if _COLUMNS.items() <= own_columns(one.run.plan.parts).items() and labels:
+            blocks += _documents(one.run, labels[:DOCUMENTS])
     text = Paragraph(
         "Each step shows all headings, and the text that is lit: a retrieved passage, or an unfolded heading's."
     )
     return Section("routes", "Routes", [text, *blocks] if blocks else [])
 
 
-def _documents(run: RunArtifact, chosen: Mapping[int, Any]) -> Iterator[Block]:
-    """`chosen` are row ids, each with its label file."""
+def _documents(run: RunArtifact, labels: Sequence[LabelRow]) -> Iterator[Block]:
     try:
-        pairs = input_texts(run, list(chosen), reads=_READS)
+        pairs = input_texts(run, [row.row_id for row in labels], reads=_READS)
     except (RelabelError, OSError) as exc:
         yield Paragraph(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
         return
-    for row_id, file in chosen.items():
-        columns = ["row_id", "query_id", "doc_id", *_COLUMNS]
-        table = read_labels(run.folder, file, columns, check_bytes=False)
-        label = next(row for row in table.to_pylist() if row["row_id"] == row_id)
-        answers, expands, steps = (label[name] or [] for name in _COLUMNS)
+    for row in labels:
+        answers, expands, steps = (row.columns[name] or [] for name in _COLUMNS)
         counts = f"{len(answers)} answering, {len(expands)} to be unfolded, {len(steps)} steps"
-        names = f"{run.name}, {shortened(label['query_id'], 80)}, {shortened(label['doc_id'], 80)}"
-        yield Fold(f"{names}: {counts}", list(walk(steps, pairs[row_id])))
+        names = f"{run.name}, {shortened(row.query_id, 80)}, {shortened(row.doc_id, 80)}"
+        yield Fold(f"{names}: {counts}", list(walk(steps, pairs[row.row_id])))
 
 
 def walk(written: Sequence[str], pair: Pair) -> Iterator[Block]:
