@@ -31,13 +31,9 @@ QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
 EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid rank score tag`"}
 
-FIELD = r"[^\s\x1c-\x1f]+"
-"""One field of a line, for regular expressions whose `\\s` is Unicode's White_Space; Python counts four separators of
-ASCII too.
-"""
 UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
-"""What an id can't hold: white space, and the mark of byte order, which readers drop at a file's beginning. Nor may it
-be empty.
+"""What an id can't hold: white space (Python counts four separators of ASCII too), and the mark of byte order, which
+readers drop at a file's beginning. Nor may it be empty.
 """
 WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
 """A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""

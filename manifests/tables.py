@@ -31,6 +31,8 @@ from relabel.manifests.store import read_whole
 
 
 TREC_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
+SHOWN_CHARS = 80
+"""Of a line that can't be read."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 FILE_SUFFIXES = (*PARQUET_SUFFIXES, *JSON_SUFFIXES, *DELIMITERS)
@@ -60,12 +62,12 @@ def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Colum
         with open_parquet(path, storage) as parquet, reading(path):
             names = list(dict.fromkeys(choose(parquet.plain_schema.names)))
             return {name: read_parquet(parquet, name) for name in names}
-    text = _text(path, storage)
+    text = read_text(path, storage)
     if suffix in JSON_SUFFIXES:
-        return _from_jsonl(path, text, choose)
+        return from_jsonl(path, text, choose)
     if suffix in DELIMITERS:
         return _from_csv(path, text, choose, DELIMITERS[suffix])
-    return _from_trec(path, text, choose)
+    return from_trec(path, text, choose)
 
 
 def require_column(name: str, names: list[str], *, path: str, role: str, option: str) -> str:
@@ -135,12 +137,22 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
     return ids_of(value if type(value) is str else str(value) for value in column)
 
 
-def _text(path: str, storage: Storage) -> str:
+def read_text(path: str, storage: Storage) -> str:
+    """A file's text.
+
+    Raises:
+        InputError: it can't be read, or is not UTF-8.
+    """
     with reading(path):
         return read_whole(path, storage).decode("utf-8-sig")
 
 
-def _from_jsonl(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:
+def from_jsonl(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:
+    """Columns of JSON lines.
+
+    Raises:
+        InputError: a line is no JSON object, or a column is missing.
+    """
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -170,24 +182,23 @@ def _from_csv(path: str, text: str, choose: Choice, delimiter: str) -> dict[str,
     return {name: [row[place[name]] for row in rows] for name in choose(names)}
 
 
-def _from_trec(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:
-    rows = []
+def from_trec(path: str, text: str, choose: Choice, columns: Sequence[str] = TREC_COLUMNS) -> dict[str, list[Any]]:
+    """Columns of TREC text by their names, and the number of each row's line as `line`; blank lines are passed over.
+
+    Raises:
+        InputError: a line has another number of fields.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in ("line", *columns)}
     for number, line in enumerate(text.split("\n"), start=1):
         fields = line.split()
-        if not fields:
-            continue
-        if len(fields) != len(TREC_COLUMNS):
+        if fields and len(fields) != len(columns):
             raise InputError(
-                f"{path}: line {number} has {len(fields)} fields; TREC qrels have four, `qid 0 docid grade`. "
-                "A table wants the suffix .parquet, .csv, .tsv or .jsonl."
+                f"{path}: line {number} has {len(fields)} fields, and {len(columns)} are wanted ({' '.join(columns)}): "
+                f"{line.strip()[:SHOWN_CHARS]!r}. A table wants the suffix .parquet, .csv, .tsv or .jsonl."
             )
-        rows.append(fields)
-    columns = (
-        dict(zip(TREC_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-        if rows
-        else {name: [] for name in TREC_COLUMNS}
-    )
-    return {name: columns[name] for name in choose(list(TREC_COLUMNS))}
+        for name, value in zip(found, (number, *fields), strict=True) if fields else ():
+            found[name].append(value)
+    return {name: found[name] for name in choose(list(columns))}
 
 
 # ------------------------------------------------------------------------------

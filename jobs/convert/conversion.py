@@ -88,7 +88,7 @@ def convert(
     check_free(target, (source,), storage, force=force)
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
-        opened = open_source(polars, source, form, to, options, folder, storage)
+        opened = open_source(source, form, to, options, folder, storage)
         pairs = read_pairs(polars, opened, to)
         valued = pairs.filter(polars.col("value").is_not_null())
         kept, conflicts = _settled(polars, opened, valued, duplicates)

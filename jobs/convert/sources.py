@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from relabel.jobs.convert.formats import TREC, Format, json_frame, trec_frame
-from relabel.jobs.files import full_disk_as_os_error
+from relabel.jobs.convert.formats import TREC, Format
 from relabel.jobs.tables import open_tables, translate_polars_errors, write_grouped
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.gold import BEYOND_GRADES, EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from relabel.manifests.gold import EXAMPLES, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
 from relabel.manifests.input_files import reading
 from relabel.manifests.label_sets import join_texts
 from relabel.manifests.run import file_schema, open_run_labels
-from relabel.manifests.store import map_concurrent, read_whole
-from relabel.manifests.tables import require_column
+from relabel.manifests.secrets import shortened
+from relabel.manifests.store import map_concurrent
+from relabel.manifests.tables import from_jsonl, from_trec, read_text, require_column
 
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")
 """Columns that rank without being named, the first that is there."""
 GROUP_ROWS = 1 << 16
+_TYPES = {"grade": pa.int64(), "score": pa.float64()}
 SHOWN_CHARACTERS = 60
 
 
@@ -69,9 +71,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def open_source(
-    polars: Any, path: str, form: Format, target: Format, options: Options, scratch: Path, storage: Storage
-) -> Source:
+def open_source(path: str, form: Format, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
     """Read a source as far as a target wants it. TREC text and JSON lines are parsed whole into a scratch file, a run's
     labels are checked and gathered there, a Parquet file is read where it is.
 
@@ -85,28 +85,43 @@ def open_source(
     if form == "parquet":
         files, schema, _ = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
         return Source(path, form, files, list(schema), *_columns(list(schema), path, form, target, options))
-    with reading(path):
-        data = read_whole(path, storage)
-    row_column = None
+    text = read_text(path, storage)
     if form == "jsonl":
-        texts = [options.by, options.doc]
-        if target in TREC:
-            texts += [options.grade or "grade"] if target == "qrels" else [options.score or SCORES[0], *SCORES, "tag"]
-        frame = json_frame(polars, data, dict.fromkeys(texts, polars.String), path=path, others=target not in TREC)
-        names = [name for name in frame.columns if target not in TREC or json.dumps(name).encode() in data]
+        table = _json_table(path, text, target, options)
     else:
         columns = QRELS_COLUMNS if form == "qrels" else RUN_COLUMNS
-        names, row_column = [name for name in columns if name not in ("iteration", "q0")], "line"
-        frame = trec_frame(polars, data, columns, path=path).select("line", *names)
-    by, doc, value, kind = _columns(names if frame.height or form in TREC else [], path, form, target, options)
-    if not frame.height and form == "jsonl":
-        frame = frame.clear().with_columns(
-            polars.lit(None, polars.Int64 if kind == "grade" else polars.Float64).alias(value)
+        wanted = ["line", *(name for name in columns if name not in ("iteration", "q0"))]
+        table = pa.table(from_trec(path, text, lambda _: wanted, columns))
+    row_column = "line" if form in TREC else None
+    names = [name for name in table.column_names if name != row_column]
+    by, doc, value, kind = _columns(names, path, form, target, options)
+    if not names:
+        table = pa.table(
+            {by: pa.array([], pa.string()), doc: pa.array([], pa.string()), value: pa.array([], _TYPES[kind])}
         )
-        names = [by, doc, value]
-    with translate_polars_errors(path), full_disk_as_os_error(polars):
-        frame.select(*([row_column] if row_column else []), *names).write_parquet(file, row_group_size=GROUP_ROWS)
-    return Source(path, form, [str(file)], names, by, doc, value, kind, row_column)
+    with reading(path):
+        pq.write_table(table, file, row_group_size=GROUP_ROWS)
+    return Source(path, form, [str(file)], names or [by, doc, value], by, doc, value, kind, row_column)
+
+
+def _json_table(path: str, text: str, target: Format, options: Options) -> pa.Table:
+    """JSON lines as a table. Ids, all that a TREC file is made of, and columns with any text are text.
+
+    Raises:
+        InputError: a line is no JSON object, or a column can't be held as one.
+    """
+    columns, texts = {}, {options.by, options.doc}
+    if target in TREC:
+        texts |= {options.grade or "grade"} if target == "qrels" else {options.score or SCORES[0], *SCORES, "tag"}
+    found = from_jsonl(path, text, lambda names: [name for name in names if target not in TREC or name in texts])
+    for name, values in found.items():
+        is_text = name in texts or any(isinstance(one, str) for one in values)
+        written = (one if one is None or isinstance(one, str) else json.dumps(one) for one in values)
+        try:
+            columns[name] = pa.array(written if is_text else values)
+        except (pa.ArrowException, UnicodeError, OverflowError) as exc:  # kinds mixed, half a surrogate pair, 65 bits
+            raise InputError(f"{path}: column `{name}` can't be read as one: {shortened(str(exc), 200)}.") from exc
+    return pa.table(columns)
 
 
 def _from_run(path: str, target: Format, options: Options, file: Path, storage: Storage) -> Source:
@@ -163,7 +178,7 @@ def read_pairs(polars: Any, source: Source, target: Format) -> Any:
         query_id=polars.col(source.by).cast(polars.String),
         doc_id=polars.col(source.doc).cast(polars.String),
         value=value,
-        odd=polars.when(is_odd).then(shown) if not isinstance(is_odd, bool) else polars.lit(None, polars.String),
+        odd=polars.when(is_odd).then(shown),
         **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
     )
     with translate_polars_errors(source.path):
@@ -182,37 +197,21 @@ def _value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[A
     Raises:
         InputError: the column holds something that can't be one.
     """
+    is_text = kind in (polars.String, polars.Categorical, polars.Null) or isinstance(kind, polars.Enum)
+    if not is_text and not kind.is_numeric():
+        raise InputError(
+            f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with "
+            f"--{source.kind}."
+        )
     column = polars.col(source.value)
-    is_whole = _is_whole(source, target)
-    if kind in (polars.String, polars.Categorical) or isinstance(kind, polars.Enum):
-        text = column.cast(polars.String).str.strip_chars()
-        text = polars.when(text != "").then(text)
-        if is_whole:
-            is_number = text.str.contains(WHOLE)
-            return polars.when(is_number).then(text).cast(polars.Float64).cast(polars.Int64), ~is_number
-        number = text.cast(polars.Float64, strict=False)
-        is_number = number.is_finite().fill_null(value=False)
-        return polars.when(is_number).then(number), text.is_not_null() & ~is_number
-    if kind == polars.Null:
-        return column.cast(polars.Int64 if is_whole else polars.Float64), False
-    if kind.is_integer():
-        if source.kind == "score":  # a mean of whole scores has a fraction
-            return column.cast(polars.Float64), False
-        number = column.cast(polars.Int64, strict=False)
-        is_odd = number.is_null()
-        if is_whole:
-            is_odd |= (number >= BEYOND_GRADES) | (number <= -BEYOND_GRADES)
-        return number, column.is_not_null() & is_odd
-    if kind.is_float() or kind.is_decimal():
-        number = column if kind in (polars.Float32, polars.Float64) else column.cast(polars.Float64)
-        number = number.fill_nan(None)
-        if not is_whole:
-            return number, number.is_infinite()
-        is_odd = number.is_infinite() | (number != number.floor()) | (number.abs() >= BEYOND_GRADES)
-        return polars.when(~is_odd).then(number).cast(polars.Int64), is_odd
-    raise InputError(
-        f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with --{source.kind}."
-    )
+    text = (column.fill_nan(None) if kind.is_float() else column).cast(polars.String).str.strip_chars()
+    text = polars.when(text != "").then(text)
+    number = (text if is_text else column).cast(polars.Float64, strict=False)
+    if _is_whole(source, target):
+        is_number = text.str.contains(WHOLE)
+        return polars.when(is_number).then(number).cast(polars.Int64), ~is_number
+    is_number = number.is_finite().fill_null(value=False)
+    return polars.when(is_number).then(number), text.is_not_null() & ~is_number
 
 
 def _check(polars: Any, found: Any, source: Source, target: Format) -> None:

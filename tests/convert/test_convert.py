@@ -269,11 +269,10 @@ def test_text_with_carriage_returns_tabs_blank_lines_and_a_mark_is_read(
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.qrels", "q 0 d 1\nq 0 d\n", ["x.qrels: line 2 has 3 fields", "`qid 0 docid grade` has 4", "'q 0 d'"]),
-        ("x.run", "q Q0 d 1 0.5 t\nq Q0 d e 1 0.5 t\n", ["x.run: line 2 has 7 fields", "has 6"]),
+        ("x.qrels", "q 0 d 1\nq 0 d\n", ["x.qrels: line 2 has 3 fields, and 4 are wanted", "'q 0 d'"]),
+        ("x.run", "q Q0 d 1 0.5 t\nq Q0 d e 1 0.5 t\n", ["x.run: line 2 has 7 fields, and 6 are wanted"]),
         ("x.run", "q Q0 d 1 high t\n", ["x.run: line 1", "'high'", "not a number"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": 1}\nnope\n', ["x.jsonl: line 2 is not JSON"]),
-        ("x.jsonl", '{"query_id": "q", "doc_id": "d", "grade": NaN}\n', ["x.jsonl: can't be read as one table"]),
         ("x.jsonl", '{"query_id": "q", "doc": "d", "grade": 1}\n', ["no column `doc_id`", "--doc"]),
         ("x.jsonl", '{"query_id": "q", "doc_id": "d", "label": 1}\n', ["no column", "label"]),
         ("x.jsonl", '{"query_id": null, "doc_id": "d", "grade": 1}\n', ["x.jsonl: row 0 has no `query_id`"]),
@@ -442,9 +441,7 @@ def test_ids_that_are_whole_floats_are_written_as_their_digits(
     assert [Path(name).read_text().split()[at] for name in ("x.qrels", "x.run")] == ["7", "7"]
     assert rows_of("y.parquet")[0][column] == "7"
     pq.write_table(pa.table(rows | {column: pa.array([7.5])}), "x.parquet")
-    relabel("convert", "x.parquet", "z.qrels").refused(
-        3, f"column `{column}`", "7.5", "not all of its numbers are whole"
-    )
+    relabel("convert", "x.parquet", "z.qrels").refused(3, f"column `{column}`", "not all of its numbers are whole")
 
 
 SCATTERED = {"shards": 2, "run": {"chunk_rows": 4}, "engine": {"args": {"p_garbage": 0.3}}, "labeler": {"attempts": 1}}
