@@ -12,8 +12,9 @@ import relabel.export.loader
 from relabel.distill.students import length_batches, query_counts
 from relabel.distill.students.model import DecoderTexts, StudentModel
 from relabel.distill.students.spec import KINDS
-from relabel.export.bundles import ExportSpec, InputContract
+from relabel.export.bundle_facts import InputContract
 from relabel.export.parity import PairSet
+from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ModelError
 from relabel.manifests.specs import Registry
 

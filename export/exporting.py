@@ -29,22 +29,23 @@ from torch import Tensor, nn
 from relabel.distill.students.manifest import StudentFiles, read_student
 from relabel.distill.students.model import StudentModel, load_student, make_texts, student_digest, student_files
 from relabel.distill.students.spec import KINDS
-from relabel.export.bundles import (
+from relabel.export.bundle_facts import (
     CARD_NAME,
-    Bundle,
-    ExportSpec,
     ModelFile,
     ModelParity,
     StudentInputs,
     describe_lengths,
+    read_parity,
+    read_student_facts,
+    render_bundle_card,
+)
+from relabel.export.bundles import (
+    Bundle,
     link_or_copy,
     locked,
     made_before,
     new_folder_for,
     open_bundle,
-    read_parity,
-    read_student_facts,
-    render_bundle_card,
     seal_bundle,
     switch,
 )
@@ -73,6 +74,7 @@ from relabel.export.parity import (
     provider_here,
     write_reference,
 )
+from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ConfigError, GateError, ManifestError, ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import installed_versions, require

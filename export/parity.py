@@ -26,17 +26,9 @@ from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load
 from relabel.distill.students.labels import read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
-from relabel.export.bundles import (
-    F1Loss,
-    ModelParity,
-    NdcgLoss,
-    OrderCounts,
-    ParityCheck,
-    ParitySpec,
-    SizeFigures,
-    WorstRow,
-)
+from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, OrderCounts, ParityCheck, SizeFigures, WorstRow
 from relabel.export.loader import OPENVINO, STATIC, BundleError, Encoder, choose_provider, open_session
+from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, grades_seen, load_gold_by_row, mapped

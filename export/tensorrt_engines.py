@@ -16,18 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from relabel.export.bundles import (
-    MANIFEST_NAME,
-    Bundle,
-    EngineFile,
-    TokenLengths,
-    locked,
-    new_folder_for,
-    open_bundle,
-    seal_bundle,
-    student_facts,
-    switch,
-)
+from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
+from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, new_folder_for, open_bundle, seal_bundle, switch
 from relabel.export.exporting import quiet
 from relabel.export.loader import PROVIDERS
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError

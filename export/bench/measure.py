@@ -30,16 +30,8 @@ from relabel.export.bench.latency import (
     time_calls,
 )
 from relabel.export.bench.results import LATENCY_FORMAT, BenchFacts, ModelLatency
-from relabel.export.bundles import (
-    BenchSpec,
-    Bundle,
-    EngineFile,
-    ModelFile,
-    Preset,
-    TokenLengths,
-    describe_lengths,
-    student_facts,
-)
+from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths, describe_lengths, student_facts
+from relabel.export.bundles import Bundle
 from relabel.export.loader import (
     AMX,
     AVX512,
@@ -54,6 +46,7 @@ from relabel.export.loader import (
     engine_fault,
     open_session,
 )
+from relabel.export.specs import BenchSpec, Preset
 from relabel.manifests.errors import InputError, MissingExtraError, ModelError, UsageError
 from relabel.manifests.metrics.gates import Gate, GateVerdict, judge_gates
 from relabel.manifests.process import device_names, installed_versions, require, usable_cores

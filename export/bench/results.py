@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from relabel.export.bench.latency import LatencyRow
-from relabel.export.bundles import MANIFEST_NAME, Bundle, Parity
+from relabel.export.bundle_facts import Parity
+from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.export.loader import OPENVINO, ROUNDED
 from relabel.export.puller import VERSIONS
 from relabel.manifests.errors import ManifestError, StoreError, UsageError

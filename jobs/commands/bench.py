@@ -18,8 +18,10 @@ from relabel.export.bench.results import (
     write_measurements,
     write_results,
 )
-from relabel.export.bundles import BenchSpec, StudentFacts, open_bundle, put_back, student_facts
+from relabel.export.bundle_facts import StudentFacts, student_facts
+from relabel.export.bundles import open_bundle, put_back
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
+from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
 from relabel.jobs.commands.options import Number, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit

@@ -92,9 +92,9 @@ def export(
     if form != "bundle":
         licence = own["licence"]
         return _export_hf(student, to, form, score, licence, is_replacing=replace, done_ok=done_ok, output=output)
-    from relabel.export.bundles import ExportSpec
     from relabel.export.exporting import export_bundle
     from relabel.export.parity import PairsFile
+    from relabel.export.specs import ExportSpec
     from relabel.manifests.gold import parse_map
     from relabel.manifests.specs import validate_spec
 
@@ -182,7 +182,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
-    from relabel.export.bundles import EngineFile, student_facts
+    from relabel.export.bundle_facts import EngineFile, student_facts
     from relabel.export.tensorrt_engines import build_into
     from relabel.manifests.records import plain
 
@@ -219,7 +219,8 @@ def _place(to: str) -> Path:
 
 
 def _text(bundle: Bundle) -> str:
-    from relabel.export.bundles import MANIFEST_NAME, parity_rows, read_parity, student_facts, undecided_lines
+    from relabel.export.bundle_facts import parity_rows, read_parity, student_facts, undecided_lines
+    from relabel.export.bundles import MANIFEST_NAME
     from relabel.jobs.delivery import files_text
 
     parity = read_parity(bundle.facts.get("parity"), f"{bundle.folder}/{MANIFEST_NAME}")

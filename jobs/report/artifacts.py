@@ -17,7 +17,8 @@ from relabel.distill.teachers.manifest import (
 )
 from relabel.distill.training.curves import PLOT_NAME
 from relabel.distill.training.output import CHECKPOINTS, RECORD_NAME, BaseModelUsed
-from relabel.export.bundles import Parity, StudentFacts, read_manifest, read_parity, read_student_facts
+from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
+from relabel.export.bundles import read_manifest
 from relabel.jobs.sections import Badge, Paragraph, Section, Table
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of

@@ -13,7 +13,7 @@ from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench.results import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
-from relabel.export.bundles import compared_on, parity_rows, undecided_lines
+from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
 from relabel.jobs.report.artifacts import DIGITS, BundleArtifact, StudentArtifact, TeacherArtifact
 from relabel.jobs.sections import (
     Badge,

@@ -25,7 +25,8 @@ from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, Studen
 from relabel.distill.students.model import PairScorer, Scorer, StudentModel, TokenRow, load_student, student_files
 from relabel.distill.students.spec import NODE_HEADS
 from relabel.export.bench.results import ChosenPrecision, choose_precision, measurements_of
-from relabel.export.bundles import MANIFEST_NAME, open_bundle, read_parity, student_facts
+from relabel.export.bundle_facts import read_parity, student_facts
+from relabel.export.bundles import MANIFEST_NAME, open_bundle
 from relabel.export.exporters import LOADER
 from relabel.export.loader import (
     AMX,

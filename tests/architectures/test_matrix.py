@@ -15,11 +15,11 @@ import pytest
 from relabel.distill.students.distillation import distill
 from relabel.distill.students.model import load_student
 from relabel.distill.students.spec import DistillSpec
-from relabel.export.bundles import ExportSpec
 from relabel.export.conform import conform
 from relabel.export.exporting import export_bundle
 from relabel.export.huggingface import export_to_hub_folder
 from relabel.export.loader import Student
+from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
 from tests.distill.conftest import label_rows, make_pairs, softened, word_tokenizer, write_labels

@@ -47,9 +47,9 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory, student: Path, pairs_file: Path) -> Path:
     """The bundle as it was exported; not to be written into."""
-    from relabel.export.bundles import ExportSpec
     from relabel.export.exporting import export_bundle
     from relabel.export.parity import PairsFile
+    from relabel.export.specs import ExportSpec
 
     spec = ExportSpec(precisions="fp32,int8", triton=True, parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
     pairs = PairsFile(str(pairs_file), "grade")

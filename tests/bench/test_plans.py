@@ -13,8 +13,9 @@ from relabel.export.bench.measure import (
     planned_figures,
 )
 from relabel.export.bench.results import latency_rows
-from relabel.export.bundles import BenchSpec, EngineFile, ModelFile, TokenLengths
+from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
+from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import MissingExtraError, UsageError
 from relabel.manifests.metrics.gates import judge_gates, parse_flag
 from tests.bench.made_up import bench_facts, latency_row, model_facts

@@ -120,8 +120,8 @@ def graded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
     """The encoder in every precision that a CPU runs, with logits and Triton's view."""
-    from relabel.export.bundles import ExportSpec
     from relabel.export.exporting import export_bundle
+    from relabel.export.specs import ExportSpec
 
     # three grades of 42 rows: an int8 flip moves macro F1 by points, which is not what these tests are about
     spec = ExportSpec(
@@ -138,9 +138,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
 @pytest.fixture(scope="session")
 def decoder_bundle(tmp_path_factory: pytest.TempPathFactory, decoder: Path, graded_file: Path) -> Path:
     """The decoder in fp32 and int8, compared on pairs of a file."""
-    from relabel.export.bundles import ExportSpec
     from relabel.export.exporting import export_bundle
     from relabel.export.parity import PairsFile
+    from relabel.export.specs import ExportSpec
 
     spec = ExportSpec(precisions="fp32,int8", parity={"int8_max_f1_loss": 100})  # type: ignore[arg-type]
     pairs = PairsFile(str(graded_file), "grade")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from relabel.export import exporters
-from relabel.export.bundles import Bundle, ExportSpec, open_bundle
+from relabel.export.bundles import Bundle, open_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.parity import PairsFile
+from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import MissingExtraError
 from relabel.manifests.files import Storage
 from tests.jobs.conftest import Outcome

@@ -18,7 +18,8 @@ import pytest
 
 from relabel.export import tensorrt_engines
 from relabel.export import tensorrt_engines as engines
-from relabel.export.bundles import TokenLengths, describe_lengths, open_bundle
+from relabel.export.bundle_facts import TokenLengths, describe_lengths
+from relabel.export.bundles import open_bundle
 from relabel.export.loader import Machine, Student, choose_engine
 from relabel.export.tensorrt_engines import build, build_into, find_tensorrt, plan_profile
 from relabel.manifests.errors import MissingExtraError, ModelError

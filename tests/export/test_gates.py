@@ -16,19 +16,12 @@ import pytest
 
 from relabel.distill.students.examples import load_examples
 from relabel.distill.students.spec import DistillSpec
-from relabel.export.bundles import (
-    ExportSpec,
-    ModelParity,
-    Parity,
-    ParitySpec,
-    open_bundle,
-    read_parity,
-    undecided_lines,
-    verdict,
-)
+from relabel.export.bundle_facts import ModelParity, Parity, read_parity, undecided_lines, verdict
+from relabel.export.bundles import open_bundle
 from relabel.export.exporting import export_bundle, refusal_text
 from relabel.export.parity import PairSet, PairsFile, answers, draw_queries, judge, lineage_pairs
 from relabel.export.parity import measure as measure_parity
+from relabel.export.specs import ExportSpec, ParitySpec
 from relabel.manifests.errors import ConfigError, GateError, InputError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import checked, plain

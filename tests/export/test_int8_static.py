@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from relabel.export import exporting, loader
-from relabel.export.bundles import ExportSpec
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import STATIC, VNNI, Student, check_answers
 from relabel.export.parity import PairsFile, answers
+from relabel.export.specs import ExportSpec
 from relabel.jobs.score import loop
 from relabel.manifests.errors import ConfigError, GateError, MissingExtraError
 from relabel.manifests.files import Storage

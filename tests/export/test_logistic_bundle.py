@@ -15,9 +15,9 @@ from relabel.distill.students.distillation import distill
 from relabel.distill.students.logistic import LogisticStudent
 from relabel.distill.students.model import load_student
 from relabel.distill.students.spec import DistillSpec
-from relabel.export.bundles import ExportSpec
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
+from relabel.export.specs import ExportSpec
 from relabel.manifests.files import Storage
 from relabel.manifests.manifest import MANIFEST_NAME
 from tests.distill.test_kinds import query_rows, write_queries

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from relabel.export.bundles import InputContract
+from relabel.export.bundle_facts import InputContract
 from relabel.export.loader import Encoder, load_tokenizer
 from relabel.manifests.records import plain
 from tests.faults.conftest import count

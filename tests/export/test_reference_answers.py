@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from relabel.export import puller
-from relabel.export.bundles import ExportSpec, open_bundle, seal_bundle
+from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import NEEDS_OPENVINO, REFERENCE, Checked, Student, check_answers
+from relabel.export.specs import ExportSpec
 from relabel.manifests.files import Storage
 
 Relabel = Callable[..., Any]

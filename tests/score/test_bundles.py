@@ -17,10 +17,12 @@ import pytest
 
 from relabel.distill.students.model import student_digest
 from relabel.export.bench.results import choose_precision, write_measurements
-from relabel.export.bundles import ExportSpec, open_bundle, read_parity, seal_bundle
+from relabel.export.bundle_facts import read_parity
+from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import AVX512, Checked, Student
 from relabel.export.parity import PairsFile
+from relabel.export.specs import ExportSpec
 from relabel.jobs.report.artifacts import open_artifacts, trace
 from relabel.jobs.score import loop
 from relabel.manifests.errors import UsageError

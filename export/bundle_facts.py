@@ -1,0 +1,463 @@
+"""What a bundle's manifest and parity record say, as records, and the model card rendered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels
+from relabel.distill.students.spec import KINDS, KindName
+from relabel.distill.training.output import BaseModelUsed
+from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.loader import LEAST_ONNXRUNTIME
+from relabel.manifests.labels import PhiTable
+from relabel.manifests.records import LEFT_OUT, read_record
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """Lengths of pairs, in tokens.
+
+    Args:
+        rows: pairs that were counted.
+        histogram: `[tokens, rows]`, short to long
+    """
+
+    rows: int
+    p50: int
+    p90: int
+    p99: int
+    max: int
+    histogram: list[list[int]] | None = None
+
+
+def describe_lengths(lengths: Sequence[int]) -> TokenLengths:
+    """The distribution of some lengths, one at least."""
+    p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
+    tokens, rows = np.unique(lengths, return_counts=True)
+    histogram = [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)]
+    return TokenLengths(len(lengths), p50, p90, p99, int(max(lengths)), histogram)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """A model of a bundle.
+
+    Args:
+        path: of the graph, relative to the bundle.
+        format: `onnx`, or `tensorrt`.
+        files: the graph and its data file.
+    """
+
+    path: str
+    format: str
+    precision: str
+    files: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFile(ModelFile):
+    """A TensorRT engine.
+
+    Args:
+        flavour: `tensorrt` or `tensorrt_rtx`; `tensorrt` its version.
+        capability: compute capability that it was built for.
+        gpu: that it was built on; None where it was built for another.
+        profile: shapes (rows, tokens) that it takes: least, tuned for, most.
+        is_compared: whether it was compared by the parity gate; it is built after.
+    """
+
+    flavour: str
+    tensorrt: str
+    capability: str
+    gpu: str | None = None
+    profile: list[tuple[int, int]]
+    is_compared: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputContract:
+    """What the bundle's loader must know to turn texts into the tokens that the student saw in training.
+
+    Args:
+        tokenizer: its file.
+        names: of the graph's inputs.
+        columns: of the student's input, as `manifests.specs.Columns` takes them.
+        prompt, prompt_ids: of a decoder, its three pieces and their tokens; of a logistic student, text before a query.
+    """
+
+    kind: KindName
+    tokenizer: str
+    max_tokens: int
+    names: list[str]
+    padding_side: str
+    pad_id: int
+    pad_type_id: int
+    truncation_side: str
+    columns: dict[str, Any]
+    prompt: list[str] | None = field(default=None, metadata=LEFT_OUT)
+    prompt_ids: list[list[int]] | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentInputs(InputContract):
+    """The contract, and the lengths of the pairs that the student was tested on."""
+
+    lengths: TokenLengths
+
+
+@dataclass(frozen=True)
+class StudentOrigin:
+    """The student that a bundle was made of."""
+
+    digest: str
+    name: str
+    model: BaseModelUsed | None = None
+
+
+@dataclass(frozen=True)
+class BundleLineage:
+    """What a bundle was made of."""
+
+    student: StudentOrigin
+    labels: list[LearnedLabels] | None = None
+    gold: LearnedGold | None = None
+
+
+@dataclass(frozen=True)
+class BundleLicence:
+    """The bundle's own, where it is stated, and the reference of the model that the student starts from."""
+
+    bundle: str | None
+    model: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentFacts:
+    """A bundle's student.
+
+    Args:
+        name: of the bundle.
+        grades: K of its relevance head.
+        heads: grades by head; `temperature` what calibrated each, where something did.
+        phi: the rule map, where there are heads other than relevance.
+    """
+
+    name: str
+    grades: int
+    heads: dict[str, int]
+    temperature: dict[str, float] | None = None
+    phi: PhiTable | None = None
+    inputs: StudentInputs
+    models: list[EngineFile | ModelFile]
+    lineage: BundleLineage
+    licence: BundleLicence
+    made_by: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.heads.get("relevance", 0) < 2 or min(self.heads.values()) < 1:
+            raise ValueError("`heads` gives relevance no grades to choose from")
+
+
+def student_facts(bundle: Bundle) -> StudentFacts:
+    """The student that a bundle's manifest describes.
+
+    Raises:
+        ManifestError: it describes none, or otherwise; names the key.
+    """
+    return read_student_facts(bundle.facts, f"{bundle.folder}/{MANIFEST_NAME}")
+
+
+def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
+    """The same of a manifest's facts.
+
+    Raises:
+        ManifestError: see `student_facts`.
+    """
+    what = "describes no student as this relabel writes it"
+    return read_record(StudentFacts, held, where, what, "Give a bundle that `relabel export` made.")
+
+
+@dataclass(frozen=True, slots=True)
+class F1Loss:
+    """Macro F1 of both, and the points of it that a model loses against the student, with a 95 % interval over
+    queries.
+    """
+
+    student: float
+    model: float
+    loss_points: float
+    loss_low: float
+    loss_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class NdcgLoss:
+    """nDCG@10 of both; None where no query can be ranked."""
+
+    student: float | None
+    model: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCounts:
+    """Pairs of documents of one query: those that the student orders by more than the margin, and all."""
+
+    ordered: int
+    of: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFigures:
+    """A model against the student in batches of one size.
+
+    Args:
+        max_abs: the largest |Δp|.
+        tau: Kendall's, by query; None where the student orders no two documents of a query.
+        flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query.
+        tau_low, tau_high: its bounds, 95 %, over queries; absent with fewer than two.
+        judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
+    """
+
+    is_finite: bool
+    max_abs: float
+    max_abs_by_head: dict[str, float]
+    flips: int
+    flip_share: float
+    flip_share_by_head: dict[str, float]
+    flip_low: float | None = field(default=None, metadata=LEFT_OUT)
+    flip_high: float | None = field(default=None, metadata=LEFT_OUT)
+    tau: float | None
+    tau_low: float | None = field(default=None, metadata=LEFT_OUT)
+    tau_high: float | None = field(default=None, metadata=LEFT_OUT)
+    orders: OrderCounts | None = field(default=None, metadata=LEFT_OUT)
+    judged_by: str
+    judged_rows: int
+    judged_queries: int = 0
+    f1_macro: F1Loss
+    ndcg: Annotated[NdcgLoss, Field(alias="ndcg@10")]
+
+
+@dataclass(frozen=True, slots=True)
+class ParityCheck:
+    """One bound of a precision's gate."""
+
+    check: str
+    value: float
+    bound: float
+    has_passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorstRow:
+    """A row whose probabilities differ much: where it lies, and both distributions, None for what is not finite."""
+
+    source: str
+    row: int
+    batch_size: int
+    is_flip: bool
+    max_abs: float | None
+    student: list[float | None]
+    model: list[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParity:
+    """One model against the student.
+
+    Args:
+        could_lose: as in `parity.could_lose`.
+        doubts: as in `parity.doubts_of`, sentences.
+        worst: the rows that differ most.
+    """
+
+    precision: str
+    rows: int
+    queries: int
+    is_weak: bool
+    by_batch_size: Annotated[dict[str, SizeFigures], Field(min_length=1)]
+    checks: list[ParityCheck]
+    has_passed: bool
+    could_lose: float | None = None
+    doubts: list[str] = field(default_factory=list)
+    worst: list[WorstRow]
+
+    @property
+    def figures(self) -> list[SizeFigures]:
+        """By batch size, as compared."""
+        return list(self.by_batch_size.values())
+
+    @property
+    def flip_share(self) -> float:
+        """Of the worst batch size."""
+        return max(one.flip_share for one in self.figures)
+
+
+@dataclass(frozen=True, slots=True)
+class ParityBounds:
+    """Of the spec, what is shown with the figures; the manifest holds all of it."""
+
+    min_pairs: int
+    batch_sizes: list[int]
+    int8_max_f1_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """All models of a bundle against its student."""
+
+    spec: ParityBounds
+    provider: str
+    onnxruntime: str
+    models: Annotated[list[ModelParity], Field(min_length=1)]
+
+
+def read_parity(held: Any, where: str) -> Parity:
+    """The section `parity` of a bundle's manifest.
+
+    Args:
+        where: the manifest, for messages.
+    Raises:
+        ManifestError: it is damaged; names the key.
+    """
+    return read_record(Parity, held, where, "its parity is not as this relabel writes it", "Restore it from a copy.")
+
+
+CARD_NAME = "README.md"
+
+
+def render_bundle_card(student: StudentFacts, parity: Parity) -> str:
+    """Markdown."""
+    heads = ", ".join(f"{name} (grades 0 to {grades - 1})" for name, grades in student.heads.items())
+    models = ", ".join(f"`{model.path}` ({model.precision})" for model in student.models)
+    lines = [
+        f"# {student.name}",
+        "",
+        (
+            f"{KINDS[student.inputs.kind].does.capitalize()}. A student ({student.inputs.kind}), by `relabel export` "
+            f"{student.made_by['relabel']}."
+        ),
+        "",
+        f"- Answers: probabilities of {heads}; calibrated, in the graph.",
+        f"- Reads at most {student.inputs.max_tokens} tokens of a pair; what is longer is cut.",
+        f"- Models: {models}",
+        f"- Licence: {student.licence.bundle or 'not stated; ask its authors before you ship it'}",
+        "",
+        "## Use",
+        "",
+        f"`load.py` needs numpy, onnxruntime ({LEAST_ONNXRUNTIME} or newer) and tokenizers, nothing else:",
+        "",
+        "```python",
+        "from load import Student",
+        "",
+        'student = Student("path/of/this/folder")   # provider="cpu" or "cuda", precision="int8"',
+        'probs = student.probabilities([("red shoe", "A red running shoe, size 9")])',
+        'print(probs["relevance"])                  # float32 [pairs, grades]; rows sum to 1',
+        "```",
+        "",
+        "Or from the command line: `python load.py --score pairs.tsv` takes lines of query, tab, document, and writes",
+        "the score (0 to 1, to rank by), the expected grade (0 to the highest) and the most probable grade of each.",
+        "",
+        "## Parity with the student",
+        "",
+        *_parity(parity),
+        "",
+        "## Made of",
+        "",
+        *_lineage(student.lineage),
+        "",
+        (
+            "It answers for texts like those that it saw, and inherits its teacher's mistakes: judge it with trusted "
+            "grades before it decides"
+        ),
+        "anything.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def parity_rows(parity: Parity) -> list[list[str]]:
+    """The parity table: a row a precision, with the worst batch size's figure in each column; the first row is the
+    head.
+    """
+    rows = [["precision", "max abs Δp", "flips (95 %)", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
+    for one in parity.models:
+        flips = max(one.figures, key=lambda figure: figure.flip_share)
+        worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1.loss_points)
+        taus = [figure.tau for figure in one.figures if figure.tau is not None]
+        losses = [figure.ndcg.loss for figure in one.figures if figure.ndcg.loss is not None]
+        rows.append(
+            [
+                one.precision,
+                f"{max(figure.max_abs for figure in one.figures):.1e}",
+                f"{flips.flip_share:.2%}"
+                + ("" if flips.flip_low is None else f" ({flips.flip_low:.2%} to {flips.flip_high:.2%})"),
+                f"{min(taus):.4f}" if taus else "–",
+                f"{worst_f1.loss_points:+.2f} ({worst_f1.loss_low:+.2f} to {worst_f1.loss_high:+.2f})",
+                f"{max(losses, key=abs):+.4f}" if losses else "–",
+                verdict(one),
+            ]
+        )
+    return rows
+
+
+def verdict(one: ModelParity) -> str:
+    """What the gate says of a model: `passed`, `undecided` with the loss that it could have, or `REFUSED`."""
+    if not one.has_passed:
+        return "REFUSED"
+    if one.could_lose is not None:
+        return f"undecided: could lose {one.could_lose:.1f}"
+    return "undecided: too little evidence" if one.doubts else "passed"
+
+
+def undecided_lines(parity: Parity) -> list[str]:
+    """A sentence for each model that passed and could yet lose more than the gate allows."""
+    return [
+        f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points "
+        f"of macro F1 (95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
+        "More pairs would decide, or a bound on flips (parity.int8_max_flips)."
+        for one in parity.models
+        if one.has_passed and one.could_lose is not None
+    ] + [f"{one.precision} is undecided: {doubt}." for one in parity.models if one.has_passed for doubt in one.doubts]
+
+
+def compared_on(parity: Parity) -> str:
+    """The pairs and batch sizes that the models were compared on, and who judged, as a sentence begun."""
+    first = parity.models[0]
+    sizes = ", ".join(map(str, parity.spec.batch_sizes))
+    return (
+        f"On {first.rows:,} real pairs of {first.queries:,} queries, in batches of {sizes}, on {parity.provider} "
+        f"(onnxruntime {parity.onnxruntime}); macro F1 and nDCG by {first.figures[0].judged_by}."
+    )
+
+
+def _parity(parity: Parity) -> list[str]:
+    weak = f" Fewer than {parity.spec.min_pairs:,}: a weak result." if parity.models[0].is_weak else ""
+    head, *rows = parity_rows(parity)
+    return [
+        f"{compared_on(parity)}{weak} Worst batch size each:",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        *(line for sentence in undecided_lines(parity) for line in ("", sentence)),
+    ]
+
+
+def _lineage(lineage: BundleLineage) -> list[str]:
+    student = lineage.student
+    lines = [f"- Student `{student.name}`, digest `{student.digest[:16]}`"]
+    if student.model:
+        lines.append(f"- which starts from `{student.model.reference}` (digest `{student.model.digest[:16]}`)")
+    for source in lineage.labels or ():
+        run = f"labeler {source.labeler}, fingerprint `{(source.fingerprint or '')[:12]}`"
+        lines.append(f"- Labels `{source.path}`: {source.labels:,} ({run if source.kind == 'run' else 'a label file'})")
+    if lineage.gold:
+        lines.append(f"- Trusted grades `{lineage.gold.path}`, column `{lineage.gold.grade}`")
+    return lines
