@@ -37,8 +37,6 @@ readers drop at a file's beginning. Nor may it be empty.
 """
 WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
 """A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
-BEYOND_GRADES = 10**9
-"""Numbers of this size and larger are no grades: more than the nine digits of `WHOLE`."""
 FIRST_RANK = 1
 
 
