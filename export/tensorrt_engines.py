@@ -18,8 +18,8 @@ from typing import Any
 
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
 from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, new_folder_for, open_bundle, seal_bundle, switch
-from relabel.export.exporting import quiet
 from relabel.export.loader import PROVIDERS
+from relabel.export.quantization import quiet
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
 from relabel.manifests.process import require
 from relabel.manifests.records import plain

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.teachers.spec import METHODS
 from relabel.export.specs import BenchSpec, ExportSpec
-from relabel.jobs.score.loop import BundleArgs, StudentArgs
+from relabel.jobs.score.students import BundleArgs, StudentArgs
 from relabel.labelers.engines.registry import engine_class, engine_names
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.specs import JobSpec, Spec

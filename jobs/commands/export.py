@@ -10,7 +10,7 @@ import click
 from relabel.jobs.commands.options import given_parameters, local_folder, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid
-from relabel.jobs.score.loop import local_student
+from relabel.jobs.score.students import local_student
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage

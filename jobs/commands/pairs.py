@@ -18,7 +18,7 @@ from relabel.jobs.pairs.contexts import with_context
 from relabel.jobs.pairs.page_columns import tree_pairs
 from relabel.jobs.pairs.queries import QueryRule, made_pairs
 from relabel.jobs.pairs.similar import SimilarPairs
-from relabel.jobs.score.loop import local_student
+from relabel.jobs.score.students import local_student
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage

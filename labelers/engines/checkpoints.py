@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from relabel.labelers.engines.openai_client import OpenAiArgs, identity
+from relabel.labelers.engines.openai_connections import OpenAiArgs, identity
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ModelError

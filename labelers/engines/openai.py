@@ -22,7 +22,8 @@ from pydantic import SecretStr
 from relabel.labelers.engines.checkpoints import TokenizerFolder, find_tokenizer, served_digest
 from relabel.labelers.engines.openai_batches import PART_REQUESTS, Batches
 from relabel.labelers.engines.openai_chat import ChatMode, ChatWork
-from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, OpenAiArgs, args_of, key_of
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient
+from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
 from relabel.labelers.engines.openai_replies import MAX_COUNT, shown
 from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from relabel.labelers.engines.openai_chat import ChatWork, answer_of
-from relabel.labelers.engines.openai_client import ApiClient, Failure, HttpReply, OpenAiArgs
+from relabel.labelers.engines.openai_client import ApiClient, Failure
+from relabel.labelers.engines.openai_connections import HttpReply, OpenAiArgs
 from relabel.labelers.engines.openai_replies import NOT_SAID, ReplyError, parse_reply, read_chat, read_complaint, shown
 from relabel.manifests import failpoints
 from relabel.manifests.asks import Answer

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure, OpenAiArgs
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
+from relabel.labelers.engines.openai_connections import OpenAiArgs
 from relabel.labelers.engines.openai_replies import Reply, read_chat
 from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts, documents_of, with_documents
 from relabel.manifests.asks import Answer, Ask, Message, Request, most_prompt_tokens

@@ -17,7 +17,8 @@ from relabel.labelers.engines.decisions import (
     stage_remarks,
 )
 from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
-from relabel.labelers.engines.openai_client import ApiClient, Failure, OpenAiArgs
+from relabel.labelers.engines.openai_client import ApiClient, Failure
+from relabel.labelers.engines.openai_connections import OpenAiArgs
 from relabel.labelers.engines.openai_replies import Reply, read_completion
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import Answer, Ask, Message, Request, most_prompt_tokens

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines import openai_client
+from relabel.labelers.engines import openai_connections
 from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.manifests.asks import Answer, Engine, Message
 from relabel.manifests.errors import ModelError, ServerGoneError
@@ -468,7 +468,7 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
 
 
 def test_a_reply_that_never_ends_is_cut_off(serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_client, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(openai_connections, "MOST_BYTES", 1 << 20)
     server = serve(lambda _: Raw(b"[" * (8 << 20), missing=1 << 40))
     answer = run_all(connect(server, max_tries=2, timeout_s=30.0), requests_for(1))[0]
     assert "reply is longer than" in answer.detail

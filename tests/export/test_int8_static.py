@@ -16,7 +16,7 @@ from relabel.export.exporting import export_bundle
 from relabel.export.loader import STATIC, VNNI, Student, check_answers
 from relabel.export.parity import PairsFile, answers
 from relabel.export.specs import ExportSpec
-from relabel.jobs.score import loop
+from relabel.jobs.score import students
 from relabel.manifests.errors import ConfigError, GateError, MissingExtraError
 from relabel.manifests.files import Storage
 from tests.export.conftest import HOSTILE
@@ -41,13 +41,13 @@ def test_both_runtimes_answer_as_at_export_and_the_same_in_any_company(bundle: P
 def test_the_loader_and_score_take_it_in_openvino_on_a_cpu_with_vnni(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (loader, loop):
+    for module in (loader, students):
         monkeypatch.setattr(module, "cpu_flags", lambda: frozenset(VNNI[:1]))
     student = Student(bundle, provider="openvino", threads=1)
-    choice = loop.choose(str(bundle), "openvino", None)
+    choice = students.choose(str(bundle), "openvino", None)
     assert (student.provider, student.precision) == (choice.provider, choice.precision) == ("openvino", STATIC)
     assert choice.reason.startswith("this CPU has VNNI")
-    assert loop.choose(str(bundle), "openvino", "fp32").reason.startswith("named")
+    assert students.choose(str(bundle), "openvino", "fp32").reason.startswith("named")
 
 
 @pytest.mark.parametrize("source", ["lineage", "file"])

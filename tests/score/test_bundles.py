@@ -24,7 +24,7 @@ from relabel.export.loader import AVX512, Checked, Student
 from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
 from relabel.jobs.report.artifacts import open_artifacts, trace
-from relabel.jobs.score import loop
+from relabel.jobs.score import students
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from tests.bench.made_up import bench_facts, latency_row, model_facts
@@ -233,7 +233,7 @@ Flags = Callable[..., None]
 @pytest.fixture
 def flags(monkeypatch: pytest.MonkeyPatch) -> Flags:
     """`flags("amx_bf16")`: of the CPU, as the choice sees them."""
-    return lambda *names: monkeypatch.setattr(loop, "cpu_flags", lambda: frozenset(names))
+    return lambda *names: monkeypatch.setattr(students, "cpu_flags", lambda: frozenset(names))
 
 
 def test_labels_are_those_of_fp32_and_name_runtime_version_and_hint(
@@ -290,7 +290,7 @@ def test_a_machine_that_answers_otherwise_labels_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr(loop, "check_answers", lambda _: Checked("tiny, fp32 on openvino", 1e-4, [0.0, 0.5]))
+    monkeypatch.setattr(students, "check_answers", lambda _: Checked("tiny, fp32 on openvino", 1e-4, [0.0, 0.5]))
     write_pairs()
     line = ("--device", "openvino", "--precision", "fp32")
     score(*line, student=bundle).refused(5, "tiny, fp32 on openvino: 1 of 2 reference pairs", "pair 1 by 0.5")
