@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -293,6 +293,76 @@ def write_grouped(file: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
                 held = []
         if held:
             writer.write_table(pa.concat_tables(held))
+
+
+class PairsFile(NamedTuple):
+    """Pairs that get further columns.
+
+    Args:
+        path: as the user named it; `named` is its first file, for messages.
+        types: its columns as polars has them.
+        schema: its columns in Arrow.
+    """
+
+    path: str
+    files: list[str]
+    types: dict[str, Any]
+    named: str
+    schema: pa.Schema
+
+
+def open_pairs(path: str, wanted: Mapping[str, Kind], storage: Storage) -> PairsFile:
+    """Open pairs without reading rows.
+
+    Raises:
+        InputError: see `open_tables`.
+    """
+    files, types, named = open_tables(path, wanted, storage, role="PAIRS")
+    with open_parquet(files[0], storage) as first:
+        return PairsFile(path, files, types, named, first.schema_arrow.remove_metadata())
+
+
+def refuse_taken(pairs: PairsFile, added: Iterable[str]) -> None:
+    """Raise where a column that will be added is there already.
+
+    Raises:
+        InputError: names the first.
+    """
+    for name in added:
+        if name in pairs.types:
+            raise InputError(f"{pairs.named} (PAIRS): has a column `{name}` already. Drop or rename it first.")
+
+
+def add_columns(
+    pairs: PairsFile,
+    to: str,
+    added: Mapping[str, pa.DataType],
+    values: Callable[[pa.Table], Mapping[str, Sequence[Any]]],
+    storage: Storage,
+    *,
+    batch_rows: int,
+) -> None:
+    """Write the pairs with further columns, rows in their order; the file is there whole or not at all.
+
+    Args:
+        added: name and type of each; one that the pairs have is replaced.
+        values: of some rows, for each added column.
+    Raises:
+        InputError: the rows can't be read.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
+    """
+    kept = [one for one in pairs.schema if one.name not in added]
+    new = [pa.field(name, kind) for name, kind in added.items()]
+
+    def with_columns(table: pa.Table) -> pa.Table:
+        found, columns = table.select([one.name for one in kept]), values(table)
+        for one in new:
+            found = found.append_column(one, pa.array(columns[one.name], type=one.type))
+        return found
+
+    tables = stream_tables(pairs.files, pairs.schema, pairs.path, storage, batch_rows=batch_rows)
+    with written(to, storage) as file:
+        write_grouped(file, pa.schema([*kept, *new]), map(with_columns, tables))
 
 
 def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:

@@ -17,7 +17,7 @@ from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.jobs.pairs.contexts import with_context
 from relabel.jobs.pairs.page_columns import tree_pairs
 from relabel.jobs.pairs.queries import QueryRule, made_pairs
-from relabel.jobs.pairs.similar import SimilarPairs
+from relabel.jobs.pairs.similar import add_cosines, open_compared
 from relabel.jobs.score.students import local_student
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError
@@ -155,18 +155,18 @@ def similar(
     """
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
-    compared = SimilarPairs(pairs_file, threshold, storage)
+    compared = open_compared(pairs_file, storage)
     fetch_model(model, storage, cache_dir=cache_dir())
     found = resolve_model(model, cache_dir=cache_dir())
     embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
-    counts = compared.write(to, embedder)
+    counts = add_cosines(compared, to, embedder, threshold, storage)
     result = {
         "output": to,
         "pairs": counts["pairs"],
-        "chunks": counts["chunks"] if compared.has_chunks else None,
-        "similar": counts["similar"] if compared.has_chunks else None,
+        "chunks": counts["chunks"] if "chunks" in compared.types else None,
+        "similar": counts["similar"] if "chunks" in compared.types else None,
         "pairs_without_cosine": counts["pairs_without_cosine"],
         "threshold": threshold,
         "model": model,
@@ -248,14 +248,7 @@ def cited(
     result = {
         "output": to,
         "pairs": rows,
-        "queries": counts.queries,
-        **counts.pairs,
-        "queries_left_out": len(counts.short_queries),
-        "answers_unused": counts.answers_unused,
-        "citations_ignored": counts.strange_citations,
-        "documents_missing": counts.missing_documents,
-        "same_text_left_out": counts.twins,
-        "random_lacking": counts.random_short,
+        **counts,
         "seed": seed,
         "seconds": round(time.perf_counter() - started, 3),
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
@@ -95,28 +96,9 @@ class CitationRule:
             )
 
 
-@dataclass(slots=True)
-class CitationCounts:
-    """What came of it, and what was left out."""
-
-    queries: int = 0
-    pairs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    short_queries: list[str] = field(default_factory=list)
-    """Queries with fewer than M answers; left out."""
-    answers_unused: int = 0
-    """Answers beyond a query's first M."""
-    strange_citations: int = 0
-    """Citations of documents that the answer's query was never shown; not counted."""
-    missing_documents: int = 0
-    """Candidates (query and document) whose document is not in the corpus; left out."""
-    twins: int = 0
-    """Hard negatives that have the very text of a likely positive of their query; left out."""
-    random_short: int = 0
-    """Random negatives that the corpus was too small for."""
-
-
-def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: Storage) -> tuple[Any, CitationCounts]:
-    """The pairs, as a lazy frame: `query_id, query, doc_id`, the document's columns, `kind`, `cited_in`.
+def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: Storage) -> tuple[Any, dict[str, int]]:
+    """The pairs, as a lazy frame: `query_id, query, doc_id`, the document's columns, `kind`, `cited_in`; and what
+    came of it: queries, pairs by kind, and what was left out.
 
     Rows are ordered by query id, kind and document id, whatever the order of the inputs. Ids and citation lists are
     held in memory, of the documents those that a pair needs, while the rows stream.
@@ -136,17 +118,17 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     docs = docs.select(col("doc_id").cast(polars.String), *text_columns)
     known = known_documents(docs, text_columns, docs_path)
 
-    counts = CitationCounts()
+    counts: dict[str, int] = {}
     full, used = _full_answers(answers, rule, counts, answers_path)
     kept = _judged_by_citations(used, known, rule, counts)
+    counts["random_lacking"] = 0
     if rule.random_negatives:
         # what any answer of the query saw is no random document for it, an answer beyond the first M included
         shown = polars.concat([id_texts(full, "candidates"), id_texts(full, "cited")]).unique().join(known, on="doc_id")
-        drawn, counts.random_short = _draw(shown, known, used["query_id"].unique().sort().to_list(), rule)
+        drawn, counts["random_lacking"] = _draw(shown, known, used["query_id"].unique().sort().to_list(), rule)
         kept = polars.concat([kept, drawn])
     kept = kept.sort("query_id", "kind", "doc_id")
-    for number, kind in enumerate(KINDS):
-        counts.pairs[kind] = int((kept["kind"] == number).sum())
+    counts |= {kind: int((kept["kind"] == number).sum()) for number, kind in enumerate(KINDS)}
     if not kept.height:
         raise InputError(f"{answers_path}: no candidate of any query is in {docs_path}. Do the document ids agree?")
 
@@ -162,7 +144,7 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     return frame, counts
 
 
-def _full_answers(answers: Any, rule: CitationRule, counts: CitationCounts, path: str) -> tuple[Any, Any]:
+def _full_answers(answers: Any, rule: CitationRule, counts: dict[str, int], path: str) -> tuple[Any, Any]:
     """Answers of queries that have M or more: all of them, and each query's first M.
 
     Raises:
@@ -171,14 +153,14 @@ def _full_answers(answers: Any, rule: CitationRule, counts: CitationCounts, path
     polars = load_polars()
     sizes = answers.group_by("query_id").len()
     is_short = polars.col("len") < rule.answers_per_query
-    counts.short_queries = sizes.filter(is_short)["query_id"].sort().to_list()
+    counts["queries_left_out"] = sizes.filter(is_short).height
     full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
     used = full.sort("query_id", "answer_id").filter(
         polars.int_range(polars.len()).over("query_id") < rule.answers_per_query
     )
-    counts.answers_unused = full.height - used.height
-    counts.queries = used["query_id"].n_unique()
-    if not counts.queries:
+    counts["answers_unused"] = full.height - used.height
+    counts["queries"] = used["query_id"].n_unique()
+    if not counts["queries"]:
         raise InputError(
             f"{path}: no query has {rule.answers_per_query} answers (the most is {sizes['len'].max() or 0}). "
             "Lower --answers-per-query, or generate more."
@@ -186,22 +168,22 @@ def _full_answers(answers: Any, rule: CitationRule, counts: CitationCounts, path
     return full, used
 
 
-def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: CitationCounts) -> Any:
+def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: dict[str, int]) -> Any:
     """Likely positives and hard negatives: what the answers were shown, by how many of them cited it."""
     polars = load_polars()
     kind, pair = polars.col("kind"), ["query_id", "doc_id"]
     shown = id_texts(used, "candidates").unique()
     once = used.with_columns(polars.col("cited").list.unique())
     cited = id_texts(once, "cited").group_by(pair).len("cited_in")
-    counts.strange_citations = int(cited.join(shown, on=pair, how="anti")["cited_in"].sum())
+    counts["citations_ignored"] = int(cited.join(shown, on=pair, how="anti")["cited_in"].sum())
     cited_in = polars.col("cited_in").fill_null(0).cast(polars.Int32)
     shown = shown.join(cited, on=pair, how="left").with_columns(cited_in)
-    counts.missing_documents = shown.join(known, on="doc_id", how="anti").height
+    counts["documents_missing"] = shown.join(known, on="doc_id", how="anti").height
     is_cited = polars.col("cited_in") >= rule.cited_in
     found = shown.join(known, on="doc_id").with_columns(kind=polars.when(is_cited).then(0).otherwise(1))
     positives, negatives = found.filter(kind == 0), found.filter(kind == 1)
     apart = negatives.join(positives.select("query_id", "text_key").unique(), on=["query_id", "text_key"], how="anti")
-    counts.twins = negatives.height - apart.height
+    counts["same_text_left_out"] = negatives.height - apart.height
     return polars.concat([positives, apart]).select(*pair, "kind", "cited_in")
 
 
@@ -217,27 +199,17 @@ def _draw(seen_pairs: Any, known: Any, queries: Sequence[str], rule: CitationRul
     # written
     deck = known.filter(~polars.col("is_blank")).sort("doc_id").unique("text_key", keep="first", maintain_order=True)
     ids, keys = deck["doc_id"].to_list(), deck["text_key"].to_list()
-    in_deck = set(keys)
-    seen: dict[str, set[int]] = {}
-    for query, key in seen_pairs.select("query_id", "text_key").unique().iter_rows():
-        if key in in_deck:
-            seen.setdefault(query, set()).add(key)
+    seen = defaultdict[str, set[int]](set)
+    for query, key in (
+        seen_pairs.select("query_id", "text_key").unique().join(deck, on="text_key", how="semi").iter_rows()
+    ):
+        seen[query].add(key)
     rows: list[tuple[str, str]] = []
-    lacking = 0
     for query in queries:
-        closed = seen.get(query, set())
-        wanted = min(rule.random_negatives, len(ids) - len(closed))
-        lacking += rule.random_negatives - wanted
-        rng = random.Random(f"{rule.seed}|{query}")
-        if len(ids) < 4 * (wanted + len(closed)):  # few are left: throwing again and again would take long
-            picked = rng.sample([i for i, key in enumerate(keys) if key not in closed], wanted)
-        else:
-            taken: dict[int, None] = {}
-            while len(taken) < wanted:
-                i = rng.randrange(len(ids))
-                if keys[i] not in closed:
-                    taken[i] = None
-            picked = list(taken)
-        rows += [(query, ids[i]) for i in picked]
+        # so many that enough are left without those that it was shown
+        wanted = min(len(ids), rule.random_negatives + len(seen[query]))
+        thrown = random.Random(f"{rule.seed}|{query}").sample(range(len(ids)), wanted)
+        rows += [(query, ids[i]) for i in [i for i in thrown if keys[i] not in seen[query]][: rule.random_negatives]]
+    lacking = rule.random_negatives * len(queries) - len(rows)
     drawn = polars.DataFrame(rows, schema={"query_id": polars.String, "doc_id": polars.String}, orient="row")
     return drawn.with_columns(kind=polars.lit(2, polars.Int32), cited_in=polars.lit(0, polars.Int32)), lacking

@@ -10,14 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from relabel.jobs.files import written
 from relabel.jobs.pairs.pages import CleanedPage, Draft, Extent, JsonLd, PageBlock, fit, lay_out, read_html
 from relabel.jobs.pairs.wikitext import wikitext_html
-from relabel.jobs.tables import check_columns, open_tables, stream_tables, write_grouped
+from relabel.jobs.tables import PairsFile, add_columns, check_columns, open_pairs, refuse_taken
 from relabel.manifests.columns import values_of
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.inputs import open_parquet
 from relabel.manifests.process import require
 from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
 
@@ -104,52 +102,37 @@ def add_page_columns(
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
         MissingExtraError: what reads the documents is not installed.
     """
-    files, types, named = open_tables(pairs_path, {}, storage, role="PAIRS")
-    columns = _document_columns(column, list(types), named, added)
-    read = {*columns, *([TITLE] if str(types.get(TITLE)) == "String" else [])}
-    check_columns(types, dict.fromkeys(columns, "text"), file=named, role="PAIRS")
-    with open_parquet(files[0], storage) as first:
-        held = first.schema_arrow.remove_metadata()
-    kept = [one for one in held if one.name not in added]
-    schema = pa.schema([*kept, *(pa.field(name, kind) for name, kind in added.items())])
+    pairs = open_pairs(pairs_path, {}, storage)
+    columns = _document_columns(column, pairs)
+    refuse_taken(pairs, [name for name in added if name != DOCUMENT or DOCUMENT not in columns])
+    read = {*columns, *([TITLE] if str(pairs.types.get(TITLE)) == "String" else [])}
 
-    def with_columns(table: pa.Table) -> pa.Table:
-        found = table.select([one.name for one in kept])
+    def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
         texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
         rows = [
             values(_read(dict(zip(texts, row, strict=True)), columns, form, column))
             for row in zip(*texts.values(), strict=True)
         ]
-        for place, (name, kind) in enumerate(added.items()):
-            found = found.append_column(name, pa.array([row[place] for row in rows], type=kind))
-        return found
+        return dict(zip(added, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(added, ())
 
-    with written(to, storage) as file:
-        tables = stream_tables(files, held, pairs_path, storage, batch_rows=_BATCH_ROWS)
-        write_grouped(file, schema, map(with_columns, tables))
+    add_columns(pairs, to, added, values_of_rows, storage, batch_rows=_BATCH_ROWS)
 
 
-def _document_columns(
-    column: str | None, names: list[str], file: str, added: Mapping[str, pa.DataType]
-) -> tuple[str, ...]:
+def _document_columns(column: str | None, pairs: PairsFile) -> tuple[str, ...]:
     """The columns that hold the documents.
 
     Raises:
-        InputError: there are none, or a column that is written would replace one that is not read.
+        InputError: there are none, or they hold no text.
     """
-    if column is not None:
-        columns: tuple[str, ...] = (column,)
-    else:
-        given = ("html",) if "html" in names else (DOCUMENT,) if DOCUMENT in names else (TITLE, "body")
-        columns = tuple(name for name in given if name in names)
-        if not columns:
-            raise InputError(
-                f"{file} (PAIRS): no column for the document: neither `html`, `document`, `title` nor `body`. It has "
-                f"{', '.join(names)}. Name it with --column."
-            )
-    for name in added:
-        if name in names and (name != DOCUMENT or DOCUMENT not in columns):
-            raise InputError(f"{file} (PAIRS): has a column `{name}` already. Drop or rename it first.")
+    names = pairs.types
+    given = (column,) if column else ("html",) if "html" in names else (DOCUMENT,) if DOCUMENT in names else ()
+    columns = given or tuple(name for name in (TITLE, "body") if name in names)
+    if not columns:
+        raise InputError(
+            f"{pairs.named} (PAIRS): no column for the document: neither `html`, `document`, `title` nor `body`. It "
+            f"has {', '.join(names)}. Name it with --column."
+        )
+    check_columns(names, dict.fromkeys(columns, "text"), file=pairs.named, role="PAIRS")
     return columns
 
 

@@ -14,12 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.distill.students.bases import Embedder
-from relabel.jobs.files import written
-from relabel.jobs.tables import check_columns, open_tables, stream_tables, write_grouped
+from relabel.jobs.tables import PairsFile, add_columns, check_columns, open_pairs, refuse_taken
 from relabel.manifests.columns import INPUT_KINDS, values_of
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.inputs import open_parquet
 
 COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
 _CHUNKS = "chunks"
@@ -28,73 +26,63 @@ _BATCH_ROWS = 256
 """Rows whose texts are embedded together, so that texts of like length share a batch."""
 
 
-class SimilarPairs:
-    """Pairs to be compared: their files, opened without reading rows.
+def open_compared(path: str, storage: Storage) -> PairsFile:
+    """Pairs to be compared, checked without reading rows.
 
-    Args:
-        path: file, folder or glob of Parquet files.
-        threshold: a chunk is similar above this cosine.
     Raises:
         InputError: a file or column is off, or a column that is written is there already.
     """
+    pairs = open_pairs(path, {"query": "text"}, storage)
+    if _CHUNKS not in pairs.types:
+        check_columns(pairs.types, dict.fromkeys(_documents(pairs), "text"), file=pairs.named, role="PAIRS")
+    elif not INPUT_KINDS["list<chunk>"][1](pairs.schema.field(_CHUNKS).type):
+        raise InputError(f"{pairs.named} (PAIRS): column `chunks` is not as `relabel pairs chunk` writes it.")
+    refuse_taken(pairs, _added(pairs))
+    return pairs
 
-    def __init__(self, path: str, threshold: float, storage: Storage) -> None:
-        self.path, self._threshold, self._storage = path, threshold, storage
-        self._files, types, named = open_tables(path, {"query": "text"}, storage, role="PAIRS")
-        self.has_chunks = _CHUNKS in types
-        with open_parquet(self._files[0], storage) as first:
-            self._schema = first.schema_arrow.remove_metadata()
-        self._documents: tuple[str, ...] = (_CHUNKS,)
-        if not self.has_chunks:
-            self._documents = (
-                ("document",) if "document" in types else tuple(n for n in ("title", "body") if n in types)
-            )
-            check_columns(types, dict.fromkeys(self._documents or ("document",), "text"), file=named, role="PAIRS")
-        elif not INPUT_KINDS["list<chunk>"][1](self._schema.field(_CHUNKS).type):
-            raise InputError(f"{named} (PAIRS): column `chunks` is not as `relabel pairs chunk` writes it.")
-        self.added = {name: kind for name, kind in _ADDED.items() if self.has_chunks or name == COSINE}
-        for name in self.added:
-            if name in types:
-                raise InputError(f"{named} (PAIRS): has a column `{name}` already. Drop or rename it first.")
 
-    def write(self, target: str, embedder: Embedder) -> Counter[str]:
-        """Write the rows with the columns that are added, in order; the file is there whole or not at all.
+def _documents(pairs: PairsFile) -> tuple[str, ...]:
+    names = () if "document" in pairs.types else tuple(name for name in ("title", "body") if name in pairs.types)
+    return names or ("document",)
 
-        Raises:
-            InputError: the rows can't be read.
-            DiskFullError, StoreError: it can't be written; what was there before stays.
-        """
-        schema = pa.schema([*self._schema, *(pa.field(*one) for one in self.added.items())])
-        counts = Counter[str]()
-        tables = stream_tables(self._files, self._schema, self.path, self._storage, batch_rows=_BATCH_ROWS)
-        with written(target, self._storage) as file:
-            write_grouped(file, schema, (self._with_cosines(table, embedder, counts) for table in tables))
-        return counts
 
-    def _with_cosines(self, table: pa.Table, embedder: Embedder, counts: Counter[str]) -> pa.Table:
-        queries = [text or "" for text in values_of(table["query"], self.path)]
-        texts = self._texts(table)
+def _added(pairs: PairsFile) -> dict[str, pa.DataType]:
+    return {name: kind for name, kind in _ADDED.items() if _CHUNKS in pairs.types or name == COSINE}
+
+
+def add_cosines(pairs: PairsFile, to: str, embedder: Embedder, threshold: float, storage: Storage) -> Counter[str]:
+    """Write the pairs with the columns `cosine` and, where they have chunks, `cosines` and `similar`; counts of pairs,
+    chunks and similar ones.
+
+    Args:
+        threshold: a chunk is similar above this cosine.
+    Raises:
+        InputError, DiskFullError, StoreError: see `add_columns`.
+    """
+    counts = Counter[str]()
+
+    def values(table: pa.Table) -> dict[str, Sequence[Any]]:
+        queries = [text or "" for text in values_of(table["query"], pairs.path)]
+        chunks = table[_CHUNKS].to_pylist() if _CHUNKS in pairs.types else None
+        if chunks is not None:
+            texts = [[chunk["text"] or "" for chunk in row or ()] for row in chunks]
+        else:
+            parts = zip(*(values_of(table[name], pairs.path) for name in _documents(pairs)), strict=True)
+            texts = [["\n\n".join(part for part in row if part)] for row in parts]
         cosines = cosines_of(queries, texts, embedder)
         best = [max((one for one in row if one is not None), default=None) for row in cosines]
         counts["pairs"] += len(queries)
         counts["pairs_without_cosine"] += best.count(None)
-        columns: dict[str, Sequence[Any]] = {COSINE: best}
-        if self.has_chunks:
-            numbers = [[chunk["n"] for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
-            chosen = [above(*pair, self._threshold) for pair in zip(numbers, cosines, strict=True)]
-            counts["chunks"] += sum(map(len, numbers))
-            counts["similar"] += sum(map(len, chosen))
-            columns |= {COSINES: cosines, SIMILAR: chosen}
-        for name, kind in self.added.items():
-            table = table.append_column(name, pa.array(columns[name], type=kind))
-        return table
+        if chunks is None:
+            return {COSINE: best}
+        numbers = [[chunk["n"] for chunk in row or ()] for row in chunks]
+        chosen = [above(*pair, threshold) for pair in zip(numbers, cosines, strict=True)]
+        counts["chunks"] += sum(map(len, numbers))
+        counts["similar"] += sum(map(len, chosen))
+        return {COSINE: best, COSINES: cosines, SIMILAR: chosen}
 
-    def _texts(self, table: pa.Table) -> list[list[str]]:
-        """The texts of each row that are compared with its query."""
-        if self.has_chunks:
-            return [[chunk["text"] or "" for chunk in row or ()] for row in table[_CHUNKS].to_pylist()]
-        parts = zip(*(values_of(table[name], self.path) for name in self._documents), strict=True)
-        return [["\n\n".join(part for part in row if part)] for row in parts]
+    add_columns(pairs, to, _added(pairs), values, storage, batch_rows=_BATCH_ROWS)
+    return counts
 
 
 def cosines_of(queries: Sequence[str], texts: Sequence[Sequence[str]], embedder: Embedder) -> list[list[float | None]]:

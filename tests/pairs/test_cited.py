@@ -76,19 +76,19 @@ def test_five_answers_counted_by_hand(write: Callable[..., str]) -> None:
         "kind": "likely_positive",
         "cited_in": 3,
     }
-    assert (counts.queries, counts.pairs) == (1, {"likely_positive": 2, "hard_negative": 2, "random_negative": 0})
+    assert counts.items() >= {"queries": 1, "likely_positive": 2, "hard_negative": 2, "random_negative": 0}.items()
 
 
 def test_what_is_cited_without_being_shown_counts_for_nothing_and_is_reported(write: Callable[..., str]) -> None:
     rows, counts = build(write, answers("q", "d9", "d9 d0", "d0", "", ""))
     assert "d9" not in {row["doc_id"] for row in rows}
-    assert counts.strange_citations == 2
+    assert counts["citations_ignored"] == 2
 
 
 def test_documents_that_the_corpus_lacks_are_reported_and_left_out(write: Callable[..., str]) -> None:
     rows, counts = build(write, answers("q", *FIVE, shown="d0 d1 d2 d3 x1 x2"))
     assert len(rows) == 4
-    assert counts.missing_documents == 2
+    assert counts["documents_missing"] == 2
 
 
 def test_title_and_body_stay_columns_of_their_own_and_integer_ids_become_text(write: Callable[..., str]) -> None:
@@ -147,7 +147,7 @@ def test_for_any_answers_the_pairs_are_the_ones_that_a_plain_count_gives(
     for row in sorted(rows, key=lambda row: row["answer_id"]):
         by_query.setdefault(row["query_id"], []).append(row)
     text_of = {doc["doc_id"]: doc["document"] for doc in docs}
-    assert counts.short_queries == sorted(query for query, held in by_query.items() if len(held) < 3)
+    assert counts["queries_left_out"] == sum(len(held) < 3 for held in by_query.values())
     for query, held in by_query.items():
         mine = [row for row in built if row["query_id"] == query]
         assert len({row["doc_id"] for row in mine}) == len(mine), "no pair twice"
