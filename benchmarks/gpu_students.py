@@ -115,10 +115,10 @@ def bench(day: Day) -> None:
     )  # fmt: skip
     day.emit(f"export of BERT-base, {precision} on {provider}", time.perf_counter() - started, "s")
     found = relabel(
-        "bench", str(bundle), "--providers", provider, "--precisions", precision, "--preset", "table3", "--pairs",
-        str(pairs), "--seconds", day.pick("40", "10"),
+        "bench", str(bundle), "--providers", provider, "--precisions", precision, "--shapes",
+        ",".join(f"{count}xreplay" for count in TABLE3_S), "--pairs", str(pairs), "--seconds", day.pick("40", "10"),
     )  # fmt: skip
-    rows = [row for model in found["models"] for row in model["closed"] if row["preset"] == "table3"]
+    rows = [row for model in found["models"] for row in model["closed"]]
     seconds = {row["rows"]: row["seconds"] / row["samples"] for row in rows}
     raw = raw_seconds(bundle, provider, precision, pairs, [size for size in seconds if size <= day.pick(10_000, 100)])
     for count, took in seconds.items():

@@ -32,7 +32,7 @@ class TokenLengths:
     p90: int
     p99: int
     max: int
-    histogram: list[list[int]] | None = None
+    histogram: list[list[int]]
 
 
 def describe_lengths(lengths: Sequence[int]) -> TokenLengths:

@@ -89,8 +89,7 @@ class ExportSpec(Spec):
         return ("fp32", *(name for name in dict.fromkeys(self.precisions) if name not in ("fp32", "bf16")))
 
 
-Preset = Literal["grid", "table3", "serving"]
-Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+Shape = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}x([1-9]\d{0,5}|replay)$")]
 
 
 class BenchSpec(Spec):
@@ -102,24 +101,25 @@ class BenchSpec(Spec):
     """
     precisions: Annotated[tuple[str, ...], COMMAS] = ()
     """All that the bundle has by default."""
-    presets: Annotated[tuple[Preset, ...], COMMAS] = ("grid",)
-    """`grid`: batches by lengths, the shapes of public tables, single pairs by a Poisson process. `table3`: 1 to 10,000
-    documents of one query. `serving`: a request is a query with 100 documents, by a Poisson process.
+    shapes: Annotated[tuple[Shape, ...], COMMAS] = (
+        *("1xreplay", "8xreplay", "32xreplay"),
+        *("1x128", "32x128", "1x384"),  # of public tables, so that figures compare
+    )
+    """Closed-loop requests, in the order in which they are measured: `8xreplay` is 8 pairs of real lengths, batched as
+    the loader does it; `8x128` is one batch of 8 rows of 128 tokens.
     """
-    batches: Annotated[tuple[Positive, ...], COMMAS] = (1, 8, 32)
-    """Rows of a closed-loop batch."""
-    lengths: Annotated[tuple[Positive, ...], COMMAS] = ()
-    """Tokens of a row; by default the 50th and 99th percentile of the workload's."""
     rates: Annotated[tuple[Annotated[float, Field(gt=0.0)], ...], COMMAS] = ()
     """Requests/s to offer; by default shares of what the model can do."""
+    request_pairs: int = Field(1, ge=1)
+    """Pairs of an open-loop request: a query's documents."""
     max_batch: int = Field(32, ge=1)
     """Pairs of a micro-batch; a request with more goes alone."""
     max_wait_ms: float = Field(2.0, ge=0.0)
     """How long the oldest request waits for company."""
     slo_ms: float | None = Field(None, gt=0.0)
-    """Bound of p99 for which the highest rate is sought. `serving` seeks it for the mean as well, and bounds both by
-    150 where none is named.
-    """
+    """Bound of p99 for which the highest rate is sought."""
+    slo_mean_ms: float | None = Field(None, gt=0.0)
+    """Bound of the mean for which the highest rate is sought."""
     threads: int = Field(0, ge=0)
     """Of the CPU; 0 is every core that this process may use, or as many as its quota of CPU time keeps busy."""
     seconds: float = Field(120.0, gt=0.0)

@@ -27,8 +27,7 @@ from relabel.manifests.metrics.metric import LEVEL, bootstrap
 LatencyRow: TypeAlias = dict[str, Any]
 """A closed-loop cell or an open-loop rate, with `ROW_KEYS`; None where a figure does not apply, or is not known."""
 ROW_KEYS = (
-    *("provider", "precision", "preset", "loop", "cell"),
-    "scope",  # timed from a ready `batch`, from `tokens` (with padding), or from `texts`
+    "cell",  # the shape, or `open`
     *("rows", "tokens"),  # pairs of a request, and tokens of each where they are not replayed
     *("offered_rate", "answered_rate"),
     "mean_batch",  # requests of a micro-batch
@@ -83,18 +82,11 @@ def time_calls(
 
 
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
-    """Arrival times within `seconds`, float64 [N], rising: gaps are exponential with mean 1 / rate. The same seed gives
-    the same times.
+    """Arrival times of a Poisson process within `seconds`, float64 [N], rising: given how many arrive, each is equally
+    likely at any time. The same seed gives the same times.
     """
     random = np.random.default_rng(seed)
-    found = [np.empty(0)]
-    upto = 0.0
-    while upto < seconds:
-        times = upto + random.exponential(1 / rate, size=max(16, int(rate * seconds * 1.1))).cumsum()
-        found.append(times)
-        upto = float(times[-1])
-    times = np.concatenate(found)
-    return np.asarray(times[times < seconds])
+    return np.sort(random.uniform(0.0, seconds, size=random.poisson(rate * seconds)))
 
 
 class OpenLoopTimes(NamedTuple):
@@ -164,12 +156,6 @@ def samples_needed(share: float) -> int:
     return math.ceil(math.log((1 - LEVEL) / 2) / math.log(max(share, 1 - share)))
 
 
-def quantile(latency_N: np.ndarray, share: float) -> float:
-    """The quantile of some latencies; infinite when those that never came reach into it."""
-    ordered_N = np.sort(latency_N)
-    return float(ordered_N[max(0, math.ceil(share * len(ordered_N) - 1e-9) - 1)])
-
-
 def summarize(latency_s: np.ndarray, *, seed: int = 0) -> dict[str, float | None]:
     """Figures of latencies in the order in which they were measured.
 
@@ -194,7 +180,7 @@ def summarize(latency_s: np.ndarray, *, seed: int = 0) -> dict[str, float | None
     found = {"mean_ms": float(latency_s.mean())} | dict.fromkeys(f"{name}_ms" for name in QUANTILES)
     found |= dict.fromkeys(("p50_low", "p50_high", "p99_low", "p99_high"))
     for name, share in known.items():
-        found[f"{name}_ms"] = quantile(latency_s, share)
+        found[f"{name}_ms"] = float(np.quantile(latency_s, share, method="inverted_cdf"))
         if name != "p999" and name in drawn:
             found[f"{name}_low"], found[f"{name}_high"] = drawn[name].low, drawn[name].high
     return {name: value * MS if value is not None and math.isfinite(value) else None for name, value in found.items()}
@@ -259,14 +245,13 @@ def sweep(
     return sorted(points, key=_offered)
 
 
-def highest_rate(points: Sequence[LatencyRow], bound: Bound, preset: str = "grid") -> dict[str, Any]:
+def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> dict[str, Any]:
     """The highest offered requests/s that keeps a bound: `highest_rate` with the latencies there, None where no rate
     that was tried keeps it. `is_at_least`: none broke it, so the true one may be higher.
     """
     best, broken = bound.around(points)
     at_best = best or dict.fromkeys(ROW_KEYS)
     return {
-        "preset": preset,
         "figure": bound.figure,
         "slo_ms": bound.ms,
         "highest_rate": at_best["offered_rate"],

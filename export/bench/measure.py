@@ -1,14 +1,14 @@
-"""A bench of a bundle, within the seconds that were given: the models and cells are planned, then every model's
-closed-loop cells and its open loop are measured."""
+"""A bench of a bundle, within the seconds that were given: every model's closed loop by shape, then its open loop."""
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from relabel.export.loader import (
     engine_fault,
     open_session,
 )
-from relabel.export.specs import BenchSpec, Preset
+from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import InputError, MissingExtraError, ModelError, UsageError
 from relabel.manifests.metrics.gates import Gate, GateVerdict, judge_gates
 from relabel.manifests.process import device_names, installed_versions, require, usable_cores
@@ -57,28 +57,15 @@ TokenRow = tuple[list[int], list[int]]
 """Token ids and segment numbers, as the loader's `Encoder` gives them."""
 Run = Callable[[Mapping[str, np.ndarray]], object]
 """Answers a batch; the answer lies in host memory when it returns, so a device has finished by then."""
-Answer = Callable[[int, int], None]
-"""A server's work: answers pairs from the first up to the second number."""
 LIBRARIES = ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers")
 MAX_ROWS = 10_000
-PUBLIC_SHAPES = ((1, 128), (32, 128), (1, 384))
-"""Rows and tokens of the batches that public tables state, so that figures compare."""
-TABLE3_DOCUMENTS = (1, 10, 100, 1_000, 10_000)
-"""Documents a query of R3A's Table 3, which states what teacher and student take for them."""
-REQUEST_PAIRS = {"grid": 1, "serving": 100}
-"""Pairs of an open-loop request, by preset."""
-SERVING_MS = 150.0
-"""R3A's serving (section 3.5): an "average response time" of about 150 ms at 200 queries a second a GPU, 100 documents
-each.
-"""
 CELL_FIGURES = ("p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
 CAPACITY_SHARE = 0.08
 """Of an open loop's time: to find what full micro-batches reach."""
 WARM_UP_SHARE = 0.1
 """Of a rate's time: requests that came while the queue was still empty from the start."""
-REPLAYED_BATCHES = 64
 TOO_SHORT = "the time suffices for too few samples. More --seconds."
-TOO_LONG = "the model takes no rows of that length."
+TOO_LONG = "the student reads no rows of that length."
 
 
 def bench_bundle(
@@ -96,27 +83,26 @@ def bench_bundle(
         pairs: (query, document) texts to replay; the bundle's recorded lengths by default.
         say: receives progress, a line each.
     Returns:
-        `latency.json`, and how its figures compare with the gates.
+        The figures, and how they compare with the gates.
     Raises:
         ConfigError: a gate names a figure that will not be measured; before anything is.
         MissingExtraError: a provider is not to be had.
         ManifestError: the bundle holds no student.
-        UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `ModelBench.open`.
+        UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `open_model`.
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
     models = choose_models(student.models, spec, Machine.here())
     workload = plan_workload(pairs, student.inputs.lengths, encoder, seed=spec.seed)
-    cells = plan_cells(spec, workload.lengths)
-    names = planned_figures(models, cells, spec)
-    judge_gates(gates, dict.fromkeys(names), None)
-    threads, left_s = spec.threads or default_threads(), spec.seconds
-    for number, model in enumerate(models):
+    judge_gates(gates, figures(models, spec), None)
+    threads, seconds = spec.threads or default_threads(), spec.seconds / len(models)
+    for model in models:
         say(f"{model.side}: opening {model.path}")
-        bench = ModelBench(bundle, list(student.heads), spec, encoder, workload, threads, model, say)
-        start, share_s = time.perf_counter(), left_s / (len(models) - number)
-        bench.measure(cells, share_s)
-        left_s -= min(share_s, time.perf_counter() - start)  # what one leaves goes to the others
+        run = open_model(bundle.folder / model.path, model, list(student.heads), threads)
+        start = time.perf_counter()
+        bench = ModelBench(run, encoder, workload, spec, model, say)
+        bench.closed_loop(seconds / 2)
+        bench.open_loop(start + seconds - time.perf_counter())
     cpu, *gpus = device_names()
     facts = BenchFacts(
         format=LATENCY_FORMAT,
@@ -135,17 +121,41 @@ def bench_bundle(
         workload={**vars(workload.lengths), "from": "lengths" if workload.texts is None else "pairs"},
         models=models,
     )
-    return facts, judge_gates(gates, measured_figures(facts, names), None)
+    return facts, judge_gates(gates, figures(models, spec), None)
+
+
+def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float | None]:
+    """Every figure that a gate may require, such as `cpu.int8.1x128.p99_ms` or `cpu.int8.highest_rate_by_p99`; None
+    where it is not measured, or not known well enough to be stated.
+    """
+    found: dict[str, float | None] = {}
+    for model in models:
+        names = [f"{shape}.{key}" for shape in spec.shapes for key in CELL_FIGURES]
+        known = dict.fromkeys([*names, *(f"highest_rate_by_{bound.figure}" for bound in bounds(spec))])
+        known |= {f"{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
+        known |= {f"highest_rate_by_{slo['figure']}": slo["highest_rate"] for slo in model.slo}
+        found |= {f"{model.provider}.{model.precision}.{name}": value for name, value in known.items()}
+    return found
+
+
+def bounds(spec: BenchSpec) -> list[Bound]:
+    """Of the open loop's latencies: the highest rate that keeps each is sought."""
+    found = []
+    if spec.slo_mean_ms is not None:
+        found.append(Bound("mean", spec.slo_mean_ms))
+    if spec.slo_ms is not None:
+        found.append(Bound("p99", spec.slo_ms))
+    return found
 
 
 # ------------------------------------------------------------------------------
-# What is measured: the rows to ask about, models, closed-loop cells, and the names of the figures.
+# What is measured: the rows to ask about, and the models.
 
 
 @dataclass(frozen=True)
 class Workload:
     """Rows to ask about, in the order in which they come. How long a model takes depends on how many rows there are and
-    how long they are, so a bundle's own record of lengths suffices; texts of pairs are tokenized in the open loop too.
+    how long they are, so a bundle's own record of lengths suffices; texts of pairs are tokenized as well.
 
     Args:
         texts: the (query, document) pairs that the rows are of; None where only lengths are known.
@@ -155,12 +165,6 @@ class Workload:
     texts: Sequence[tuple[str, str]] | None
     lengths: TokenLengths
 
-    def draw(self, count: int, *, seed: int) -> Workload:
-        """So many rows, drawn with replacement: stretches of a workload of any size."""
-        places = np.random.default_rng(seed).integers(0, len(self.rows), size=count).tolist()
-        texts = self.texts and [self.texts[place] for place in places]
-        return replace(self, rows=[self.rows[place] for place in places], texts=texts)
-
 
 def plan_workload(
     pairs: Sequence[tuple[str, str]] | None, lengths: TokenLengths, encoder: Encoder, *, seed: int
@@ -168,15 +172,13 @@ def plan_workload(
     """Pairs in the order given, else rows as long as those that a bundle was tested on, by its own record.
 
     Raises:
-        InputError: there is no pair, or the bundle records no histogram.
+        InputError: there is no pair.
     """
     if pairs is not None:
         if not pairs:
             raise InputError("--pairs holds no pair to measure with.")
         rows = encoder.encode(pairs)
         return Workload(rows, pairs, describe_lengths([len(ids) for ids, _ in rows]))
-    if not lengths.histogram:
-        raise InputError("the bundle's manifest records no histogram of lengths. Name pairs with --pairs.")
     tokens, counts = np.array(lengths.histogram, dtype=np.int64).T
     size = min(MAX_ROWS, lengths.rows)
     drawn_N = np.random.default_rng(seed).choice(tokens, size=size, p=counts / counts.sum())
@@ -192,133 +194,76 @@ def blank_row(encoder: Encoder, length: int) -> TokenRow:
     return repeated, [0] * length if segments else []
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A closed-loop measurement.
-
-    Args:
-        name: `1x128` (rows x tokens), `8xreplay`, `table3-1000`.
-        rows: pairs of a request.
-        tokens: of each; None where they are replayed.
-    """
-
-    preset: Preset
-    name: str
-    rows: int
-    tokens: int | None
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is one pair of real lengths, which goes before all others."""
-        return (self.preset, self.rows, self.tokens) == ("grid", 1, None)
-
-    def size(self, mean_tokens: float) -> float:
-        """Tokens to compute, about."""
-        return self.rows * (self.tokens or mean_tokens)
-
-
 def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine) -> list[ModelLatency]:
     """The bundle's models to measure on each provider, fp32 first.
 
     Raises:
         MissingExtraError: a provider is not to be had here.
-        UsageError: a precision that the bundle has not.
+        UsageError: a precision that the bundle has not for these providers.
     """
-    known = {model.precision for model in models} | (set(HINTS) if OPENVINO in spec.providers else set())
-    if strange := [name for name in spec.precisions if name not in known]:
-        raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))}.")
+    graphs = {model.precision: model.path for model in models if model.format == "onnx"}
     found: list[ModelLatency] = []
     for asked in spec.providers:
-        here = _models_on(models, asked, spec, machine)
-        if not here:
-            raise UsageError(f"--precisions {', '.join(spec.precisions)}: no such model for {asked}.")
-        found += [model for model in here if model not in found]
-    return found
-
-
-def _models_on(models: Sequence[ModelFile], asked: str, spec: BenchSpec, machine: Machine) -> list[ModelLatency]:
-    wanted = [model for model in models if not spec.precisions or model.precision in spec.precisions]
-    graphs = [model for model in wanted if model.format == "onnx"]
-    if asked == "tensorrt":
-        engines = [(model, engine_fault(vars(model), machine)) for model in wanted if isinstance(model, EngineFile)]
-        if fitting := [model for model, fault in engines if fault is None]:
-            return [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
-        faults = "; ".join(f"{model.path}: {fault}" for model, fault in engines) or "the bundle holds none"
-        missing = f"no engine of this bundle fits this machine ({faults}). Build one with `relabel build-engine`"
-    elif asked == OPENVINO:
-        if OPENVINO in machine.providers:
-            paths = {model.precision: model.path for model in models if model.format == "onnx"}
-            sources = {name: paths.get(ROUNDED.get(name, name)) for name in HINTS}
-            if not spec.precisions and not {AMX, AVX512} & set(machine.flags):
-                del sources["bf16"]
-            wished = spec.precisions or sources
-            return [ModelLatency(OPENVINO, name, path) for name, path in sources.items() if path and name in wished]
-        missing = "it is not installed. Run `pip install 'relabel-ir[openvino]'`"
-    else:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
-        if PROVIDERS[provider] in machine.providers:
-            return [ModelLatency(provider, model.precision, model.path) for model in graphs]
-        there = ", ".join(machine.providers)
-        missing = f"this onnxruntime has no {PROVIDERS[provider]} ({there}). Install one that does"
-    raise MissingExtraError(f"--providers {asked}: {missing}, or measure --providers cpu.")
+        if provider == "tensorrt":
+            found += _engines_that_fit(models, machine)
+            continue
+        if PROVIDERS.get(provider, provider) not in machine.providers:
+            missing = f"not among what is installed ({', '.join(machine.providers)})"
+            install = " Run `pip install 'relabel-ir[openvino]'`." if provider == OPENVINO else ""
+            raise MissingExtraError(f"--providers {asked}: {missing}.{install} Or measure --providers cpu.")
+        paths = dict(graphs)
+        if provider == OPENVINO:
+            paths = {name: graphs[source] for name in HINTS if (source := ROUNDED.get(name, name)) in graphs}
+            if "bf16" not in spec.precisions and not {AMX, AVX512} & set(machine.flags):
+                paths.pop("bf16", None)
+        found += [ModelLatency(provider, precision, path) for precision, path in paths.items()]
+    known = {model.precision for model in found}
+    if strange := [name for name in spec.precisions if name not in known]:
+        raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))} for these providers.")
+    return [model for model in found if not spec.precisions or model.precision in spec.precisions]
 
 
-def plan_cells(spec: BenchSpec, lengths: TokenLengths) -> list[Cell]:
-    """Closed-loop cells in the order in which they are measured: one pair of real lengths, then small to large.
-
-    Args:
-        lengths: of the workload.
-    """
-    cells: list[Cell] = []
-    if "grid" in spec.presets:
-        tokens = spec.lengths or (lengths.p50, lengths.p99)
-        shapes = dict.fromkeys([*((rows, length) for rows in spec.batches for length in tokens), *PUBLIC_SHAPES])
-        cells += [Cell("grid", f"{rows}xreplay", rows, None) for rows in dict.fromkeys(spec.batches)]
-        cells += [Cell("grid", f"{rows}x{length}", rows, length) for rows, length in shapes]
-    if "table3" in spec.presets:
-        cells += [Cell("table3", f"table3-{documents}", documents, None) for documents in TABLE3_DOCUMENTS]
-    return sorted(cells, key=lambda cell: (not cell.is_single, cell.size(lengths.p50)))
-
-
-def open_presets(spec: BenchSpec) -> dict[Preset, list[Bound]]:
-    """Presets that have an open loop, each with the bounds for which the highest rate is sought. `serving` bounds the
-    mean, which is what R3A states, and p99.
-    """
-    serving_ms = spec.slo_ms or SERVING_MS
-    bounds: dict[Preset, list[Bound]] = {
-        "grid": [Bound("p99", spec.slo_ms)] if spec.slo_ms else [],
-        "serving": [Bound("mean", serving_ms), Bound("p99", serving_ms)],
-    }
-    return {preset: bounds[preset] for preset in spec.presets if preset in bounds}
-
-
-def planned_figures(models: Sequence[ModelLatency], cells: Sequence[Cell], spec: BenchSpec) -> list[str]:
-    """Every name that a gate may require, known before anything is measured: `cpu.int8.1x128.p99_ms`,
-    `cpu.int8.grid.highest_rate`.
-    """
-    names = [f"{cell.name}.{key}" for cell in cells for key in CELL_FIGURES]
-    names += [_rate_name(preset, bound.figure) for preset, bounds in open_presets(spec).items() for bound in bounds]
-    return [f"{model.provider}.{model.precision}.{name}" for model in models for name in names]
-
-
-def measured_figures(facts: BenchFacts, planned: Iterable[str]) -> dict[str, float | None]:
-    """What was measured, by name; None where it was planned and then left out, or is not known well enough to be
-    stated.
-    """
-    found: dict[str, float | None] = dict.fromkeys(planned)
-    for model in facts.models:
-        name = f"{model.provider}.{model.precision}"
-        found |= {f"{name}.{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
-        found |= {f"{name}.{_rate_name(slo['preset'], slo['figure'])}": slo["highest_rate"] for slo in model.slo}
-    return found
-
-
-def _rate_name(preset: str, figure: str) -> str:
-    return f"{preset}.highest_rate" if figure == "p99" else f"{preset}.highest_rate_by_{figure}"
+def _engines_that_fit(models: Sequence[ModelFile], machine: Machine) -> list[ModelLatency]:
+    engines = [model for model in models if isinstance(model, EngineFile)]
+    faults = [engine_fault(vars(model), machine) for model in engines]
+    fitting = [model for model, fault in zip(engines, faults, strict=True) if fault is None]
+    if not fitting:
+        found = "; ".join(map(str, faults)) or "the bundle holds none"
+        raise MissingExtraError(
+            f"--providers tensorrt: no engine of this bundle fits this machine ({found}). Build one with "
+            "`relabel build-engine`, or measure --providers cpu."
+        )
+    return [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
 
 
 # ------------------------------------------------------------------------------
 # Measuring.
+
+
+def open_model(path: Path, model: ModelLatency, heads: Sequence[str], threads: int) -> Run:
+    """Open a model on its provider.
+
+    Args:
+        heads: outputs to ask for.
+        threads: of the CPU.
+    Raises:
+        MissingExtraError: it can't be opened there.
+    """
+    try:
+        session = open_session(path, model.provider, precision=model.precision, threads=threads)
+    except BundleError as exc:
+        raise MissingExtraError(str(exc)) from exc
+
+    def run(batch: Mapping[str, np.ndarray]) -> object:
+        try:
+            return session.run(heads, batch)
+        except Exception as exc:  # the runtimes' errors share no other class
+            rows, tokens = next(iter(batch.values())).shape
+            reason = str(exc).splitlines()[0].rpartition(" : ")[2][:200]
+            raise ModelError(f"{path.name}: can't run {rows} rows of {tokens} tokens ({reason}).") from exc
+
+    return run
 
 
 @dataclass
@@ -326,144 +271,66 @@ class ModelBench:
     """One model of a bundle under measurement.
 
     Args:
-        heads: outputs to ask for.
-        workload: rows whose lengths are replayed.
-        threads: of the CPU.
+        workload: rows that are replayed.
         model: receives what is measured, and where it runs.
         say: receives progress, a line each.
     """
 
-    bundle: Bundle
-    heads: Sequence[str]
-    spec: BenchSpec
+    run: Run
     encoder: Encoder
     workload: Workload
-    threads: int
+    spec: BenchSpec
     model: ModelLatency
     say: Callable[[str], None]
 
-    def measure(self, cells: Sequence[Cell], seconds: float) -> None:
-        """Open the model, and measure its cells and its open loop."""
-        run, presets = self.open(), open_presets(self.spec)
-        end = time.perf_counter() + seconds
-        self._closed_loop(run, cells, end, seconds / 2 if presets else 0.0)
-        for number, (preset, bounds) in enumerate(presets.items()):
-            self._open_loop(run, preset, bounds, (end - time.perf_counter()) / (len(presets) - number))
-
-    def open(self) -> Run:
-        """Open the model on its provider.
-
-        Raises:
-            MissingExtraError: it can't be opened there.
+    def closed_loop(self, seconds: float) -> None:
+        """Measure shape after shape, as far as the time suffices; what one leaves goes to the next. The first gets a
+        third of the time, since its p99 is asked for most.
         """
-        model = self.model
-        path = self.bundle.folder / model.path
-        try:
-            session = open_session(path, model.provider, precision=model.precision, threads=self.threads)
-        except BundleError as exc:
-            raise MissingExtraError(str(exc)) from exc
-        quiet = require("onnxruntime", extra="cpu", purpose="A bench").RunOptions()
-        quiet.log_severity_level = 4  # the error is reported by the caller
-
-        def run(batch: Mapping[str, np.ndarray]) -> object:
-            try:
-                return session.run(self.heads, batch, quiet)
-            except Exception as exc:  # the runtimes' errors share no other class
-                rows, tokens = next(iter(batch.values())).shape
-                reason = str(exc).splitlines()[0].rpartition(" : ")[2][:200]
-                raise ModelError(f"{path.name}: can't run {rows} rows of {tokens} tokens ({reason}).") from exc
-
-        return run
-
-    def _closed_loop(self, run: Run, cells: Sequence[Cell], end: float, open_s: float) -> None:
-        """Measure cell after cell, small to large, as far as the time suffices; what one leaves goes to the next. One
-        pair of real lengths gets a third of the time, since its p99 is asked for most.
-
-        Args:
-            end: of the model's time, by the clock; `open_s` of it is for the open loop.
-        """
-        shares = [max(1, len(cells) // 2) if cell.is_single else 1 for cell in cells]
-        for number, cell in enumerate(cells):
-            call, scope = self._call(run, cell)
-            left_s = end - time.perf_counter() - open_s
-            try:
-                latency_s = time_calls(call, left_s * shares[number] / sum(shares[number:])) if left_s > 0 else None
-            except ModelError:
-                if cell.tokens is None or cell.tokens <= self.encoder.max_tokens:
-                    raise
-                self.model.not_run.append((cell.name, TOO_LONG))
+        end, shapes = time.perf_counter() + seconds, self.spec.shapes
+        for number, shape in enumerate(shapes):
+            number_of_rows, _, length = shape.partition("x")
+            rows, tokens = int(number_of_rows), None if length == "replay" else int(length)
+            if tokens is not None and tokens > self.encoder.max_tokens:
+                self.model.not_run.append((shape, TOO_LONG))
                 continue
-            if latency_s is None or len(latency_s) < FEWEST_SAMPLES:
-                self.model.not_run.append((cell.name, TOO_SHORT))
+            left_s = end - time.perf_counter()
+            parts = len(shapes) - number if number else min(3, len(shapes))
+            call = self._replay(rows) if tokens is None else self._same_batch(rows, tokens)
+            latency_s = time_calls(call, left_s / parts) if left_s > 0 else np.empty(0)
+            if len(latency_s) < FEWEST_SAMPLES:
+                self.model.not_run.append((shape, TOO_SHORT))
                 continue
             row = self._row(
-                "closed",
-                cell.preset,
-                cell.name,
+                shape,
                 latency_s,
-                scope=scope,
-                rows=cell.rows,
-                tokens=cell.tokens,
+                rows=rows,
+                tokens=tokens,
                 seconds=float(latency_s.sum()),
-                pairs_per_s=float(cell.rows / latency_s.mean()),
+                pairs_per_s=float(rows / latency_s.mean()),
             )
             self.model.closed.append(row)
 
-    def _call(self, run: Run, cell: Cell) -> tuple[Callable[[int], object], str]:
-        """What a cell calls, and what that covers."""
-        if cell.tokens is not None:
-            batch = self.encoder.collate([blank_row(self.encoder, cell.tokens)] * cell.rows)  # without padding
-            return lambda _: run(batch), "batch"
-        if cell.preset == "table3":
-            answer = self._server(run, self.workload.draw(cell.rows, seed=self.spec.seed))
-            return lambda _: answer(0, cell.rows), self._scope
-        rows = self.workload.draw(cell.rows * REPLAYED_BATCHES, seed=self.spec.seed).rows
-        batches = [self.encoder.collate(rows[start : start + cell.rows]) for start in range(0, len(rows), cell.rows)]
-        return lambda number: run(batches[number % len(batches)]), "batch"
-
-    def _server(self, run: Run, workload: Workload) -> Answer:
-        """A server's work as the loader does it: tokenized where texts are known, batched by length, padded. Numbers
-        wrap around.
-        """
-        encoder, count, batch_tokens = self.encoder, len(workload.rows), batch_tokens_on(self.model.provider)
-
-        def answer(first: int, end: int) -> None:
-            places = [place % count for place in range(first, end)]
-            rows: Sequence[TokenRow]
-            if workload.texts is None:
-                rows = [workload.rows[place] for place in places]
-            else:
-                rows = encoder.encode([workload.texts[place] for place in places])
-            for chosen in length_batches([len(ids) for ids, _ in rows], batch_tokens):
-                run(encoder.collate([rows[place] for place in chosen]))
-
-        return answer
-
-    def _open_loop(self, run: Run, preset: Preset, bounds: Sequence[Bound], seconds: float) -> None:
+    def open_loop(self, seconds: float) -> None:
         """Measure capacity first, in requests/s of full micro-batches with no queue, then rate after rate."""
-        spec, rows, cell = self.spec, REQUEST_PAIRS[preset], f"open-{preset}"
+        spec, rows, limits = self.spec, self.spec.request_pairs, bounds(self.spec)
         if seconds <= 0:
-            self.model.not_run.append((cell, TOO_SHORT))
+            self.model.not_run.append(("open", TOO_SHORT))
             return
-        requests, answer = max(1, spec.max_batch // rows), self._server(run, self.workload)
         end = time.perf_counter() + seconds
-        batch = requests * rows
-        batch_s = float(
-            np.median(time_calls(lambda number: answer(number * batch, (number + 1) * batch), seconds * CAPACITY_SHARE))
-        )
+        requests = max(1, spec.max_batch // rows)
+        batch_s = float(np.median(time_calls(self._replay(requests * rows), seconds * CAPACITY_SHARE)))
         rates = sorted(spec.rates) or [requests / batch_s * load for load in LOADS]
-        each = requests_each(rates, max(0.0, end - time.perf_counter()), more=HALVINGS * len(bounds))
-        missing: list[str] = []
+        each = requests_each(rates, max(0.0, end - time.perf_counter()), more=HALVINGS * len(limits))
 
         def measure(rate: float) -> LatencyRow | None:
-            offer_s = min(each / rate, end - time.perf_counter())
+            offer_s = max(0.0, min(each / rate, end - time.perf_counter()))
             arrival_s = poisson_arrivals(rate, offer_s, seed=spec.seed)
             if min(len(arrival_s), offer_s * rate) < FEWEST_SAMPLES:
-                missing.append(f"{cell} at {rate:,.1f}/s")
                 return None
             served = serve(
                 arrival_s,
-                lambda first, end: answer(first * rows, end * rows),
+                lambda first, end: self._answer(first * rows, end * rows),
                 max_requests=requests,
                 max_wait_s=spec.max_wait_ms / MS,
                 # a growing queue is given up after half as long again; a slow model may still answer what it has begun
@@ -473,10 +340,7 @@ class ModelBench:
             kept_s = served.latency_s[min(np.searchsorted(arrival_s, offer_s * WARM_UP_SHARE), len(arrival_s) - 1) :]
             return self._row(
                 "open",
-                preset,
-                cell,
                 kept_s,
-                scope=self._scope,
                 rows=rows,
                 offered_rate=rate,
                 answered_rate=answered / served.seconds,
@@ -486,26 +350,40 @@ class ModelBench:
                 pairs_per_s=answered * rows / served.seconds,
             )
 
-        points = sweep(measure, rates, bounds)
-        self.model.not_run += [(name, TOO_SHORT) for name in (missing if points else [cell])]
-        if points:
-            self.model.open += points
-            self.model.capacity_per_s[preset] = requests / batch_s
-            self.model.slo += [highest_rate(points, bound, preset) for bound in bounds]
+        self.model.open = sweep(measure, rates, limits)
+        if not self.model.open:
+            self.model.not_run.append(("open", TOO_SHORT))
+            return
+        self.model.capacity_per_s = requests / batch_s
+        self.model.slo = [highest_rate(self.model.open, bound) for bound in limits]
 
-    @property
-    def _scope(self) -> str:
-        """What a server's work covers: `texts`, or `tokens` where only lengths are known."""
-        return "tokens" if self.workload.texts is None else "texts"
+    def _same_batch(self, rows: int, tokens: int) -> Callable[[int], object]:
+        """A call that runs one batch without padding."""
+        batch = self.encoder.collate([blank_row(self.encoder, tokens)] * rows)
+        return lambda _: self.run(batch)
 
-    def _row(
-        self, loop: Literal["closed", "open"], preset: Preset, cell: str, latency_s: np.ndarray, **known: Any
-    ) -> LatencyRow:
+    def _replay(self, rows: int) -> Callable[[int], object]:
+        """A call that answers so many pairs of the workload, the next ones each time."""
+        return lambda number: self._answer(number * rows, (number + 1) * rows)
+
+    def _answer(self, first: int, end: int) -> None:
+        """A server's work as the loader does it: tokenized where texts are known, batched by length, padded.
+
+        Args:
+            first, end: pairs of the workload, which begins again after its last.
+        """
+        places = [place % len(self.workload.rows) for place in range(first, end)]
+        rows = [self.workload.rows[place] for place in places]
+        if self.workload.texts is not None:
+            rows = self.encoder.encode([self.workload.texts[place] for place in places])
+        for chosen in length_batches([len(ids) for ids, _ in rows], batch_tokens_on(self.model.provider)):
+            self.run(self.encoder.collate([rows[place] for place in chosen]))
+
+    def _row(self, cell: str, latency_s: np.ndarray, **known: Any) -> LatencyRow:
         """A row of this model, which is reported as progress."""
-        model = {"provider": self.model.provider, "precision": self.model.precision}
-        names = {"preset": preset, "loop": loop, "cell": cell, "samples": len(latency_s)}
-        row: LatencyRow = {**dict.fromkeys(ROW_KEYS), **model, **names, **known, **summarize(latency_s)}
-        rate = f" at {row['offered_rate']:,.1f}/s" if loop == "open" else ""
+        row: LatencyRow = {**dict.fromkeys(ROW_KEYS), "cell": cell, "samples": len(latency_s)}
+        row |= known | summarize(latency_s)
+        rate = "" if row["offered_rate"] is None else f" at {row['offered_rate']:,.1f}/s"
         figures = [f"{name} {ms:,.2f} ms" for name in ("p50", "p99") if (ms := row[f"{name}_ms"]) is not None]
         self.say(f"{self.model.side} {cell}{rate}: {', '.join([*figures, f'{len(latency_s):,} samples'])}")
         return row

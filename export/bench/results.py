@@ -1,7 +1,8 @@
-"""What a bench found: `latency.json` with its place near the bundle, the fastest precision, one table, one plot."""
+"""What a bench found: its file of figures near the bundle, the fastest precision, one table, one plot."""
 
 from __future__ import annotations
 
+import io
 import re
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from relabel.export.bench.latency import LatencyRow
 from relabel.export.bundle_facts import Parity
-from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.bundles import MANIFEST_NAME
 from relabel.export.loader import OPENVINO, ROUNDED
 from relabel.export.puller import VERSIONS
 from relabel.manifests.errors import ManifestError, StoreError, UsageError
@@ -22,8 +23,7 @@ from relabel.manifests.process import require
 from relabel.manifests.records import plain, read_record, readable_json
 from relabel.manifests.store import LocalRunStore
 
-LATENCY_FORMAT = 1
-FACTS_NAME, TEXT_NAME, PLOT_NAME = "latency.json", "latency.md", "latency.svg"
+LATENCY_FORMAT = 2
 MEASUREMENTS = "measurements"
 UNMEASURED = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
 """Precisions by provider, fastest first, where a bundle has no measurement: int8 takes 0.4 of fp32's time on a CPU, and
@@ -37,7 +37,8 @@ class ModelLatency:
 
     Args:
         path: of the graph, relative to the bundle.
-        capacity_per_s: requests/s of full micro-batches with no queue, by preset.
+        open: by the offered rate.
+        capacity_per_s: requests/s of full micro-batches with no queue; None without an open loop.
         slo: of each bound, what `highest_rate` says.
         not_run: cells and rates left out, each with the reason.
     """
@@ -47,7 +48,7 @@ class ModelLatency:
     path: str
     closed: list[LatencyRow] = field(default_factory=list)
     open: list[LatencyRow] = field(default_factory=list)
-    capacity_per_s: dict[str, float] = field(default_factory=dict)
+    capacity_per_s: float | None = None
     slo: list[dict[str, Any]] = field(default_factory=list)
     not_run: list[tuple[str, str]] = field(default_factory=list)
 
@@ -59,7 +60,7 @@ class ModelLatency:
 
 @dataclass(frozen=True)
 class BenchFacts:
-    """The whole of `latency.json`.
+    """The whole file of figures.
 
     Args:
         bundle: `version` and `manifest_sha256`.
@@ -102,20 +103,11 @@ def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
         what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
         facts = read_record(BenchFacts, path.read_bytes(), str(path), what, advice)
         if facts.format != LATENCY_FORMAT:
-            raise ManifestError(f"{path}: latencies of format {facts.format}; this relabel reads {LATENCY_FORMAT}.")
+            raise ManifestError(
+                f"{path}: latencies of format {facts.format}; this relabel reads {LATENCY_FORMAT}. {advice}"
+            )
         own += [facts] if facts.bundle.get("manifest_sha256") == manifest_sha256 else []
     return sorted(own, key=lambda facts: facts.measured_at, reverse=True)
-
-
-def write_measurements(bundle: Bundle, facts: BenchFacts) -> Path:
-    """Write figures next to their bundle, in place of earlier ones of such a machine; the file.
-
-    Raises:
-        StoreError, DiskFullError: the folder can't be written.
-    """
-    folder, name = measurements_folder(bundle.folder), f"{machine_name(facts.machine)}.json"
-    LocalRunStore(folder).put(name, readable_json(plain(facts)))
-    return folder / name
 
 
 def machine_name(machine: dict[str, Any]) -> str:
@@ -124,24 +116,18 @@ def machine_name(machine: dict[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:100]
 
 
-def check_results_folder(folder: Path) -> None:
-    """Refuse a folder for results that is a bundle or lies in one, which they would make unreadable.
-
-    Raises:
-        UsageError: it does.
-    """
-    place = folder.resolve()
-    if any((one / MANIFEST_NAME).is_file() for one in (place, *place.parents)):
-        raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
-
-
 def check_place(folder: Path) -> None:
-    """Refuse a place for figures that can't be written, before anything is measured for it; leaves nothing there.
+    """Refuse a place for figures before anything is measured for it: a bundle, which they would make unreadable, or a
+    folder that can't be written. Leaves nothing there.
 
     Raises:
+        UsageError: it is a bundle, or lies in one.
         StoreError, DiskFullError: it can't be written.
     """
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    places = (folder.resolve(), *folder.resolve().parents)
+    if any((one / MANIFEST_NAME).is_file() for one in places):
+        raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
+    there = next(one for one in places if one.exists())
     try:
         with translate_errors("write the figures in", there), tempfile.TemporaryFile(dir=there):
             pass
@@ -217,8 +203,9 @@ def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -
 HEAD = ("model", "measured", "samples", "mean ms", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "pairs/s")
 
 
-def write_results(folder: Path, facts: BenchFacts) -> None:
-    """Write figures, the table and the plot into a folder.
+def write_results(folder: Path, facts: BenchFacts) -> Path:
+    """Write figures, the table and the plot into a folder, in place of earlier ones of such a machine; the file of
+    figures.
 
     Raises:
         StoreError, DiskFullError: the folder can't be written.
@@ -226,14 +213,13 @@ def write_results(folder: Path, facts: BenchFacts) -> None:
     head, *rows = latency_rows(facts)
     table = [head, ["---"] * len(head), *rows]
     lines = [f"# {facts.name}", "", machine_line(facts), "", *(f"| {' | '.join(row)} |" for row in table)]
-    lines += ["", "–: too few latencies were measured to state it. All figures: `latency.json`."]
+    lines += ["", "–: too few latencies were measured to state it. All figures: the file `.json`."]
     lines += [f"\n{warning}" for warning in warnings_of(facts)]
-    with translate_errors("write", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PLOT_NAME).unlink(missing_ok=True)
-        (folder / FACTS_NAME).write_bytes(readable_json(plain(facts)))
-        (folder / TEXT_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        write_plot(folder / PLOT_NAME, facts)
+    store, name = LocalRunStore(folder), machine_name(facts.machine)
+    store.put(f"{name}.svg", plot(facts))
+    store.put(f"{name}.md", ("\n".join(lines) + "\n").encode())
+    store.put(f"{name}.json", readable_json(plain(facts)))
+    return folder / f"{name}.json"
 
 
 def machine_line(facts: BenchFacts) -> str:
@@ -254,12 +240,12 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
     found = [list(HEAD)]
     for model in facts.models:
         for row in (*model.closed, *model.open):
-            measured = row["cell"] if row["scope"] == "batch" else f"{row['cell']}, {row['scope']}"
+            measured = row["cell"]
             if row["offered_rate"] is not None:
                 measured += f", {row['offered_rate']:,.1f}/s offered"
                 measured += f", {row['unanswered']:,} never answered" if row["unanswered"] else ""
                 for slo in model.slo:
-                    if (slo["preset"], slo["highest_rate"]) == (row["preset"], row["offered_rate"]):
+                    if slo["highest_rate"] == row["offered_rate"]:
                         measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
             figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
             found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
@@ -282,32 +268,31 @@ def warnings_of(facts: BenchFacts) -> list[str]:
         if model.not_run:
             name, reason = model.not_run[0]
             found.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")
-        none = [slo for slo in model.slo if slo["highest_rate"] is None]
-        if missed := ", ".join(f"{slo['figure']} ≤ {slo['slo_ms']:g} ms ({slo['preset']})" for slo in none):
-            found.append(f"{model.side}: no rate that was tried keeps {missed}.")
+        for slo in model.slo:
+            if slo["highest_rate"] is None:
+                found.append(f"{model.side}: no rate that was tried keeps {slo['figure']} ≤ {slo['slo_ms']:g} ms.")
     return found
 
 
-def write_plot(path: Path, facts: BenchFacts) -> None:
-    """p50 and p99 against the offered rate, by model and preset; no file where no open loop has them. The same figures
-    give the same bytes.
-    """
+def plot(facts: BenchFacts) -> bytes:
+    """p50 and p99 against the offered rate, by model, as SVG. The same figures give the same bytes."""
     matplotlib: Any = require("matplotlib", extra="cpu", purpose="The plot of a bench")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a bench").Figure
+    drawn = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
         figure = figure_class(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
         for model in facts.models:
-            for preset in dict.fromkeys(row["preset"] for row in model.open):
-                for name, style in (("p50", ":"), ("p99", "-")):
-                    rows = [row for row in model.open if row["preset"] == preset and row[f"{name}_ms"] is not None]
-                    if rows:
-                        rates, latencies_ms = ([row[key] for row in rows] for key in ("offered_rate", f"{name}_ms"))
-                        label = f"{model.side}, {preset}: {name}"
-                        axes.plot(rates, latencies_ms, style, marker="o", markersize=3, linewidth=1, label=label)
+            for name, style in (("p50", ":"), ("p99", "-")):
+                rows = [row for row in model.open if row[f"{name}_ms"] is not None]
+                if rows:
+                    rates, latencies_ms = ([row[key] for row in rows] for key in ("offered_rate", f"{name}_ms"))
+                    label = f"{model.side}: {name}"
+                    axes.plot(rates, latencies_ms, style, marker="o", markersize=3, linewidth=1, label=label)
         for bound in {slo["slo_ms"] for model in facts.models for slo in model.slo}:
             axes.axhline(bound, color="black", linewidth=0.8, linestyle="--")
         axes.set(xlabel="requests/s offered", ylabel="ms from scheduled arrival", yscale="log", title=facts.name)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-            figure.savefig(path, format="svg", metadata={"Date": None})
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()

@@ -10,12 +10,10 @@ import click
 from relabel.export.bench.measure import MAX_ROWS, bench_bundle
 from relabel.export.bench.results import (
     check_place,
-    check_results_folder,
     latency_rows,
     machine_line,
     measurements_folder,
     warnings_of,
-    write_measurements,
     write_results,
 )
 from relabel.export.bundle_facts import StudentFacts, student_facts
@@ -43,14 +41,14 @@ from relabel.manifests.specs import validate_spec
 )
 @click.option("--precisions", default="", metavar="LIST", help="Of those that the bundle has.  [default: all]")
 @click.option(
-    "--preset", "presets", default="grid", show_default=True, metavar="LIST", help="Of grid, table3, serving."
-)
-@click.option(
     "--pairs", metavar="PATH", help="Parquet with pairs to replay, instead of the lengths that the bundle records."
 )
-@click.option("--batches", default="1,8,32", show_default=True, metavar="LIST", help="Pairs of a closed-loop batch.")
 @click.option(
-    "--lengths", default="", metavar="LIST", help="Tokens of a pair.  [default: p50 and p99 of those replayed]"
+    "--shapes",
+    default="1xreplay,8xreplay,32xreplay,1x128,32x128,1x384",
+    show_default=True,
+    metavar="LIST",
+    help="Pairs x tokens of a closed-loop request; replay is real lengths.",
 )
 @click.option(
     "--rates", default="", metavar="LIST", help="Requests/s to offer.  [default: shares of what the model can do]"
@@ -58,7 +56,13 @@ from relabel.manifests.specs import validate_spec
 @click.option(
     "--slo-ms",
     type=Number(0, min_open=True),
-    help="Find the highest rate that keeps p99 under this; of serving, where it is 150 by default, the mean as well.",
+    help="Find the highest rate that keeps p99 under this.",
+)
+@click.option(
+    "--slo-mean-ms", type=Number(0, min_open=True), help="Find the highest rate that keeps the mean under this."
+)
+@click.option(
+    "--request-pairs", type=click.IntRange(1), default=1, show_default=True, help="Pairs of an open-loop request."
 )
 @click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Pairs of a micro-batch.")
 @click.option(
@@ -95,15 +99,10 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     put_back(folder)
     opened = open_bundle(folder)
     place = measurements_folder(folder) if to is None else local_folder(to, "--to")
-    if to is not None:
-        check_results_folder(place)
     check_place(place)
     texts = None if pairs is None else _texts(pairs, student_facts(opened), seed=spec.seed)
     facts, verdicts = bench_bundle(opened, spec, pairs=texts, gates=gates, say=lambda line: click.echo(line, err=True))
-    if to is None:
-        place = write_measurements(opened, facts)
-    else:
-        write_results(place, facts)
+    written = write_results(place, facts)
     for warning in warnings_of(facts):
         logs.say(warning, level="warning", event="bench")
     failed = [verdict for verdict in verdicts if not verdict.has_passed]
@@ -111,13 +110,13 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         logs.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
     code = Exit.GATE if failed else Exit.DONE
     result = {
-        "path": str(place),
+        "path": str(written),
         "version": opened.version,
         "exit_code": int(code),
         "gates": [verdict.plain() for verdict in verdicts],
     }
     parts = [
-        grid([("results", str(place)), ("version", opened.version)]),
+        grid([("results", str(written)), ("version", opened.version)]),
         machine_line(facts),
         grid(latency_rows(facts)),
     ]

@@ -82,7 +82,9 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
             "The student becomes a bundle, checked against it on real pairs",
             *("export", f"{folder}/student", "--to", f"{folder}/bundle", *models),
         ),
-        _relabel("How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--batches", "1,8"),
+        _relabel(
+            "How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--shapes", "1xreplay,8xreplay"
+        ),
         # so small a student may be no better than a constant grade, which a channel refuses otherwise
         _relabel(
             "It is published, each file once, whether or not it beats a constant grade",

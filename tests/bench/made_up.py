@@ -10,15 +10,10 @@ from relabel.export.bench.results import BenchFacts, ModelLatency
 
 
 def latency_row(**values: Any) -> LatencyRow:
-    """A row of an int8 on the CPU."""
+    """A row of a closed loop."""
     return {
         **dict.fromkeys(ROW_KEYS),
-        "provider": "cpu",
-        "precision": "int8",
-        "preset": "grid",
-        "loop": "closed",
         "cell": "1x20",
-        "scope": "batch",
         "rows": 1,
         "samples": 100,
         "seconds": 1.0,
@@ -40,7 +35,7 @@ def model_facts(**values: Any) -> ModelLatency:
 def bench_facts(**values: Any) -> BenchFacts:
     """A bench without a model."""
     blank = BenchFacts(
-        format=1,
+        format=2,
         name="tiny",
         bundle={"version": "0123", "manifest_sha256": "00" * 32},
         measured_at="2026-11-20",

@@ -359,9 +359,9 @@ CALLS = [
     ("export student --to hf --format hf --precisions int8", _taught, 2),
     ("export student --to hf --format hf", _taught, 3),
     (f"{EXPORT} --formats tensorrt", _taught, 4),
-    ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --batches 1", _bundled, 0),
+    ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --shapes 1xreplay", _bundled, 0),
     (
-        "bench bundle --providers cpu --seconds 0.2 --preset table3 --require cpu.fp32.table3-1.mean_ms<=0 --to "
+        "bench bundle --providers cpu --seconds 0.2 --shapes 1xreplay --require cpu.fp32.1xreplay.mean_ms<=0 --to "
         "results",
         _bundled,
         5,

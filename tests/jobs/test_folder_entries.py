@@ -57,7 +57,7 @@ LATER = {
     "distill spec_file": ("distill {spec}", ""),
     "train spec_file": ("train {taught} --dry-run", "{rows}"),
     "bench pairs": (
-        "bench served --pairs {folder} --to {out} --providers cpu --precisions fp32 --batches 1 --seconds 0.2",
+        "bench served --pairs {folder} --to {out} --providers cpu --precisions fp32 --shapes 1xreplay --seconds 0.2",
         "fp32",
     ),
     "pairs similar pairs_file": ("pairs similar {folder} --to {out}.parquet --model student", "Wrote {rows} pairs"),

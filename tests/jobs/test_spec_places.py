@@ -40,7 +40,7 @@ NOT_PLACES = {
     "LabelerOptions": {"name"},
     "EngineSpec": {"name", "chat_template_kwargs"},
     "ExportSpec": {"formats", "licence"},
-    "BenchSpec": {"precisions"},
+    "BenchSpec": {"precisions", "shapes"},
     "StudentArgs": {"device"},
     "BundleArgs": {"device", "precision"},
     "PointwiseOptions": {"instruction"},

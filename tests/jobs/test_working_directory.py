@@ -50,7 +50,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "train": [("train teacher.yaml", DONE)],
     "score": [("score out/student --input pairs.parquet --limit 8 --to out/scores", DONE)],
     "export": [("export out/student --to out/bundle --provider cpu --licence MIT", DONE)],
-    "bench": [("bench out/bundle --seconds 0.5 --batches 1", DONE)],
+    "bench": [("bench out/bundle --seconds 0.5 --shapes 1xreplay", DONE)],
     "build-engine": [("build-engine out/bundle --to out/engine", REFUSED)],  # TensorRT is not here
     "conform": [("conform http://127.0.0.1:9 out/bundle", UNREACHED)],
     "report": [("report out/monday out/student out/bundle --gold monday.parquet --to report.html", DONE)],

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.training.curves import CURVE_SCHEMA
-from relabel.export.bench.results import write_measurements
+from relabel.export.bench.results import measurements_folder, write_results
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts, trace
 from relabel.jobs.report.build import build_report
@@ -177,7 +177,7 @@ def bundle(tmp_path: Path, student: Path) -> Path:
             "pad_type_id": 0,
             "truncation_side": "right",
             "columns": {},
-            "lengths": {"rows": 1, "p50": 8, "p90": 8, "p99": 8, "max": 8},
+            "lengths": {"rows": 1, "p50": 8, "p90": 8, "p99": 8, "max": 8, "histogram": [[8, 1]]},
         },
         "models": [{"path": "model.onnx", "format": "onnx", "precision": "int8", "files": ["model.onnx"]}],
         "licence": {"bundle": None, "model": "base"},
@@ -248,19 +248,19 @@ def write_latency(bundle: Path, **values: Any) -> Path:
     """The file."""
     opened = open_bundle(bundle)
     facts = bench_facts(bundle={"version": opened.version, "manifest_sha256": opened.manifest.sha256}, **values)
-    return write_measurements(opened, facts)
+    return write_results(measurements_folder(opened.folder), facts)
 
 
 def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     closed = [latency_row(cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64)]
-    opened = [latency_row(loop="open", cell="open-grid", preset="grid", offered_rate=10.0, p50_ms=1.5, p99_ms=3.0)]
-    bound = {"preset": "grid", "figure": "mean", "slo_ms": 150, "highest_rate": 10.0, "is_at_least": True}
+    opened = [latency_row(cell="open", offered_rate=10.0, p50_ms=1.5, p99_ms=3.0)]
+    bound = {"figure": "mean", "slo_ms": 150, "highest_rate": 10.0, "is_at_least": True}
     write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[bound])])
     html = build_report([str(bundle)], Storage()).html
     tables = {caption.split(" of ")[0]: rows[1:] for caption, rows in tables_of(html).items()}
     assert [(row[1], row[4], row[5]) for row in tables["Latency"]] == [
         *((f"1x{n}", f"{n / 10:.2f}", f"{n / 5:.2f}") for n in (16, 64)),
-        ("open-grid, 10.0/s offered (highest with mean ≤ 150 ms)", "1.50", "3.00"),
+        ("open, 10.0/s offered (highest with mean ≤ 150 ms)", "1.50", "3.00"),
     ]
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.students.model import student_digest
-from relabel.export.bench.results import choose_precision, write_measurements
+from relabel.export.bench.results import choose_precision, measurements_folder, write_results
 from relabel.export.bundle_facts import read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
@@ -122,7 +122,7 @@ def test_a_bench_decides_and_seals_no_new_labels(
     models = [measured("fp32", of_1=50, of_32=90, of_64=10), measured("int8", of_1=80, of_32=70)]
     opened = open_bundle(folder / "benched")
     benched = {"version": opened.version, "manifest_sha256": opened.manifest.sha256}
-    write_measurements(opened, bench_facts(bundle=benched, models=models))
+    write_results(measurements_folder(opened.folder), bench_facts(bundle=benched, models=models))
     done = score("--dry-run", student="benched", to="out/other")
     assert "precision fp32 on cpu: the fastest of fp32, int8 at 32x20 in the bundle's bench" in done.err
     assert score("--shard", "1/2", "--precision", "int8", student="benched").code == 0
@@ -139,7 +139,7 @@ def test_openvino_is_taken_where_the_bench_found_it_faster(
     opened = open_bundle(folder / "benched")
     benched = {"version": opened.version, "manifest_sha256": opened.manifest.sha256}
     models = [measured("int8", of_32=80), measured("bf16", "openvino", of_32=rate)]
-    write_measurements(opened, bench_facts(bundle=benched, models=models))
+    write_results(measurements_folder(opened.folder), bench_facts(bundle=benched, models=models))
     done = score("--device", "openvino", "--dry-run", student="benched")
     assert f"precision {chosen}: the fastest of cpu int8, openvino bf16 at 32x20" in done.err
 
