@@ -303,8 +303,8 @@ def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, An
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
-    from relabel.labelers.engines.checkpoints import end_ids
     from relabel.labelers.engines.tokens import PromptEncoder
+    from relabel.labelers.engines.transformers import end_ids
     from relabel.labelers.registry import labeler_class
     from relabel.manifests.labels import Pair
     from relabel.manifests.specs import validate_spec

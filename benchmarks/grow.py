@@ -70,11 +70,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from transformers import AutoModel, AutoTokenizer
 
-from relabel.distill.students.bases import sentence_vectors
 from relabel.distill.students.distillation import distill
 from relabel.distill.students.model import load_student
+from relabel.distill.students.networks import sentence_vectors
 from relabel.distill.students.spec import DistillSpec
-from relabel.jobs.downloads import fetch_model
+from relabel.jobs.delivery import fetch_model
 from relabel.manifests.cascade import certified_threshold
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.measures import rank_queries

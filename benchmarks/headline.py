@@ -39,7 +39,7 @@ from relabel.distill.students.distillation import distill
 from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
 from relabel.distill.students.model import load_student, softmax
 from relabel.distill.students.spec import DistillSpec
-from relabel.jobs.downloads import fetch_model
+from relabel.jobs.delivery import fetch_model
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.measures import rank_queries
 from relabel.manifests.models import resolve_model

@@ -27,7 +27,7 @@ from relabel.distill.students.length_batches import length_batches
 from relabel.distill.students.manifest import StudentRecord
 from relabel.distill.students.model import Scorer, StudentModel, load_student, softmax, student_files, write_student
 from relabel.distill.students.networks import EncoderStudent, load_backbone
-from relabel.jobs.downloads import fetch_model
+from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import open_run
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.results import conclude

@@ -37,7 +37,7 @@ import torch
 from relabel.distill.students.distillation import distill
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.curves import CURVES_NAME
-from relabel.jobs.downloads import fetch_model
+from relabel.jobs.delivery import fetch_model
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI, NODE_SCORES

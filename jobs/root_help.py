@@ -43,16 +43,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "distill": ("relabel.jobs.commands.train:distill", "Train a student on finished label runs."),
     "train": ("relabel.jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
     "export": (
-        "relabel.jobs.commands.export:export",
+        "relabel.jobs.commands.bundles:export",
         "Export a student to a bundle: ONNX, checked against it on real pairs.",
     ),
     "build-engine": (
-        "relabel.jobs.commands.export:build_engine",
+        "relabel.jobs.commands.bundles:build_engine",
         "Build a TensorRT engine of a bundle, for this machine.",
     ),
     "bench": ("relabel.jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
     "conform": (
-        "relabel.jobs.commands.conform:conform",
+        "relabel.jobs.commands.bundles:conform",
         "Compare a running rerank server's scores with a bundle's.",
     ),
     "pairs": (
@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "gc": ("relabel.jobs.commands.bundles:gc", "Remove versions and files that nothing points to."),
     "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
-    "doctor": ("relabel.jobs.commands.doctor:doctor", "Show what this machine has: extras, devices, folders."),
+    "doctor": ("relabel.jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": (
         "relabel.jobs.commands.demo:demo",
         "Go the whole way with a small set: label, distill, export, publish, pull, score.",

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
+import secrets
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,16 +15,164 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.files import check_free, full_disk_as_os_error, written
 from relabel.manifests.columns import is_number_type, plain_type
-from relabel.manifests.errors import InputError, UsageError
-from relabel.manifests.files import Storage, is_url
+from relabel.manifests.errors import DiskFullError, InputError, StoreError, UsageError
+from relabel.manifests.files import Storage, is_url, out_of_files, place_of, scheme_of
 from relabel.manifests.input_files import PARQUET_SUFFIXES, list_files, reading
 from relabel.manifests.inputs import check_single, open_parquet
-from relabel.manifests.process import require
+from relabel.manifests.process import check_interrupted, require
+from relabel.manifests.records import sha256_file
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import nearest
-from relabel.manifests.store import fetched, scratch_file
+from relabel.manifests.store import Held, UrlFile, fetched, open_bundle_store, open_run_store, scratch_file, sync_folder
+
+# ------------------------------------------------------------------------------
+# Files that a command writes atomically, on disk or at a URL, and scratch folders.
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A new folder in TMPDIR, removed when the body ends. Whatever else the body fills a disk with has to say so
+    itself.
+
+    Raises:
+        DiskFullError: no space is left for it or in it.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+            yield Path(folder)
+    except StoreError:  # ours already, and an OSError too
+        raise
+    except OSError as exc:
+        if not _is_full(exc):
+            raise
+        raise DiskFullError(
+            f"{tempfile.gettempdir()}: no space left for scratch files. Nothing was changed; free some, or point "
+            "TMPDIR at a folder that has more, and give the command again."
+        ) from exc
+
+
+def _is_full(exc: OSError) -> bool:
+    return exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc)
+
+
+@contextlib.contextmanager
+def full_disk_as_os_error(polars: Any) -> Iterator[None]:
+    """Where polars writes: raise a full disk as OSError. Its own error differs from that of a damaged source only in
+    the number of the system's error.
+    """
+    try:
+        yield
+    except polars.exceptions.PolarsError as exc:
+        found = re.search(r"\(os error ([0-9]{1,4})\)", str(exc))
+        if found is None or int(found[1]) not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from exc
+
+
+ONE_PUT_BYTES = 64 << 20
+"""A file up to this size goes to storage in one put, held in memory; a larger one goes to S3 in parts."""
+
+
+def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:
+    """Raise where a file can't be written, before any work is done.
+
+    Raises:
+        UsageError: it is a folder or something else than a file, is in an input or is one, or is there already and
+            `force` is off.
+    """
+    place = place_of(to)
+    for path in inputs:
+        held = place_of(path).rstrip("/")
+        if place == held or place.startswith(f"{held}/"):
+            raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
+    if is_url(to) and scheme_of(to) not in ("file", "local"):
+        with contextlib.suppress(FileNotFoundError):
+            UrlFile(to, storage).close()
+            _refuse_taken(to, force=force)
+        return
+    target = _local_path(to)
+    _refuse_odd(to, target)
+    if target.exists():
+        _refuse_taken(to, force=force)
+
+
+def _local_path(to: str) -> Path:
+    return Path(to.partition("://")[2] if is_url(to) else to).absolute()
+
+
+def _refuse_odd(to: str, target: Path) -> None:
+    """Raise for what a rename would replace by a file: folders, devices, pipes, sockets, dangling links."""
+    if os.path.lexists(target) and not target.is_file():
+        raise UsageError(f"{to}: is not a regular file. Give the name of a file.")
+
+
+def _refuse_taken(to: str, *, force: bool) -> None:
+    if not force:
+        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+@contextlib.contextmanager
+def written(to: str, storage: Storage) -> Iterator[Path]:
+    """A path to write to; what is there when the body ends without an error is put under the name `to` in one step.
+    Where `to` is a link to a file, the link stays, and the file that it names is replaced.
+
+    Raises:
+        UsageError: something that is not a regular file is there.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
+    """
+    try:
+        if is_url(to) and scheme_of(to) not in ("file", "local"):
+            with scratch_folder("relabel-out-") as scratch:
+                file = scratch / to.rpartition("/")[2]
+                yield file
+                check_interrupted()
+                _upload(file, to, storage)
+            return
+        _refuse_odd(to, _local_path(to))
+        target = _local_path(to).resolve()
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            check_interrupted()
+            _publish(temporary, target)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except StoreError:  # ours already, and an OSError too
+        raise
+    except OSError as exc:
+        if _is_full(exc):
+            raise DiskFullError(
+                f"{to}: no space left. Nothing was changed; free some and give the command again."
+            ) from exc
+        raise StoreError(f"{to}: can't write it: {out_of_files(exc) or exc.strerror or exc}") from exc
+
+
+def _publish(temporary: Path, target: Path) -> None:
+    """Make a file durable under its final name."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    sync_folder(target.parent)
+
+
+def _upload(file: Path, to: str, storage: Storage) -> None:
+    """Put a local file under a URL."""
+    folder, _, name = to.rpartition("/")
+    size = file.stat().st_size
+    if size > ONE_PUT_BYTES and scheme_of(to) == "s3":
+        held = Held(size, sha256_file(file))
+        open_bundle_store(folder, storage).put_file(name, file, held, lambda _: None)
+        return
+    # `single_writer`: one whole put needs no condition
+    open_run_store(folder, storage, single_writer=True).put(name, file.read_bytes())
+
+
+# ------------------------------------------------------------------------------
+# Parquet tables: lazy frames with checked columns, atomic writes, and grouping of rows by query on disk.
+
 
 Kind = Literal["id", "text", "ids", "texts"]
 _KINDS: dict[Kind, str] = {
@@ -92,7 +245,7 @@ def open_tables(
     read = {*ids, *wanted, *_TEXTS}
     types = _common_types(files, read, ids, storage)
     for file in files:
-        here.append(_local(file, read, ids, types, storage))
+        here.append(_local_copy(file, read, ids, types, storage))
         schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
         first = first or schema
         if schema.keys() != first.keys():
@@ -136,7 +289,7 @@ def _is_exact(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
 
 
-def _local(file: str, read: Collection[str], ids: Collection[str], types: pa.Schema, storage: Storage) -> str:
+def _local_copy(file: str, read: Collection[str], ids: Collection[str], types: pa.Schema, storage: Storage) -> str:
     """A file on this machine whose columns polars reads as these types: a copy, where the file itself is not such."""
     with reading(file), open_parquet(file, storage) as parquet:
         stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))

@@ -22,8 +22,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from relabel.labelers.prompts import BUILT_IN, Prompts
-from relabel.labelers.query_inputs import (
+from relabel.labelers.base import (
     CHUNKS,
     SHRINK,
     Chunk,
@@ -37,11 +36,11 @@ from relabel.labelers.query_inputs import (
     text_of,
     with_siblings,
 )
+from relabel.labelers.prompts import BUILT_IN, Prompts
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, index_lists_of, is_none, texts_of, token_budget
-from relabel.manifests.asks import Answer, Ask, Sampling
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, JsonIndices, JsonTexts, Sampling
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import AnswerFormat, JsonIndices, JsonTexts
 from relabel.manifests.labels import Label, LabelColumn, Pair, Span, over_budget
 from relabel.manifests.specs import LabelerOptions
 

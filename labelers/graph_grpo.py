@@ -16,8 +16,7 @@ from pydantic import model_validator
 
 from relabel.labelers.base import OneAsk
 from relabel.labelers.verdicts import is_none
-from relabel.manifests.asks import Answer, Ask, Decision
-from relabel.manifests.formats import Choice, Section, Text
+from relabel.manifests.asks import Answer, Ask, Choice, Decision, Section, Text
 from relabel.manifests.labels import (
     DEFAULT_PHI,
     NODE_SCORES,

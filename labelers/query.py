@@ -12,11 +12,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from relabel.labelers.base import OneAsk
-from relabel.labelers.query_inputs import OnceAQueryOptions
-from relabel.manifests.asks import Answer, Ask
+from relabel.labelers.base import OnceAQueryOptions, OneAsk
+from relabel.manifests.asks import Answer, Ask, Lines
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import Lines
 from relabel.manifests.labels import Label, LabelColumn, Pair
 from relabel.manifests.specs import LabelerOptions
 

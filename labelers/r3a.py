@@ -21,8 +21,18 @@ from relabel.labelers.evidence import read_evidence
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, token_budget
-from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Section, Text
+from relabel.manifests.asks import (
+    Answer,
+    AnswerFormat,
+    Ask,
+    Choice,
+    Decision,
+    Fragment,
+    Message,
+    Sampling,
+    Section,
+    Text,
+)
 from relabel.manifests.labels import Label, Pair, Span
 from relabel.manifests.specs import LabelerOptions, TextOptions, ThinkOptions
 

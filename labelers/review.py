@@ -12,8 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
-from relabel.labelers.query_inputs import (
+from relabel.labelers.base import (
     ASPECT,
     CHARS_PER_TOKEN,
     LEAST_CHARS,
@@ -29,11 +28,11 @@ from relabel.labelers.query_inputs import (
     place_among_siblings,
     with_siblings,
 )
+from relabel.labelers.prompts import BUILT_IN, Prompts, Turn
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, indices_of, token_budget
-from relabel.manifests.asks import Answer, Ask, Decision, Message, Sampling
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Decision, Indices, Message, Sampling, Text
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import AnswerFormat, Choice, Indices, Text
 from relabel.manifests.labels import Label, LabelColumn, Pair
 from relabel.manifests.specs import LabelerOptions
 

@@ -14,18 +14,16 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from relabel.labelers.base import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.prompts import BUILT_IN, Prompts
-from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.registry import Labeler, Recalled
 from relabel.labelers.verdicts import Reader, token_budget, unreadable
-from relabel.manifests.asks import Answer, Ask, Sampling
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, OptionLines, Sampling
 from relabel.manifests.errors import InputError, VerdictError
-from relabel.manifests.formats import AnswerFormat, OptionLines
-from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
+from relabel.manifests.labels import COLUMN, InputColumn, Label, LabelColumn, Node, Pair, Span, Tree, read_tree
 from relabel.manifests.process import require
 from relabel.manifests.records import checked, plain
 from relabel.manifests.specs import LabelerOptions
-from relabel.manifests.trees import COLUMN, Node, Tree, read_tree
 
 # ------------------------------------------------------------------------------
 # The part of a document's tree that a router sees: all headings, and the content that is lit just now.

@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from relabel.manifests.asks import Answer, Decision, Distribution
-from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import (
+from relabel.manifests.asks import (
+    Answer,
     AnswerFormat,
     Choice,
+    Decision,
+    Distribution,
     Indices,
     JsonIndices,
     JsonTexts,
@@ -23,6 +24,7 @@ from relabel.manifests.formats import (
     closing_of,
     opening_of,
 )
+from relabel.manifests.errors import VerdictError
 
 # ------------------------------------------------------------------------------
 # Why there is no verdict in an answer: nothing was generated, it was refused, cut off, or out of format.

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.labels import Reads
+from relabel.manifests.labels import NODE, Reads
 from relabel.manifests.specs import Columns, nearest
-from relabel.manifests.trees import NODE
 
 # ------------------------------------------------------------------------------
 # What stored columns hold, by one rule for all that reads them: text however it is stored is text, ids are text, and a

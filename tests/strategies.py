@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
+from relabel.manifests.asks import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text
 from relabel.manifests.labels import Pair
 
 SNARES = (

@@ -1,5 +1,5 @@
 """Students: label runs become a trained student. Imports no labeler.
 
-Read `networks.py` first for what a student is, `losses.py` for what it learns, `train.py` for how, `manifest.py` for
+Read `networks.py` first for what a student is, `losses.py` for what it learns and how, `manifest.py` for
 what is recorded of it.
 """

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from relabel.distill.students.bases import Trainer, TrainingInputs, check_base, make_record
 from relabel.distill.students.evaluation import (
     check_gates,
     check_stopping,
@@ -35,6 +34,7 @@ from relabel.distill.students.manifest import (
     StudentRecord,
 )
 from relabel.distill.students.model import make_texts, softmax, student_files, write_student
+from relabel.distill.students.networks import Trainer, TrainingInputs, check_base, make_record
 from relabel.distill.students.spec import KINDS, DistillSpec
 from relabel.distill.training.curves import Outcome, check_services, write_curves
 from relabel.distill.training.output import (
@@ -244,7 +244,7 @@ def distill(
 
     Args:
         storage: how labels, gold and output are reached. The model is looked up in the cache alone
-            (`jobs/downloads.py` brings it there).
+            (`jobs/delivery.py` brings it there).
         say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:

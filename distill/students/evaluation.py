@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from relabel.distill.students.bases import TrainingInputs
 from relabel.distill.students.examples import DEV, NO_GRADE, TEST, TRAIN, Examples
 from relabel.distill.students.manifest import Figures, GateCheck, JudgedGates, SideFigures
 from relabel.distill.students.model import logits_of_rows, softmax
+from relabel.distill.students.networks import TrainingInputs
 from relabel.distill.students.spec import DistillSpec
 from relabel.manifests.errors import InputError
 from relabel.manifests.metrics.evaluation import (
@@ -21,8 +21,9 @@ from relabel.manifests.metrics.evaluation import (
     bm25,
     evaluate,
     intervals_of,
+    judge_gate,
+    judge_gates,
 )
-from relabel.manifests.metrics.gates import judge_gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import DEPTH, TINY, fit_temperature
 from relabel.manifests.secrets import counted

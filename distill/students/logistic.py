@@ -13,12 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relabel.distill.students.bases import TrainingInputs, build_module, read_settings, sentence_vectors
 from relabel.distill.students.examples import DEV, TRAIN
 from relabel.distill.students.losses import Objective
 from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, read_student
 from relabel.distill.students.model import PAD_MULTIPLE, EncoderTexts, PairTexts, TokenRow, logits_of_rows
-from relabel.distill.students.networks import EncoderStudent, load_backbone
+from relabel.distill.students.networks import (
+    EncoderStudent,
+    TrainingInputs,
+    build_module,
+    load_backbone,
+    read_settings,
+    sentence_vectors,
+)
 from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.curves import Curve, Outcome, TrainingFacts

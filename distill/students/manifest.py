@@ -14,8 +14,7 @@ from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import translate_errors
 from relabel.manifests.labels import DEFAULT_PHI, PhiTable
-from relabel.manifests.metrics.evaluation import Baselines
-from relabel.manifests.metrics.gates import GateVerdict
+from relabel.manifests.metrics.evaluation import Baselines, GateVerdict
 from relabel.manifests.records import LEFT_OUT, read_record
 
 # ------------------------------------------------------------------------------

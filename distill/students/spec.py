@@ -19,7 +19,7 @@ from relabel.distill.training.spec import (
 )
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.labels import PhiTable
-from relabel.manifests.metrics.gates import Gate, parse_gates
+from relabel.manifests.metrics.evaluation import Gate, parse_gates
 from relabel.manifests.specs import (
     DRAFT,
     Columns,
@@ -50,7 +50,7 @@ class StudentKind:
         title: what its card calls it.
         does: and what it says that it does.
         reads_query: whether it reads the query alone.
-        trainer: import path of its `Trainer` (`bases.py`).
+        trainer: import path of its `Trainer` (`networks.py`).
         base: the model of transformers that it starts from.
         has_nodes: whether it can have other heads than relevance.
         refuses: keys of the spec that are for other kinds.
@@ -67,7 +67,7 @@ class StudentKind:
     int8_narrows: bool = True
     does: str = "grades how relevant a document is to a query"
     reads_query: bool = False
-    trainer: str = "relabel.distill.students.train:train_student"
+    trainer: str = "relabel.distill.students.losses:train_student"
 
 
 _STEPWISE = (

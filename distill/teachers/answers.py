@@ -21,14 +21,13 @@ from relabel.distill.students.labels import (
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.teachers.evidence import chosen_in, load_evidence_queries
 from relabel.distill.teachers.spec import SftData, SftGold, TeacherSpec
+from relabel.labelers.base import rendered_sets
 from relabel.labelers.evidence import EVIDENCE_SET
-from relabel.labelers.query_inputs import rendered_sets
 from relabel.labelers.registry import Labeler, labeler_class, options_of_run
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
+from relabel.manifests.asks import Answer, Ask, Choice, Distribution, JsonIndices, Sampling, closing_of, opening_of
 from relabel.manifests.errors import ConfigError, InputError, RelabelError, VerdictError
 from relabel.manifests.files import Storage
-from relabel.manifests.formats import Choice, JsonIndices, closing_of, opening_of
 from relabel.manifests.gold import check_scale
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.plan import shard_row_ids

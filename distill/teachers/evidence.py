@@ -23,15 +23,14 @@ from relabel.distill.students.manifest import LearnedGold
 from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec
+from relabel.labelers.base import CHUNKS, chunk_texts
 from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.evidence import ShortAnswers
-from relabel.labelers.query_inputs import CHUNKS, chunk_texts
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import index_lists_of
-from relabel.manifests.asks import Answer, Ask, Engine, Request
+from relabel.manifests.asks import Answer, Ask, Engine, JsonIndices, Request
 from relabel.manifests.errors import EngineCrashError, InputError, RelabelError, VerdictError
 from relabel.manifests.files import Storage
-from relabel.manifests.formats import JsonIndices
 from relabel.manifests.gold import GOLD_CHUNKS, further_of_input
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import (

@@ -49,8 +49,8 @@ from relabel.distill.training.output import (
 )
 from relabel.distill.training.runtime import ending_together, halving, is_on_cpu, precision_of
 from relabel.distill.training.spec import adapted, check_targets, open_base
-from relabel.labelers.engines.checkpoints import end_ids, load_tokenizer
 from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.transformers import end_ids, load_tokenizer
 from relabel.manifests.errors import ConfigError, ModelError, TrainingError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
@@ -397,7 +397,7 @@ def train_teacher(
     """Train the teacher of a spec.
 
     Args:
-        storage: how runs and gold are reached. The model is looked up in the cache alone (`jobs/downloads.py` brings it
+        storage: how runs and gold are reached. The model is looked up in the cache alone (`jobs/delivery.py` brings it
             there).
         say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.

@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from relabel.distill.students.length_batches import batch_tokens_on, length_batches
-from relabel.export.bench.latency import (
+from relabel.export.bench.results import (
     FEWEST_SAMPLES,
     HALVINGS,
+    LATENCY_FORMAT,
     LOADS,
     MS,
     ROW_KEYS,
+    BenchFacts,
     Bound,
     LatencyRow,
+    ModelLatency,
     highest_rate,
     poisson_arrivals,
     requests_each,
@@ -29,7 +32,6 @@ from relabel.export.bench.latency import (
     sweep,
     time_calls,
 )
-from relabel.export.bench.results import LATENCY_FORMAT, BenchFacts, ModelLatency
 from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths, describe_lengths, student_facts
 from relabel.export.bundles import Bundle
 from relabel.export.loader import (
@@ -48,7 +50,7 @@ from relabel.export.loader import (
 )
 from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import InputError, MissingExtraError, ModelError, UsageError
-from relabel.manifests.metrics.gates import Gate, GateVerdict, judge_gates
+from relabel.manifests.metrics.evaluation import Gate, GateVerdict, judge_gates
 from relabel.manifests.process import device_names, installed_versions, require, usable_cores
 
 # N rows of the workload

@@ -25,7 +25,7 @@ from relabel.jobs.commands.options import Number, local_folder, output_option, s
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.gates import parse_flag
+from relabel.manifests.metrics.evaluation import parse_flag
 from relabel.manifests.records import plain
 from relabel.manifests.specs import validate_spec
 

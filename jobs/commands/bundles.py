@@ -1,28 +1,49 @@
-"""The commands `publish`, `channel`, `rollback`, `list`, `show` and `gc` over a bundle store."""
+"""The commands over bundles: export, build-engine, conform, publish, channel, rollback, list, show, gc."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
+from relabel.export.conform import Conformity
+from relabel.export.conform import conform as compare
+from relabel.export.huggingface import RerankServer
+from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.publishing import collect, roll_back, set_channel
 from relabel.export.publishing import publish as publish_bundle
 from relabel.export.store import bundle_in, bundles_in, parse_address, version_in
-from relabel.jobs.commands.options import _signing_key, local_folder, output_option, sign_key_option
+from relabel.jobs.commands.options import (
+    Number,
+    _signing_key,
+    given_parameters,
+    local_folder,
+    output_option,
+    sign_key_option,
+    sigterm_ends,
+)
 from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay, files_text, size_text
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid
+from relabel.jobs.run.progress import Metric, check_metrics_file, write_metrics
 from relabel.jobs.run.stop import span_s
-from relabel.manifests.errors import UsageError
+from relabel.jobs.score.students import local_student
+from relabel.jobs.settings import lay_over
+from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.secrets import counted
+from relabel.manifests.records import plain
+from relabel.manifests.secrets import counted, keep_secret, one_line, redacted
 from relabel.manifests.store import Store, open_bundle_store
+
+if TYPE_CHECKING:
+    from relabel.export.bundles import Bundle
 
 # ------------------------------------------------------------------------------
 # `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
@@ -308,3 +329,337 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     }
     tail = "" if deletes else "\nNothing was touched. To do it: --delete"
     return emit(result, f"{bundle_store.url}\n" + grid(rows) + tail, output, code)
+
+
+# ------------------------------------------------------------------------------
+# `export`: a student becomes a bundle.
+
+
+@click.command(epilog="Example: relabel export out/ecom-bert --to out/bundle --precisions fp32,int8")
+@click.argument("student", metavar="STUDENT")
+@click.option("--to", required=True, metavar="BUNDLE", help="Folder to make.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["bundle", "hf", "rerank"]),
+    default="bundle",
+    show_default=True,
+    help="Instead of a bundle, a folder for transformers and sentence-transformers: hf with a logit a grade, rerank "
+    "with one a pair, for vLLM's and TEI's endpoints.",
+)
+@click.option(
+    "--score",
+    type=click.Choice(["expected-grade", "log-odds-relevant"]),
+    default="expected-grade",
+    show_default=True,
+    help="What --format rerank answers: the expected grade from 0 to 1, or its log-odds.",
+)
+@click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
+@click.option(
+    "--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static."
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where parity is tried.",
+)
+@click.option("--pairs", metavar="PATH", help="Parquet with pairs to compare on, instead of the student's test split.")
+@click.option("--gold", metavar="COLUMN", help="Column of --pairs with trusted grades.")
+@click.option("--gold-map", metavar="MAP", help="Bring them to the student's scale: 0=0,1=1,2=1,3=2")
+@click.option("--logits", is_flag=True, help="Also raw logits, as outputs <head>_logits.")
+@click.option("--triton", is_flag=True, help="Also a Triton model repository.")
+@click.option("--licence", metavar="SPDX", help="What may be done with the bundle, for instance Apache-2.0.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key, for instance parity.min_pairs=500. Repeatable.",
+)
+@click.option("--replace", is_flag=True, help="Take the place of another bundle at --to.")
+@click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the bundle is there already.")
+@output_option
+@sigterm_ends()
+def export(
+    student: str,
+    to: str,
+    form: str,
+    score: str,
+    provider: str,
+    pairs: str | None,
+    gold: str | None,
+    gold_map: str | None,
+    overrides: tuple[str, ...],
+    replace: bool,
+    done_ok: bool,
+    output: str,
+    **own: Any,
+) -> int:
+    """Export a student to a bundle: ONNX with calibrated probabilities, tokenizer, manifest, model card and a loader of
+    its own.
+
+    Every model is compared with the student on real pairs, alone and in batches. If a gate fails, the command lists the
+    worst rows, makes no bundle and exits 5. docs/export.md has the gates.
+    """
+    if form != "rerank" and "score" in given_parameters():
+        raise UsageError("--score belongs to --format rerank.")
+    if form != "bundle":
+        licence = own["licence"]
+        return _export_hf(student, to, form, score, licence, is_replacing=replace, done_ok=done_ok, output=output)
+    from relabel.export.exporting import export_bundle
+    from relabel.export.parity import PairsFile
+    from relabel.export.specs import ExportSpec
+    from relabel.manifests.gold import parse_map
+    from relabel.manifests.specs import validate_spec
+
+    if pairs is None and (gold or gold_map):
+        raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
+    spec = validate_spec(ExportSpec, lay_over(own, overrides), where="the options")
+    source = None if pairs is None else PairsFile(pairs, gold, parse_map(gold_map, "--gold-map"))
+    storage = Storage()
+    folder = Path(local_student(student, storage))
+    made, was_done = export_bundle(
+        folder,
+        _place(to),
+        spec,
+        storage,
+        pairs=source,
+        provider=provider,
+        is_replacing=replace,
+        say=lambda line: click.echo(line, err=True),
+    )
+    code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
+    result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
+    keys = ("name", "heads", "models", "parity", "made_by")
+    head = f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}"
+    return emit({**result, **{key: made.facts[key] for key in keys}}, f"{head}\n{_export_text(made)}", output, code)
+
+
+HF_OPTIONS = frozenset({"student", "to", "form", "score", "licence", "replace", "done_ok", "output"})
+
+
+def _export_hf(
+    student: str, to: str, form: Any, score: Any, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str
+) -> int:
+    """A folder for transformers and sentence-transformers.
+
+    Raises:
+        UsageError: an option was given that a bundle alone has.
+    """
+    given = [option.opts[0] for name, option in given_parameters().items() if name not in HF_OPTIONS]
+    if given:
+        raise UsageError(
+            f"{given[0]} belongs to bundles; --format {form} takes --to, --licence, --replace and --done-ok."
+        )
+    from relabel.export.huggingface import export_to_hub_folder
+
+    place = _place(to)
+    library, left_out, was_done = export_to_hub_folder(
+        Path(local_student(student, Storage())),
+        place,
+        form,
+        score=score,
+        licence=licence,
+        is_replacing=is_replacing,
+        say=lambda line: click.echo(line, err=True),
+    )
+    code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
+    head = "Nothing to do: this student is in" if was_done else "The student is in"
+    rows = [("loads with", f"{library}; README.md says how")]
+    rows += [("left out", f"heads {', '.join(left_out)}")] if left_out else []
+    result = {"path": str(place), "library": library, "left_out": left_out, "was_done": was_done}
+    return emit({**result, "exit_code": int(code)}, f"{head} {place}\n{grid(rows)}", output, code)
+
+
+@click.command(
+    "build-engine", epilog="Example: relabel build-engine models/ecom/current --to models/ecom-engine --precision fp16"
+)
+@click.argument("bundle", metavar="BUNDLE")
+@click.option("--to", required=True, metavar="BUNDLE", help="Folder to make: the bundle with the engine in it.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    default="fp16",
+    show_default=True,
+    help="bf16 only if this TensorRT chooses types itself.",
+)
+@click.option(
+    "--capability",
+    metavar="M.N",
+    help="Build for this compute capability instead of the GPU here (TensorRT-RTX alone).",
+)
+@output_option
+@sigterm_ends()
+def build_engine(bundle: str, to: str, precision: str, capability: str | None, output: str) -> int:
+    """Build a TensorRT engine of a bundle's ONNX, for this machine's GPU and TensorRT, into a bundle of its own.
+
+    Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
+    where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
+    """
+    from relabel.export.bundle_facts import EngineFile, student_facts
+    from relabel.export.tensorrt_engines import build_into
+    from relabel.manifests.records import plain
+
+    made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
+    engine = student_facts(made).models[-1]
+    assert isinstance(engine, EngineFile)  # the one that was built now
+    _, (pairs, tokens), _ = engine.profile
+    rows = [
+        ("version", made.version),
+        (
+            "engine",
+            f"{engine.files[-1]}, {engine.flavour} {engine.tensorrt}, compute capability {engine.capability}",
+        ),
+        ("tuned for", f"{pairs} pairs of {tokens} tokens"),
+        ("parity", "not compared: run it where it serves before you trust it"),
+    ]
+    return emit(
+        {"path": str(made.folder), "version": made.version, "engine": plain(engine)},
+        f"The bundle is in {made.folder}\n{grid(rows)}",
+        output,
+    )
+
+
+def _place(to: str) -> Path:
+    """The folder to make; where it is a link, its target.
+
+    Raises:
+        UsageError: it is a URL, or has no name.
+    """
+    folder = local_folder(to, "--to")
+    if not folder.name:
+        raise UsageError(f"--to {to!r}: name a folder of its own, such as out/bundle: it is made next to its place.")
+    return folder.resolve() if folder.is_symlink() else folder
+
+
+def _export_text(bundle: Bundle) -> str:
+    from relabel.export.bundle_facts import parity_rows, read_parity, student_facts, undecided_lines
+    from relabel.export.bundles import MANIFEST_NAME
+    from relabel.jobs.delivery import files_text
+
+    parity = read_parity(bundle.facts.get("parity"), f"{bundle.folder}/{MANIFEST_NAME}")
+    first = parity.models[0]
+    weak = f", fewer than {parity.spec.min_pairs:,}: a weak result" if first.is_weak else ""
+    rows = [
+        ("version", f"{bundle.version}, {files_text(bundle.all_files)}"),
+        ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(bundle).heads.items())),
+        ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
+    ]
+    return "\n".join([grid(rows), grid(parity_rows(parity)), *undecided_lines(parity)])
+
+
+# ------------------------------------------------------------------------------
+# The command `conform`: whether a running server answers as a bundle does.
+
+
+@click.command(epilog="Example: relabel conform http://localhost:8080 out/bundle")
+@click.argument("url", metavar="URL")
+@click.argument("bundle", metavar="BUNDLE")
+@click.option(
+    "--api",
+    type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score", "kserve-v2"]),
+    default="auto",
+    show_default=True,
+    help="How the server is asked; auto is the first that answers. kserve-v2: the server's URL with --model, or one "
+    "that ends in /infer.",
+)
+@click.option("--model", default="", metavar="NAME", help="The model's name at the server, where it wants one.")
+@click.option("--api-key-env", metavar="NAME", help="The variable that holds the server's key.")
+@click.option(
+    "--watch",
+    type=Number(1),
+    metavar="SECONDS",
+    help="Ask again this often, with a line of JSON each time, until the server answers otherwise.",
+)
+@click.option(
+    "--metrics",
+    metavar="FILE",
+    help="Keep a Prometheus text file with the last answer, for node_exporter's textfile collector.",
+)
+@output_option
+def conform(
+    url: str,
+    bundle: str,
+    api: str,
+    model: str,
+    api_key_env: str | None,
+    watch: float | None,
+    metrics: str | None,
+    output: str,
+) -> int:
+    """Ask a running rerank server a bundle's reference pairs and some traps, and say whether it answers as the bundle
+    does: equal; monotone, the same order on another scale; or different, with the reason.
+
+    Exit 5: it answers differently. Exit 20: it can't be reached.
+    """
+    folder = local_folder(bundle, "BUNDLE")
+    labels = {"url": redacted(url), "version": open_bundle(folder).version}
+    key = os.environ.get(api_key_env) if api_key_env else None
+    if api_key_env and not key:
+        raise ConfigError(f"--api-key-env {api_key_env}: that variable is not set.")
+    if key:
+        keep_secret(key, f"the value of {api_key_env}")
+
+    try:
+        encoder = Encoder(folder, read_manifest(folder)["inputs"])
+    except BundleError as exc:
+        raise ManifestError(str(exc)) from exc
+
+    def keep(found: Conformity | None) -> None:
+        if metrics is not None and (why := write_metrics(Path(metrics), _metrics(found), labels)):
+            click.echo(f"warning: {why}", err=True)
+
+    if metrics is not None:
+        check_metrics_file(Path(metrics))
+    while True:
+        try:
+            found = compare(folder, RerankServer(url, api, model, key, encoder))
+        except (InputError, ServerGoneError) as exc:
+            keep(None)
+            if watch is None or isinstance(exc, InputError):
+                raise
+            click.echo(json.dumps({"time": time.time(), "url": redacted(url), "error": str(exc)}))
+        else:
+            keep(found)
+            code = Exit.GATE if found.verdict == "different" else Exit.DONE
+            result = {"url": redacted(url), **plain(found)}
+            if watch is None:
+                return emit({**result, "exit_code": int(code)}, _conformity_text(redacted(url), found), output, code)
+            click.echo(json.dumps({"time": time.time(), **result}))
+            if code is Exit.GATE:
+                return code
+        time.sleep(watch)
+
+
+def _metrics(found: Conformity | None) -> list[Metric]:
+    """Args: found: None where the server did not answer."""
+    up = ("relabel_conform_up", "1 where the server answered, and not by an error.", float(found is not None))
+    if found is None:
+        return [up]
+    verdicts = {name: float(name == found.verdict) for name in ("equal", "monotone", "different")}
+    return [
+        up,
+        ("relabel_conform_verdict", "1 for what the server's answers are to the bundle's.", ("verdict", verdicts)),
+        ("relabel_conform_max_difference", "Largest difference of scores from 0 to 1.", found.max_difference),
+        ("relabel_conform_tau", "Kendall's tau of server and bundle.", found.tau),
+        ("relabel_conform_timestamp_seconds", "When the server answered.", time.time()),
+    ]
+
+
+def _conformity_text(url: str, found: Conformity) -> str:
+    rows = [("asked", f"{found.pairs} pairs by {found.api}")]
+    if found.reason:
+        rows.append(("reason", found.reason))
+    rows.append(("scores", found.scale))
+    rows.append(("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"))
+    rows.append(("same order", f"{found.tau:.4f} (Kendall's tau)"))
+    rows += [("note", remark) for remark in found.remarks]
+    text = f"{url}: {found.verdict}\n" + grid(rows)
+    if found.scale_points:
+        text += "\n" + grid([("expected", "served"), *((f"{a:.4f}", f"{b:.4f}") for a, b in found.scale_points)])
+    if found.worst:
+        shown = [(f"{one.expected:.4f}", f"{one.served:.4f}", one.kind, one_line(one.document)) for one in found.worst]
+        text += "\n" + grid([("expected", "served", "", "document"), *shown])
+    return text

@@ -23,21 +23,19 @@ from relabel.jobs.commands.options import (
     side_option,
     sigterm_ends,
 )
-from relabel.jobs.compare.comparison import compare_runs
-from relabel.jobs.compare.results import comparison_sections
-from relabel.jobs.convert.conversion import convert as convert_file
-from relabel.jobs.convert.sources import Options
+from relabel.jobs.compare import compare_runs, comparison_sections
+from relabel.jobs.convert import Options
+from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate.judging import compare_sets, judged_labels
-from relabel.jobs.evaluate.results import evaluation_blocks, sets_blocks
-from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
+from relabel.jobs.evaluate.sides import JudgingOptions, evaluation_blocks, gold_files, sets_blocks
 from relabel.jobs.exits import Exit
-from relabel.jobs.files import check_free, written
 from relabel.jobs.merge import merge_outputs
 from relabel.jobs.output import emit, emit_record
 from relabel.jobs.sections import as_text
+from relabel.jobs.tables import check_free, written
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
-from relabel.manifests.metrics.gates import parse_flag
+from relabel.manifests.metrics.evaluation import parse_flag
 from relabel.manifests.records import plain
 
 
@@ -261,7 +259,7 @@ def compare(
     )
     sections = comparison_sections(found)
     if html is not None:
-        from relabel.jobs.report.page import render_page
+        from relabel.jobs.report.build import render_page
 
         title = f"{found.a['name']} and {found.b['name']}"
         page = render_page(title, f"A {a}, B {b}; differences are B minus A", sections)

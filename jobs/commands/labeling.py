@@ -19,7 +19,7 @@ from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import emit, grid
 from relabel.jobs.pool.backends import WorkerPool, label_with
-from relabel.jobs.rounds.loop import TRAJECTORIES_NAME, RoundsReport, run_rounds
+from relabel.jobs.rounds import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from relabel.jobs.run.budget import budget_so_far
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days

@@ -7,17 +7,14 @@ from typing import Any
 
 import click
 
-from relabel.distill.students.bases import Embedder
+from relabel.distill.students.networks import Embedder
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
-from relabel.jobs.downloads import fetch_model
+from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
 from relabel.jobs.output import emit_record, note
-from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter
-from relabel.jobs.pairs.citations import CitationRule, cited_pairs
-from relabel.jobs.pairs.contexts import with_context
-from relabel.jobs.pairs.page_columns import tree_pairs
-from relabel.jobs.pairs.queries import QueryRule, made_pairs
-from relabel.jobs.pairs.similar import add_cosines, open_compared
+from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter, tree_pairs
+from relabel.jobs.pairs.citations import CitationRule, add_cosines, cited_pairs, open_compared
+from relabel.jobs.pairs.queries import QueryRule, made_pairs, with_context
 from relabel.jobs.score.students import local_student
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError

@@ -18,9 +18,9 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
-from relabel.jobs.files import check_free, written
 from relabel.jobs.output import emit, grid
 from relabel.jobs.report.build import build_report
+from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map

@@ -21,7 +21,7 @@ from relabel.jobs.output import emit, grid
 from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.counts import WorkerState, live_states
-from relabel.jobs.run.rates import left_s, left_text, read_auto
+from relabel.jobs.run.execution import left_s, left_text, read_auto
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage

@@ -174,7 +174,7 @@ def train_student(
     """
     from relabel.distill.students.distillation import distill as train
     from relabel.distill.students.spec import DistillSpec
-    from relabel.jobs.downloads import fetch_model
+    from relabel.jobs.delivery import fetch_model
     from relabel.jobs.settings import SpecKind, resolved
     from relabel.manifests.specs import validate_spec
 
@@ -276,7 +276,7 @@ def train(
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
     from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
-    from relabel.jobs.downloads import fetch_model
+    from relabel.jobs.delivery import fetch_model
     from relabel.jobs.settings import SpecKind, read_secrets, resolved
     from relabel.manifests.records import plain
 
@@ -317,7 +317,7 @@ def train(
 
 def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None) -> GeneratorSpec:
     """The generator's spec with its model fetched, into the cache of all models unless it names another."""
-    from relabel.jobs.downloads import fetch_model
+    from relabel.jobs.delivery import fetch_model
     from relabel.manifests.specs import KeepsModels
 
     args = generator.args

@@ -13,8 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from relabel.jobs.evaluate.results import ComparedSets, ComparedStudent, JudgedLabels
-from relabel.jobs.evaluate.sides import Gold, JudgingOptions, Sides, cut_sets, lexical_scores, scale_of
+from relabel.jobs.evaluate.sides import (
+    ComparedSets,
+    ComparedStudent,
+    Gold,
+    JudgedLabels,
+    JudgingOptions,
+    Sides,
+    cut_sets,
+    lexical_scores,
+    scale_of,
+)
 from relabel.jobs.exits import Exit
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
@@ -39,7 +48,7 @@ from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import SHOWN, Join, LabelSet, gather, map_labels, open_labels
 from relabel.manifests.metrics import evaluation
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
-from relabel.manifests.metrics.gates import TEACHER, Gate, judge_gates
+from relabel.manifests.metrics.evaluation import TEACHER, Gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.records import plain
 from relabel.manifests.schemas import release_unused

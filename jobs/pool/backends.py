@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relabel.jobs.pool.processes import VISIBLE, Ended, WorkerProcess, choose_gpus, gpu_groups, visible_gpus
-from relabel.jobs.pool.supervisor import Supervisor, is_any_free, without_spec
+from relabel.jobs.pool.supervisor import (
+    VISIBLE,
+    Ended,
+    Supervisor,
+    WorkerProcess,
+    choose_gpus,
+    gpu_groups,
+    is_any_free,
+    visible_gpus,
+    without_spec,
+)
 from relabel.jobs.run.execution import label
 from relabel.jobs.run.results import RunReport
 from relabel.jobs.run.session import Session

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from relabel.jobs.output import shown
-from relabel.manifests.asks import Answer
-from relabel.manifests.labels import Pair
+from relabel.labelers.registry import Labeler
+from relabel.labelers.trajectories import merge_samples
+from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
+from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.labels import Label, Pair
 from relabel.manifests.receipts import ChunkId
-from relabel.manifests.schemas import AnswerRow, LabelRow, QuarantineRow
+from relabel.manifests.schemas import KINDS, AnswerRow, LabelRow, QuarantineRow
+from relabel.manifests.specs import LabelerOptions
+
+# ------------------------------------------------------------------------------
+# Chunks in progress: their rows, counters of asks in flight, and the isolation of rows that crash the engine.
+
 
 PIECES = 8
 """Into how many groups a group is cut that crashed an engine. Not halves: each crash costs the start of an engine (a
@@ -357,3 +369,265 @@ class ChunkWork:
     def stage_counts(self) -> dict[str, dict[str, int]]:
         """Asks and tokens by stage, stages in order of name."""
         return {stage: {"asks": seen.answers, **seen.tokens()} for stage, seen in sorted(self.stages.items())}
+
+
+# ------------------------------------------------------------------------------
+# One walk of a labeler over one pair: what it asks next, and when it is asked again.
+
+
+@dataclass(slots=True, eq=False)
+class OpenPair:
+    """A pair whose trajectories are under way; its row goes to `work.rows[index]`."""
+
+    work: Any
+    index: int
+    pair: Pair
+    outcomes: list[Trajectory] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """One sample of a pair: the labeler's generator, the answers it was sent, and what failed on the way.
+
+    `label` is set at a good end, `failure` at a bad one; `refused_as` is the last answer's status if it was unreadable.
+    """
+
+    open: OpenPair
+    sample: int
+    generator: Generator[Ask, Answer, Label] | None = None
+    answers: list[Answer] = field(default_factory=list)
+    ask: Ask | None = None
+    attempt: int = 0
+    tries: list[dict[str, Any]] | None = None
+    label: Label | None = None
+    failure: VerdictError | None = None
+    refused_as: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def begin(self, labeler: Labeler) -> bool:
+        """Take the first ask. True if there is one; False if the walk has ended without."""
+        self.generator = labeler.label(self.open.pair)
+        try:
+            return self._step(None)
+        except VerdictError as exc:
+            self.failure = exc
+            return False
+
+    def take(self, answer: Answer, labeler: Labeler, options: LabelerOptions) -> bool:
+        """Send an answer and take the next ask, or the same one again with another attempt number if the answer was
+        unreadable.
+
+        Returns:
+            True if `ask` now wants an answer; False at the end, with `label` or `failure` set.
+        """
+        self.prompt_tokens += answer.prompt_tokens
+        self.output_tokens += answer.output_tokens
+        self.refused_as = None
+        assert self.ask is not None
+        for decision in self.ask.decisions:
+            found = answer.distributions.get(decision.name)
+            if found is not None and not _is_distribution(found, len(decision.labels)):
+                answer = replace(
+                    answer, finish="error", detail=f"the engine gave no probabilities at {decision.marker}: {found}"
+                )
+        try:
+            return self._step(answer)
+        except VerdictError as exc:
+            return self._retry(answer, exc, labeler, options)
+
+    def _step(self, answer: Answer | None) -> bool:
+        assert self.generator is not None
+        try:
+            self.ask = next(self.generator) if answer is None else self.generator.send(answer)
+        except StopIteration as end:
+            self.label = end.value
+            self.generator = None
+            return False
+        if answer is not None:
+            self.answers.append(answer)
+            self.attempt = 0
+        return True
+
+    def _retry(self, answer: Answer, error: VerdictError, labeler: Labeler, options: LabelerOptions) -> bool:
+        assert self.ask is not None
+        if self.tries is None:
+            self.tries = []
+        self.tries.append(
+            {
+                "stage": self.ask.stage,
+                "attempt": self.attempt + 1,
+                "finish": answer.finish,
+                "text": answer.text,
+                "reason": error.reason if not answer.detail else f"{error.reason} ({answer.detail})",
+            }
+        )
+        self.attempt += 1
+        self.refused_as = error.status
+        if self.attempt >= options.attempts or error.status == "overlong":
+            self.failure = error
+            self.generator = None
+            return False
+        # a generator that raised is spent: walk a new one through the good answers up to the stage that failed
+        self.generator = labeler.label(self.open.pair)
+        self.ask = next(self.generator)
+        for earlier in self.answers:
+            self.ask = self.generator.send(earlier)
+        self.ask = asked_again(self.ask, options)
+        return True
+
+
+def asked_again(ask: Ask, options: LabelerOptions) -> Ask:
+    """An ask as it is put a second time: drawn, since a greedy answer would only come again."""
+    drawn = ask.sampling
+    return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
+
+
+def _is_distribution(found: Distribution, num_labels: int) -> bool:
+    """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and
+    NaN's argmax is 0.
+    """
+    probs = found.probs
+    # every comparison with NaN is false, so NaN fails here too
+    return (
+        len(probs) == num_labels
+        and min(probs) >= 0.0
+        and abs(sum(probs) - 1.0) < 1e-3
+        and 0.0 <= found.outside_mass <= 1.0
+    )
+
+
+# ------------------------------------------------------------------------------
+# What a labeler, ours or one from elsewhere, may put into the columns of its own: what they hold as it is.
+#
+# Checked at each label: Arrow would say so at the commit of a chunk alone, in its own words, cut 2.5 to 2, drop a key.
+
+
+def _holds(kind: pa.DataType, value: Any) -> bool:
+    """Whether a column of a kind keeps a value that is not None as it is."""
+    if pa.types.is_list(kind):
+        is_list = isinstance(value, list | tuple | np.ndarray)
+        return is_list and all(one is not None and _holds(kind.value_type, one) for one in value)
+    if isinstance(value, bool | np.bool_) != pa.types.is_boolean(kind):
+        return False
+    try:
+        kept = pa.scalar(value, kind).as_py()
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        return False
+    return math.isfinite(kept) if pa.types.is_floating(kind) else bool(kept == value)
+
+
+def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) -> None:
+    """Every value has a column in the label files that holds it; None is a missing value.
+
+    Args:
+        declared: the columns that the labeler declares, name → kind.
+    Raises:
+        ConfigError: names the labeler, and the keys that no column is declared for, or the column and its value's type.
+    """
+    held = label.columns
+    if not isinstance(held, dict):
+        raise ConfigError(
+            f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is nothing "
+            "to say."
+        )
+    if not held.keys() <= declared.keys():
+        strange = ", ".join(sorted(map(str, held.keys() - declared.keys())))
+        raise ConfigError(
+            f"labeler {labeler}: `Label.columns` holds {strange}, for which it declares no column. It declares "
+            f"{', '.join(declared) or 'none'}: add a `LabelColumn` to its `columns`."
+        )
+    for name, value in held.items():
+        if value is not None and not _holds(KINDS[declared[name]], value):
+            raise ConfigError(
+                f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, which its column of "
+                f"{declared[name]} does not hold as it is."
+            )
+
+
+# ------------------------------------------------------------------------------
+# The row that comes of a pair: a label or a row in quarantine, of all its trajectories.
+
+
+def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
+    """The row of a pair whose trajectories have all ended.
+
+    With S samples a label needs more than half of them; the rest is flagged `samples_missing`. Tokens count every
+    answer that the pair waited for, failed attempts and shared asks included.
+    """
+    pair = open_pair.pair
+    outcomes = open_pair.outcomes
+    if len(outcomes) == 1:
+        only = outcomes[0]
+        if only.label is None:
+            return _quarantined(pair, outcomes)
+        return _labelled(open_pair, only.label, None, only.prompt_tokens, only.output_tokens)
+    outcomes.sort(key=lambda outcome: outcome.sample)
+    labels = [outcome.label for outcome in outcomes if outcome.label is not None]
+    if 2 * len(labels) <= len(outcomes):
+        return _quarantined(pair, outcomes)
+    merged = merge_samples(labels)
+    if len(labels) < len(outcomes):
+        merged.flags.append("samples_missing")
+    return _labelled(
+        open_pair,
+        merged,
+        [_sample(outcome) for outcome in outcomes],
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.output_tokens for outcome in outcomes),
+    )
+
+
+def _labelled(
+    open_pair: OpenPair, label: Label, samples: list[dict[str, Any]] | None, prompt_tokens: int, output_tokens: int
+) -> LabelRow:
+    pair = open_pair.pair
+    distribution = label.distribution
+    return LabelRow(
+        pair.row_id,
+        pair.query_id,
+        pair.doc_id,
+        "ok",
+        label.grade,
+        distribution.probs if distribution else None,
+        distribution.outside_mass if distribution else None,
+        distribution.expected if distribution else None,
+        [span._asdict() for span in label.evidence],
+        label.intent,
+        label.reasoning,
+        label.flags,
+        samples,
+        prompt_tokens,
+        output_tokens,
+        False,
+        open_pair.work.keys[open_pair.index],
+        None,
+        label.columns,
+    )
+
+
+def _sample(outcome: Trajectory) -> dict[str, Any]:
+    if outcome.label is None:
+        assert outcome.failure is not None
+        return {"status": outcome.failure.status, "grade": None, "probs": None, "outside_mass": None}
+    distribution = outcome.label.distribution
+    return {
+        "status": "ok",
+        "grade": outcome.label.grade,
+        "probs": list(distribution.probs) if distribution else None,
+        "outside_mass": distribution.outside_mass if distribution else None,
+    }
+
+
+def _quarantined(pair: Pair, outcomes: list[Trajectory]) -> QuarantineRow:
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    return QuarantineRow(
+        pair.row_id,
+        pair.query_id,
+        pair.doc_id,
+        failures[0].status,
+        failures[0].reason,
+        [one for outcome in outcomes for one in outcome.tries or ()],
+        sum(outcome.prompt_tokens for outcome in outcomes),
+        sum(outcome.output_tokens for outcome in outcomes),
+    )

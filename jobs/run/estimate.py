@@ -16,9 +16,8 @@ import numpy as np
 from relabel.jobs.job import Job, OpenRun
 from relabel.jobs.output import grid
 from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.execution import start_engine
+from relabel.jobs.run.execution import Rates, keep_rates, load_rates, rates_of, start_engine, with_options_begun_with
 from relabel.jobs.run.loop import ask_unwritten
-from relabel.jobs.run.rates import Rates, keep_rates, load_rates, rates_of, with_options_begun_with
 from relabel.jobs.run.results import engine_text
 from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.budget import AT_BUDGET, Allowance
-from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
+from relabel.jobs.run.chunks import ChunkWork, OpenPair, RefusedAnswer, Trajectory, check_columns, row_of
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal, StallDetection, ends_hanging
 from relabel.jobs.run.reuse import AnswerCache, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import CHECK_EVERY_S, DRAIN_S, Stop
-from relabel.jobs.run.trajectories import OpenPair, Trajectory, check_columns, row_of
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError

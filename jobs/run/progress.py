@@ -23,7 +23,7 @@ from relabel.jobs import logs
 from relabel.jobs.exits import Exit
 from relabel.jobs.logs import redacted_streams
 from relabel.jobs.run.counts import ASKED, Progress
-from relabel.jobs.run.rates import left_s, left_text
+from relabel.jobs.run.execution import left_s, left_text
 from relabel.manifests.errors import InputError
 from relabel.manifests.manifest import Range
 from relabel.manifests.records import plain
@@ -223,7 +223,7 @@ class Display:
 
 logger = logging.getLogger(__name__)
 
-WRITE_EVERY_S = 15.0
+METRICS_EVERY_S = 15.0
 LAST_SUCCESS = "relabel_last_success_timestamp_seconds"
 WITHOUT_COMMIT = "relabel_exits_without_commit"
 
@@ -269,7 +269,7 @@ class MetricsFile:
             code: the exit code, at the end of the run.
             reason: why it is that: the kind of the error, or nothing where there was none.
         """
-        self._next_s = time.perf_counter() + WRITE_EVERY_S
+        self._next_s = time.perf_counter() + METRICS_EVERY_S
         if code in (Exit.DONE, Exit.NOTHING_TO_DO):
             self._last_success = time.time()
         if code is not None:

@@ -13,8 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from relabel.jobs.job import Job
-from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer
-from relabel.jobs.run.trajectories import Trajectory, asked_again
+from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer, Trajectory, asked_again
 from relabel.manifests.asks import Answer, Ask, EngineFacts
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.files import place_of

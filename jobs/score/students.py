@@ -33,7 +33,7 @@ from relabel.export.loader import (
     read_manifest,
 )
 from relabel.export.parity import provider_here
-from relabel.jobs.downloads import fetch_folder
+from relabel.jobs.delivery import fetch_folder
 from relabel.jobs.job import cache_dir
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message

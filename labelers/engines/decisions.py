@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, extends
-from relabel.manifests.asks import Answer, Ask, Decision, Distribution, Finish, Request
+from relabel.manifests.asks import Answer, Ask, Decision, Distribution, Finish, Request, closing_of
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.formats import closing_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

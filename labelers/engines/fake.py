@@ -22,28 +22,26 @@ from relabel.manifests.asks import (
     DOCUMENT_FIELD,
     POLL_S,
     Answer,
+    AnswerFormat,
     Ask,
+    Choice,
     Distribution,
     Engine,
     EngineFacts,
     Finish,
-    Request,
-)
-from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
-from relabel.manifests.formats import (
-    AnswerFormat,
-    Choice,
     Fragment,
     Indices,
     JsonIndices,
     JsonTexts,
     Lines,
     OptionLines,
+    Request,
     Section,
     Text,
     closing_of,
     opening_of,
 )
+from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
 from relabel.manifests.specs import EngineArgs, EngineSpec, Fraction
 
 # ------------------------------------------------------------------------------

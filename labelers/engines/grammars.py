@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from relabel.labelers.engines.decisions import quotable
 from relabel.labelers.engines.tokens import Prompt
-from relabel.manifests.asks import Ask
-from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.formats import (
+from relabel.manifests.asks import (
     MOST_INDICES,
     MOST_OPTION_LINES,
     AnswerFormat,
+    Ask,
     Choice,
     Fragment,
     Indices,
@@ -29,6 +28,7 @@ from relabel.manifests.formats import (
     closing_of,
     opening_of,
 )
+from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.process import require
 
 if TYPE_CHECKING:

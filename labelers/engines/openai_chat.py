@@ -3,25 +3,57 @@ distributions."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from relabel.labelers.engines.decisions import (
+    DecisionPlaces,
+    TokenSequence,
+    admit,
+    distribution_of_logprobs,
+    quotable,
+    stage_remarks,
+)
+from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
 from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
 from relabel.labelers.engines.openai_connections import OpenAiArgs
-from relabel.labelers.engines.openai_replies import Reply, read_chat
-from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts, documents_of, with_documents
-from relabel.manifests.asks import Answer, Ask, Message, Request, most_prompt_tokens
-from relabel.manifests.errors import ModelError
-from relabel.manifests.formats import Text, closing_of, opening_of
+from relabel.labelers.engines.openai_replies import Reply, read_chat, read_completion
+from relabel.labelers.engines.tokens import (
+    KNOWN_CONTROL_TEXTS,
+    ControlTexts,
+    Prompt,
+    PromptEncoder,
+    documents_of,
+    with_documents,
+)
+from relabel.labelers.engines.transformers import special_ids
+from relabel.manifests.asks import (
+    Answer,
+    Ask,
+    Fragment,
+    Message,
+    Request,
+    Text,
+    closing_of,
+    most_prompt_tokens,
+    opening_of,
+)
+from relabel.manifests.errors import ModelError, ServerGoneError
 from relabel.manifests.models import DAY
 from relabel.manifests.specs import EngineSpec
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-PATH = "/chat/completions"
+# ------------------------------------------------------------------------------
+# Chat mode of the openai engine: messages as text for any OpenAI-compatible server, without token ids or
+# distributions.
+
+
+CHAT_PATH = "/chat/completions"
 THINK = "think"
 """The section that a model's own thought is, in formats that begin with it."""
 _OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷)")
@@ -89,11 +121,11 @@ class ChatMode:
         remarks: list[str] = []
         for ask in asks:
             body = self._body(ask, ask.messages, 0)
-            found = loop.call(self._client.post, PATH, body, read_chat)
+            found = loop.call(self._client.post, CHAT_PATH, body, read_chat)
             if isinstance(found, Failure) and not self._folds_system and body["messages"][0]["role"] == "system":
                 self._folds_system = True
                 folded = self._body(ask, ask.messages, 0)
-                if isinstance(again := loop.call(self._client.post, PATH, folded, read_chat), Failure):
+                if isinstance(again := loop.call(self._client.post, CHAT_PATH, folded, read_chat), Failure):
                     self._folds_system = False
                 else:
                     remarks.append(
@@ -142,7 +174,7 @@ class ChatMode:
 
     async def answer(self, work: ChatWork) -> Answer:
         """Ask the server."""
-        return answer_of(work, await self._client.post(PATH, work.body, read_chat))
+        return answer_of(work, await self._client.post(CHAT_PATH, work.body, read_chat))
 
     def _body(self, ask: Ask, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         turns = [{"role": message.role, "content": message.text} for message in messages]
@@ -245,3 +277,290 @@ def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
         surplus -= len(texts[number]) - len(kept)
         texts[number] = kept
     return None if surplus > 0 or not any(texts) else with_documents(messages, places, texts)
+
+
+# ------------------------------------------------------------------------------
+# Exact mode of the openai engine: prompts as token ids, a one-token request for the distribution at each decision,
+# and formats enforced by a grammar.
+
+
+COMPLETIONS_PATH = "/completions"
+PROBE_ROOM = 16
+MAX_SOURCE_CHARS = 40_000
+"""A longer document leaves quotations free, to be checked when read: servers refuse the grammar somewhere above 60,000
+characters.
+"""
+CANNOT = frozenset({400, 404, 405, 422, 501})
+"""What a server says to a request that it does not know how to take."""
+_SAMPLE = (
+    "Query: how to prune roses\nDocument: Cut back to an outward bud in late winter; 3.5 cm, naïve.\n<score>2</score>"
+)
+
+# Said outright, since a server may take other values from the model's generation_config.json. Sent only to a server
+# that knows them.
+_NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": True, "return_token_ids": True}
+
+
+class TokensMode:
+    """Asks as `/completions` with token ids.
+
+    Args:
+        tokenizer: of the model that the server runs.
+        reference: what the spec calls it.
+        context: most tokens of prompt and answer together, where the server says.
+    """
+
+    name = "tokens"
+
+    def __init__(
+        self,
+        client: ApiClient,
+        spec: EngineSpec,
+        args: OpenAiArgs,
+        tokenizer: Any,
+        *,
+        reference: str,
+        context: int | None,
+        overlong: Literal["truncate", "quarantine"],
+    ) -> None:
+        self._client, self._spec, self._args, self._reference, self._context = client, spec, args, reference, context
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
+        self.rendered: Callable[[Ask], list[str]] = self._encoder.shown
+        self._vocab_size = max(self._encoder.vocabulary.values()) + 1
+        self._special = special_ids(tokenizer)
+        eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        self._compiler = GrammarCompiler(tokenizer, vocab_size=self._vocab_size, eos_ids=eos)
+        self._places = DecisionPlaces(self._encoder, tokenizer_name=reference)
+        added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
+        self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
+        self._plain_grammar = functools.cache(
+            lambda format, begins: self._by_id(render_grammar(format, prefill=begins))
+        )
+        self.has_distributions = False
+        """Whether the server answers `logprob_token_ids`, and so gives exact distributions."""
+        self._gives_ids = False  # and takes vLLM's further fields
+        self._is_bound = args.constrain
+
+    def details(self) -> dict[str, Any]:
+        """What a run records of this way to ask."""
+        return {"constrain": self._is_bound, "context": self._context}
+
+    def detect(self, loop: BlockingPortal) -> str | None:
+        """Find out what the server can do.
+
+        Returns:
+            None if it takes token ids, else why not.
+        Raises:
+            ModelError: its tokenizer is another one.
+            ServerGoneError: it answers nothing.
+        """
+        prompt = self._encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
+        label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
+        body = self._body(prompt, 1, {"temperature": 1.0, "top_p": 1.0})
+        full = {**body, **_NEUTRAL, **_logprobs_of(label_ids)}
+        found = loop.call(lambda: self._client.post(COMPLETIONS_PATH, full, read_completion, is_trial=True))
+        if isinstance(found, Failure):  # a strict server refuses fields that it does not know
+            found = loop.call(lambda: self._client.post(COMPLETIONS_PATH, body, read_completion, is_trial=True))
+            if isinstance(found, Failure):
+                if found.status in CANNOT:
+                    return found.detail
+                raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
+        if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
+            return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
+        self.has_distributions = set(label_ids) <= set(found.logprobs)
+        self._gives_ids = found.token_ids is not None
+        if self._gives_ids:
+            self._compare_tokenizers(loop)
+        return None
+
+    def prepare(self, asks: Sequence[Ask], loop: BlockingPortal) -> list[str]:
+        """Resolve every decision, and try each stage's grammar and decisions at the server.
+
+        Raises:
+            ModelError: labels that are not one token each, a stage that wants a distribution from a server that gives
+                none, or a refusal.
+        """
+        remarks: list[str] = []
+        if not self.has_distributions and any(ask.decisions for ask in asks):
+            remarks.append(
+                "The server does not answer `logprob_token_ids`, so there are no distributions (`no_distribution`)."
+            )
+        for ask in asks:
+            self._places.of(ask)
+            if ask.max_tokens == 0 and not self.has_distributions:
+                raise ModelError(
+                    f"stage {ask.stage!r} asks for a distribution and nothing else, and the server does not answer "
+                    "`logprob_token_ids`. Use vLLM's server, another engine, or a labeler that writes its verdict."
+                )
+            if ask.max_tokens:
+                remarks += self._try_stage(ask, loop)
+        remarks += stage_remarks(self._encoder, asks, self._max_prompt)
+        return remarks
+
+    def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
+        """Most tokens that an ask is charged for, prompts and answers: each of its decisions may be a request of its
+        own, of prompt and answer.
+        """
+        prompt = min(most_prompt_tokens(ask), self._max_prompt(ask))
+        num_probes = len(ask.decisions)
+        return prompt + num_probes * (prompt + max_output + PROBE_ROOM), max_output + num_probes
+
+    def admit(self, request: Request) -> TokenSequence | Answer:
+        """Make a request ready, or answer it here."""
+        return admit(
+            request,
+            self._encoder,
+            self._places,
+            max_prompt_tokens=self._max_prompt(request.ask),
+            bind=self._grammar if self._is_bound else None,
+        )
+
+    async def answer(self, sequence: TokenSequence) -> Answer:
+        """Ask the server for the text, then for the distribution at each decision."""
+        usage_prompt, usage_cached = 0, 0
+        if sequence.max_new:
+            found = await self._client.post(COMPLETIONS_PATH, self._generation(sequence), read_completion)
+            if isinstance(found, Failure):
+                return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
+            self._take(sequence, found)
+            usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
+        for place, end in sequence.missing() if self.has_distributions else ():
+            probe = sequence.probe_for(place, end, self._encoder.encode_text)
+            # temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server
+            # gives processed ones
+            probed = await self._client.post(
+                COMPLETIONS_PATH,
+                {
+                    **self._body(probe.prompt.tolist(), 1, {"temperature": 1.0, "top_p": 1.0}),
+                    **_NEUTRAL,
+                    **_logprobs_of(place.label_ids),
+                },
+                read_completion,
+            )
+            if isinstance(probed, Failure):
+                if not sequence.max_new:
+                    return Answer(sequence.request.id, "", probed.finish, detail=probed.detail, flags=sequence.flags)
+                sequence.detail = sequence.detail or f"decision {place.name}: {probed.detail}"
+                continue
+            if not sequence.max_new:
+                usage_prompt, usage_cached = probed.usage.prompt, probed.usage.cached
+            if all(token in probed.logprobs for token in place.label_ids):
+                sequence.found[place.name] = (
+                    end,
+                    distribution_of_logprobs([probed.logprobs[token] for token in place.label_ids]),
+                )
+        answer = sequence.answer()
+        if answer.finish == "refused" and not answer.detail:
+            answer.detail = "the server refused to answer"
+        answer.prompt_tokens = usage_prompt or answer.prompt_tokens
+        answer.cached_tokens = usage_cached
+        return answer
+
+    def _take(self, sequence: TokenSequence, reply: Reply) -> None:
+        """Put a reply's tokens, or its text where there are none, into the sequence."""
+        if reply.token_ids is not None:
+            for token in reply.token_ids:
+                is_text = token not in self._special and token < self._vocab_size
+                sequence.append(token, self._compiler.token_bytes(token) if is_text else b"")
+        else:
+            sequence.written += reply.text.encode("utf-8", "replace")
+        if sequence.matcher is None and sequence.closing:
+            # a last token may go on beyond the closing tag, where the server's text already ends
+            end = sequence.written.find(sequence.closing, len(sequence.prefill))
+            if end >= 0 and reply.finish == "stop" and reply.text.endswith(sequence.closing.decode()):
+                del sequence.written[end + len(sequence.closing) :]
+        sequence.finish, sequence.detail = reply.finish, reply.detail
+        sequence.flags = (*sequence.flags, *reply.flags)
+
+    def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
+        ask = sequence.request.ask
+        sampling = {
+            "temperature": ask.sampling.temperature,
+            "top_p": ask.sampling.top_p,
+            "seed": sequence.request.seed & 0x7FFFFFFF,
+        }
+        body = self._body(sequence.prompt.tolist(), sequence.max_new, sampling)
+        if self._gives_ids:
+            body |= _NEUTRAL
+        if sequence.matcher is not None:
+            body["structured_outputs"] = {"grammar": sequence.matcher}
+        elif sequence.closing and self._gives_ids:
+            body |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
+        body |= self._args.extra_body
+        return {key: value for key, value in body.items() if value is not None}
+
+    def _body(self, prompt: list[int], max_tokens: int, sampling: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self._args.served_model, "prompt": prompt, "max_tokens": max_tokens, **sampling}
+
+    def _max_prompt(self, ask: Ask) -> int:
+        """Leaves room for a decision's token, and for its marker where that takes more tokens encoded apart."""
+        longest = self._spec.max_prompt_tokens
+        return longest if self._context is None else min(longest, self._context - ask.max_tokens - PROBE_ROOM)
+
+    def _grammar(self, ask: Ask, prompt: Prompt) -> str:
+        assert ask.format is not None
+        source = quotable(ask, prompt)
+        is_quoting = any(isinstance(section, Fragment) and section.is_constrained for section in ask.format.sections)
+        if source is not None and is_quoting and len(source) <= MAX_SOURCE_CHARS:
+            return self._by_id(render_grammar(ask.format, prefill=prompt.begins, fragment_source=source))
+        return self._plain_grammar(ask.format, prompt.begins)
+
+    def _by_id(self, grammar: str) -> str:
+        """The grammar with tags that are tokens of their own (`</think>`) named by id.
+
+        The server's llguidance takes added tokens in angle brackets for control tokens: spelled out, it would propose
+        such a token at the tag's place and then refuse it, which vLLM 0.32 answers with HTTP 500.
+        """
+        tags, line_break, rules = grammar.partition("\n")
+        for text, token in self._tag_tokens.items():
+            tags = tags.replace(f'"{text}"', f"<[{token}]>")
+        return tags + line_break + rules
+
+    def _try_stage(self, ask: Ask, loop: BlockingPortal) -> list[str]:
+        """A short answer, with the grammar and without if the server does not take that."""
+        why = ""
+        while True:
+            is_bound = self._is_bound and ask.format is not None
+            sequence = self.admit(Request(0, ask, 0))
+            if isinstance(sequence, Answer):
+                return []
+            body = self._generation(sequence)
+            found = loop.call(self._client.post, COMPLETIONS_PATH, body, read_completion)
+            if not isinstance(found, Failure):
+                opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
+                text = found.text.lstrip()
+                if not is_bound or sequence.prefill or text.startswith(opening) or opening.startswith(text):
+                    break
+                why = "it does not heed `structured_outputs`"
+            elif is_bound and found.status in CANNOT:
+                why = found.detail
+            else:
+                found.raise_at_start(ask.stage, body, at=self._client.at)
+            self._is_bound = False
+        if not why:
+            return []
+        return [
+            (
+                f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
+                "checked when read."
+            )
+        ]
+
+    def _compare_tokenizers(self, loop: BlockingPortal) -> None:
+        ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
+        body = {**self._body(ours, 1, {"temperature": 1.0}), **_NEUTRAL, "prompt": _SAMPLE, "add_special_tokens": False}
+        found = loop.call(lambda: self._client.post(COMPLETIONS_PATH, body, read_completion, is_trial=True))
+        if isinstance(found, Failure):
+            return
+        if found.prompt_ids is not None and found.prompt_ids != ours:
+            raise ModelError(
+                f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
+                f"{len(found.prompt_ids)} tokens of a text that has {len(ours)} here, or others. Set engine.model to "
+                "the model that the server runs."
+            )
+
+
+def _logprobs_of(label_ids: Sequence[int]) -> dict[str, Any]:
+    # vLLM wants `logprobs` with the ids; versions that cut the list to it need one for each.
+    return {"logprobs": len(label_ids), "logprob_token_ids": list(label_ids), "return_tokens_as_token_ids": True}

@@ -9,8 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from relabel.manifests.asks import DOCUMENT_FIELD, Ask, Message
-from relabel.manifests.formats import opening_of
+from relabel.manifests.asks import DOCUMENT_FIELD, Ask, Message, opening_of
 from relabel.manifests.models import ChatTemplate, start_ids
 
 # ------------------------------------------------------------------------------

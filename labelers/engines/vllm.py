@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from relabel.labelers.engines.checkpoints import (
+from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.transformers import (
     adapter_dir,
     checkpoint_token_counter,
     digest_with_adapter,
@@ -24,9 +27,6 @@ from relabel.labelers.engines.checkpoints import (
     resolve_checkpoint,
     special_ids,
 )
-from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
-from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from relabel.manifests.models import ResolvedModel

@@ -19,8 +19,8 @@ from relabel.jobs.job import load_job
 from relabel.labelers.registry import LABELERS
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.columns import CHUNK
+from relabel.manifests.labels import NODES
 from relabel.manifests.secrets import keep_secret, redacted
-from relabel.manifests.trees import NODES
 
 TEXT = "Cut roses back in late winter. Oil the pan."
 NODE = {"id": 0, "type": "structure", "level": 0, "text": "Roses", "start": 0, "end": 0, "parent": -1}

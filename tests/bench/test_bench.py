@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from relabel.export.bench import measure
-from relabel.export.bench.latency import serve, time_calls
 from relabel.export.bench.results import (
     BenchFacts,
     machine_name,
     measurements_folder,
     measurements_of,
+    serve,
+    time_calls,
     write_results,
 )
 from relabel.export.bundles import Bundle, open_bundle

@@ -12,7 +12,7 @@ from relabel.export.bundle_facts import EngineFile, ModelFile
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import MissingExtraError, UsageError
-from relabel.manifests.metrics.gates import judge_gates, parse_flag
+from relabel.manifests.metrics.evaluation import judge_gates, parse_flag
 from tests.bench.made_up import bench_facts, latency_row, model_facts
 
 MODELS = [

@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relabel.jobs.api import read_labels
-from relabel.jobs.convert.conversion import convert
-from relabel.jobs.convert.sources import Options
+from relabel.jobs.convert import Options, convert
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.schemas import label_schema
@@ -321,7 +320,7 @@ def test_a_conversion_that_fails_leaves_what_was_there_and_no_scrap(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relabel.jobs.files.os.fsync", full)
+    monkeypatch.setattr("relabel.jobs.tables.os.fsync", full)
     relabel("convert", "x.qrels", "y.jsonl", "--force").refused(20, "y.jsonl: no space left")
     assert sorted(path.name for path in folder.iterdir()) == ["x.qrels", "y.jsonl"]
     assert (folder / "y.jsonl").read_text() == "mine"

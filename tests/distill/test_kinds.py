@@ -20,11 +20,11 @@ from tests.distill.test_distill import assert_no_pickle
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students.bases import Embedder
 from relabel.distill.students.logistic import Basis, fit_softmax
 from relabel.distill.students.losses import Objective
 from relabel.distill.students.manifest import read_student
 from relabel.distill.students.model import module_class
+from relabel.distill.students.networks import Embedder
 from relabel.distill.students.query_counts import query_counts
 from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, student_schema, takers
 from relabel.manifests.errors import InputError, TrainingError

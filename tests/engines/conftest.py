@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.labelers.engines.decisions import TokenSequence
-from relabel.manifests.asks import Answer, Ask, Message, Request
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Fragment, Message, Request, Text
 from relabel.manifests.specs import EngineSpec
 
 CHATML = (

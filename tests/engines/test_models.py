@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from relabel.jobs import downloads as fetching
+from relabel.jobs import delivery as fetching
 from relabel.jobs.cli import main
-from relabel.jobs.downloads import fetch_model
-from relabel.labelers.engines.checkpoints import adapter_dir, is_kept_in_16_bits
-from relabel.labelers.engines.transformers import Transformers
+from relabel.jobs.delivery import fetch_model
+from relabel.labelers.engines.transformers import Transformers, adapter_dir, is_kept_in_16_bits
 from relabel.manifests import models
 from relabel.manifests.asks import Decision, Request
 from relabel.manifests.errors import ModelError

@@ -18,9 +18,20 @@ from relabel.labelers.evidence import ShortAnswers
 from relabel.labelers.registry import labeler_names
 from relabel.labelers.route import Subtree, options_of, read_actions
 from relabel.labelers.verdicts import Reader, token_budget
-from relabel.manifests.asks import Answer, Decision, Message
+from relabel.manifests.asks import (
+    Answer,
+    AnswerFormat,
+    Choice,
+    Decision,
+    Fragment,
+    Indices,
+    JsonIndices,
+    Lines,
+    Message,
+    OptionLines,
+    Text,
+)
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Indices, JsonIndices, Lines, OptionLines, Text
 from tests.labelers.driving import caps, labeler
 from tests.strategies import SNARES
 from tests.trees import Sketch, tree_of

@@ -11,9 +11,19 @@ import pytest
 
 from relabel.labelers.engines.decisions import TokenSequence, stage_remarks
 from relabel.labelers.engines.tokens import PromptEncoder
-from relabel.manifests.asks import Ask, Decision, Engine, Message, Request, Sampling
+from relabel.manifests.asks import (
+    AnswerFormat,
+    Ask,
+    Choice,
+    Decision,
+    Engine,
+    Fragment,
+    Message,
+    Request,
+    Sampling,
+    Text,
+)
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from relabel.manifests.specs import EngineSpec
 
 from .chat_shapes import MISTRAL

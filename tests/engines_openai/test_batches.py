@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts
-from relabel.manifests.asks import Decision, Message, Request, Sampling
+from relabel.manifests.asks import AnswerFormat, Choice, Decision, Message, Request, Sampling
 from relabel.manifests.errors import ModelError
 from relabel.manifests.failpoints import BATCH_FAILPOINTS
-from relabel.manifests.formats import AnswerFormat, Choice
 from tests.faults import forks
 from tests.faults.command_lines import inside
 

@@ -18,9 +18,8 @@ pytest.importorskip("torch")
 from relabel.labelers.engines.decisions import distribution_of_logprobs
 from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.labelers.engines.tokens import PromptEncoder
-from relabel.manifests.asks import Answer, Decision, Request
+from relabel.manifests.asks import Answer, AnswerFormat, Choice, Decision, Fragment, Request, Text
 from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from tests.engines.conftest import make_model, make_tokenizer
 from tests.faults.conftest import some
 

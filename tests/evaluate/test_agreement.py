@@ -19,7 +19,7 @@ from relabel.manifests.gold import Qrels, grades_by_pair
 from relabel.manifests.label_sets import LabelPart, gather
 from relabel.manifests.metrics import measures
 from relabel.manifests.metrics.comparison import match_rows
-from relabel.manifests.metrics.gates import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
+from relabel.manifests.metrics.evaluation import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
 from relabel.manifests.metrics.measures import (
     QueryRanking,
     fit_temperature,

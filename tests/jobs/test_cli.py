@@ -429,7 +429,7 @@ def test_output_json_prints_one_object_whatever_happens(
     code: int,
 ) -> None:
     monkeypatch.setattr(
-        "relabel.jobs.commands.doctor._devices", lambda: ["cpu"]
+        "relabel.jobs.commands.setup._devices", lambda: ["cpu"]
     )  # to look for a GPU, torch is loaded: seconds
     if before in KEPT:
         shutil.copytree(KEPT[before].name, ".", dirs_exist_ok=True)

@@ -20,8 +20,7 @@ import pytest
 import yaml
 
 from relabel.jobs.cli import main
-from relabel.jobs.commands.doctor import EXTRAS, distributions_of
-from relabel.jobs.commands.setup import NEXT
+from relabel.jobs.commands.setup import EXTRAS, NEXT, distributions_of
 from relabel.manifests.errors import ModelError
 from relabel.manifests.models import resolve_model
 from tests.docs.pages import ROOT
@@ -84,7 +83,7 @@ def test_every_extra_that_a_user_may_install_is_looked_for_with_all_that_is_in_i
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look for a GPU, torch is loaded, which takes seconds."""
-    monkeypatch.setattr("relabel.jobs.commands.doctor._devices", lambda: ["cpu"])
+    monkeypatch.setattr("relabel.jobs.commands.setup._devices", lambda: ["cpu"])
 
 
 @pytest.mark.usefixtures("on_cpu")

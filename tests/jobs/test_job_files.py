@@ -19,8 +19,7 @@ from pydantic import ValidationError, create_model
 
 from relabel.jobs.cli import relabel as table
 from relabel.jobs.job import load_job
-from relabel.jobs.settings import JOB, job_schema, lay_over
-from relabel.jobs.spec_yaml import parse_yaml, read_spec_file
+from relabel.jobs.settings import JOB, job_schema, lay_over, parse_yaml, read_spec_file
 from relabel.labelers.engines.registry import engine_names
 from relabel.labelers.registry import labeler_names
 from relabel.manifests.errors import ConfigError, UsageError

@@ -308,7 +308,7 @@ def test_metrics_that_can_not_be_written_are_warned_of_once_and_end_no_run(
     write_pairs: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("relabel.jobs.run.progress.WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr("relabel.jobs.run.progress.METRICS_EVERY_S", 0.0)
     write_pairs()
     done = relabel("run", write_job(), "--metrics", "absent/folder/m.prom")
     assert done.code == 0

@@ -20,7 +20,6 @@ from relabel.distill.training.checkpoints import commit
 from relabel.export.bundles import switch
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.commands.train import says_how_to_continue
-from relabel.jobs.files import written
 from relabel.jobs.run.stop import (
     DRAIN_S,
     END_S,
@@ -31,6 +30,7 @@ from relabel.jobs.run.stop import (
     stopping,
     until_s,
 )
+from relabel.jobs.tables import written
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage

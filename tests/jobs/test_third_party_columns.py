@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.jobs.run.trajectories import check_columns
+from relabel.jobs.run.chunks import check_columns
 from relabel.labelers.registry import LABELERS, Labeler
 from relabel.manifests.asks import Answer, Ask, Decision, Message
 from relabel.manifests.errors import ConfigError

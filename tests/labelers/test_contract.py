@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.jobs.run.trajectories import check_columns
+from relabel.jobs.run.chunks import check_columns
 from relabel.labelers.prompts import BUILT_IN, SHARED
 from relabel.labelers.registry import labeler_class, labeler_names
-from relabel.manifests.asks import Answer, Ask, Distribution
+from relabel.manifests.asks import Answer, Ask, Choice, Distribution
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.formats import Choice
 from relabel.manifests.labels import Label, LabelColumn, Pair
 from relabel.manifests.schemas import LabelRow, label_rows, label_schema, parquet_bytes, table_of
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, replay, reply, walk

@@ -13,11 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relabel.labelers.base import CHARS_PER_DOCUMENT, chunks_within, documents_within
 from relabel.labelers.evidence import TOKENS_PER_CHUNK
-from relabel.labelers.query_inputs import CHARS_PER_DOCUMENT, chunks_within, documents_within
-from relabel.manifests.asks import Ask, Distribution
+from relabel.manifests.asks import Ask, Distribution, JsonIndices
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.formats import JsonIndices
 from relabel.manifests.labels import DEFAULT_PHI, Label, Pair, check_phi, phi_grade, unreached_grades
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from tests.labelers.driving import ROSES, labeler, replay, reply, run_loop

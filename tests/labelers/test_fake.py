@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer, Ask, Decision, Engine, Message, Request
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Decision, Engine, Fragment, Message, Request
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk
 from tests.strategies import answer_formats, texts
 

@@ -17,8 +17,17 @@ from relabel.labelers.engines.fake import AnswerPlan, Fake, FakeArgs, made_conte
 from relabel.labelers.engines.grammars import render_grammar
 from relabel.labelers.registry import labeler_names
 from relabel.labelers.route import one_line
-from relabel.manifests.asks import Ask, Message, Request
-from relabel.manifests.formats import AnswerFormat, Choice, JsonIndices, OptionLines, closing_of, opening_of
+from relabel.manifests.asks import (
+    AnswerFormat,
+    Ask,
+    Choice,
+    JsonIndices,
+    Message,
+    OptionLines,
+    Request,
+    closing_of,
+    opening_of,
+)
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import EngineSpec

@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
 from relabel.labelers.registry import LABELERS, labeler_class
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Ask
+from relabel.manifests.asks import Ask, OptionLines
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.formats import OptionLines
 from relabel.manifests.labels import Pair
 from relabel.manifests.specs import LabelerOptions
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, walk

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.manifests.asks import Answer, Ask, Distribution
+from relabel.manifests.asks import Answer, Ask, Choice, Distribution, Fragment
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.formats import Choice, Fragment
 from relabel.manifests.labels import Label, Pair
 from relabel.manifests.schemas import LabelRow
 from tests.labelers.driving import ROSES, fake, labeler, replay, reply, run_loop, walk

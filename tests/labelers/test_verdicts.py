@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from relabel.labelers.evidence import _continues, _Index, read_evidence
 from relabel.labelers.route import PassagePlace, align, content_at
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer
+from relabel.manifests.asks import Answer, AnswerFormat, Choice, Fragment, Text
 from relabel.manifests.errors import MissingExtraError, VerdictError
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment, Text
 from relabel.manifests.labels import Span
 from tests.labelers.driving import reply
 from tests.strategies import answer_formats, contents_of, mutated, texts, written

@@ -14,9 +14,9 @@ from hypothesis import given
 from pydantic import Field
 
 from relabel.manifests.errors import InputError
+from relabel.manifests.labels import NODES, Tree, read_tree
 from relabel.manifests.records import LEFT_OUT, checked, plain
 from relabel.manifests.schemas import QUARANTINE, QuarantineRow, parquet_bytes, table_bytes, table_of
-from relabel.manifests.trees import NODES, Tree, read_tree
 from tests.trees import Sketch, sketches, tree_of
 
 

@@ -13,10 +13,10 @@ import pytest
 import tokenizers
 import transformers
 
-from relabel.distill.students.bases import Embedder, check_base
 from relabel.distill.students.model import load_student
+from relabel.distill.students.networks import Embedder, check_base
 from relabel.distill.students.spec import DistillSpec
-from relabel.labelers.engines.checkpoints import load_tokenizer
+from relabel.labelers.engines.transformers import load_tokenizer
 from relabel.manifests.errors import ModelError
 from relabel.manifests.models import PLAIN, ResolvedModel, read_tokenizer
 

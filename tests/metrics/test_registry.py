@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from relabel.manifests.metrics.gates import parse_gate
+from relabel.manifests.metrics.evaluation import parse_gate
 from relabel.manifests.metrics.judged import Judged, JudgedStatistics
 from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, draw_weights, share_bounds
 from relabel.manifests.metrics.registry import METRICS, metric_of, title_of

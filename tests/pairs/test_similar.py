@@ -18,8 +18,8 @@ pytest.importorskip("polars")
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students.bases import Embedder, read_settings
-from relabel.jobs.pairs.similar import above
+from relabel.distill.students.networks import Embedder, read_settings
+from relabel.jobs.pairs.citations import above
 from relabel.manifests.errors import ModelError
 from tests.jobs.test_demo import write_tiny_model
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("mwparserfromhell")
 
-from relabel.jobs.pairs.page_columns import read_page
+from relabel.jobs.pairs.chunks import read_page
 from relabel.jobs.pairs.pages import CleanedPage
 from tests.pairs.pages import assert_sound
 from tests.strategies import texts

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from relabel.export import puller
 from relabel.export.bundles import open_bundle, read_manifest, seal_bundle
-from relabel.export.signatures import SigningKey, trusted_keys
+from relabel.export.store import SigningKey, trusted_keys
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, StoreError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import S3_BLOCK_BYTES as BLOCK_BYTES

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from relabel.export.signatures import SigningKey
-from relabel.export.store import check_whole, load_channel, load_version
+from relabel.export.store import SigningKey, check_whole, load_channel, load_version
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed

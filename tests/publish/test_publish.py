@@ -22,9 +22,9 @@ from relabel.export.publishing import (
     roll_back,
     set_channel,
 )
-from relabel.export.signatures import SigningKey
 from relabel.export.store import (
     Channel,
+    SigningKey,
     check_whole,
     find_channel,
     find_version,

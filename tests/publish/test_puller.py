@@ -26,8 +26,7 @@ import pytest
 from relabel.export import puller
 from relabel.export.bundles import MANIFEST_NAME, seal_bundle
 from relabel.export.publishing import roll_back
-from relabel.export.signatures import SigningKey
-from relabel.export.store import OBJECTS
+from relabel.export.store import OBJECTS, SigningKey
 from relabel.manifests import objects
 from relabel.manifests.files import Storage
 from relabel.manifests.store import LocalStore, open_bundle_store

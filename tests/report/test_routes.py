@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.report.run_sections import DOCUMENTS
-from relabel.manifests.trees import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
+from relabel.manifests.labels import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from relabel.jobs.evaluate.sides import JudgingOptions
 from relabel.jobs.report.artifacts import open_artifact
-from relabel.jobs.report.build import WORST, build_report
-from relabel.jobs.report.page import Browser, browser_json
+from relabel.jobs.report.build import WORST, Browser, browser_json, build_report
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, table_of, tables_of, write_table

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.rounds.loop import stop_reason
+from relabel.jobs.rounds import stop_reason
 from relabel.manifests.specs import RoundsSpec
 
 pytest.importorskip("polars")

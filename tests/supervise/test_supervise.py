@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.pool import processes
-from relabel.jobs.pool.processes import choose_gpus, gpu_groups, visible_gpus
+from relabel.jobs.pool import supervisor
+from relabel.jobs.pool.supervisor import choose_gpus, gpu_groups, visible_gpus
 from relabel.jobs.run.chunks import PIECES, TIMES_CAUGHT, ChunkWork, Isolation
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
@@ -52,7 +52,7 @@ def wait_for(what: Any, *, within_s: float = 20.0) -> Any:
 
 
 def ended_at_once(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(supervisor, timeout=10)
     return not alive
 
 
@@ -442,11 +442,11 @@ def test_what_a_scheduler_made_visible_is_what_counts(said: str, names: list[str
 
 
 def test_the_driver_is_asked_first_then_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processes, "_count_by_driver", lambda: 2)
+    monkeypatch.setattr(supervisor, "_count_by_driver", lambda: 2)
     assert visible_gpus({}) == ["0", "1"]
-    monkeypatch.setattr(processes, "_count_by_driver", lambda: 0)
+    monkeypatch.setattr(supervisor, "_count_by_driver", lambda: 0)
     (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    monkeypatch.setattr(processes, "DRIVER_FOLDER", tmp_path / "gpus")
+    monkeypatch.setattr(supervisor, "DRIVER_FOLDER", tmp_path / "gpus")
     assert visible_gpus({}) == ["0"]
 
 

@@ -20,8 +20,8 @@ from relabel.distill.teachers.rewards import GoldRow, answer_figures, grade_scor
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
 from relabel.distill.teachers.watch import WATCHED, RewardWatch, WatchSection
 from relabel.distill.training.curves import Curve
-from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.transformers import end_ids
 from tests.labelers.driving import ROSES, labeler
 
 pytest.importorskip("trl")

@@ -39,15 +39,14 @@ from relabel.distill.teachers.rollouts import (
 )
 from relabel.distill.teachers.spec import CreditSection, VllmSection, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher
-from relabel.labelers.engines.checkpoints import end_ids
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit
 from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.transformers import end_ids
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer, Ask, Request
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Request, Text
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.files import Storage
-from relabel.manifests.formats import AnswerFormat, Choice, Text
 from relabel.manifests.labels import Label, Pair
 from tests.engines.conftest import CHATML, make_tokenizer
 from tests.labelers.driving import ROSES, fake, labeler, walk

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Decision, Engine, Request, Sampling
+from relabel.manifests.asks import AnswerFormat, Choice, Decision, Engine, Request, Sampling
 from relabel.manifests.errors import ConfigError, EngineCrashError
-from relabel.manifests.formats import AnswerFormat, Choice
 from tests.engines.chat_shapes import SHAPES
 from tests.engines.conftest import QUOTE_SCORE, THINK_SCORE, ask_for, run_all
 from tests.engines.test_transformers import (  # noqa: F401 - the tests hold of this engine as well

@@ -7,8 +7,7 @@ from relabel.labelers.evidence import read_evidence
 from relabel.labelers.prompts import Prompts
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader, token_budget
-from relabel.manifests.asks import Answer, Ask, Decision, Sampling
-from relabel.manifests.formats import AnswerFormat, Choice, Fragment
+from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Decision, Fragment, Sampling
 from relabel.manifests.labels import Label, LabelColumn, Pair
 from relabel.manifests.specs import TextOptions
 

@@ -5,9 +5,8 @@ import pytest
 from toy.engine import Toy, ToyArgs
 from toy_server import Generate
 
-from relabel.manifests.asks import Ask, Message, Request
+from relabel.manifests.asks import AnswerFormat, Ask, Choice, Message, Request
 from relabel.manifests.errors import ServerGoneError
-from relabel.manifests.formats import AnswerFormat, Choice
 from relabel.manifests.specs import EngineSpec
 
 

@@ -1,0 +1,578 @@
+"""Compares two runs end to end, with gold grades where there are any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from relabel.jobs.evaluate.judging import Both, GoldOfBoth
+from relabel.jobs.evaluate.sides import (
+    JudgingOptions,
+    SideCut,
+    Sides,
+    both_table,
+    cut_sets,
+    difference_text,
+    figures_plot,
+    figures_table,
+    level_text,
+    resampled_text,
+    run_pairs,
+    top_texts,
+    unjudged_text,
+)
+from relabel.jobs.sections import (
+    Block,
+    Cell,
+    Facts,
+    Fold,
+    Paragraph,
+    Plot,
+    Remarks,
+    Section,
+    Series,
+    Table,
+    cell_text,
+    confusion_table,
+)
+from relabel.manifests.errors import InputError, RelabelError, UsageError
+from relabel.manifests.files import Storage, place_of
+from relabel.manifests.gold import check_scale
+from relabel.manifests.inputs import changed_files
+from relabel.manifests.label_sets import LabelPart, LabelSet, gather, is_run, label_set
+from relabel.manifests.labels import Pair
+from relabel.manifests.metrics.comparison import (
+    BY_IDS,
+    BY_ROW,
+    PAIRED,
+    Labelled,
+    Match,
+    PairedRows,
+    PairedStatistics,
+    QueryMoves,
+    match_rows,
+    paired_rows,
+)
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.registry import title_of
+from relabel.manifests.plan import recipe_differences
+from relabel.manifests.run import RunLabels, open_run_labels
+from relabel.manifests.schemas import LABELS, QUARANTINE, texts_of
+from relabel.manifests.secrets import shortened
+
+# ------------------------------------------------------------------------------
+# Which rows two runs share, the rows whose grade changed most, and the queries whose scores changed most.
+
+
+def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool) -> tuple[RunLabels, RunLabels]:
+    """The two runs, checked to be comparable.
+
+    Raises:
+        UsageError: one run twice.
+        InputError: not a run, or runs of different scales.
+        ManifestError: a run is unfinished, over its limit or damaged.
+    """
+    if place_of(first).rstrip("/") == place_of(second).rstrip("/"):
+        raise UsageError(f"{first} and {second} are one run. Name two outputs.")
+    for path in (first, second):
+        if not is_run(path, storage):
+            raise InputError(
+                f"{path}: no run's output folder. `relabel evaluate` compares label files with each other."
+            )
+    ours, theirs = (open_run_labels(path, storage, allow_partial=allow_partial) for path in (first, second))
+    if ours.grades != theirs.grades:
+        raise InputError(
+            f"{first} has {ours.grades} grades, {second} {theirs.grades}: their rows cannot be compared. "
+            "Label with one scale, or judge each by gold grades: relabel evaluate RUN --qrels FILE --map-labels "
+            "OLD=NEW,…"
+        )
+    return ours, theirs
+
+
+def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
+    """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input,
+    else by ids.
+    """
+    changed = changed_files(first.plan.files, tuple(second.plan.files))
+    columns = [run.plan.facts.columns for run in (first, second)]
+    ids = [(one.query_id, one.doc_id) for one in columns]
+    if not changed and ids[0] == ids[1]:
+        return BY_ROW, []
+    why = (
+        f"their inputs differ ({changed[0]})"
+        if changed
+        else f"they read ids from other columns ({ids[0]} and {ids[1]})"
+    )
+    return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
+
+
+def match_runs(
+    runs: Sequence[RunLabels], labels: Sequence[Labelled], sides: Sides, *, is_same_input: bool
+) -> tuple[Match, dict[str, int]]:
+    """The rows that both runs labelled, and all rows by what each run has of them: the grade, a place in quarantine
+    or nothing.
+
+    Args:
+        labels: of each run, on the side to compare.
+    """
+    whole = [_with_quarantined(run, held, sides) for run, held in zip(runs, labels, strict=True)]
+    found = match_rows(*whole, is_same_input=is_same_input)
+    place_a, place_b = (one.grades[rows] for one, rows in zip(whole, (found.teacher, found.student), strict=True))
+    is_a, is_b = place_a >= 0, place_b >= 0
+    labelled = [len(one.grades) for one in labels]
+    absent = [len(one.grades) - len(found.teacher) for one in whole]
+    only = [count - int(is_there.sum()) for count, is_there in zip(labelled, (is_a, is_b), strict=True)]
+    counts = {
+        "both": int((is_a & is_b).sum()),
+        "labelled_a": labelled[0],
+        "labelled_b": labelled[1],
+        "only_a": only[0],
+        "only_b": only[1],
+        "quarantined_a_only": int((~is_a & is_b).sum()),
+        "quarantined_b_only": int((is_a & ~is_b).sum()),
+        "quarantined_both": int((~is_a & ~is_b).sum()),
+        "quarantined_elsewhere_absent": sum(absent) - sum(only),
+        "repeated": found.num_repeated,
+    }
+    return Match(found.how, place_a[is_a & is_b], place_b[is_a & is_b], found.num_repeated), counts
+
+
+def _with_quarantined(run: RunLabels, labels: Labelled, sides: Sides) -> Labelled:
+    """All rows of a run in their order, to be matched: as its grade a row has its place among the labels, -1 in
+    quarantine.
+    """
+    tables = [
+        sides.taken(run.root, run.folder.table(file, QUARANTINE, ["row_id", "query_id", "doc_id"]))
+        for file in run.quarantine
+    ]
+    lost = pa.concat_tables([QUARANTINE.empty_table().select(["row_id", "query_id", "doc_id"]), *tables])
+    row_ids = np.concatenate([labels.row_ids, lost["row_id"].to_numpy()])
+    order = np.argsort(row_ids)
+    query_ids, doc_ids = (
+        pa.concat_arrays([held, lost[name].combine_chunks().cast(pa.large_binary())]).take(pa.array(order))
+        for held, name in ((labels.query_ids, "query_id"), (labels.doc_ids, "doc_id"))
+    )
+    places = np.concatenate([np.arange(len(labels.grades)), np.full(lost.num_rows, -1)])
+    return replace(labels, row_ids=row_ids[order], query_ids=query_ids, doc_ids=doc_ids, grades=places[order])
+
+
+# ------------------------------------------------------------------------------
+# Queries that moved: those whose mean score changed most, with what became of their order.
+
+
+TINY = 1e-6
+"""Changes below this are float32's."""
+
+
+def moved_queries(moves: QueryMoves, names: pa.LargeBinaryArray, count: int) -> list[dict[str, Any]]:
+    """So many of the queries that moved, the largest change first.
+
+    Args:
+        names: the queries' ids.
+    """
+    change_G = moves.second - moves.first
+    shown = [place for place in np.argsort(-np.abs(change_G), kind="stable")[:count] if abs(change_G[place]) > TINY]
+    return [
+        {
+            "query_id": name,
+            "rows": int(moves.rows[query]),
+            "mean_a": round(float(moves.first[query]), 6),
+            "mean_b": round(float(moves.second[query]), 6),
+            "change": round(float(change_G[query]), 6),
+            "kendall_tau": None if math.isnan(moves.tau[query]) else round(float(moves.tau[query]), 6),
+            "entered_top": int(moves.entered[query]),
+            "top": int(moves.top[query]),
+            "first_changed": bool(moves.top_changed[query]),
+        }
+        for query, name in zip(shown, texts_of(names.take(pa.array(shown, pa.int64()))), strict=True)
+    ]
+
+
+def summary(moves: QueryMoves) -> dict[str, int]:
+    """How many queries moved, and how."""
+    change_G = moves.second - moves.first
+    return {
+        "queries": len(moves.rows),
+        "moved": int((np.abs(change_G) > TINY).sum()),
+        "up": int((change_G > TINY).sum()),
+        "down": int((change_G < -TINY).sum()),
+        "top_changed": int((moves.entered > 0).sum()),
+        "first_changed": int(moves.top_changed.sum()),
+    }
+
+
+# ------------------------------------------------------------------------------
+# Rows whose grade changed, the largest changes first, with their texts rejoined through the run's input and both
+# answers' reasoning.
+
+
+TEXT_CHARACTERS = 1000
+"""Shown of a query, a document or a reasoning."""
+
+
+FILE = "file"
+
+
+def with_files(labels: LabelSet, run: RunLabels) -> LabelSet:
+    """A run's labels with the further column `file`: in which of the run's files each is."""
+    file_N = np.repeat(np.arange(len(run.labels)), [file.rows for file in run.labels])
+
+    def parts() -> Iterator[LabelPart]:
+        start = 0
+        for part in labels.parts():
+            yield part.with_columns({FILE: pa.array(file_N[start : start + len(part.grades)])})
+            start += len(part.grades)
+
+    return replace(labels, parts=parts)
+
+
+def largest_flips(rows: PairedRows, count: int) -> np.ndarray:
+    """So many of the rows whose grade changed, those first whose expected grade (or grade, where there is no
+    distribution) changed most.
+    """
+    change_N = np.abs(rows.scores[1] - rows.scores[0])
+    changed = np.flatnonzero(rows.grades[0] != rows.grades[1])
+    return np.asarray(changed[np.argsort(-change_N[changed], kind="stable")][:count])
+
+
+def examples(
+    runs: Sequence[RunLabels],
+    labels: Sequence[Labelled],
+    places: Sequence[np.ndarray],
+    change: Sequence[float],
+    storage: Storage,
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows with both labels and their texts, and remarks: texts are left out, with the reason, where they can't be read
+    any more.
+
+    Args:
+        labels: of each run, with `with_files`.
+        places: of the rows in these.
+        change: of each row.
+    """
+    if not change:
+        return [], []
+    pairs: dict[int, Pair] = {}
+    notes: list[str] = []
+    row_ids = [one.row_ids[taken] for one, taken in zip(labels, places, strict=True)]
+    try:
+        pairs = {pair.row_id: pair for pair in run_pairs(runs[0].root, runs[0].plan, storage, row_ids[0])}
+    except RelabelError as exc:
+        notes.append(f"texts of the examples are left out: {exc}")
+    files = [
+        set(one.columns[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)
+    ]
+    both = [_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True)]
+    found = []
+    for row_a, row_b, step in zip(*(ids.tolist() for ids in row_ids), change, strict=True):
+        pair, ours, theirs = pairs.get(row_a), both[0][row_a], both[1][row_b]
+        found.append(
+            {
+                "row_a": row_a,
+                "row_b": row_b,
+                "query_id": ours["query_id"],
+                "doc_id": ours["doc_id"],
+                "query": _cut(pair.query) if pair else None,
+                "document": _cut(pair.document) if pair else None,
+                "change": round(step, 6),
+                "a": _shown(ours),
+                "b": _shown(theirs),
+            }
+        )
+    return found, notes
+
+
+def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
+    """The labels of some files, by row id."""
+    names = ["row_id", "query_id", "doc_id", "grade", "expected_grade", "probs", "reasoning"]
+    tables = (run.folder.table(run.labels[number], LABELS, names, check_bytes=False) for number in files)
+    return {row["row_id"]: row for table in tables for row in table.to_pylist()}
+
+
+def _shown(label: dict[str, Any]) -> dict[str, Any]:
+    named = {name: label[name] for name in ("grade", "expected_grade", "probs")}
+    return {**named, "reasoning": _cut(label["reasoning"])}
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= TEXT_CHARACTERS else text[:TEXT_CHARACTERS] + " …"
+
+
+# ------------------------------------------------------------------------------
+# The result of `relabel compare`, and its sections for terminal and page. Differences are run B minus run A.
+
+
+SHOWN = 60
+"""Characters of a query or document in a table."""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Two runs compared.
+
+    Args:
+        a, b: path, name, recipe digests and rows of each.
+        differences: parts of the recipe that differ, each with its differing names.
+        matched_by: how rows were matched, in words.
+        grades: of both scales.
+        counts: rows by what each run has of them: see `matches.row_counts`.
+        confusion: rows by grade of A, columns by grade of B.
+        gold: None without gold grades; else both runs, `a` and `b`, by them, and their `difference`; matched rows that
+            are `judged`, that have no grade, that have a null one; rows where one run alone is right.
+        flips: rows whose grade changed, with the largest as `examples`.
+        queries: those whose order or mean changed, with the largest as `moved_most`.
+    """
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+    differences: dict[str, list[str]]
+    matched_by: str
+    grades: int
+    side: SideCut
+    counts: dict[str, int]
+    figures: dict[str, MetricValue]
+    confusion: list[list[int]]
+    gold: dict[str, Any] | None
+    flips: dict[str, Any]
+    queries: dict[str, Any]
+    resamples: int
+    seed: int
+    notes: list[str]
+
+
+def comparison_sections(result: RunComparison) -> list[Section]:
+    """All of a comparison: verdicts first."""
+    return [
+        Section("matched", "Rows", [*top_texts(verdicts_of(result), result.side), _facts(result)]),
+        Section("figures", "Figures", _figures(result)),
+        Section("gold", "Both against gold", _gold(result.gold) if result.gold else []),
+        Section("flips", "Flips", _flips(result.flips)),
+        Section("queries", "Queries that moved", _queries(result.queries)),
+        Section("remarks", "Remarks", [Remarks(result.notes)] if result.notes else []),
+    ]
+
+
+def verdicts_of(result: RunComparison) -> list[str]:
+    """Whether B differs from A by gold, and both from the baselines; without gold, how far they agree."""
+    if result.gold is None:
+        one = result.figures["agreement"]
+        interval = "no interval" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
+        return [f"B against A: equal grades in {cell_text(one.value)} of {one.over:,} rows ({interval})"]
+    gold = result.gold
+    levels = [level_text(found, who=who) for who, found in (("A: ", gold["a"]), ("B: ", gold["b"]))]
+    return [difference_text("B against A, by gold", gold["difference"]), *levels]
+
+
+def _facts(result: RunComparison) -> Facts:
+    counts, queries = result.counts, result.queries["queries"]
+    parts = [f"{part} ({', '.join(names)})" if names else part for part, names in result.differences.items()]
+    rows: list[tuple[str, Cell]] = [
+        *(
+            (letter, f"{run['path']}: {run['name']}, {run['labeler']}, {run['labelled']:,} rows labelled")
+            for letter, run in (("A", result.a), ("B", result.b))
+        ),
+        ("made", f"differently in {'; '.join(parts) or 'nothing that either run records'}"),
+        ("both", f"{counts['both']:,} rows of {queries:,} queries, by {result.matched_by}; {result.grades} grades"),
+        ("one", f"{counts['only_a']:,} rows that only A has, {counts['only_b']:,} that only B has"),
+        (
+            "quarantined",
+            f"{counts['quarantined_a_only']:,} in A alone, {counts['quarantined_b_only']:,} in B alone, "
+            f"{counts['quarantined_both']:,} in both, {counts['quarantined_elsewhere_absent']:,} in one and absent "
+            "from the other",
+        ),
+        ("resampled", resampled_text("queries", queries, result.resamples, result.seed)),
+    ]
+    return Facts("The two runs", rows)
+
+
+def _figures(result: RunComparison) -> list[Block]:
+    grades = list(map(str, range(result.grades)))
+    ours, theirs = [sum(row) for row in result.confusion], [sum(row) for row in zip(*result.confusion, strict=True)]
+    return [
+        figures_table("B and A", result.figures, title=lambda figure: title_of(figure, PAIRED)),
+        confusion_table(result.confusion, "A", "B"),
+        Plot("Grades of both", "bars", [Series("A", grades, ours), Series("B", grades, theirs)], "grade", "rows"),
+    ]
+
+
+def _gold(gold: dict[str, Any]) -> list[Block]:
+    judged = f"{gold['judged']:,} rows, joined by {gold['joined_by']}; {unjudged_text(gold)}"
+    right = f"A alone {gold['only_a_right']:,}, B alone {gold['only_b_right']:,} rows"
+    return [
+        Facts("", [("gold", gold["qrels"]), ("judged", judged), ("right", right)]),
+        both_table(f"both against {gold['qrels']}", ("A", "B"), gold["a"], gold["b"], gold["difference"]),
+        figures_plot("A and B by gold grades", {"A": gold["a"].figures, "B": gold["b"].figures}),
+    ]
+
+
+def _flips(found: dict[str, Any]) -> list[Block]:
+    head = ("row", "A", "B", "change", "query", "document")
+    rows: list[list[Cell]] = []
+    folds: list[Fold] = []
+    for one in found["examples"]:
+        row = str(one["row_a"]) if one["row_a"] == one["row_b"] else f"{one['row_a']}, {one['row_b']}"
+        query, document = one["query"] or one["query_id"], one["document"] or one["doc_id"]
+        change = f"{one['change']:+.3f}"
+        texts = [shortened(" ".join(text.split()), SHOWN) for text in (query, document)]
+        rows.append([row, one["a"]["grade"], one["b"]["grade"], change, *texts])
+        facts = [("query", query), ("document", document)]
+        for letter in "ab":
+            probs, reasoning = one[letter]["probs"], one[letter]["reasoning"]
+            facts += [] if probs is None else [(f"{letter.upper()}: p", " · ".join(f"{p:.3f}" for p in probs))]
+            facts += [] if reasoning is None else [(f"{letter.upper()}: reasoning", reasoning)]
+        folds.append(Fold(f"row {row}, {change}: {texts[0]}", [Facts("", facts)]))
+    text = f"flips: {found['rows']:,} rows changed their grade, {found['up']:,} up, {found['down']:,} down"
+    return [Paragraph(text), *([Table("the largest flips", head, rows)] if rows else []), *folds]
+
+
+def _queries(found: dict[str, Any]) -> list[Block]:
+    depth = found["depth"]
+    text = (
+        f"queries: {found['moved']:,} of {found['queries']:,} moved, {found['up']:,} up, {found['down']:,} down; "
+        f"{found['top_changed']:,} have other documents in their top {depth}, {found['first_changed']:,} another first"
+    )
+    head = ("query", "rows", "mean A", "mean B", "change", "tau", f"new in top {depth}")
+    rows: list[list[Cell]] = [
+        [
+            shortened(one["query_id"], SHOWN),
+            *(one[name] for name in ("rows", "mean_a", "mean_b")),
+            f"{one['change']:+.3f}",
+            one["kendall_tau"],
+            f"{one['entered_top']} of {one['top']}",
+        ]
+        for one in found["moved_most"]
+    ]
+    return [Paragraph(text), *([Table("queries that moved furthest", head, rows)] if rows else [])]
+
+
+# ------------------------------------------------------------------------------
+# Compares two runs end to end, with gold grades where there are any.
+
+
+def compare_runs(
+    first: str,
+    second: str,
+    options: JudgingOptions,
+    storage: Storage,
+    *,
+    num_examples: int,
+    num_queries: int,
+    depth: int,
+    resamples: int,
+    seed: int,
+) -> RunComparison:
+    """Compare two finished runs, A and B; differences are B minus A.
+
+    Args:
+        options: of gold grades; `qrels` None where nobody judges.
+        num_examples, num_queries: flips and moved queries to show.
+        depth: of the top of a query that is compared.
+    Raises:
+        UsageError: one run twice.
+        InputError: not a run, different scales, no row in common, or qrels that are off.
+        ManifestError: a run is unfinished, over its limit or damaged.
+    """
+    runs = open_both(first, second, storage, allow_partial=options.allow_partial)
+    ours, theirs = runs
+    how, notes = how_matched(ours, theirs)
+    sets = with_files(label_set(ours), ours), with_files(label_set(theirs), theirs)
+    sides = cut_sets(sets, options.side, storage)
+    gold = None if options.qrels is None else GoldOfBoth(list(sets), options, storage)
+    if gold is not None:
+        check_scale(gold.seen, ours.grades, where=gold.qrels, option="--map")
+    labels = (
+        gather(sets[0].parts(), grades=ours.grades, where=first),
+        gather(sets[1].parts(), grades=ours.grades, where=second),
+    )
+    match, counts = match_runs(runs, labels, sides, is_same_input=how == BY_ROW)
+    if not counts["both"]:
+        sides.check()
+        raise InputError(
+            f"{first} and {second} have no labelled row in common: {counts['labelled_a']:,} and "
+            f"{counts['labelled_b']:,} labels were compared by {how}. Did both label the same pairs?"
+        )
+    rows, query_names = paired_rows(*labels, match, ours.grades)
+    statistics = PairedStatistics(rows, len(query_names), ours.grades, depth=depth)
+    flips = largest_flips(rows, num_examples)
+    change = (rows.scores[1] - rows.scores[0])[flips].tolist()
+    shown, more = examples(runs, labels, (match.teacher[flips], match.student[flips]), change, storage)
+    num_up, num_down = (int((rows.grades[1 - side] > rows.grades[side]).sum()) for side in (0, 1))
+    drawn = {"grades": ours.grades, "resamples": resamples, "seed": seed}
+    notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
+    return RunComparison(
+        a=_about(ours),
+        b=_about(theirs),
+        differences=recipe_differences(ours.plan.parts, theirs.plan.parts),
+        matched_by=how,
+        grades=ours.grades,
+        side=sides.cut,
+        counts=counts,
+        figures=statistics.figures(resamples=resamples, seed=seed),
+        confusion=statistics.counts.by_group.sum(0).tolist(),
+        gold=None if gold is None else _by_gold(gold, sets, labels, match, drawn),
+        flips={"rows": num_up + num_down, "up": num_up, "down": num_down, "examples": shown},
+        queries={
+            **summary(statistics.moves),
+            "depth": depth,
+            "moved_most": moved_queries(statistics.moves, query_names, num_queries),
+        },
+        resamples=resamples,
+        seed=seed,
+        notes=notes,
+    )
+
+
+def _by_gold(
+    gold: GoldOfBoth, sets: Both, labels: tuple[Labelled, Labelled], match: Match, drawn: dict[str, Any]
+) -> dict[str, Any]:
+    """Both runs judged, the second minus the first, and who is right alone.
+
+    Raises:
+        InputError: no matched row has a grade.
+    """
+    found, joined_by, golds = gold.compared(sets, labels, match, drawn)
+    both = found.against_gold
+    assert both is not None
+    gold_N = golds.fill_null(-1).to_numpy()
+    is_a, is_b = (one.grades[rows] == gold_N for one, rows in zip(labels, (match.teacher, match.student), strict=True))
+    return {
+        "qrels": gold.qrels,
+        "joined_by": joined_by,
+        **{name: found.counts[name] for name in ("judged", "unjudged", "gold_null")},
+        "queries": both.teacher.num_groups,
+        "a": both.teacher,
+        "b": both.student,
+        "difference": both.difference,
+        "only_a_right": int((is_a & ~is_b).sum()),
+        "only_b_right": int((~is_a & is_b).sum()),
+    }
+
+
+def _about(run: RunLabels) -> dict[str, Any]:
+    plan = run.plan
+    return {
+        "path": run.root,
+        "name": plan.name,
+        "labeler": plan.facts.labeler.name,
+        "model": plan.facts.model,
+        "fingerprint": plan.fingerprint,
+        "labelled": sum(file.rows for file in run.labels),
+        "quarantined": run.num_quarantined,
+    }
+
+
+def _notes(counts: dict[str, int]) -> list[str]:
+    texts = {
+        "only_a": "rows that only run A has, left out",
+        "quarantined_a_only": "rows that run A alone has in quarantine, left out",
+        "only_b": "rows that only run B has, left out",
+        "quarantined_b_only": "rows that run B alone has in quarantine, left out",
+        "quarantined_elsewhere_absent": "rows in quarantine in one run and absent from the other",
+        "repeated": "pairs that occur several times in both runs are matched in order; rows beyond the first",
+    }
+    return [f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]]

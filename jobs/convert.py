@@ -1,0 +1,546 @@
+"""Converts a source to TREC, JSON lines or Parquet: reads its pairs, settles duplicates, writes the target."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, write_grouped, written
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.gold import EXAMPLES, FIRST_RANK, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from relabel.manifests.input_files import PARQUET_SUFFIXES, reading
+from relabel.manifests.label_sets import is_run, join_texts
+from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
+from relabel.manifests.process import require
+from relabel.manifests.run import file_schema, open_run_labels
+from relabel.manifests.secrets import shortened
+from relabel.manifests.store import map_concurrent
+from relabel.manifests.tables import JSON_SUFFIXES, from_jsonl, from_trec, read_text, require_column
+
+# ------------------------------------------------------------------------------
+# File formats of `relabel convert`: which one a source or target has.
+
+
+Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
+SOURCES: tuple[str, ...] = get_args(Format)
+TARGETS: tuple[str, ...] = SOURCES[1:]
+TREC: tuple[Format, ...] = ("qrels", "run")
+"""Text forms, in which a pair occurs once."""
+SUFFIXES: dict[str, Format] = {
+    **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
+    **dict.fromkeys(JSON_SUFFIXES, "jsonl"),
+    ".qrels": "qrels",
+    ".qrel": "qrels",
+    ".run": "run",
+}
+
+
+def source_format(path: str, named: str | None, storage: Storage) -> Format:
+    """The form of a source: as named, else by its suffix; a folder with a plan is a run's labels.
+
+    Raises:
+        UsageError: the form is unclear.
+    """
+    if named is not None:
+        return cast("Format", named)
+    found = SUFFIXES.get(PurePosixPath(path).suffix.lower())
+    if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
+        is_labels = any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))  # who reads it refuses rounds
+        return "labels" if found is None or is_labels else found
+    if found is None and is_run(path, storage):
+        return "labels"
+    return found or _unclear(path, "--from", SOURCES)
+
+
+def target_format(path: str, named: str | None) -> Format:
+    """The form of a target: as named, else by its suffix.
+
+    Raises:
+        UsageError: the form is unclear.
+    """
+    if named is not None:
+        return cast("Format", named)
+    return SUFFIXES.get(PurePosixPath(path).suffix.lower()) or _unclear(path, "--to", TARGETS)
+
+
+def _unclear(path: str, option: str, known: tuple[str, ...]) -> Format:
+    suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
+    raise UsageError(
+        f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(known)}; known suffixes are "
+        f"{suffixes}."
+    )
+
+
+# ------------------------------------------------------------------------------
+# Opens a source of any format as local Parquet files, and reads its pairs with their grades or scores, checked.
+
+
+Kind = Literal["grade", "score"]
+SCORES = ("score", "expected_grade")
+"""Columns that rank without being named, the first that is there."""
+GROUP_ROWS = 1 << 16
+_TYPES = {"grade": pa.int64(), "score": pa.float64()}
+SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `relabel convert` was given about a source; None where the user named no column."""
+
+    by: str = "query_id"
+    doc: str = "doc_id"
+    grade: str | None = None
+    score: str | None = None
+    allow_partial: bool = False
+    texts: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows to convert.
+
+    Args:
+        files: Parquet on this machine, with all columns that the target wants.
+        names: their columns.
+        by, doc, value: columns of query, document, and grade or score.
+        kind: what `value` is.
+        row_column: column that says where a row comes from, and what to call it in a message; None: its position.
+        num_quarantined: rows of a run that have no label.
+        run_name: of a run.
+        notes: remarks for the user.
+    """
+
+    path: str
+    form: Format
+    files: list[str]
+    names: list[str]
+    by: str
+    doc: str
+    value: str
+    kind: Kind
+    row_column: str | None = None
+    num_quarantined: int = 0
+    run_name: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def open_source(path: str, form: Format, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
+    """Read a source as far as a target wants it. TREC text and JSON lines are parsed whole into a scratch file, a run's
+    labels are checked and gathered there, a Parquet file is read where it is.
+
+    Raises:
+        InputError: it can't be read, has another form, or lacks a column.
+        ManifestError: a run is unfinished, over its limit or damaged.
+    """
+    file = scratch / "source.parquet"
+    if form == "labels":
+        return _from_run(path, target, options, file, storage)
+    if form == "parquet":
+        files, schema, _ = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
+        return Source(path, form, files, list(schema), *_columns(list(schema), path, form, target, options))
+    text = read_text(path, storage)
+    if form == "jsonl":
+        table = _json_table(path, text, target, options)
+    else:
+        columns = QRELS_COLUMNS if form == "qrels" else RUN_COLUMNS
+        wanted = ["line", *(name for name in columns if name not in ("iteration", "q0"))]
+        table = pa.table(from_trec(path, text, lambda _: wanted, columns))
+    row_column = "line" if form in TREC else None
+    names = [name for name in table.column_names if name != row_column]
+    by, doc, value, kind = _columns(names, path, form, target, options)
+    if not names:
+        table = pa.table(
+            {by: pa.array([], pa.string()), doc: pa.array([], pa.string()), value: pa.array([], _TYPES[kind])}
+        )
+    with reading(path):
+        pq.write_table(table, file, row_group_size=GROUP_ROWS)
+    return Source(path, form, [str(file)], names or [by, doc, value], by, doc, value, kind, row_column)
+
+
+def _json_table(path: str, text: str, target: Format, options: Options) -> pa.Table:
+    """JSON lines as a table. Ids, all that a TREC file is made of, and columns with any text are text.
+
+    Raises:
+        InputError: a line is no JSON object, or a column can't be held as one.
+    """
+    columns, texts = {}, {options.by, options.doc}
+    if target in TREC:
+        texts |= {options.grade or "grade"} if target == "qrels" else {options.score or SCORES[0], *SCORES, "tag"}
+    found = from_jsonl(path, text, lambda names: [name for name in names if target not in TREC or name in texts])
+    for name, values in found.items():
+        is_text = name in texts or any(isinstance(one, str) for one in values)
+        written = (one if one is None or isinstance(one, str) else json.dumps(one) for one in values)
+        try:
+            columns[name] = pa.array(written if is_text else values)
+        except (pa.ArrowException, UnicodeError, OverflowError) as exc:  # kinds mixed, half a surrogate pair, 65 bits
+            raise InputError(f"{path}: column `{name}` can't be read as one: {shortened(str(exc), 200)}.") from exc
+    return pa.table(columns)
+
+
+def _from_run(path: str, target: Format, options: Options, file: Path, storage: Storage) -> Source:
+    run = open_run_labels(path, storage, allow_partial=options.allow_partial)
+    whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
+    by, doc, value, kind = _columns(whole.names, path, "labels", target, options)
+    wanted = list(dict.fromkeys(["row_id", by, doc, value])) if target in TREC else whole.names
+    schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
+    names = None if target not in TREC else wanted
+    tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.labels)
+    found = tables if joined is None else joined
+    write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in found))
+    quarantined, name = run.num_quarantined, run.plan.name
+    return Source(path, "labels", [str(file)], wanted, by, doc, value, kind, "row_id", quarantined, name, run.notes)
+
+
+def _columns(names: list[str], path: str, form: Format, target: Format, options: Options) -> tuple[str, str, str, Kind]:
+    """The columns of query, document, and grade or score, by which rows are kept; and which of the two that is.
+
+    Args:
+        names: of the source; none where it is empty, and then none is missing.
+    """
+    kind: Kind = "score"
+    if target == "qrels" or (
+        target != "run" and options.score is None and (options.grade or "grade" in names or not names)
+    ):
+        value, kind = options.grade or "grade", "grade"
+    else:
+        usual = "expected_grade" if form == "labels" else next((name for name in SCORES if name in names), SCORES[0])
+        value = options.score or usual
+    if names:
+        require_column(options.by, names, path=path, role="the query id", option="--by")
+        require_column(options.doc, names, path=path, role="the document id", option="--doc")
+        require_column(value, names, path=path, role=f"the {kind}", option=f"--{kind}")
+    return options.by, options.doc, value, kind
+
+
+def read_pairs(polars: Any, source: Source, target: Format) -> Any:
+    """All rows of a source as a frame: `row` (position in the source), `query_id` and `doc_id` as text, `value` as a
+    number or null, and `tag` where a run file wants it and the source has one.
+
+    Raises:
+        InputError: names the first row whose value is not a number (for qrels: no whole one), or whose id is missing or
+            can't be in TREC.
+    """
+    frame = polars.scan_parquet(source.files, glob=False)
+    schema = frame.collect_schema()
+    value, is_odd = _value_of(polars, source, schema[source.value], target)
+    index = next(name for name in ("__row" + "_" * length for length in range(len(schema) + 1)) if name not in schema)
+    shown = polars.col(source.value).cast(polars.String, strict=False).str.slice(0, SHOWN_CHARACTERS)
+    wanted = frame.with_row_index(index).select(
+        row=polars.col(index).cast(polars.Int64),
+        at=polars.col(source.row_column or index).cast(polars.Int64),
+        query_id=polars.col(source.by).cast(polars.String),
+        doc_id=polars.col(source.doc).cast(polars.String),
+        value=value,
+        odd=polars.when(is_odd).then(shown),
+        **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
+    )
+    with translate_polars_errors(source.path):
+        found = wanted.collect(engine="streaming")
+    _check(polars, found, source, target)
+    return found.drop("at", "odd")
+
+
+def _is_whole(source: Source, target: Format) -> bool:
+    return target == "qrels" or (source.form == "qrels" and source.kind == "grade")
+
+
+def _value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[Any, Any]:
+    """The value as a number, null where it is null, NaN or blank; and which values are no such number.
+
+    Raises:
+        InputError: the column holds something that can't be one.
+    """
+    is_text = kind in (polars.String, polars.Categorical, polars.Null) or isinstance(kind, polars.Enum)
+    if not is_text and not kind.is_numeric():
+        raise InputError(
+            f"{source.path}: column `{source.value}` holds {kind}; a number is wanted. Name another with "
+            f"--{source.kind}."
+        )
+    column = polars.col(source.value)
+    text = (column.fill_nan(None) if kind.is_float() else column).cast(polars.String).str.strip_chars()
+    text = polars.when(text != "").then(text)
+    number = (text if is_text else column).cast(polars.Float64, strict=False)
+    if _is_whole(source, target):
+        is_number = text.str.contains(WHOLE)
+        return polars.when(is_number).then(number).cast(polars.Int64), ~is_number
+    is_number = number.is_finite().fill_null(value=False)
+    return polars.when(is_number).then(number), text.is_not_null() & ~is_number
+
+
+def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
+    """Raise for the first row that is at fault, in the order of values, missing ids, ids that TREC can't hold."""
+    columns = {"odd": source.value, "query_id": source.by, "doc_id": source.doc, "tag": "tag"}
+    kept = found.filter(polars.col("value").is_not_null())
+    faults = [("odd", found.filter(polars.col("odd").is_not_null()))]
+    faults += [(name, kept.filter(polars.col(name).is_null())) for name in ("query_id", "doc_id")]
+    if target in TREC:
+        texts = [name for name in ("query_id", "doc_id", "tag") if name in found.columns]
+        faults += [(name, kept.filter(polars.col(name).str.contains(UNWRITABLE))) for name in texts]
+    for name, rows in faults:
+        if not rows.height:
+            continue
+        held = rows.row(0, named=True)
+        where = f"{source.path}: {source.row_column or 'row'} {held['at']}"
+        others = f" ({rows.height:,} such rows)" if rows.height > 1 else ""
+        if name == "odd":
+            number = "whole number of at most 9 digits, as qrels want it" if _is_whole(source, target) else "number"
+            raise InputError(
+                f"{where}: {source.value} {held['odd']!r} is not a {number}{others}. Name another column with "
+                f"--{source.kind}, or leave it empty."
+            )
+        if held[name] is None:
+            raise InputError(f"{where} has no `{columns[name]}`{others}. Give every row one, or leave the row out.")
+        form = EXAMPLES[QRELS_COLUMNS if target == "qrels" else RUN_COLUMNS]
+        raise InputError(
+            f"{where}: `{columns[name]}` is {held[name][:SHOWN_CHARACTERS]!r}{others}, which a TREC file can't hold "
+            f"({form}: fields end at white space). Write it otherwise in the source, in all files that name it, or "
+            "convert to .jsonl or .parquet."
+        )
+
+
+# ------------------------------------------------------------------------------
+# Converts a source to TREC, JSON lines or Parquet: reads its pairs, settles duplicates, writes the target.
+
+
+Rule = Literal["error", "first", "mean", "keep"]
+TAG = "relabel"
+"""The tag of a run file whose source has none."""
+SHOWN = 5
+BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
+"""Rows of a table that are written at a time, and of about how many bytes where rows are long."""
+_TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
+"""What the fields of TREC files are in a table; all others are text."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted.
+
+    Args:
+        rows: of the source; `written` of them plus `nulls` plus `duplicates` are all.
+        nulls: rows without a grade or score, left out.
+        quarantined: rows of a run that have no label, and so are no rows of it.
+        duplicates: rows beyond the first of their pair, left out; `conflicts` pairs had several values.
+        value: the column of grades or scores.
+        tag: of a run file; None: that of each row.
+    """
+
+    source: str
+    source_format: str
+    target: str
+    target_format: str
+    rows: int
+    written: int
+    nulls: int
+    quarantined: int
+    duplicates: int
+    conflicts: int
+    value: str
+    tag: str | None
+    notes: list[str]
+
+
+def convert(
+    source: str,
+    target: str,
+    storage: Storage,
+    *,
+    from_format: str | None = None,
+    to_format: str | None = None,
+    options: Options,
+    duplicates: Rule = "error",
+    tag: str | None = None,
+    force: bool = False,
+) -> Conversion:
+    """Convert one file or run into one file, which is there whole or not at all.
+
+    In memory are the ids and values of all rows, and of TREC text and JSON lines the whole source; other columns are
+    read and written some rows at a time.
+
+    Raises:
+        UsageError: a form is unclear, the target is there already, or options that do not go together.
+        InputError: see `open_source` and `read_pairs`, or pairs have several values and `duplicates` is `error`.
+        ManifestError: a run is unfinished, over its limit or damaged.
+        DiskFullError, StoreError: the target or scratch files can't be written; what was there before stays.
+        MissingExtraError: polars is absent.
+    """
+    form, to = source_format(source, from_format, storage), target_format(target, to_format)
+    _check_options(source, form, to, options, duplicates, tag)
+    check_free(target, (source,), storage, force=force)
+    polars = require("polars", extra="eval", purpose="relabel convert")
+    with scratch_folder("relabel-convert-") as folder:
+        opened = open_source(source, form, to, options, folder, storage)
+        pairs = read_pairs(polars, opened, to)
+        valued = pairs.filter(polars.col("value").is_not_null())
+        kept, conflicts = _settled(polars, opened, valued, duplicates)
+        tag = _tag(opened, tag, has_own="tag" in pairs.columns) if to == "run" else None
+        with written(target, storage) as file:
+            if to == "qrels":
+                iteration = polars.lit("0").alias("iteration")
+                _write_lines(kept.select("query_id", iteration, "doc_id", "value"), file)
+            elif to == "run":
+                _write_lines(_ranked(polars, kept, tag), file)
+            else:
+                _write_table(polars, opened, kept, to, file, has_means=duplicates == "mean" and conflicts > 0)
+    return Conversion(
+        source=source,
+        source_format=form,
+        target=target,
+        target_format=to,
+        rows=pairs.height,
+        written=kept.height,
+        nulls=pairs.height - valued.height,
+        quarantined=opened.num_quarantined,
+        duplicates=valued.height - kept.height,
+        conflicts=conflicts,
+        value=opened.value,
+        tag=tag,
+        notes=opened.notes,
+    )
+
+
+def _check_options(source: str, form: Format, to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
+    if options.texts and (form != "labels" or to in TREC):
+        raise UsageError(
+            f"--texts: {source} is {form}, the target {to}. Texts are joined from a run's output folder (labels), "
+            "which knows its input, into a table, .parquet or .jsonl."
+        )
+    if duplicates == "keep" and to in TREC:
+        raise UsageError(f"--duplicates keep: a pair occurs once in a TREC file ({to}). Choose first or mean.")
+    if tag is not None and to != "run":
+        raise UsageError("--tag: only run files have one.")
+    if to == "qrels" and options.score is not None:
+        raise UsageError("--score: qrels hold grades. Name their column with --grade, or write a run file.")
+    if to == "run" and options.grade is not None:
+        raise UsageError(
+            "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
+        )
+    if options.grade is not None and options.score is not None:
+        raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")
+
+
+def _tag(source: Source, tag: str | None, *, has_own: bool) -> str | None:
+    """The tag of all lines; None where rows have their own.
+
+    Raises:
+        UsageError: it holds white space.
+    """
+    if tag is None and has_own:
+        return None
+    tag = tag or source.run_name or TAG
+    if re.search(UNWRITABLE, tag):
+        raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
+    return tag
+
+
+def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, int]:
+    """One row a pair, the first, with its value or the mean of the pair's; and how many pairs have several values.
+
+    Raises:
+        InputError: pairs have several values and nobody said which counts.
+    """
+    pair, value = ["query_id", "doc_id"], polars.col("value")
+    num_pairs = rows.select(polars.struct(pair).hash().n_unique()).item()  # or more, where hashes collide
+    if rule == "keep" or num_pairs == rows.height:
+        return rows, 0
+    kept = rows.unique(pair, keep="first", maintain_order=True)
+    repeated = rows.filter(polars.struct(pair).is_duplicated())
+    groups = repeated.group_by(pair, maintain_order=True).agg("value").filter(value.list.n_unique() > 1)
+    if groups.height and rule == "error":
+        examples = [
+            f"query {query}, document {doc}: {', '.join(f'{one:g}' for one in values)}"
+            for query, doc, values in groups.head(SHOWN).iter_rows()
+        ]
+        more = "; …" if groups.height > SHOWN else ""
+        raise InputError(
+            f"{source.path}: {groups.height:,} pairs have several {source.kind}s that differ ({'; '.join(examples)}"
+            f"{more}). Fix the source, or choose: --duplicates first or --duplicates mean; .jsonl and .parquet take "
+            "--duplicates keep."
+        )
+    if groups.height and rule == "mean":
+        total, count = value.list.sum(), value.list.len().cast(polars.Int64)
+        mean = (2 * total + count) // (2 * count) if source.kind == "grade" else value.list.mean()
+        kept = kept.join(groups.select(*pair, mean=mean), on=pair, how="left", maintain_order="left")
+        kept = kept.with_columns(value=polars.coalesce("mean", "value")).drop("mean")
+    return kept, groups.height
+
+
+def _ranked(polars: Any, rows: Any, tag: str | None) -> Any:
+    """The lines of a run file: queries in the order in which they first come, documents by score. Equal scores are
+    ordered by document id, descending by its bytes, which is how trec_eval breaks ties whatever the ranks say.
+
+    Args:
+        tag: of every line; None: the rows' own.
+    """
+    first = polars.col("row").min().over("query_id")
+    ranked = rows.sort(first, "value", "doc_id", descending=[False, True, True])
+    return ranked.select(
+        "query_id",
+        polars.lit("Q0").alias("q0"),
+        "doc_id",
+        polars.int_range(FIRST_RANK, polars.len() + FIRST_RANK).over("query_id").alias("rank"),
+        polars.col("value").cast(polars.String),
+        polars.col("tag") if tag is None else polars.lit(tag).alias("tag"),
+    )
+
+
+def _write_lines(frame: Any, file: Path) -> None:
+    frame.write_csv(file, include_header=False, separator=" ", quote_style="never")
+
+
+def _write_table(polars: Any, source: Source, kept: Any, target: Format, file: Path, *, has_means: bool) -> None:
+    """All columns of the kept rows, in the order of the source."""
+    batches = _batches(source, kept, has_means=has_means)
+    if target == "jsonl":
+        with file.open("wb") as out:
+            for batch in batches:
+                polars.from_arrow(batch).with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
+        return
+    first = next(batches)
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        for batch in batches:
+            if batch.num_rows:  # readers fail at a row group without rows (datasets 5.2)
+                writer.write_table(batch)
+
+
+def _batches(source: Source, kept: Any, *, has_means: bool) -> Iterator[pa.Table]:
+    """The kept rows in tables of one schema, an empty one first."""
+    rows, values = kept["row"].to_numpy(), kept["value"].to_arrow()
+    with pq.ParquetFile(source.files[0]) as parquet:
+        held = parquet.schema_arrow
+    schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
+    typed, is_read = schema, has_means or source.form in TREC
+    if source.form in TREC:
+        typed = pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names])
+    if has_means and source.kind == "score":
+        typed = typed.set(typed.get_field_index(source.value), pa.field(source.value, pa.float64()))
+    yield typed.empty_table()
+    place = 0
+    for path in source.files:
+        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+            for batch in parquet.iter_batches(batch_size=_batch_rows(parquet.metadata), columns=source.names):
+                begin, end = np.searchsorted(rows, [place, place + batch.num_rows])
+                table = pa.Table.from_batches([batch]).select(source.names).cast(schema)
+                table = table.take(pa.array(rows[begin:end] - place))
+                place += batch.num_rows
+                if is_read:
+                    at = table.column_names.index(source.value)
+                    table = table.set_column(
+                        at, source.value, values.slice(begin, end - begin).cast(typed.field(at).type)
+                    )
+                yield table.cast(typed)
+
+
+def _batch_rows(metadata: pq.FileMetaData) -> int:
+    groups = [group for group in map(metadata.row_group, range(metadata.num_row_groups)) if group.num_rows]
+    longest = max((group.total_byte_size / group.num_rows for group in groups), default=1.0)
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
