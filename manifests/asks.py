@@ -432,8 +432,7 @@ class Engine(ABC):
 
     @staticmethod
     def try_server(spec: EngineSpec, asks: Sequence[Ask], secrets: Mapping[str, SecretStr]) -> str:  # noqa: ARG004
-        """Call the server as a start does, with answers of one token where it gives such; what was found, in words.
-        Empty for an engine without a server.
+        """Call the server as a start does; what was found, in words. Empty for an engine without a server.
 
         Raises:
             ModelError: it refuses.

@@ -25,7 +25,7 @@ from pydantic import SecretStr
 
 from relabel.labelers.engines.openai_chat import ChatMode, ChatWork, answer_of
 from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
-from relabel.labelers.engines.openai_connections import HttpReply, OpenAiArgs, args_of, key_of
+from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
 from relabel.labelers.engines.openai_replies import (
     MAX_COUNT,
     NOT_SAID,
@@ -84,72 +84,73 @@ class Batches:
     ) -> None:
         self._client, self._args, self._records, self._deliver, self._pause = client, args, records, deliver, pause
         self._own: set[str] = set()
-        self._passed: set[tuple[str, str]] = set()  # a batch and an ask that it left unanswered
-        self._lines: dict[str, asyncio.Task[dict[str, Any]]] = {}
-        self._tries = Counter[str]()
+        self._fetched: dict[str, asyncio.Task[tuple[dict[str, Any], bool]]] = {}
         self._failed_in_a_row = 0
-        self._unpaid: set[str] = set()
-        self._fault: ServerGoneError | None = None
-        self.adopted: set[int] = set()
+        self.adopted: dict[int, Ask] = {}
         """Requests in flight that an earlier execution has paid for."""
 
     async def answer(self, works: list[ChatWork]) -> None:
         """Have all of them answered; returns when they are."""
-        await self._answer(_named(works))
-
-    async def _answer(self, works: Works) -> None:
         known = sorted(await asyncio.to_thread(self._records.load), key=lambda record: -record.created)
-        groups: list[tuple[BatchRecord, Works]] = []
-        left = dict(works)
-        for record in known:
-            mine = left.keys() & set(record.asks) if record.name not in self._own else set()
-            found = {ask: left.pop(ask) for ask in sorted(mine) if (record.name, ask) not in self._passed}
-            if found:
-                self.adopted |= {work.request.id for work in found.values()}
-                groups.append((record, found))
-        for part in _parts(left):
-            self._tries.update(list(part))
-            groups.append((await self._hand_over(part), part))
-        await asyncio.gather(*(self._take(record, part) for record, part in groups))
+        await self._answer(_named(works), [record for record in known if record.name not in self._own], tries=0)
 
-    async def _take(self, record: BatchRecord, works: Works) -> None:
+    async def _answer(self, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
+        """Take up those that batches of earlier executions hold, the latest first, and hand the others over.
+
+        Args:
+            tries: how many batches of this execution have held them.
+        """
+        groups: list[tuple[BatchRecord, Works, Sequence[BatchRecord], int]] = []
+        left = dict(works)
+        for number, record in enumerate(known, start=1):
+            found = {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}
+            if found:
+                self.adopted |= {work.request.id: work.request.ask for work in found.values()}
+                groups.append((record, found, known[number:], tries))
+        for part in _parts(left):
+            groups.append((await self._hand_over(part), part, (), tries + 1))
+        await asyncio.gather(*(self._take(*group) for group in groups))
+
+    async def _take(self, record: BatchRecord, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
         """Answer requests from a batch, once it has ended; those that it left go on."""
-        lines = await self._fetched(record)
+        if record.name not in self._fetched:
+            self._fetched[record.name] = asyncio.create_task(self._fetch(record))
+        lines, is_paid = await self._fetched[record.name]
+        is_own = record.name in self._own
         left: dict[str, ChatWork] = {}
         answers: list[Answer] = []
+        fault: ServerGoneError | None = None
         for ask, work in works.items():
-            answer = await self._read(lines.get(ask), work, is_own=record.name in self._own)
+            line = lines.get(ask)
+            try:
+                answer = self._read(line, work, is_own=is_own)
+            except ServerGoneError as exc:  # what else the batch holds is paid for
+                answer, fault = None, exc
             if answer is not None:
                 answers.append(answer)
                 continue
-            if record.name in self._own and record.name not in self._unpaid and not _is_error(lines.get(ask)):
+            if is_own and is_paid and not _is_error(line):
                 self._client.charge_batch(NOT_SAID, work.body)  # it may have been answered, which nobody can know
-            self.adopted.discard(work.request.id)
-            self._passed.add((record.name, ask))
-            if self._tries[ask] >= self._args.max_tries:
-                detail = f"no usable answer in {self._tries[ask]} batches"
+            self.adopted.pop(work.request.id, None)
+            if tries >= self._args.max_tries:
+                detail = f"no usable answer in {tries} batches"
                 answers.append(Answer(work.request.id, "", "error", detail=detail, flags=work.flags))
             else:
                 left[ask] = work
         self._deliver(answers)
-        if self._fault is not None:
-            raise self._fault
-        if record.name in self._own:
-            del self._lines[record.name]
+        if is_own:
+            del self._fetched[record.name]
+            if fault is not None:  # an earlier execution's is no news: its asks are asked again
+                raise fault
         if left:
-            await self._answer(left)
+            await self._answer(left, known, tries)
 
-    async def _fetched(self, record: BatchRecord) -> dict[str, Any]:
-        """What came of a batch, by ask; fetched once."""
-        if record.name not in self._lines:
-            self._lines[record.name] = asyncio.create_task(self._fetch(record))
-        return await self._lines[record.name]
-
-    async def _fetch(self, record: BatchRecord) -> dict[str, Any]:
+    async def _fetch(self, record: BatchRecord) -> tuple[dict[str, Any], bool]:
+        """What came of a batch, by ask, and whether what is not there may be charged."""
         batch = record.batch or await self._find(record.name)
         ended = None if batch is None else await self._ended(batch)
         if ended is None:
-            return {}
+            return {}, True
         lines: dict[str, Any] = {}
         for key in ("error_file_id", "output_file_id"):
             if isinstance(name := ended.get(key), str) and name:
@@ -157,9 +158,8 @@ class Batches:
                 lines |= {} if isinstance(found, Failure) else found
         if ended.get("status") != "failed":
             self._failed_in_a_row = 0
-            return lines
+            return lines, True
         self._failed_in_a_row += 1
-        self._unpaid.add(record.name)
         if self._failed_in_a_row >= FAILED_IN_A_ROW or read_complaint(ended).subject(200) == "credit":
             why = shown(read_complaint(ended.get("errors")).message) or "it does not say why"
             raise ServerGoneError(
@@ -167,7 +167,7 @@ class Batches:
                 "Mend that; the same command then continues."
             )
         await self._pause(self._args.batch_poll_s)
-        return lines
+        return lines, False
 
     async def _ended(self, batch: str) -> dict[str, Any] | None:
         """A batch that has ended; None for one that the server does not know any more."""
@@ -236,8 +236,12 @@ class Batches:
                 return batch
         raise ServerGoneError(f"the server at {self._client.at} takes no batch now; the same command continues later.")
 
-    async def _read(self, line: Any, work: ChatWork, *, is_own: bool) -> Answer | None:
-        """The answer that a line of a batch's files holds; None if it has to be asked again."""
+    def _read(self, line: Any, work: ChatWork, *, is_own: bool) -> Answer | None:
+        """The answer that a line of a batch's files holds; None if it has to be asked again.
+
+        Raises:
+            ServerGoneError: it says that the credit is used up.
+        """
         reply = line.get("response") if isinstance(line, dict) else None
         if not isinstance(reply, dict) or not isinstance(status := reply.get("status_code"), int):
             return None
@@ -248,12 +252,7 @@ class Batches:
                 if is_own:
                     self._client.charge_batch(found.usage, work.body)
                 return answer_of(work, found)
-        try:
-            refused = await self._client.judge(HttpReply(status, {}, json.dumps(body).encode()))
-        except ServerGoneError as exc:
-            # what else the batch holds is paid for; of one that an earlier execution handed over it is asked again
-            self._fault = exc if is_own else None
-            return None
+        refused = self._client.judge(status, json.dumps(body).encode())
         return None if refused is None else answer_of(work, refused)
 
 
@@ -312,10 +311,7 @@ def _is_error(line: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# The openai engine: a teacher at any OpenAI-compatible server, in the exact way where the server can, else as chat.
-# Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
-# Importing this file loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and
-# limits), `api_tokens.py` and `api_chat.py` (the two ways).
+# The engine.
 
 
 WAITING_PER_SLOT = 2
@@ -371,7 +367,6 @@ class OpenAi(Engine):
         self._pause = pause
         self._batches: Batches | None = None
         self._unsent: list[ChatWork] = []
-        self._flying: dict[int, Ask] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._until_closed = contextlib.ExitStack()
         portals = require("anyio.from_thread", extra="openai", purpose="The openai engine")
@@ -407,10 +402,7 @@ class OpenAi(Engine):
         hasty = args.model_copy(update={"max_tries": min(args.max_tries, 2)})
         engine = OpenAi(spec.model_copy(update={"args": hasty}), secrets=secrets)
         try:
-            try:
-                remarks = engine.prepare([replace(ask, max_tokens=min(ask.max_tokens, 1)) for ask in asks])
-            except (ModelError, ServerGoneError):  # some refuse small limits
-                remarks = engine.prepare(asks)
+            remarks = engine.prepare(asks)
         finally:
             engine.close()
         client, mode = engine._client, engine._mode.name
@@ -422,11 +414,10 @@ class OpenAi(Engine):
         """Try a short answer of every stage at the server, and say what will not be had."""
         remarks = [*self._remarks, *self._mode.prepare(asks, self._loop)]
         if self._client.is_counting:
-            by = f"{CHARS_PER_TOKEN} bytes for each"
-            if self._folder is not None:
-                tokenizer, by = self._folder.load(), f"by the tokenizer of {self._folder.reference!r}"
-                self._client.num_tokens = lambda text: len(tokenizer(text, add_special_tokens=False).input_ids)
-            remarks.append(f"The server at {self._client.at} counts no tokens: they are counted here, {by}.")
+            remarks.append(
+                f"The server at {self._client.at} counts no tokens: they are counted here, {CHARS_PER_TOKEN} bytes for "
+                "each."
+            )
         return remarks
 
     @property
@@ -441,7 +432,6 @@ class OpenAi(Engine):
         if isinstance(work, Answer):
             self._answers.put(work)
         elif self._batches is not None:
-            self._flying[request.id] = request.ask
             self._unsent.append(work)
         else:
             self._loop.start_task_soon(self._reporting_faults, partial(self._ask, work))
@@ -472,8 +462,7 @@ class OpenAi(Engine):
         self._in_flight -= len(ready)
         if self._batches is not None:
             for answer in ready:
-                self._flying.pop(answer.request_id, None)
-                self._batches.adopted.discard(answer.request_id)
+                self._batches.adopted.pop(answer.request_id, None)
         if fault is not None:
             self._fault = fault
             if not ready:  # else the next call raises it
@@ -504,7 +493,7 @@ class OpenAi(Engine):
 
     def costs(self) -> dict[str, Any]:
         """Requests, tries, tokens by the server's count and money so far; see `Costs`."""
-        return self._client.costs.with_batches(self._client.batch_costs)
+        return self._client.costs.by_name()
 
     def most(self, ask: Ask) -> Charge:
         """What an ask is charged for at most, if each of its requests is answered at the first try.
@@ -525,12 +514,10 @@ class OpenAi(Engine):
         """What was charged so far at most, without what is in flight. Once it is closed, less what is in flight in
         batches that an earlier execution paid for.
         """
-        charge = Charge()
-        for costs in (self._client.costs, self._client.batch_costs):
-            charge = charge.plus(Charge(costs.at_most.prompt + costs.at_most.output, costs.cost_at_most))
+        charge = self._client.costs.at_most
         if self._batches is not None and not self._is_open:
-            for request_id in self._batches.adopted:
-                charge = charge.minus(self.most(self._flying[request_id]))
+            for ask in self._batches.adopted.values():
+                charge = charge.minus(self.most(ask))
         return charge
 
     def use_records(self, records: BatchRecords) -> None:

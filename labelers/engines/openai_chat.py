@@ -134,7 +134,7 @@ class ChatMode:
                     )
                     body, found = folded, again
             if isinstance(found, Failure):
-                found.raise_at_start(ask.stage, body, at=self._client.at)
+                found.raise_at_start(ask.stage, at=self._client.at)
         if any(ask.decisions for ask in asks):
             remarks.append(
                 "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
@@ -536,7 +536,7 @@ class TokensMode:
             elif is_bound and found.status in CANNOT:
                 why = found.detail
             else:
-                found.raise_at_start(ask.stage, body, at=self._client.at)
+                found.raise_at_start(ask.stage, at=self._client.at)
             self._is_bound = False
         if not why:
             return []

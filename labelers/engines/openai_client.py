@@ -12,9 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from relabel.labelers.engines.openai_connections import (
-    LIMITS,
     Connections,
-    HttpReply,
     OpenAiArgs,
     most_output,
 )
@@ -67,19 +65,16 @@ class Failure(NamedTuple):
         finish: what that makes of its ask.
         detail: why, for a person.
         status: the HTTP status that decided it; 0 for none.
-        param: the field of the request that the server names.
     """
 
     finish: Finish
     detail: str
     status: int = 0
-    param: str = ""
 
-    def raise_at_start(self, stage: str, body: Mapping[str, Any], *, at: str) -> NoReturn:
+    def raise_at_start(self, stage: str, *, at: str) -> NoReturn:
         """End the start of an engine whose server does not answer a labeler's stage.
 
         Args:
-            body: what was sent; a field of it that the server names is named with what to set.
             at: the server's address.
         Raises:
             ModelError: it refuses such requests.
@@ -89,22 +84,10 @@ class Failure(NamedTuple):
             raise ServerGoneError(
                 f"the server at {at} is not ready: stage {stage!r}: {self.detail}. The same command may work later."
             )
-        said = re.sub(r"[^\w-]+", " ", f"{self.param} {self.detail}").split()
-        advice = [
-            "engine.args.max_tokens_field names the answer's limit, labeler.max_think_tokens and its like lower it"
-            if name in LIMITS
-            else f"engine.args.extra_body: {{{name}: null}} leaves {name} out"
-            for name in body
-            if name in said and name not in _NEEDED
-        ]
         raise ModelError(
-            f"the server at {at} does not take stage {stage!r}: {self.detail}. "
-            + ("; ".join(advice) or "engine.args.max_tokens_field and extra_body change what is sent")
-            + "."
+            f"the server at {at} does not take stage {stage!r}: {self.detail}. engine.args.extra_body: {{FIELD: null}} "
+            "leaves a field out that it does not know, engine.args.max_tokens_field names the answer's limit."
         )
-
-
-_NEEDED = frozenset({"model", "messages", "prompt"})
 
 
 class _Try(NamedTuple):
@@ -135,9 +118,7 @@ class ApiClient:
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
-        price_in, price_out = args.price_per_million_input, args.price_per_million_output
-        self.costs = Costs(price_in, price_out)
-        self.batch_costs = Costs(_in_batch(price_in), _in_batch(price_out))
+        self.costs = Costs(args.price_per_million_input, args.price_per_million_output)
         self.slots = asyncio.Semaphore(args.concurrency)
         self._args, self._pause, self._now = args, pause, now
         self._key = key
@@ -145,7 +126,6 @@ class ApiClient:
         """The server's address, as messages name it."""
         self._accepted: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
         """The first request that was answered, to find out whether such still are."""
-        self.num_tokens: Callable[[str], int] = lambda text: -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
         self.listed: dict[str, dict[str, Any]] = {}
         """What the server lists, as `model_names` says."""
         self.is_counting = False
@@ -215,7 +195,7 @@ class ApiClient:
         self.is_counting = True
         prompt = body.get("prompt") or "".join(turn["content"] for turn in body.get("messages", ()))
         ids = found.token_ids if found.token_ids is not None else found.reasoning + found.text
-        counts = [len(held) if isinstance(held, list) else self.num_tokens(held) for held in (prompt, ids)]
+        counts = [len(held) if isinstance(held, list) else _num_tokens(held) for held in (prompt, ids)]
         return found._replace(usage=Usage(usage.prompt or counts[0], usage.cached, usage.output or counts[1]))
 
     @property
@@ -241,19 +221,20 @@ class ApiClient:
         found = await self._try("POST", path, _content(body), read, is_trial=True)
         return None if isinstance(found, _Try) else found
 
-    async def judge(self, reply: HttpReply) -> Failure | None:
+    def judge(self, status: int, body: bytes) -> Failure | None:
         """What a reply that is no answer means for its ask; None where another try may help."""
-        complaint = self._complaint(reply.body)
-        if reply.status == 200 and not complaint.is_said:
+        complaint = self._complaint(body)
+        if status == 200 and not complaint.is_said:
             return None
-        found = await self._refused(reply, complaint, is_trial=True)
+        found = self._refused(status, complaint, is_trial=True)
         return found if isinstance(found, Failure) else None
 
     def charge_batch(self, usage: Usage, body: dict[str, Any]) -> None:
         """Count an answer that came in a batch; `NOT_SAID` for one that may have come."""
         if usage == NOT_SAID:
-            self.batch_costs.doubt(_most(_content(body), body))
-        self.batch_costs.add(usage)
+            self.costs.doubt(_most(_content(body), body), BATCH_PRICE)
+        else:
+            self.costs.add(usage, BATCH_PRICE)
 
     async def _send(
         self,
@@ -342,27 +323,26 @@ class ApiClient:
             return _Try(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
         except library.RequestError as exc:
             return _Try(f"the connection broke ({type(exc).__name__})", may_be_charged=True)
-        except ReplyError as exc:
-            return _Try(str(exc), may_be_charged=True)
         self._num_heard += 1
-        if reply.status != 200:
-            return await self._refused(reply, self._complaint(reply.body), is_trial=is_trial)
-        plain = self._without_key(reply.body)
+        if reply.status_code != 200:
+            wait_s = self._wanted_wait(reply.headers.get("retry-after", ""))
+            return self._refused(reply.status_code, self._complaint(reply.content), wait_s, is_trial=is_trial)
+        plain = self._without_key(reply.content)
         try:
             found = read(plain)
         except ReplyError as exc:
             complaint = self._complaint(plain, is_json=True)
             if method == "POST" and complaint.is_said:
-                return await self._refused(reply, complaint, is_trial=is_trial)
+                return self._refused(200, complaint, is_trial=is_trial)
             return _Try(f"{exc} ({_words(plain) or 'it is empty'})", may_be_charged=True)
         if method == "POST":  # some list their models to anybody
             self._failed_in_a_row = 0
         return found
 
-    async def _refused(self, reply: HttpReply, complaint: Complaint, *, is_trial: bool) -> Failure | _Try:
-        status = complaint.status if reply.status == 200 else reply.status
-        said = f"HTTP {reply.status}" + (f": {shown(complaint.message)}" if complaint.message else "")
-        wait_s = self._wanted_wait(reply) or complaint.wait_s
+    def _refused(self, status: int, complaint: Complaint, wait_s: float = 0.0, *, is_trial: bool) -> Failure | _Try:
+        said = f"HTTP {status}" + (f": {shown(complaint.message)}" if complaint.message else "")
+        status = complaint.status if status == 200 else status
+        wait_s = wait_s or complaint.wait_s
         subject = complaint.subject(status, may_pass=wait_s > 0)
         if subject == "credit":
             raise ServerGoneError(
@@ -374,7 +354,7 @@ class ApiClient:
         if status in _RETRIED or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403)):
             return _Try(said, wait_s)
         if status in (401, 403):
-            if status == 401 or self._accepted is None or (self.listed and await self._is_locked_out()):
+            if status == 401 or self._accepted is None:
                 # of a key that is not accepted the server's own words stay out: some repeat a part of it
                 have = (
                     f"the key in {self._args.api_key_env}"
@@ -402,16 +382,7 @@ class ApiClient:
                 f"the server at {self.at} sends us elsewhere (HTTP {status}); write that address into "
                 "engine.args.base_url."
             )
-        return Failure("error", f"the server refused the request ({said})", status, complaint.param)
-
-    async def _is_locked_out(self) -> bool:
-        """Whether the key opens nothing any more, as against one request that was not liked."""
-        try:
-            async with asyncio.timeout(self._args.timeout_s):
-                reply = await self._connections.send("GET", "/models")
-        except (TimeoutError, self._library.RequestError, ReplyError):
-            return False
-        return reply.status in (401, 403)
+        return Failure("error", f"the server refused the request ({said})", status)
 
     async def _wait(self, num_failed: int, wanted_s: float) -> None:
         args = self._args
@@ -424,12 +395,10 @@ class ApiClient:
         bound = min(args.max_backoff_s, args.backoff_s * 2.0 ** min(num_failed - 1, 60))
         seconds = wanted_s + self._rng.uniform(0.0, bound)
         self.costs.retries += 1
-        self.costs.waited_s += seconds
         await self._pause(seconds)
 
-    def _wanted_wait(self, reply: HttpReply) -> float:
+    def _wanted_wait(self, text: str) -> float:
         """Seconds that `Retry-After` asks for: a number, or a date; 0 where it says nothing readable."""
-        text = reply.headers.get("retry-after", "")
         try:
             return _bounded(float(text))
         except ValueError:
@@ -463,12 +432,12 @@ def _words(raw: bytes) -> str:
     return shown(re.sub(r"(?is)<(script|style).*?</\1>|<[^>]*>", " ", raw[:MOST_PAGE].decode("utf-8", "replace")))
 
 
-def _in_batch(price: float | None) -> float | None:
-    return None if price is None else price * BATCH_PRICE
-
-
 def _content(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _num_tokens(text: str) -> int:
+    return -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
 
 
 def _most(content: bytes, body: dict[str, Any]) -> Usage:

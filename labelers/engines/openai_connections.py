@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from relabel.labelers.engines.openai_replies import ReplyError
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.process import require
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
@@ -225,16 +223,6 @@ def most_output(body: Mapping[str, Any]) -> int:
 
 CONNECT_S = 10.0
 """Longest wait for a connection."""
-MOST_BYTES = 1 << 30
-"""Of a reply's body; no answer, and no file of a batch, is longer."""
-
-
-class HttpReply(NamedTuple):
-    """A whole reply: its body is unpacked."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
 
 
 class Connections:
@@ -249,8 +237,6 @@ class Connections:
 
     def __init__(self, args: OpenAiArgs, key: str | None) -> None:
         self._library = library = require("httpx", extra="openai", purpose="The openai engine")
-        # which would import it at the first request, in the thread of the loop: see `records.read_in_threads`
-        importlib.import_module("anyio.abc")
         self._base = args.base_url.rstrip("/")
         self._headers = {"accept-encoding": "gzip", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout = library.Timeout(args.timeout_s, connect=min(CONNECT_S, args.timeout_s))
@@ -268,29 +254,18 @@ class Connections:
         content: bytes | None = None,
         *,
         kind: str = "application/json",
-    ) -> HttpReply:
+    ) -> httpx.Response:
         """One request and its whole reply.
 
         Args:
             kind: of the content.
         Raises:
-            ReplyError: the body is longer than `MOST_BYTES`.
             httpx.RequestError: as it comes. It holds the request, and that the key: not to be chained.
         """
         client = self._free.pop() if self._free else self._open()
         try:
             headers = {"content-type": kind} if content is not None else {}
-            request = client.build_request(method, self._base + path, content=content, headers=headers)
-            response = await client.send(request, stream=True)
-            try:
-                body = bytearray()
-                async for block in response.aiter_bytes():
-                    body += block
-                    if len(body) > MOST_BYTES:
-                        raise ReplyError(f"the reply is longer than {MOST_BYTES:,} bytes")
-                return HttpReply(response.status_code, response.headers, bytes(body))
-            finally:
-                await response.aclose()
+            return await client.request(method, self._base + path, content=content, headers=headers)
         finally:
             self._free.append(client)
 

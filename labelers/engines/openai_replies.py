@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, TypeGuard
 
-from relabel.manifests.asks import Finish
+from relabel.manifests.asks import Charge, Finish
 from relabel.manifests.secrets import redacted
 
 # ------------------------------------------------------------------------------
@@ -71,12 +71,10 @@ class Complaint(NamedTuple):
     Args:
         codes: its codes and kinds, as they are.
         message: its words in one line.
-        param: the field of the request that it is about, where it names one.
     """
 
     codes: tuple[str, ...] = ()
     message: str = ""
-    param: str = ""
 
     @property
     def is_said(self) -> bool:
@@ -129,12 +127,12 @@ def _is_long(plain: str) -> bool:
 
 def read_complaint(payload: Any) -> Complaint:
     """Codes and words of an error, wherever a server puts them; nothing where there are none."""
-    said: dict[str, list[str]] = {"code": [], "message": [], "param": []}
+    said: dict[str, list[str]] = {"code": [], "message": []}
     for kind, text in _said(payload, 0):
         if text.strip() and text not in said[kind]:
             said[kind].append(text)
     codes = tuple(shown(code) for code in said["code"][:4])
-    return Complaint(codes, shown(": ".join(said["message"]), _READ_CHARS), shown("".join(said["param"][:1])))
+    return Complaint(codes, shown(": ".join(said["message"]), _READ_CHARS))
 
 
 def _said(value: Any, depth: int) -> Iterator[tuple[str, str]]:
@@ -147,8 +145,6 @@ def _said(value: Any, depth: int) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             if name in _CODES and isinstance(inner, str | int) and not isinstance(inner, bool):
                 yield "code", str(inner)
-            elif name == "param" and isinstance(inner, str):
-                yield "param", inner
             elif name == "loc" and isinstance(inner, list):  # of FastAPI
                 yield "message", ".".join(map(str, inner[:4]))
             elif name == "choices" and isinstance(inner, list):
@@ -187,7 +183,8 @@ class Costs:
 
     Args:
         price_input, price_output: of a million tokens; None where no price was given.
-        unsure: the most that replies may have been charged which were lost on the way.
+        cost: of the tokens, in the prices' currency.
+        lost: the most that replies may have been charged which were lost on the way.
     """
 
     price_input: float | None = None
@@ -198,50 +195,41 @@ class Costs:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    waited_s: float = 0.0
-    unsure: Usage = NOT_SAID
+    cost: float = 0.0
+    lost: Charge = Charge()  # noqa: RUF009 — immutable
 
-    def add(self, usage: Usage) -> None:
-        """Count a reply."""
+    def add(self, usage: Usage, part: float = 1.0) -> None:
+        """Count a reply, at this part of the prices."""
         self.prompt_tokens += usage.prompt
         self.cached_tokens += usage.cached
         self.output_tokens += usage.output
+        self.cost += self._charge(usage, part).cost
 
-    def doubt(self, most: Usage) -> None:
+    def doubt(self, most: Usage, part: float = 1.0) -> None:
         """Note a reply that is lost: what the server charged for it can't be known."""
-        self.unsure = Usage(self.unsure.prompt + most.prompt, 0, self.unsure.output + most.output)
+        self.lost = self.lost.plus(self._charge(most, part))
 
     @property
-    def at_most(self) -> Usage:
+    def at_most(self) -> Charge:
         """What was charged at most."""
-        return Usage(self.prompt_tokens + self.unsure.prompt, 0, self.output_tokens + self.unsure.output)
+        return self.lost.plus(Charge(self.prompt_tokens + self.output_tokens, self.cost))
 
-    @property
-    def cost(self) -> float | None:
-        """In the prices' currency; None without a price."""
-        if self.price_input is None and self.price_output is None:
-            return None
-        return (self.prompt_tokens * (self.price_input or 0.0) + self.output_tokens * (self.price_output or 0.0)) / 1e6
-
-    @property
-    def cost_at_most(self) -> float:
-        """Of what was charged at most; 0.0 without a price."""
-        found = self.at_most
-        return (found.prompt * (self.price_input or 0.0) + found.output * (self.price_output or 0.0)) / 1e6
-
-    def with_batches(self, other: Costs) -> dict[str, Any]:
-        """Counts by name, as a run records them, with what came in batches."""
-        cost = other.cost
+    def by_name(self) -> dict[str, Any]:
+        """Counts as a run records them."""
+        has_price = self.price_input is not None or self.price_output is not None
         return {
             "http_requests": self.requests,
             "retries": self.retries,
             "given_up": self.given_up,
-            "prompt_tokens": self.prompt_tokens + other.prompt_tokens,
-            "cached_tokens": self.cached_tokens + other.cached_tokens,
-            "output_tokens": self.output_tokens + other.output_tokens,
-            "waited_s": round(self.waited_s, 3),
-            "cost": None if self.cost is None or cost is None else self.cost + cost,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "cost": self.cost if has_price else None,
         }
+
+    def _charge(self, usage: Usage, part: float) -> Charge:
+        cost = usage.prompt * (self.price_input or 0.0) + usage.output * (self.price_output or 0.0)
+        return Charge(usage.prompt + usage.output, part * cost / 1e6)
 
 
 # ------------------------------------------------------------------------------

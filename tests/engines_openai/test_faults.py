@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines import openai_connections
 from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.manifests.asks import Answer, Engine, Message
 from relabel.manifests.errors import ModelError, ServerGoneError
@@ -283,22 +282,11 @@ def test_a_server_that_refuses_every_row_ends_the_run_and_one_that_refuses_a_kin
         run_all(engine, requests_for(100))
 
 
-@pytest.mark.parametrize(
-    ("said", "advice"),
-    [
-        (
-            "'temperature' does not support 0 with this model.",
-            r"model\.\)\. engine.args.extra_body: {temperature: null}",
-        ),
-        ("Unrecognized request argument supplied: seed", r"extra_body: {seed: null}"),
-        ("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.", "max_tokens_field"),
-    ],
-)
-def test_a_field_that_the_server_refuses_is_named_with_what_to_set(
-    said: str, advice: str, serve: Any, connect: Any
-) -> None:
-    server = serve(lambda _: error(400, said))
-    with pytest.raises(ModelError, match=rf"{server.url} does not take stage 'verdict'.*{advice}"):
+def test_a_field_that_the_server_refuses_is_shown_with_what_can_be_set(serve: Any, connect: Any) -> None:
+    server = serve(lambda _: error(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."))
+    with pytest.raises(
+        ModelError, match=rf"{server.url} does not take stage 'verdict'.*'max_completion_tokens'.*max_tokens_field"
+    ):
         connect(server).prepare([ask_for("q", "d")])
 
 
@@ -465,10 +453,3 @@ def test_an_error_that_is_wrong_anywhere_is_an_error_all_the_same(status: int, s
     for number, answer in enumerate(run_all(engine, requests_for(2 * len(wrong)))):
         check_form(answer)
         assert answer.finish in (("stop",) if number % 2 == 0 else ("error", "overlong", "refused"))
-
-
-def test_a_reply_that_never_ends_is_cut_off(serve: Any, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_connections, "MOST_BYTES", 1 << 20)
-    server = serve(lambda _: Raw(b"[" * (8 << 20), missing=1 << 40))
-    answer = run_all(connect(server, max_tries=2, timeout_s=30.0), requests_for(1))[0]
-    assert "reply is longer than" in answer.detail
