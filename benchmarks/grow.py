@@ -329,8 +329,8 @@ def show_tokens(data: pl.DataFrame, labels: list[str], picture: Path) -> None:
     print("| arm | budget | tokens | AUC | to random |\n|---|---|---|---|---|")
     for (arm, budget), drawn in values.items():
         tokens, area_R, random_R = (np.mean([one[n] for one in drawn], axis=0) for n in range(3))
-        step_R, (low, high, _) = area_R - random_R, interval_of(area_R[1:])
-        least, most, _ = interval_of(step_R[1:])
+        step_R, (low, high) = area_R - random_R, interval_of(area_R[1:])
+        least, most = interval_of(step_R[1:])
         lines.setdefault(arm, []).append([tokens, area_R[0], low, high, least > 0])
         shown = f"{area_R[0]:.4f} ({low:.3f} to {high:.3f})"
         print(f"| {arm} | {budget} | {tokens:,.0f} | {shown} | {step_R[0]:+.4f} ({least:+.4f} to {most:+.4f}) |")
@@ -338,7 +338,7 @@ def show_tokens(data: pl.DataFrame, labels: list[str], picture: Path) -> None:
         above = sum(bool(point[4]) for point in points)
         print(f"{arm}: above random for {above} of {len(points)} budgets; pays: {2 * above >= len(points)}")
     cosine_R = areas(np.split(held_NF, 2, axis=1)[1].sum(1))
-    print(f"cosine: {cosine_R[0]:.4f} {interval_of(cosine_R[1:])[:2]}")
+    print(f"cosine: {cosine_R[0]:.4f} {tuple(interval_of(cosine_R[1:]))}")
     draw(picture, {arm: np.array(points) for arm, points in lines.items()}, cosine_R[0])
 
 

@@ -303,8 +303,8 @@ def _rated(
             statistic = order_and_grade(gold_P, query_P, grade_P, probs_PK, has_P)
             drawn = bootstrap(statistic, num_groups=num_queries, resamples=resamples, seed=seed)
             for figure, (value,) in statistic(np.ones((1, num_queries))).items():
-                low, high, undefined = drawn.get(figure, NOTHING_DRAWN)
-                figures[figure] = MetricValue(finite(value), finite(low), finite(high), num_gold, "rows", undefined)
+                low, high = drawn.get(figure, NOTHING_DRAWN)
+                figures[figure] = MetricValue(finite(value), finite(low), finite(high), num_gold, "rows")
         agreement = float((grade_P == written_P)[counted_P].mean()) if counted_P.any() else 0.0
         found.append(Rated(name, int(counted_P.sum()), agreement, figures))
     return found

@@ -76,22 +76,9 @@ class Baselines:
         return ", ".join(f"{value:.4f} {kind}" for kind, value in self.of(figure).items())
 
 
-def baselines(
-    gold_N: np.ndarray,
-    query_N: np.ndarray | None,
-    doc_N: np.ndarray,
-    *,
-    grades: int,
-    num_queries: int,
-    lexical_N: np.ndarray | None = None,
-) -> Baselines:
-    """The baselines of judged rows, of which there is at least one.
-
-    Args:
-        gold_N: grades 0..K-1.
-        query_N, doc_N: as those of `manifests.metrics.judged.Judged`.
-        lexical_N: BM25 of each row, see `bm25`.
-    """
+def baselines(judged: Judged) -> Baselines:
+    """The baselines of judged rows, of which there is at least one."""
+    gold_N, query_N, grades = judged.gold, judged.queries, judged.grades
     gold_K = np.bincount(gold_N, minlength=grades)
     grade = int(gold_K.argmax())
     counts_KK = np.zeros((grades, grades))
@@ -101,11 +88,12 @@ def baselines(
     cuts = [(f"auc_{name}", cut) for cut, name in enumerate(cut_names(grades), start=1)]
     random, lexical = dict.fromkeys((name for name, _ in cuts), 0.5), dict[str, float]()
     if query_N is not None:
-        random |= _ranked(random_order(query_N, doc_N, gold_N, num_queries=num_queries))
-    if lexical_N is not None:
-        lexical |= {name: auc(lexical_N, gold_N >= cut) for name, cut in cuts}
+        random |= _ranked(random_order(query_N, judged.docs, gold_N, num_queries=judged.num_queries))
+    if judged.lexical is not None:
+        lexical |= {name: auc(judged.lexical, gold_N >= cut) for name, cut in cuts}
         if query_N is not None:
-            lexical |= _ranked(rank_queries(query_N, doc_N, lexical_N, gold_N, num_queries=num_queries))
+            ranked = rank_queries(query_N, judged.docs, judged.lexical, gold_N, num_queries=judged.num_queries)
+            lexical |= _ranked(ranked)
     found = ({**constant, "brier": float(1 - share_K @ share_K)}, random, lexical)
     return Baselines(grade, *({name: finite(value) for name, value in one.items()} for one in found))
 
@@ -218,19 +206,7 @@ def evaluate(
     metrics = MetricSet(METRICS, found, num_groups=found.num_groups)
     release_unused()
     intervals = bootstrap(metrics.resampled, num_groups=found.num_groups, resamples=resamples, seed=seed)
-    return evaluation_of(found, metrics, intervals, baselines_of(judged))
-
-
-def baselines_of(judged: Judged) -> Baselines:
-    """The baselines of judged rows."""
-    return baselines(
-        judged.gold,
-        judged.queries,
-        judged.docs,
-        grades=judged.grades,
-        num_queries=judged.num_queries,
-        lexical_N=judged.lexical,
-    )
+    return evaluation_of(found, metrics, intervals, baselines(judged))
 
 
 def intervals_of(figures: Mapping[str, MetricValue], names: Collection[str]) -> dict[str, tuple[float, float]]:
@@ -340,7 +316,6 @@ class Difference:
     value: float | None
     low: float | None
     high: float | None
-    undefined_resamples: int
 
 
 def evaluate_both(
@@ -366,12 +341,12 @@ def evaluate_both(
     alike = [name for name in both if ours.is_by_grade(name) == theirs.is_by_grade(name)]
     differences = {}
     for name in alike:
-        low, high, num_undefined = drawn.get(name, NOTHING_DRAWN)
+        low, high = drawn.get(name, NOTHING_DRAWN)
         step = theirs.values[name] - ours.values[name]
-        differences[name] = Difference(finite(step), finite(low), finite(high), num_undefined)
-    baselines = baselines_of(first)
+        differences[name] = Difference(finite(step), finite(low), finite(high))
+    same = baselines(first)
     judged = [
-        evaluation_of(one, metrics, intervals, baselines)
+        evaluation_of(one, metrics, intervals, same)
         for one, metrics, intervals in zip(found, (ours, theirs), (first_intervals, second_intervals), strict=True)
     ]
     if alike != both:

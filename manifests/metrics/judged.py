@@ -23,7 +23,7 @@ from relabel.manifests.metrics.measures import (
     rank_queries,
     reliability_by_group,
 )
-from relabel.manifests.metrics.metric import Largest, Order, Statistic, Sums, mean_of_queries, mean_of_rows
+from relabel.manifests.metrics.metric import Order, Statistic, Sums, mean_of_queries, mean_of_rows
 from relabel.manifests.schemas import release_unused, texts_of
 
 # ------------------------------------------------------------------------------
@@ -193,9 +193,7 @@ def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
     chunks_G, tokens_G = total(_sizes(selected)), total(_numbers(judged.columns["selected_tokens"]))
     found: dict[str, Statistic] = {
         "chunks_mean": mean_of_queries(chunks_G),
-        "chunks_max": Largest(chunks_G),
         "tokens_mean": mean_of_queries(tokens_G),
-        "tokens_max": Largest(tokens_G),
         "over_budget": mean_of_queries(total(_numbers(judged.columns["over_budget"])) / rows_G),
     }
     if "gold_chunks" in judged.columns:

@@ -32,11 +32,10 @@ WeightedStatistic = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class Interval(NamedTuple):
-    """Bounds of a figure; `num_undefined` resamples gave it no value (a grade that was not drawn) and are left out."""
+    """Bounds of a figure."""
 
     low: float
     high: float
-    num_undefined: int
 
 
 def draw_weights(num_groups: int, resamples: int, seed: int, *, width: int = 0) -> Iterator[np.ndarray]:
@@ -97,12 +96,12 @@ def paired_bootstrap(
 
 
 def interval_of(value_R: np.ndarray) -> Interval:
-    """The middle 95 % of a figure's resamples; those without a value are left out and counted."""
+    """The middle 95 % of a figure's resamples; those without a value (a grade that was not drawn) are left out."""
     tail = (1 - LEVEL) / 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # every value undefined: NaN is the answer
         low, high = np.nanquantile(value_R, [tail, 1 - tail])
-    return Interval(float(low), float(high), int(np.isnan(value_R).sum()))
+    return Interval(float(low), float(high))
 
 
 # ------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ def _t(freedom: np.ndarray) -> np.ndarray:
 #
 # A resample is a vector of weights, how often each query was drawn. A metric is a function of weighted sums over
 # queries (`Sums`), and these are one matrix product for all resamples. AUC alone compares rows of different queries,
-# and keeps them in order (`Order`); a maximum (`Largest`) looks at which queries were drawn.
+# and keeps them in order (`Order`).
 #
 # Letters: N rows, G groups (queries, or rows where there is no query), K grades, R resamples.
 
@@ -215,26 +214,7 @@ class Order:
         return np.asarray(won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
 
 
-class Largest:
-    """The largest value of the groups that are drawn.
-
-    Args:
-        value_G: NaN where a group has none.
-    """
-
-    def __init__(self, value_G: np.ndarray) -> None:
-        self.over = int((~np.isnan(value_G)).sum())
-        self._group = np.argsort(-value_G)[: self.over]  # NaN comes last
-        self._value = np.append(value_G[self._group], np.nan)
-
-    def weighted(self, weight_RG: np.ndarray) -> np.ndarray:
-        """Float64 [R], NaN where no group with a value is drawn."""
-        is_drawn_RG = np.ones((len(weight_RG), self.over + 1), dtype=bool)
-        is_drawn_RG[:, :-1] = weight_RG[:, self._group] > 0
-        return np.asarray(self._value[is_drawn_RG.argmax(1)])
-
-
-Statistic = Sums | Order | Largest
+Statistic = Sums | Order
 
 
 def mean_of_queries(value_G: np.ndarray) -> Sums:
@@ -277,7 +257,7 @@ class Share:
         return np.asarray(self.part(sums) / self.whole(sums))
 
 
-NOTHING_DRAWN = Interval(math.nan, math.nan, 0)
+NOTHING_DRAWN = Interval(math.nan, math.nan)
 
 
 class Measured(NamedTuple):
@@ -285,13 +265,11 @@ class Measured(NamedTuple):
 
     `is_by_grade`: it ranks rows by the grade that was written, for want of a distribution. Such an AUC is lower than
     the same labeler's by distributions: grades tie what probabilities distinguish.
-    `num_rows`: rows that it rests on, where these are neither all of the statistic's nor the whole of a `Share`.
     """
 
     statistic: Statistic
     formula: Formula
     is_by_grade: bool = False
-    num_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -330,7 +308,6 @@ class MetricValue:
             resamples or with fewer than two groups.
         over: how many rows or queries it is the metric of.
         unit: `rows` or `queries`.
-        undefined_resamples: resamples without a value, left out of the interval.
         is_by_grade: see `Measured`.
     """
 
@@ -339,7 +316,6 @@ class MetricValue:
     high: float | None
     over: int
     unit: str
-    undefined_resamples: int
     is_by_grade: bool = False
 
 
@@ -373,10 +349,10 @@ class MetricSet:
         """How many rows or queries a metric is of; 0 where it was not measured."""
         if name not in self._measured:
             return 0
-        statistic, formula, _, num_rows = self._measured[name]
-        if num_rows is None and isinstance(formula, Share) and isinstance(statistic, Sums):
+        statistic, formula, _ = self._measured[name]
+        if isinstance(formula, Share) and isinstance(statistic, Sums):
             return int(formula.whole(statistic.by_group.sum(0)))
-        return statistic.over if num_rows is None else num_rows
+        return statistic.over
 
     def of(self, metrics: Iterable[Metric]) -> list[Metric]:
         """Those of some metrics that were measured."""
@@ -414,16 +390,13 @@ class MetricSet:
         """
         found = {}
         for name, value in self.values.items():
-            low, high, num_undefined = intervals.get(name, NOTHING_DRAWN)
+            low, high = intervals.get(name, NOTHING_DRAWN)
             statistic, formula, *_ = self._measured[name]
             if name in intervals and isinstance(formula, Share) and isinstance(statistic, Sums):
                 sums = statistic.by_group
                 low, high = map(float, share_bounds(formula.part(sums), formula.whole(sums)))
-                num_undefined = 0
             over, is_by_grade = self.over(name), self.is_by_grade(name)
-            found[name] = MetricValue(
-                finite(value), finite(low), finite(high), over, self._units[name], num_undefined, is_by_grade
-            )
+            found[name] = MetricValue(finite(value), finite(low), finite(high), over, self._units[name], is_by_grade)
         return found
 
 

@@ -60,28 +60,12 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "`evidence-set`: different chunks chosen",
     ),
     Metric(
-        "chunks_max",
-        "chunks a query, most",
-        "lower",
-        "queries",
-        _of_labeler("chunks_max", lambda most: most),
-        "of one query; its interval ends at it, since no resample holds more",
-    ),
-    Metric(
         "tokens_mean",
         "tokens a query, mean",
         "lower",
         "queries",
         _of_labeler("tokens_mean"),
         "of the chunks chosen, each once",
-    ),
-    Metric(
-        "tokens_max",
-        "tokens a query, most",
-        "lower",
-        "queries",
-        _of_labeler("tokens_max", lambda most: most),
-        "of one query, as `chunks_max`",
     ),
     Metric(
         "over_budget",
@@ -226,12 +210,10 @@ class OfCounts:
 
     Args:
         formula: to values [...], or [..., K] if `is_each_grade`.
-        is_of_grade: it rests on rows whose label or gold grade is the grade alone; 0 unless `is_each_grade`.
     """
 
     formula: Formula
     is_each_grade: bool = False
-    is_of_grade: bool = False
 
     def by_member(self, grades: int) -> dict[str, Formula]:
         """The formula, or that of each grade."""
@@ -243,16 +225,9 @@ class OfCounts:
         return self.formula(counts_KK)[..., grade]
 
     def __call__(self, rows: JudgedStatistics) -> Mapping[str, Measured]:
-        counts_KK = rows.counts.by_group.sum(0)
         return {
-            member: Measured(rows.counts, formula, num_rows=self._num_rows(counts_KK, int(member or 0)))
-            for member, formula in self.by_member(rows.judged.grades).items()
+            member: Measured(rows.counts, formula) for member, formula in self.by_member(rows.judged.grades).items()
         }
-
-    def _num_rows(self, counts_KK: np.ndarray, grade: int) -> int | None:
-        if not self.is_of_grade:
-            return None
-        return int(counts_KK[:, grade].sum() + counts_KK[grade].sum() - counts_KK[grade, grade])
 
 
 def count_metrics(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
@@ -314,7 +289,7 @@ METRICS: tuple[Metric, ...] = (
         "F1 of grade {}",
         "higher",
         "rows",
-        OfCounts(f1_by_grade, is_each_grade=True, is_of_grade=True),
+        OfCounts(f1_by_grade, is_each_grade=True),
         "2·both / (gold k + labels k)",
     ),
     Metric(
@@ -400,7 +375,7 @@ METRICS: tuple[Metric, ...] = (
         "irrelevant: F1",
         "higher",
         "rows",
-        OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0], is_of_grade=True),
+        OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0]),
         "of grade 0",
     ),
     Metric(

@@ -241,7 +241,7 @@ def rows(count: int = 40, queries: int = 5, *, seed: int = 1) -> tuple[np.ndarra
 
 def test_a_constant_grade_has_the_figures_of_scikit_learns_most_frequent_class() -> None:
     gold, query, doc = rows()
-    found = baselines(gold, query, doc, grades=GRADES, num_queries=5)
+    found = baselines(Judged(GRADES, gold, gold, query, 5, doc, None, None, None))
     dummy = DummyClassifier(strategy="most_frequent").fit(np.zeros((len(gold), 1)), gold)
     labels = dummy.predict(np.zeros((len(gold), 1)))
     assert found.grade == labels[0]
