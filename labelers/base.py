@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import heapq
 import inspect
 import json
@@ -16,11 +15,10 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeV
 
 from pydantic import Field, StringConstraints
 
-from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
+from relabel.labelers.prompts import BUILT_IN, SHARED, TEMPLATES_READ, Prompts, Turn
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.labelers.verdicts import Reader, decided, lines_of, token_budget
 from relabel.manifests.asks import (
-    GREEDY,
     Answer,
     AnswerFormat,
     Ask,
@@ -276,8 +274,10 @@ class OneAsk(Labeler):
     """Renders `system.j2` (fixed for a run) and `user.j2` (the pair). A subclass reads the answer.
 
     Args:
-        sections: that an answer has.
+        sections: that an answer has; none where nothing but decisions is wanted.
         settings: of the templates.
+        prefill: what the answer begins with.
+        stage: of the ask.
     """
 
     Options: ClassVar[type[LabelerOptions]]
@@ -294,14 +294,18 @@ class OneAsk(Labeler):
         sections: Sequence[Section],
         decisions: Sequence[Decision],
         settings: Mapping[str, Any],
+        *,
+        prefill: str = "",
+        stage: str = "verdict",
     ) -> None:
         prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._user = prompts.turn("user", "user.j2", data=self.data, settings=settings)
         self.template_digests = prompts.digests
-        self._format, self._decisions = AnswerFormat(tuple(sections)), tuple(decisions)
-        self._reader = Reader(self._format)
-        self._max_tokens = token_budget(self._format)
+        format = AnswerFormat(tuple(sections))
+        self._reader, self._max_tokens = Reader(format), token_budget(format)
+        self._format = format if sections else None
+        self._decisions, self._prefill, self._stage = tuple(decisions), prefill, stage
         self._sampling = Sampling(options.temperature, options.top_p)
 
     def probe(self) -> list[Ask]:
@@ -309,7 +313,18 @@ class OneAsk(Labeler):
 
     def _ask(self, pair: Pair) -> Ask:
         messages = (self._system, self._user.message(*(getattr(pair, name) for name in self.data)))
-        return Ask("verdict", messages, self._format, self._max_tokens, self._decisions, "", None, None, self._sampling)
+        shared_by = None if self.reads_document else pair.query_id
+        return Ask(
+            self._stage,
+            messages,
+            self._format,
+            self._max_tokens,
+            self._decisions,
+            self._prefill,
+            None,
+            shared_by,
+            self._sampling,
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -347,12 +362,11 @@ class ThinkScore(OneAsk):
 # One decision, read off the distribution right after the prompt. Nothing is generated.
 
 
-class DecisionAlone(Labeler):
+class DecisionAlone(OneAsk):
     """Asks for one distribution; the label is its mode, the lower one of equals. Its one ask is the same for all rows
     of a query if it does not read the document.
 
     Args:
-        folder: of its templates `system.j2` and `user.j2`.
         decision: the only one; also the name of the stage.
         prefill: what the answer begins with, up to the decision.
         settings: of the templates.
@@ -361,15 +375,8 @@ class DecisionAlone(Labeler):
     choices: ClassVar[str] = "the grades"
     """What the labels are, for messages."""
 
-    def __init__(
-        self, options: LabelerOptions, folder: str, decision: Decision, prefill: str, settings: Mapping[str, Any]
-    ) -> None:
-        prompts = Prompts(BUILT_IN / folder, options.templates, shared=SHARED)
-        self._data = ("query", "document") if self.reads_document else ("query",)
-        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
-        self._user = prompts.turn("user", "user.j2", data=self._data, settings=settings)
-        self.template_digests = prompts.digests
-        self._decision, self._prefill = decision, prefill
+    def __init__(self, options: LabelerOptions, decision: Decision, prefill: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(options, (), (decision,), settings, prefill=prefill, stage=decision.name)
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, whose answer holds no text but the distribution.
@@ -379,16 +386,8 @@ class DecisionAlone(Labeler):
                 `refused` by the finish.
         """
         answer = yield self._ask(pair)
-        distribution = decided(answer, self._decision, self.choices)
+        distribution = decided(answer, self._decisions[0], self.choices)
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
-
-    def probe(self) -> list[Ask]:
-        return [self._ask(EXAMPLE)]
-
-    def _ask(self, pair: Pair) -> Ask:
-        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self._data)))
-        shared_by = None if self.reads_document else pair.query_id
-        return Ask(self._decision.name, messages, None, 0, (self._decision,), self._prefill, None, shared_by, GREEDY)
 
 
 # ------------------------------------------------------------------------------
@@ -416,37 +415,31 @@ class YesNo(DecisionAlone):
 
     choices = "yes and no"
 
-    def __init__(self, options: YesNoOptions, folder: str, *, stage: str, **settings: str) -> None:
+    def __init__(self, options: YesNoOptions, *, stage: str, **settings: str) -> None:
         is_bare = options.think == "empty"
         decision = Decision(stage, "</think>\n\n" if is_bare else "<answer>", ("no", "yes"))
         prefill = "<think>\n\n</think>\n\n" if is_bare else "<answer>"
-        super().__init__(options, folder, decision, prefill, {**settings, "think": options.think})
+        super().__init__(options, decision, prefill, {**settings, "think": options.think})
 
 
 # ------------------------------------------------------------------------------
 # Where a labeler's built-in prompt templates lie, so that they can be copied and edited.
 
 
-def template_files(name: str) -> dict[str, Path]:
+def template_files(name: str) -> dict[str, bytes]:
     """A labeler's own templates and those of the shared ones that it uses, by file name.
 
-    They are in `templates/NAME` or `templates` in the folder of the labeler's module, and taken where they are what
-    the labeler says it uses.
+    Its own are in `templates/NAME` or `templates` in the folder of the labeler's module.
 
     Raises:
-        ConfigError: there is no such labeler, or its templates lie elsewhere.
+        ConfigError: there is no such labeler, or it has no templates.
     """
     cls = labeler_class(name)
     templates = Path(inspect.getfile(cls)).parent / "templates"
     own = templates / name if (templates / name).is_dir() else templates
-    found = {path.name: path for path in sorted(own.glob("*.j2"))}
-    for file, digest in cls(cls.Options(name=name)).template_digests.items():
-        path = found.setdefault(file, SHARED / file)
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise ConfigError(
-                f"labeler {name}: its template {file} does not lie in {own}, where a labeler's templates are looked "
-                "for. Copy the files from where its author keeps them."
-            )
+    used = cls(cls.Options(name=name)).template_digests
+    found = {path.name: path.read_bytes() for path in own.glob("*.j2")}
+    found |= {file: TEMPLATES_READ[digest] for file, digest in used.items()}
     if not found:
         raise ConfigError(f"labeler {name}: has no templates in {own}; its prompts can't be edited.")
     return dict(sorted(found.items()))

@@ -31,10 +31,11 @@ class Direct(DecisionAlone):
     """Asks for the distribution over the grades right after `<score>`; the label is its mode."""
 
     Options: ClassVar[type[LabelerOptions]] = DirectOptions
+    template_set = "direct"
 
     def __init__(self, options: DirectOptions) -> None:
         decision = Decision("score", "<score>", tuple(map(str, range(options.grades))))
-        super().__init__(options, "direct", decision, "<score>", {"grades": options.grades})
+        super().__init__(options, decision, "<score>", {"grades": options.grades})
 
 
 # ------------------------------------------------------------------------------
@@ -56,9 +57,10 @@ class Pointwise(YesNo):
     """Asks whether the document meets the instruction; `Label.distribution.probs[1]` is the score."""
 
     Options: ClassVar[type[LabelerOptions]] = PointwiseOptions
+    template_set = "pointwise"
 
     def __init__(self, options: PointwiseOptions) -> None:
-        super().__init__(options, "pointwise", stage="relevant", instruction=options.instruction)
+        super().__init__(options, stage="relevant", instruction=options.instruction)
 
 
 # ------------------------------------------------------------------------------
@@ -107,10 +109,12 @@ class Complexity(YesNo):
     """
 
     Options: ClassVar[type[LabelerOptions]] = ComplexityOptions
+    template_set = "complexity"
     reads_document = False
+    data = ("query",)
 
     def __init__(self, options: ComplexityOptions) -> None:
-        super().__init__(options, "complexity", stage="complex")
+        super().__init__(options, stage="complex")
 
 
 # ------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
         check_free(str(target / name), [], storage, force=force)
     for name, source in files.items():
         with written(str(target / name), storage) as path:
-            path.write_bytes(source.read_bytes())
+            path.write_bytes(source)
     said = (
         f"Wrote {len(files)} templates of {labeler} to {folder}: {', '.join(files)}\n"
         "A job next to it takes them by these lines (a relative path counts from the job file's folder):\n\n"

@@ -13,6 +13,7 @@ import torch
 
 from relabel.labelers.engines.decisions import TokenSequence
 from relabel.labelers.engines.forward import Forward
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.asks import Sampling
 
 if TYPE_CHECKING:
@@ -228,21 +229,15 @@ class BatchLimits(NamedTuple):
     share_prefixes: bool
 
 
-class BatchVocabulary(NamedTuple):
-    """What the batch must know of tokens: the bytes of each, those that end an answer, and those that are not text."""
-
-    token_bytes: Callable[[int], bytes]
-    eos_ids: frozenset[int]
-    silent_ids: frozenset[int]
-    encode_text: Callable[[str], list[int]]
-
-
 class Batch:
     """Sequences in flight and sequences that wait."""
 
-    def __init__(self, forward: Forward, vocabulary: BatchVocabulary, limits: BatchLimits) -> None:
+    def __init__(
+        self, forward: Forward, compiler: GrammarCompiler, encode_text: Callable[[str], list[int]], limits: BatchLimits
+    ) -> None:
         self._forward = forward
-        self._vocabulary = vocabulary
+        self._compiler = compiler
+        self._encode_text = encode_text
         self._limits = limits
         self._waiting: list[TokenSequence] = []
         self._active: list[TokenSequence] = []
@@ -432,9 +427,8 @@ class Batch:
                 self._leave(sequence)
 
     def _append(self, sequence: TokenSequence, token: int) -> None:
-        vocabulary = self._vocabulary
-        is_end = token in vocabulary.eos_ids
-        sequence.append(token, b"" if is_end or token in vocabulary.silent_ids else vocabulary.token_bytes(token))
+        is_end = token in self._compiler.eos_ids
+        sequence.append(token, self._compiler.token_bytes(token))
         if sequence.matcher is not None:
             if not is_end and not sequence.matcher.consume_token(token):
                 sequence.finish = "error"
@@ -459,7 +453,7 @@ class Batch:
             if sequence.asker.take_probe(sequence):
                 self._done.append(sequence.asker)
             return
-        probes = sequence.probes(self._vocabulary.encode_text)
+        probes = sequence.probes(self._encode_text)
         self._waiting[:0] = probes
         if not probes:
             self._done.append(sequence)

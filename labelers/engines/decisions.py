@@ -3,6 +3,7 @@ stages before the first row."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -265,9 +266,13 @@ class DecisionPlaces:
     """The places of decisions for one tokenizer; each decision's label tokens are looked up once."""
 
     def __init__(self, encoder: PromptEncoder, *, tokenizer_name: str) -> None:
-        self._encoder = encoder
-        self._tokenizer_name = tokenizer_name
-        self._known: dict[Decision, DecisionPlace] = {}
+        self._place = functools.cache(
+            lambda decision: DecisionPlace(
+                decision.name,
+                decision.marker.encode(),
+                resolve_labels(encoder, decision, tokenizer_name=tokenizer_name),
+            )
+        )
 
     def of(self, ask: Ask) -> list[DecisionPlace]:
         """The places of an ask's decisions.
@@ -275,11 +280,7 @@ class DecisionPlaces:
         Raises:
             ModelError: a decision's labels are not one distinct token each.
         """
-        for decision in ask.decisions:
-            if decision not in self._known:
-                label_ids = resolve_labels(self._encoder, decision, tokenizer_name=self._tokenizer_name)
-                self._known[decision] = DecisionPlace(decision.name, decision.marker.encode(), label_ids)
-        return [self._known[decision] for decision in ask.decisions]
+        return [self._place(decision) for decision in ask.decisions]
 
 
 def stage_remarks(encoder: PromptEncoder, asks: Sequence[Ask], max_prompt: Callable[[Ask], int]) -> list[str]:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from relabel.labelers.engines.decisions import quotable
-from relabel.labelers.engines.tokens import Prompt
+from relabel.labelers.engines.tokens import Prompt, special_ids
 from relabel.manifests.asks import (
     MOST_INDICES,
     MOST_OPTION_LINES,
@@ -217,6 +217,10 @@ class GrammarCompiler:
         self._ll = require("llguidance", extra="cpu", purpose="Constrained decoding")
         self.tokenizer = _grammar_tokenizer(tokenizer, vocab_size=vocab_size, eos_ids=list(eos_ids))
         """llguidance's own view of it."""
+        self.eos_ids = frozenset(eos_ids)
+        self._silent_ids = self.eos_ids | special_ids(tokenizer)
+        self.token_bytes = functools.cache(self._token_bytes)
+        """The bytes of a token in an answer: none for control tokens and those that end it."""
         self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(
             lambda format, prefill: self._compile(render_grammar(format, prefill=prefill))
         )
@@ -226,10 +230,9 @@ class GrammarCompiler:
         """Width of the masks that the matchers make."""
         return int(self.tokenizer.vocab_size)
 
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token in text."""
-        raw: bytes = self.tokenizer.decode_bytes([token])
-        return raw
+    def _token_bytes(self, token: int) -> bytes:
+        is_text = token not in self._silent_ids and token < self.vocab_size
+        return bytes(self.tokenizer.decode_bytes([token])) if is_text else b""
 
     def matcher(self, answer_format: AnswerFormat, *, prefill: str = "", fragment_source: str | None = None) -> Any:
         """A matcher that is at the start of what is still to be written.
@@ -294,9 +297,7 @@ class _ByteVocabulary:
 
     def __init__(self, tokenizer: Any, plain: Any, vocab_size: int) -> None:
         known = len(tokenizer)
-        special = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special} | set(
-            tokenizer.all_special_ids
-        )
+        special = special_ids(tokenizer)
         unused = range(known, vocab_size)  # logits are often padded to a round width
         self._backend = tokenizer.backend_tokenizer
         self.eos_token_id = tokenizer.eos_token_id

@@ -29,7 +29,6 @@ from relabel.labelers.engines.tokens import (
     documents_of,
     with_documents,
 )
-from relabel.labelers.engines.transformers import special_ids
 from relabel.manifests.asks import (
     Answer,
     Ask,
@@ -327,10 +326,9 @@ class TokensMode:
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
         self.rendered: Callable[[Ask], list[str]] = self._encoder.shown
-        self._vocab_size = max(self._encoder.vocabulary.values()) + 1
-        self._special = special_ids(tokenizer)
+        vocab_size = max(self._encoder.vocabulary.values()) + 1
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-        self._compiler = GrammarCompiler(tokenizer, vocab_size=self._vocab_size, eos_ids=eos)
+        self._compiler = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos)
         self._places = DecisionPlaces(self._encoder, tokenizer_name=reference)
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
@@ -461,8 +459,7 @@ class TokensMode:
         """Put a reply's tokens, or its text where there are none, into the sequence."""
         if reply.token_ids is not None:
             for token in reply.token_ids:
-                is_text = token not in self._special and token < self._vocab_size
-                sequence.append(token, self._compiler.token_bytes(token) if is_text else b"")
+                sequence.append(token, self._compiler.token_bytes(token))
         else:
             sequence.written += reply.text.encode("utf-8", "replace")
         if sequence.matcher is None and sequence.closing:

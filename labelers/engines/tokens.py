@@ -414,6 +414,12 @@ class PromptEncoder:
             chars *= 4
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that are not text of an answer."""
+    added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
+    return frozenset(added | set(tokenizer.all_special_ids))
+
+
 def extends(earlier: Sequence[int], later: Sequence[int]) -> bool:
     """Whether `later` begins with all of `earlier`: only then does a conversation's next turn
     build on the cached one.

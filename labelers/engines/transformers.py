@@ -134,12 +134,6 @@ def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
     return ids
 
 
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Tokens that are not text of an answer."""
-    added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
-    return frozenset(added | set(tokenizer.all_special_ids))
-
-
 def cache_bytes(config: Any, itemsize: int) -> int:
     """Bytes of one token's keys and values in all layers, for a model of that config of transformers; one without
     attention keeps none.
@@ -345,7 +339,7 @@ class Transformers(Engine):
         torch = require("torch", extra="cpu", purpose="The transformers engine")
         library = require("transformers", extra="cpu", purpose="The transformers engine")
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
-        from relabel.labelers.engines.batching import Batch, BatchLimits, BatchVocabulary
+        from relabel.labelers.engines.batching import Batch, BatchLimits
         from relabel.labelers.engines.forward import GROUPED, Forward
 
         args = TransformersArgs.of(spec)
@@ -380,10 +374,8 @@ class Transformers(Engine):
         self._context = int(
             getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2
         )
-        vocabulary = BatchVocabulary(
-            self._compiler.token_bytes, frozenset(self._eos_ids), special_ids(tokenizer), self._encoder.encode_text
-        )
-        self._batch: Batch | None = Batch(forward, vocabulary, BatchLimits(*_limits(torch, model, self._device, args)))
+        limits = BatchLimits(*_limits(torch, model, self._device, args))
+        self._batch: Batch | None = Batch(forward, self._compiler, self._encoder.encode_text, limits)
         self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
         self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
         self._ready: list[Answer] = []

@@ -25,7 +25,6 @@ from relabel.labelers.engines.transformers import (
     end_ids,
     load_tokenizer,
     resolve_checkpoint,
-    special_ids,
 )
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
@@ -217,7 +216,7 @@ class Vllm(Engine):
         self._args = VllmArgs.of(spec)
         library = _load_vllm(self._args)
         transformers = require("transformers", extra="vllm", purpose=PURPOSE)
-        from relabel.labelers.engines.vllm_loop import StepLoop, StepVocabulary, install_grammars
+        from relabel.labelers.engines.vllm_loop import StepLoop
 
         self._spec = spec
         self._resolved = resolve_checkpoint(spec, self._args.cache_dir)
@@ -237,12 +236,11 @@ class Vllm(Engine):
                 tokenizer, vocab_size=max(int(config.get_vocab_size()), len(tokenizer)), eos_ids=self._end_ids
             )
             self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
-            silent = special_ids(tokenizer) | set(self._end_ids)
             self._width = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
             self._loop = StepLoop(
                 self._engine,
-                install_grammars(self._engine, self._compiler),
-                StepVocabulary(_TokenBytes(self._compiler, silent), self._end_ids, self._encoder.encode_text),
+                self._compiler,
+                self._encoder.encode_text,
                 lora=_lora_request(self._args),
                 is_inline=self._args.decisions == "inline",
                 slots=self._width
@@ -370,18 +368,6 @@ class Vllm(Engine):
                 "max_num_seqs": self._width,
             },
         )
-
-
-class _TokenBytes(dict[int, bytes]):
-    """The bytes of every token that was asked for; none for control tokens."""
-
-    def __init__(self, compiler: GrammarCompiler, silent: frozenset[int]) -> None:
-        super().__init__(dict.fromkeys(silent, b""))
-        self._compiler = compiler
-
-    def __missing__(self, token: int) -> bytes:
-        raw = self[token] = self._compiler.token_bytes(token)
-        return raw
 
 
 def _load_vllm(args: VllmArgs) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import llguidance.torch
 from vllm import SamplingParams
@@ -103,22 +103,12 @@ REFUSALS = (ValueError, VLLMValidationError)
 """What vLLM raises when it refuses one request; from 0.32 on its own error is no ValueError any more."""
 
 
-class StepVocabulary(NamedTuple):
-    """What the loop has to know of tokens: the bytes of each (none for control tokens), those that end an answer, and
-    encoding.
-    """
-
-    bytes_of: dict[int, bytes]
-    end_ids: Sequence[int]
-    encode_text: Callable[[str], list[int]]
-
-
 class StepLoop:
     """Sequences in flight over one vLLM engine.
 
     Args:
         engine: vLLM's `LLMEngine`, in this process.
-        grammars: where matchers are left for its scheduler.
+        compiler: knows what is text of an answer, and what ends it.
         lora: the adapter that every request runs with, as vLLM's `LoRARequest`.
         is_inline: take decisions with every token of sequences that write freely.
         slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix
@@ -126,11 +116,19 @@ class StepLoop:
     """
 
     def __init__(
-        self, engine: Any, grammars: GrammarRegistry, words: StepVocabulary, *, lora: Any, is_inline: bool, slots: int
+        self,
+        engine: Any,
+        compiler: GrammarCompiler,
+        encode_text: Callable[[str], list[int]],
+        *,
+        lora: Any,
+        is_inline: bool,
+        slots: int,
     ) -> None:
         self._engine = engine
-        self._grammars = grammars
-        self._words = words
+        self._compiler = compiler
+        self._encode_text = encode_text
+        self._grammars = install_grammars(engine, compiler)
         self._lora = lora
         self._is_inline = is_inline
         self._slots = slots
@@ -214,7 +212,7 @@ class StepLoop:
             top_p=sampling.top_p,
             # A request with a seed has a generator of its own, which costs a greedy one time for nothing.
             seed=sequence.request.seed if sampling.temperature > 0.0 else None,
-            stop_token_ids=list(self._words.end_ids),
+            stop_token_ids=sorted(self._compiler.eos_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if grammar_id is None else StructuredOutputsParams(grammar=grammar_id),
@@ -247,16 +245,16 @@ class StepLoop:
     def _write(self, sequence: TokenSequence, made: Any) -> bool:
         """Add the tokens that were made; True if the answer ends with them."""
         tokens = list(made.token_ids)
-        bytes_of = self._words.bytes_of
+        bytes_of = self._compiler.token_bytes
         if made.logprobs is None:
-            sequence.extend(tokens, [bytes_of[token] for token in tokens])
+            sequence.extend(tokens, [*map(bytes_of, tokens)])
         else:
             for token, logprobs in zip(tokens, made.logprobs, strict=True):
                 self._note(sequence, logprobs, sequence.places_here())
-                sequence.append(token, bytes_of[token])
+                sequence.append(token, bytes_of(token))
         if not tokens:
             return False
-        since = sequence.ends[-len(tokens)] - len(bytes_of[tokens[0]])  # where the first of them begins
+        since = sequence.ends[-len(tokens)] - len(bytes_of(tokens[0]))  # where the first of them begins
         return sequence.has_closing(since=since)
 
     @staticmethod
@@ -271,7 +269,7 @@ class StepLoop:
             if sequence.asker.take_probe(sequence):
                 self._done.append(sequence.asker)
             return
-        probes = sequence.probes(self._words.encode_text) if finish != "error" else []
+        probes = sequence.probes(self._encode_text) if finish != "error" else []
         if probes:
             self._waiting.extendleft(reversed(probes))
         else:
