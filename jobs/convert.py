@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, write_grouped, written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.gold import EXAMPLES, FIRST_RANK, QRELS_COLUMNS, RUN_COLUMNS, UNWRITABLE, WHOLE
+from relabel.manifests.gold import EXAMPLES, FIRST_RANK, RUN_COLUMNS, UNWRITABLE, WHOLE
 from relabel.manifests.input_files import PARQUET_SUFFIXES, reading
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
@@ -24,7 +24,7 @@ from relabel.manifests.process import require
 from relabel.manifests.run import file_schema, open_run_labels
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent
-from relabel.manifests.tables import JSON_SUFFIXES, from_jsonl, from_trec, read_text, require_column
+from relabel.manifests.tables import JSON_SUFFIXES, QRELS_COLUMNS, from_jsonl, from_trec, read_text, require_column
 
 # ------------------------------------------------------------------------------
 # File formats of `relabel convert`: which one a source or target has.

@@ -19,7 +19,15 @@ from relabel.manifests.inputs import changed_files, open_dataset, open_parquet
 from relabel.manifests.plan import Plan
 from relabel.manifests.schemas import ids_of, texts_of
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.tables import Column, as_ids, load_columns, read_grades, read_parquet, require_column
+from relabel.manifests.tables import (
+    QRELS_COLUMNS,
+    Column,
+    as_ids,
+    load_columns,
+    read_grades,
+    read_parquet,
+    require_column,
+)
 
 # TREC's two text forms: qrels (`qid 0 docid grade`) and run files (`qid Q0 docid rank score tag`), one row a line,
 # fields by white space.
@@ -27,7 +35,6 @@ from relabel.manifests.tables import Column, as_ids, load_columns, read_grades, 
 # White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
 # among them): an id with any of it inside would fall apart, so it can't be written.
 
-QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
 EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid rank score tag`"}
 
@@ -414,89 +421,69 @@ def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
     assert qrels.doc_ids is not None
     query, doc = qrels.query_ids.dictionary_encode(), qrels.doc_ids.dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
-    order = np.argsort(key_N, kind="stable")
-    key_N = key_N[order]
-    start_P = np.flatnonzero(np.diff(key_N, prepend=-1))
-    keys = key_N[start_P]
-    grades, num_conflicts = qrels.grades.take(pa.array(order)), 0
-    if len(keys) < len(order):
-        grades, num_conflicts = _settled(qrels, grades, order, start_P, duplicates)
-        if qrels.columns and duplicates == "error":
-            _check_repeated(qrels, order, start_P)
-    begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
-    return PairGrades(
-        query.dictionary,
-        doc.dictionary,
-        keys,
-        grades,
-        num_conflicts,
-        len(order),
-        qrels.grades.null_count,
-        grades_seen(qrels.grades),
-        begins,
-        {name: column.take(pa.array(order[start_P])) for name, column in qrels.columns.items()},
-    )
-
-
-def _check_repeated(qrels: Qrels, order: np.ndarray, start_P: np.ndarray) -> None:
-    """Rows of one pair have the same further columns; arguments as those of `_settled`.
-
-    Raises:
-        InputError: two differ; names the pair and the column.
-    """
-    first_N = np.repeat(order[start_P], np.diff(start_P, append=len(order)))
-    again = np.flatnonzero(first_N != order)
-    for name, column in qrels.columns.items():
-        ours, theirs = (column.take(pa.array(rows[again])).to_pylist() for rows in (first_N, order))
-        for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if one != other:
-                assert qrels.query_ids is not None
-                assert qrels.doc_ids is not None
-                row = order[again[place]]
-                query, doc = (texts_of(ids[row : row + 1])[0] for ids in (qrels.query_ids, qrels.doc_ids))
-                raise InputError(
-                    f"{qrels.path}: rows of query {query}, document {doc} differ in column `{name}`. "
-                    "Correct the file, or take the first with --duplicates first."
-                )
-
-
-def _settled(
-    qrels: Qrels, grades: pa.Int64Array, order: np.ndarray, start_P: np.ndarray, duplicates: Duplicates
-) -> tuple[pa.Int64Array, int]:
-    """One grade of each pair, and how many pairs have several that differ.
-
-    Args:
-        grades: of the qrels, in this order.
-        order: rows of the qrels by pair, in the file's order within one.
-        start_P: where each pair's begin.
-    """
-    has_N = grades.is_valid().to_numpy(zero_copy_only=False)
-    value_M, pair_M = grades.drop_null().to_numpy(), (np.cumsum(np.bincount(start_P, minlength=len(order))) - 1)[has_N]
-    present, start, count = np.unique(pair_M, return_index=True, return_counts=True)
-    conflicts = present[np.minimum.reduceat(value_M, start) < np.maximum.reduceat(value_M, start)]
+    rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels.grades})
+    wanted = [("row", "min"), *(("grade", how) for how in ("first", "min", "max", "sum", "count"))]
+    pairs = rows.group_by("key", use_threads=False).aggregate(wanted).sort_by("key")
+    firsts = pairs["row_min"].combine_chunks()
+    conflicts = np.sort(pairs.filter(pc.less(pairs["grade_min"], pairs["grade_max"]))["row_min"].to_numpy())
     if len(conflicts) and duplicates == "error":
-        first = conflicts[np.argsort(order[start_P[conflicts]])][:SHOWN]
-        end_P = np.append(start_P[1:], len(order))
-        named = "; ".join(_conflict(qrels, order[start_P[pair] : end_P[pair]]) for pair in first)
+        named = "; ".join(_conflict(qrels, np.flatnonzero(key_N == key_N[row])) for row in conflicts[:SHOWN])
         raise InputError(
             f"{qrels.path}: {len(conflicts)} pairs have several grades that differ "
             f"({named}{'; …' if len(conflicts) > SHOWN else ''}). "
             "Correct the file, or choose: --duplicates mean or --duplicates first."
         )
-    is_null_P = np.ones(len(start_P), dtype=bool)
-    is_null_P[present] = False
-    settled_P = np.zeros(len(start_P), dtype=np.int64)
-    settled_P[present] = (
-        (2 * np.add.reduceat(value_M, start) + count) // (2 * count) if duplicates == "mean" else value_M[start]
+    if duplicates == "error" and qrels.columns:
+        _check_repeated(qrels, firsts.take(pc.index_in(rows["key"], pairs["key"])).to_numpy())
+    grades = pairs["grade_first"].combine_chunks()
+    if duplicates == "mean":
+        count_P = np.maximum(pairs["grade_count"].to_numpy(), 1)
+        mean_P = (2 * pairs["grade_sum"].fill_null(0).to_numpy() + count_P) // (2 * count_P)
+        grades = pa.array(mean_P, mask=grades.is_null().to_numpy(zero_copy_only=False))
+    begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
+    return PairGrades(
+        query.dictionary,
+        doc.dictionary,
+        pairs["key"].to_numpy(),
+        grades,
+        len(conflicts),
+        len(key_N),
+        qrels.grades.null_count,
+        grades_seen(qrels.grades),
+        begins,
+        columns_taken(qrels.columns, firsts),
     )
-    return pa.array(settled_P, mask=is_null_P), len(conflicts)
+
+
+def _check_repeated(qrels: Qrels, first_N: np.ndarray) -> None:
+    """Rows of one pair have the same further columns.
+
+    Args:
+        first_N: of each row the first row of its pair.
+    Raises:
+        InputError: two differ; names the pair and the column.
+    """
+    again = np.flatnonzero(first_N != np.arange(len(first_N)))
+    for name, column in qrels.columns.items():
+        ours, theirs = (column.take(pa.array(rows)).to_pylist() for rows in (first_N[again], again))
+        for row, one, other in zip(again.tolist(), ours, theirs, strict=True):
+            if one != other:
+                raise InputError(
+                    f"{qrels.path}: rows of {_pair(qrels, row)} differ in column `{name}`. "
+                    "Correct the file, or take the first with --duplicates first."
+                )
+
+
+def _pair(qrels: Qrels, row: int) -> str:
+    ids = (qrels.query_ids, qrels.doc_ids)
+    query, doc = (texts_of(held[row : row + 1])[0] for held in ids if held is not None)
+    return f"query {query}, document {doc}"
 
 
 def _conflict(qrels: Qrels, rows: np.ndarray) -> str:
     """A pair and its grades, by its rows."""
-    chosen = pa.array(rows)
-    query, doc = (texts_of(ids.take(chosen[:1]))[0] for ids in (qrels.query_ids, qrels.doc_ids) if ids is not None)
-    return f"query {query}, document {doc}: {', '.join(map(str, qrels.grades.take(chosen).drop_null().to_pylist()))}"
+    grades = qrels.grades.take(pa.array(rows)).drop_null().to_pylist()
+    return f"{_pair(qrels, rows[0])}: {', '.join(map(str, grades))}"
 
 
 def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:

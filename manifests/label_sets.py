@@ -353,9 +353,9 @@ def _file_part(
     path: str, columns: dict[str, Column], kept: np.ndarray, *, label: str, by: str, doc: str, notes: list[str]
 ) -> LabelPart:
     grades = read_grades(columns[label])
-    if grades.unreadable is not None:
-        examples = ", ".join(map(repr, grades.unreadable.texts[:5]))
-        notes.append(f"{grades.unreadable.rows:,} values of `{label}` are no whole number and are left out: {examples}")
+    if grades.texts:
+        examples = ", ".join(map(repr, grades.texts[:5]))
+        notes.append(f"{len(grades.unreadable):,} values of `{label}` are no whole number and are left out: {examples}")
     query_ids, doc_ids = (
         as_ids(columns[name], path=path, name=name) if name in columns else None for name in (by, doc)
     )

@@ -30,7 +30,7 @@ from relabel.manifests.store import read_whole
 # other line-like characters.
 
 
-TREC_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
+QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 SHOWN_CHARS = 80
 """Of a line that can't be read."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -182,7 +182,7 @@ def _from_csv(path: str, text: str, choose: Choice, delimiter: str) -> dict[str,
     return {name: [row[place[name]] for row in rows] for name in choose(names)}
 
 
-def from_trec(path: str, text: str, choose: Choice, columns: Sequence[str] = TREC_COLUMNS) -> dict[str, list[Any]]:
+def from_trec(path: str, text: str, choose: Choice, columns: Sequence[str] = QRELS_COLUMNS) -> dict[str, list[Any]]:
     """Columns of TREC text by their names, and the number of each row's line as `line`; blank lines are passed over.
 
     Raises:
@@ -208,24 +208,17 @@ def from_trec(path: str, text: str, choose: Choice, columns: Sequence[str] = TRE
 _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
-class Misread(NamedTuple):
-    """Rows of a column that can't be read: how many, the first, and its text; and all their texts."""
-
-    rows: int
-    first: int
-    example: str
-    texts: list[str]
-
-
 class Grades(NamedTuple):
     """A column of grades, null where a row has none or an unreadable one.
 
     Args:
-        unreadable: rows that hold something, which is no whole number; None where all could be read.
+        unreadable: rows that hold something, which is no whole number: int64, ascending.
+        texts: what they hold, each once, in order.
     """
 
     values: pa.Int64Array
-    unreadable: Misread | None
+    unreadable: np.ndarray
+    texts: list[str]
 
     def readable(self, path: str, column: str, *, advice: str = "") -> pa.Int64Array:
         """The grades.
@@ -233,10 +226,10 @@ class Grades(NamedTuple):
         Raises:
             InputError: one is no whole number; `advice` is what to do then.
         """
-        if self.unreadable is not None:
-            rows, first, example, _ = self.unreadable
+        if self.texts:
             raise InputError(
-                f"{path}: {rows} values of `{column}` are no whole number (row {first}: {example!r}).{advice}"
+                f"{path}: {len(self.unreadable)} values of `{column}` are no whole number (row {self.unreadable[0]}: "
+                f"{self.texts[0]!r}).{advice}"
             )
         return self.values
 
@@ -260,9 +253,6 @@ def read_grades(column: Column) -> Grades:
         found.append(int(float(text)) if is_number else None)
         if text and not is_number:
             unreadable[code] = text[:60]
-    misread = None
-    if unreadable:
-        rows = np.flatnonzero(np.isin(code_N, list(unreadable)))
-        texts = sorted(set(unreadable.values()))
-        misread = Misread(len(rows), int(rows[0]), unreadable[int(code_N[rows[0]])], texts)
-    return Grades(pa.array(found, pa.int64()).take(pa.array(code_N)), misread)
+    grades = pa.array(found, pa.int64()).take(pa.array(code_N))
+    # codes are in the order in which values occur, and so are the texts
+    return Grades(grades, np.flatnonzero(np.isin(code_N, list(unreadable))), list(dict.fromkeys(unreadable.values())))
