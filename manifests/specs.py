@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import math
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -603,16 +603,10 @@ class Registry:
             ConfigError: no such name; names the known ones and the nearest.
         """
         if name in self.ours:
-            return imported(self.ours[name])
+            return pkgutil.resolve_name(self.ours[name])
         for entry in entry_points(group=self.group, name=name):
             return entry.load()
         raise ConfigError(unknown_name(self.what, name, [*self.built_in, *self.names()]))
-
-
-def imported(path: str) -> Any:
-    """What an import path (`package.module:name`) leads to."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import pkgutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,7 +56,6 @@ from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
 from relabel.manifests.process import installed_versions
 from relabel.manifests.records import canonical_json
-from relabel.manifests.specs import imported
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
@@ -287,7 +287,7 @@ def distill(
 
 def _train(work: TrainingInputs) -> _Trained:
     """Train, calibrate, judge."""
-    trainer: Trainer = imported(KINDS[work.spec.student.kind].trainer)
+    trainer: Trainer = pkgutil.resolve_name(KINDS[work.spec.student.kind].trainer)
     module, outcome = trainer(work, lambda found: dev_figures(work, found))
     work.notes += outcome.notes
     merge = getattr(module, "merge", None)

@@ -4,6 +4,7 @@ budget per batch."""
 from __future__ import annotations
 
 import logging
+import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,6 @@ from relabel.manifests.labels import PhiTable
 from relabel.manifests.models import ChatTemplate, read_tokenizer, start_ids
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of, readable_json, sha256_file
-from relabel.manifests.specs import imported
 
 # ------------------------------------------------------------------------------
 # Rows of tokens, padded to one width.
@@ -206,7 +206,7 @@ StudentModule: TypeAlias = Any
 
 def module_class(kind: str) -> StudentModule:
     """The class of a registered kind; loads torch."""
-    return imported(KINDS[kind].module)
+    return pkgutil.resolve_name(KINDS[kind].module)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import pkgutil
 import re
 import tempfile
 import time
@@ -56,7 +57,6 @@ from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of
-from relabel.manifests.specs import imported
 
 # ------------------------------------------------------------------------------
 # The model that a teacher starts from: checked before the data is read, loaded when training begins.
@@ -378,7 +378,7 @@ def _prepare(
     base = check_teacher_base(spec, resolved)
     check_services(spec.train.report_to)
     precision_of(spec.train)
-    trainer: TeacherTrainer = imported(method_of(spec.method).trainer)(spec, base, storage)
+    trainer: TeacherTrainer = pkgutil.resolve_name(method_of(spec.method).trainer)(spec, base, storage)
     trainer.secrets = secrets
     record = training_record(TEACHER, spec, resolved, trainer.digest, version=TEACHER_MANIFEST_VERSION)
     return output, base, trainer, record
