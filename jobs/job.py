@@ -453,13 +453,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             if not was_planned_now and plan.parts != parts:
                 # the table or the day changed between this worker's reading of it and the planner's
                 return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
-    check_plan(
-        plan,
-        dataset,
-        parts,
-        output=job.spec.output,
-        template=lambda digest: TEMPLATES_READ.get(digest) or read_if_there(store, template_name(digest)),
-    )
+    check_plan(plan, dataset, parts, output=job.spec.output)
     return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now, cascade)
 
 

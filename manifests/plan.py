@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -381,10 +380,6 @@ def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, byt
 # The fingerprint: what ties an output to one job, and whose plan a plan is.
 
 
-SHOWN_LINES = 12
-"""Of each template's difference."""
-
-
 def fingerprint_parts(
     dataset: Dataset,
     *,
@@ -432,22 +427,13 @@ def fingerprint_parts(
 
 
 def template_name(digest: str) -> str:
-    """Where the template with this sha256 is kept, in the output: so that its text can be shown when it changed."""
+    """Where the template with this sha256 is kept, in the output: so that it can be compared when it changed."""
     return f"plan/template-{digest[:16]}.j2"
 
 
-def check_plan(
-    plan: Plan,
-    dataset: Dataset,
-    parts: dict[str, Any],
-    *,
-    output: str,
-    template: Callable[[str], bytes | None] = lambda _: None,
-) -> None:
+def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: str) -> None:
     """Refuse to go on with a plan made for other inputs or another job.
 
-    Args:
-        template: the bytes of the template with this sha256; None where they are not known.
     Raises:
         StaleRunError: names every file that changed, or every setting that differs.
     """
@@ -457,7 +443,7 @@ def check_plan(
     if plan.parts == now:
         return
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
-    changes = list(_changes(plan.parts, now, template))
+    changes = list(_changes(plan.parts, now))
     if changed:
         listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
         raise StaleRunError(
@@ -472,28 +458,19 @@ def check_plan(
     )
 
 
-def _changes(was: dict[str, Any], now: dict[str, Any], template: Callable[[str], bytes | None]) -> Iterator[str]:
-    """What differs, a phrase each; of a template its lines. What follows from a difference that is shown is left out:
-    stages that ask otherwise, and the templates of another labeler.
+def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """What differs, a phrase each. What follows from a difference that is shown is left out: stages that ask otherwise,
+    and the templates of another labeler.
     """
     is_asked_otherwise = any(was.get(key) != now.get(key) for key in ("labeler", "templates"))
     is_other_labeler = was.get("labeler", {}).get("name") != now.get("labeler", {}).get("name")
     left_out = {"inputs", "stages" if is_asked_otherwise else "", "templates" if is_other_labeler else ""}
     for key in sorted({*was, *now} - left_out):
         for path, before, after in differing(was.get(key), now.get(key), key):
-            is_template = path.startswith("templates.")
-            yield _template_phrase(path, before, after, template) if is_template else _phrase(path, before, after)
-
-
-def _template_phrase(path: str, before: str | None, after: str | None, template: Callable[[str], bytes | None]) -> str:
-    old, new = (b"" if digest is None else template(digest) for digest in (before, after))
-    if old is None or new is None:
-        return f"{path}: another text than when the output was planned"
-    one, other = (data.decode(errors="replace").splitlines() for data in (old, new))
-    named = list(difflib.unified_diff(one, other, n=1, lineterm=""))  # two lines of file names first
-    lines = named[2:] or ["the same lines, with other line ends"]
-    lines[SHOWN_LINES:] = [f"… and {len(lines) - SHOWN_LINES} more"] if len(lines) > SHOWN_LINES else []
-    return "\n    ".join([f"{path}:", *lines])
+            if path.startswith("templates."):
+                yield f"{path}: another text than the planned one" + (f", {template_name(before)}" if before else "")
+            else:
+                yield _phrase(path, before, after)
 
 
 def _phrase(path: str, before: Any, after: Any) -> str:

@@ -327,7 +327,7 @@ def _check_records(folder: RunFolder) -> None:
         if kept is not None and sha256_bytes(kept) != digest:
             raise ManifestError(
                 f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
-                "copy, or remove it: only messages show it."
+                "copy, or remove it: no label depends on it."
             )
     load_results(folder.store)
     collections.deque(folder.lost_receipts(), maxlen=0)
