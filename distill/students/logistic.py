@@ -245,9 +245,7 @@ def fit_student(
     ]
     say(notes[0])
     rate = round(len(rows) / seconds, 2)
-    facts = TrainingFacts(
-        steps=steps, epochs=float(steps), device=device, rows_per_s=rate, batch_size=len(rows), padding_share=0.0
-    )
+    facts = TrainingFacts(steps=steps, epochs=float(steps), device=device, rows_per_s=rate, batch_size=len(rows))
     return module.cpu(), Outcome(facts, curve, notes)
 
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
 from relabel.distill.students.examples import DEV, TRAIN, Examples
 from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, pad_multiple_for
 from relabel.distill.students.networks import TrainingInputs, build_module
-from relabel.distill.students.spec import NODE_HEADS, DistillSpec, EarlyStopping, LossSection
+from relabel.distill.students.spec import NODE_HEADS, LossSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.curves import Outcome
-from relabel.distill.training.loop import Choice, SupervisedLearner, Training
+from relabel.distill.training.loop import Choice, SupervisedLearner, train_to_end
 from relabel.distill.training.output import TrainingPlace
-from relabel.distill.training.runtime import BatchPlan, ending_together, halving, make_accelerator
-from relabel.manifests.errors import TrainingError
+from relabel.distill.training.runtime import BatchPlan
 from relabel.manifests.labels import PhiTable
 
 # ------------------------------------------------------------------------------
@@ -257,15 +257,6 @@ class Collator:
 # if memory runs out.
 
 
-METRIC_KEYS = {"macro_f1": "f1_macro"}
-"""Spec's name of a dev metric → the figure's own."""
-
-
-def metric_key(stopping: EarlyStopping) -> str:
-    """The figure that early stopping uses."""
-    return METRIC_KEYS.get(stopping.metric, stopping.metric)
-
-
 def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]) -> tuple[Any, Outcome]:
     """Train, resuming from the last whole checkpoint; a `Trainer`.
 
@@ -273,33 +264,43 @@ def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str,
         TrainingError: the loss is not finite, or memory runs out at half the batch too.
         ConfigError: accelerate's config asks for shards of its own.
     """
-    checkpoints.refuse_other_sharding(
-        instead="Set it to plain multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer "
-        "are then sharded over the same processes."
-    )
-    spec = inputs.spec
+    settings = inputs.spec.train
     has_dev = len(inputs.examples.rows_of(DEV)) > 0
-    module, outcome = halving(
-        lambda halvings: _attempt(inputs, dev_figures if has_dev else None, halvings=halvings),
-        spec.train,
-        say=inputs.say,
-        refusal=lambda words: _no_memory(
-            spec, words, f"also with half the batch ({max(1, spec.train.batch_size // 2)} rows)"
-        ),
-        can_halve=spec.train.tokens_per_batch is None,
+    tokens = settings.tokens_per_batch
+    lower = "train.batch_size or train.max_tokens" if tokens is None else "train.tokens_per_batch"
+    module, outcome = train_to_end(
+        lambda accelerator, halvings: StudentLearner(inputs, accelerator, dev_figures if has_dev else None, halvings),
+        settings,
+        inputs.checkpoints,
+        inputs.say,
+        advice=f"Lower {lower}, or set train.gradient_checkpointing: true.",
+        sharding="Set it to plain multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer "
+        "are then sharded over the same processes.",
+        can_halve=tokens is None,
     )
-    if spec.train.tokens_per_batch is not None:
-        facts = replace(outcome.facts, batch_size=None, tokens_per_batch=spec.train.tokens_per_batch)
-        outcome.facts = facts
-    return module.cpu(), outcome
+    if tokens is not None:
+        outcome.facts = replace(outcome.facts, batch_size=None, tokens_per_batch=tokens)
+    return module, outcome
 
 
-def _attempt(
-    inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]] | None, *, halvings: int
-) -> tuple[Any, Outcome]:
-    spec, folder, examples = inputs.spec, inputs.checkpoints, inputs.examples
-    settings, accelerator = spec.train, make_accelerator(spec.train)
-    with ending_together(accelerator, folder, refusal=lambda words, who: _no_memory(spec, words, who)):
+class StudentLearner(SupervisedLearner):
+    """Learns a student's objective.
+
+    Args:
+        dev_figures: None without a dev split.
+        halvings: how often the batch was halved because memory ran out.
+    """
+
+    def __init__(
+        self,
+        inputs: TrainingInputs,
+        accelerator: Accelerator,
+        dev_figures: Callable[[Any], dict[str, float]] | None,
+        halvings: int,
+    ) -> None:
+        self._inputs = inputs
+        spec, examples = inputs.spec, inputs.examples
+        settings = spec.train
         module = build_module(spec, inputs.base, inputs.record)
         if settings.gradient_checkpointing:
             module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -319,33 +320,35 @@ def _attempt(
         )
         pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)
         stopping = settings.early_stopping
-        learner = SupervisedLearner(
+        super().__init__(
             accelerator,
             module,
-            TrainingPlace(folder, settings.keep_checkpoints, inputs.say, examples.names, settings.report_to, spec.name),
+            TrainingPlace(
+                inputs.checkpoints,
+                settings.keep_checkpoints,
+                inputs.say,
+                examples.names,
+                settings.report_to,
+                spec.name,
+            ),
             settings,
             plan=plan,
             collate=Collator(examples, inputs.tokens, inputs.texts, pad_multiple=pad_multiple),
             step_loss=Objective(spec.loss, examples.heads, examples.phi),
             dev=dev_figures,
-            choice=None if stopping is None else _choice(stopping),
+            choice=None if stopping is None else Choice(*stopping.choice),
             eval_every=settings.eval_every,
         )
-        training = Training(learner, settings)
         if is_compiled:
             compile_layers(module, max_tokens=settings.max_tokens)
-        outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, inputs.say))
-        outcome.facts = replace(outcome.facts, padding_share=round(plan.padding_share(), 4))
-        trained = accelerator.unwrap_model(module, keep_fp32_wrapper=False)  # judged as it will answer: in float32
-        if checkpoints.is_sharded(module):
-            trained = build_module(spec, inputs.base, inputs.record)
-            checkpoints.copy_trained(module, trained)
-        accelerator.free_memory()
-    return trained, outcome
 
-
-def _choice(stopping: EarlyStopping) -> Choice:
-    return Choice(metric_key(stopping), stopping.patience, -1.0 if stopping.metric == "loss" else 1.0)
+    def trained(self) -> Any:
+        """In float32, and whole where it was sharded."""
+        if not checkpoints.is_sharded(self.model):
+            return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        found = build_module(self._inputs.spec, self._inputs.base, self._inputs.record)
+        checkpoints.copy_trained(self.model, found)
+        return found
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:
@@ -360,15 +363,3 @@ def compile_layers(module: Any, *, max_tokens: int) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * max_tokens // PAD_MULTIPLE + 8)
     for layer in module.layers:
         layer.compile(dynamic=False)
-
-
-def _no_memory(spec: DistillSpec, words: str, tried: str) -> TrainingError:
-    if spec.train.tokens_per_batch is not None:
-        return TrainingError(
-            f"out of memory with batches of {spec.train.tokens_per_batch} tokens: {words}. Lower "
-            "train.tokens_per_batch."
-        )
-    return TrainingError(
-        f"out of memory, {tried}: {words}. Lower train.batch_size or train.max_tokens, or set "
-        "train.gradient_checkpointing: true."
-    )

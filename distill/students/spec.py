@@ -280,6 +280,12 @@ class EarlyStopping(EarlyStop):
     metric: Literal["loss", "accuracy", "macro_f1", "kappa", "kappa_quadratic", "auc"] = "macro_f1"
     """Judged by gold where there is gold, else by the labels; `loss` is the training loss on dev."""
 
+    @property
+    def choice(self) -> tuple[str, int | None, float]:
+        """The figure on dev, the patience, and -1 where less is better."""
+        figure = "f1_macro" if self.metric == "macro_f1" else self.metric
+        return figure, self.patience, -1.0 if self.metric == "loss" else 1.0
+
 
 class TrainSection(TrainingSection):
     """How it is trained."""

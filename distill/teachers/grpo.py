@@ -39,7 +39,7 @@ from relabel.distill.teachers.teaching import (
     TrainingEstimate,
     load_model,
     named_ends,
-    train_to_end,
+    train_learner,
 )
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training.curves import Curve
@@ -165,12 +165,11 @@ class GrpoTeacher(TeacherTrainer):
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
         log = RolloutLog(checkpoints, columns=EVIDENCE_COLUMNS if isinstance(self._spec, ResRagSpec) else ())
-        trained = train_to_end(
+        trained = train_learner(
             self._spec,
             checkpoints,
             say,
-            lambda halvings: self._learner(checkpoints, say, halvings, log),
-            examples="rollouts",
+            lambda _, halvings: self._learner(checkpoints, say, halvings, log),  # TRL makes an accelerator of its own
             keys="rollouts.at_once, train.batch_size (and raise train.accumulation as much) or train.max_tokens",
             can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
         )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from relabel.distill.teachers.answers import (
@@ -39,11 +40,11 @@ from relabel.distill.teachers.teaching import (
     TrainingEstimate,
     check_teacher_base,
     load_model,
-    train_to_end,
+    train_learner,
 )
 from relabel.distill.training.loop import SupervisedLearner
 from relabel.distill.training.output import TrainingPlace, writing
-from relabel.distill.training.runtime import BatchPlan, make_accelerator
+from relabel.distill.training.runtime import BatchPlan
 from relabel.labelers.engines.decisions import DecisionPlaces
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong
@@ -402,17 +403,13 @@ class SftTrainer(TeacherTrainer):
 
     def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
         """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
-        return train_to_end(
-            self._spec,
-            checkpoints,
-            say,
-            lambda halvings: self._learner(checkpoints, say, halvings),
-            examples="examples",
-        )
+        build = functools.partial(self._learner, checkpoints, say)
+        return train_learner(self._spec, checkpoints, say, build)
 
-    def _learner(self, folder: Path, say: Callable[[str], None], halvings: int) -> SupervisedLearner:
+    def _learner(
+        self, folder: Path, say: Callable[[str], None], accelerator: Accelerator, halvings: int
+    ) -> SupervisedLearner:
         settings, examples = self._spec.train, self._examples.examples
-        accelerator = make_accelerator(settings)
         plan = BatchPlan(
             [len(example.ids) for example in examples],
             np.arange(len(examples)),

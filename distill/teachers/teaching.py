@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 
 from relabel.distill.students.model import student_files
 from relabel.distill.teachers.manifest import (
@@ -28,9 +29,8 @@ from relabel.distill.teachers.manifest import (
     TeacherManifest,
 )
 from relabel.distill.teachers.spec import METHODS, TeacherSpec, method_of
-from relabel.distill.training import checkpoints
 from relabel.distill.training.curves import Outcome, check_services, write_curves
-from relabel.distill.training.loop import Learner, Training
+from relabel.distill.training.loop import Learner, train_to_end
 from relabel.distill.training.output import (
     CARD_NAME,
     BaseModelUsed,
@@ -48,11 +48,11 @@ from relabel.distill.training.output import (
     training_record,
     write_finished,
 )
-from relabel.distill.training.runtime import ending_together, halving, is_on_cpu, precision_of
+from relabel.distill.training.runtime import is_on_cpu, precision_of
 from relabel.distill.training.spec import adapted, check_targets, open_base
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import end_ids, load_tokenizer
-from relabel.manifests.errors import ConfigError, ModelError, TrainingError
+from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
@@ -176,12 +176,6 @@ def _checkpoint_gradients(model: Any) -> None:
         ) from exc
 
 
-def merged(model: Any) -> Any:
-    """The model without peft's wrapper, its adapters merged into the weights; on the CPU."""
-    merge = getattr(model, "merge_and_unload", None)
-    return (model if merge is None else merge()).cpu().eval()
-
-
 def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
     """Write a directory that `engine.model` takes: weights as safetensors, config, tokenizer and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,59 +262,37 @@ class TeacherTrainer:
         raise NotImplementedError
 
 
-def train_to_end(
+def train_learner(
     spec: TeacherSpec,
     folder: Path,
     say: Callable[[str], None],
-    build: Callable[[int], Learner],
+    build: Callable[[Accelerator, int], Learner],
     *,
-    examples: str,
     keys: str = "train.batch_size or train.max_tokens",
     can_halve: bool = True,
 ) -> Trained:
-    """Train a teacher, resuming from the last whole checkpoint.
+    """Train a teacher, resuming from the last whole checkpoint; see `train_to_end`.
 
     Args:
-        folder: of the checkpoints.
-        build: makes the learner, whose batch is halved so often.
-        examples: what a batch holds, for errors.
         keys: to lower where memory runs out, for errors.
-        can_halve: whether half a batch is as good, accumulated twice as often.
-    Raises:
-        TrainingError: memory runs out with half the batch too, or the loss is not finite.
     """
-    checkpoints.refuse_other_sharding(
-        instead="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
-        "is short, train adapters alone (`lora: {}`)."
-    )
     # one thread fewer than there are cores: a thread that a step waits for must not wait for others. A lower number,
     # set from outside, is kept.
     if is_on_cpu(spec.train):
         torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
-
-    def refusal(words: str, tried: str) -> TrainingError:
-        return TrainingError(
-            f"out of memory, {tried}: {words}. Set train.gradient_checkpointing: true, with which --resume goes on, or "
-            f"begin again with --restart: lower {keys}, or train adapters alone (lora: {{}})."
-        )
-
-    def attempt(halvings: int) -> tuple[Any, Outcome]:
-        learner = build(halvings)
-        with ending_together(learner.accelerator, folder, refusal=refusal):
-            training = Training(learner, spec.train)
-            outcome = training.run(resume_from=checkpoints.last_checkpoint(folder, say))
-        model = learner.accelerator.unwrap_model(learner.model)
-        learner.accelerator.free_memory()
-        return model, outcome
-
-    size = spec.train.batch_size
-    tried = f"also with half the batch ({size // 2} {examples})"
-    if not can_halve or size < 2:
-        tried = f"and the batch ({size} {examples}) can't be halved"
-    model, outcome = halving(
-        attempt, spec.train, say=say, refusal=lambda words: refusal(words, tried), can_halve=can_halve
+    model, outcome = train_to_end(
+        build,
+        spec.train,
+        folder,
+        say,
+        advice="Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
+        f"lower {keys}, or train adapters alone (lora: {{}}).",
+        sharding="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
+        "is short, train adapters alone (`lora: {}`).",
+        can_halve=can_halve,
     )
-    return Trained(merged(model), outcome)
+    merge = getattr(model, "merge_and_unload", None)
+    return Trained((model if merge is None else merge()).eval(), outcome)
 
 
 # ------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from relabel.distill.training.curves import Curve, write_curves
 from relabel.distill.training.output import (
-    DIGESTS,
-    OPTIMIZER,
-    STATE,
     WEIGHTS,
     TrainingPlace,
     checkpoint_name,
-    damaged,
-    digests_of,
     list_checkpoints,
     open_to_readers,
     sync_files,
@@ -129,36 +123,18 @@ def cut(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def whole_moments(state: dict[str, Any], *, keep: bool) -> dict[str, Any]:
-    """An optimizer's `state_dict` with whole tensors, on the CPU.
-
-    Args:
-        keep: False in a process that only takes part in the gathering; its own tensors are left out.
-    """
-    moments: dict[int, dict[str, Any]] = {}
-    for place, values in state["state"].items():
-        moments[place] = {}
-        for name, value in values.items():
-            gathered = whole(value) if isinstance(value, Tensor) else value
-            if keep:
-                moments[place][name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
-    return {**state, "state": moments}
-
-
 def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-    """The other way round: what `optimizer.load_state_dict` takes, cut as its parameters are; a count of steps has no
-    shards.
+    """What `optimizer.load_state_dict` takes, of what `load_state` gives: cut as its parameters are; a count of steps
+    has no shards.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {
-        place: {
-            name: cut(value, parameters[place])
-            if isinstance(value, Tensor) and value.shape == parameters[place].shape
-            else value
+    moments = {}
+    for place, values in state["state"].items():
+        own = parameters[int(place)]
+        moments[int(place)] = {
+            name: cut(value, own) if isinstance(value, Tensor) and value.shape == own.shape else value
             for name, value in values.items()
         }
-        for place, values in state["state"].items()
-    }
     return {**state, "state": moments}
 
 
@@ -176,6 +152,9 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
 # name is whole; it is resumed from only if each file still has its digest.
 
 
+OPTIMIZER, STATE, DIGESTS = "optimizer.safetensors", "state.json", "digests.json"
+
+
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     """The last whole checkpoint, which is announced; None where a training begins.
 
@@ -190,17 +169,12 @@ def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     return kept[-1]
 
 
-def best_checkpoint(folder: Path, step: int) -> Path:
-    """The whole checkpoint of the best step.
-
-    Raises:
-        ManifestError: it is missing or damaged.
-    """
-    kept = folder / checkpoint_name(step)
-    if not kept.is_dir():
-        raise ManifestError(f"{kept}: the best step's checkpoint is missing. Train again with --restart.")
-    check_digests(kept)
-    return kept
+def damaged(checkpoint: Path, fault: str) -> ManifestError:
+    """The error for a checkpoint that can't be resumed from."""
+    return ManifestError(
+        f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before, or train again with "
+        "--restart."
+    )
 
 
 def check_digests(checkpoint: Path) -> None:
@@ -210,7 +184,8 @@ def check_digests(checkpoint: Path) -> None:
         ManifestError: a file is missing, or not as it was written.
     """
     try:
-        bad = first_changed(checkpoint, digests_of(checkpoint))
+        digests = json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8"))
+        bad = first_changed(checkpoint, dict(digests.items()))
     except (OSError, ValueError, AttributeError) as exc:
         raise damaged(checkpoint, fault_of(exc)) from exc
     if bad is not None:
@@ -278,40 +253,25 @@ def load_weights(module: Any, file: Path) -> None:
             own[name].copy_(cut(tensor, own[name]))
 
 
-def split_tensors(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """A nest of dicts, lists and plain values with its tensors moved out to `tensors`; each is replaced by
-    `{"tensor": path}`.
+def save_state(folder: Path | None, values: dict[str, Any]) -> None:
+    """Write nested plain values and tensors: tensors to `OPTIMIZER`, whole; the rest to `STATE`, where each of them is
+    `{"tensor": name}`. Tuples come back as lists, and keys as text.
+
+    Args:
+        folder: None in a process that only takes part in gathering shards.
     """
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
-        return {"tensor": path}
-    if isinstance(value, dict):
-        return {"dict": [[key, split_tensors(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
-    if isinstance(value, list | tuple):
-        return {"list": [split_tensors(inner, f"{path}/{place}", tensors) for place, inner in enumerate(value)]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"{path}: a {type(value).__name__} can't be written to a checkpoint")
+    tensors: dict[str, Tensor] = {}
 
+    def moved_out(tensor: Tensor) -> dict[str, str]:
+        gathered = whole(tensor.detach())
+        name = str(len(tensors))
+        tensors[name] = gathered.cpu().contiguous() if folder is not None else torch.empty(0)
+        return {"tensor": name}
 
-def join_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """What `split_tensors` took apart; tuples come back as lists."""
-    (kind, inner), *_ = value.items()
-    if kind == "tensor":
-        return tensors[inner]
-    if kind == "dict":
-        return {key: join_tensors(one, tensors) for key, one in inner}
-    if kind == "list":
-        return [join_tensors(one, tensors) for one in inner]
-    return inner
-
-
-def save_state(folder: Path, values: dict[str, Any]) -> None:
-    """Write nested plain values and tensors: tensors to `OPTIMIZER`, the rest to `STATE`."""
-    tensors: dict[str, torch.Tensor] = {}
-    plain = split_tensors(values, "state", tensors)
-    save_file(tensors, folder / OPTIMIZER)
-    (folder / STATE).write_text(json.dumps(plain), encoding="utf-8")
+    plain = json.dumps(values, default=moved_out)
+    if folder is not None:
+        save_file(tensors, folder / OPTIMIZER)
+        (folder / STATE).write_text(plain, encoding="utf-8")
 
 
 def load_state(folder: Path) -> dict[str, Any]:
@@ -321,8 +281,11 @@ def load_state(folder: Path) -> dict[str, Any]:
         ManifestError: the checkpoint is damaged.
     """
     try:
-        plain = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        found: dict[str, Any] = join_tensors(plain, load_file(folder / OPTIMIZER))
+        tensors = load_file(folder / OPTIMIZER)
+        found: dict[str, Any] = json.loads(
+            (folder / STATE).read_text(encoding="utf-8"),
+            object_hook=lambda held: tensors[held["tensor"]] if held.keys() == {"tensor"} else held,
+        )
     except (OSError, ValueError, KeyError) as exc:
         raise damaged(folder, fault_of(exc)) from exc
     return found
@@ -330,12 +293,12 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def random_states() -> dict[str, Any]:
     """States of the generators of this process: those of torch, numpy and Python."""
-    name, keys, place, has_gauss, gauss = np.random.get_state()
+    name, keys, *rest = np.random.get_state()
     return {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [str(name), [int(key) for key in keys], int(place), int(has_gauss), float(gauss)],
-        "python": list(random.getstate()),
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "python": random.getstate(),
     }
 
 
@@ -344,52 +307,17 @@ def restore_random(held: dict[str, Any]) -> None:
     torch.set_rng_state(held["cpu"])
     for device, state in zip(range(torch.cuda.device_count()), held["cuda"], strict=False):
         torch.cuda.set_rng_state(state, device)
-    name, keys, place, has_gauss, gauss = held["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
+    name, keys, *rest = held["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     version, words, gauss_next = held["python"]
     random.setstate((version, tuple(words), gauss_next))
-
-
-# ------------------------------------------------------------------------------
-# What a checkpoint keeps in addition to the weights, and how one is written.
-
-
-@dataclass
-class StepState:
-    """Plain values and tensors.
-
-    Args:
-        optimizer: its `state_dict`, with whole tensors.
-        random: of `random_states`; taken when the checkpoint is written.
-        curve: its points.
-        scaler: with fp16.
-        own: what one learner alone keeps.
-    """
-
-    optimizer: dict[str, Any]
-    curve: list[Any]
-    random: dict[str, Any] = field(default_factory=dict)
-    scaler: dict[str, Any] | None = None
-    own: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def load(checkpoint: Path) -> StepState:
-        """
-        Raises:
-            ManifestError: the checkpoint is damaged.
-        """
-        values = load_state(checkpoint)
-        values.pop("scheduler", None)  # of checkpoints that an earlier version wrote
-        held = StepState(**values)
-        held.curve = [(int(step), split, name, value) for step, split, name, value in held.curve]
-        return held
 
 
 def write_checkpoint(
     place: TrainingPlace,
     step: int,
     module: Any,
-    state: StepState,
+    state: dict[str, Any],
     *,
     is_writer: bool = True,
     best: int | None = None,
@@ -397,6 +325,7 @@ def write_checkpoint(
     """Write and commit a step's checkpoint, and drop old ones. All processes call it for a sharded module.
 
     Args:
+        state: what it keeps in addition to the weights; the points of the `curve` among it.
         is_writer: False in a process that only takes part in gathering.
         best: the step whose checkpoint is kept in addition to the last ones.
     Raises:
@@ -408,18 +337,17 @@ def write_checkpoint(
     with writing(place.folder, place.folder):
         if not is_writer:
             save_weights(module, None)
+            save_state(None, state)
             return
         if scratch.exists():  # a write that failed may have left any of the files
             shutil.rmtree(scratch)
         scratch.mkdir(parents=True)
         save_weights(module, scratch / WEIGHTS)
-        state.random = random_states()
-        save_state(scratch, vars(state))
-        # write the digests of all files of a checkpoint
+        save_state(scratch, state)
         found = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
         (scratch / DIGESTS).write_text(json.dumps(found), encoding="utf-8")
         if place.title is not None:
-            write_curves(place.folder, Curve(state.curve), title=place.title)
+            write_curves(place.folder, Curve(state["curve"]), title=place.title)
         failpoints.hit("before_checkpoint")
         commit(scratch, final)
         failpoints.hit("after_checkpoint")

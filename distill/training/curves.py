@@ -125,7 +125,6 @@ class TrainingFacts:
         stopped_by: what ended it before its last step, `early_stopping` or `watch`.
         rows_per_s: rows trained in a second of this process's own steps, evaluations and checkpoints left out.
         batch_size, accumulation: in the end: one is halved and the other doubled where memory ran out.
-        padding_share: share of padding among the tokens of an epoch.
     """
 
     steps: int
@@ -138,7 +137,6 @@ class TrainingFacts:
     tokens_per_batch: int | None = None
     accumulation: int = 1
     was_batch_halved: bool = False
-    padding_share: int | float | None = None
 
 
 @dataclass

@@ -3,26 +3,35 @@ computes is a `Learner`'s."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, send_to_device, set_seed
+from accelerate.utils import broadcast_object_list, release_memory, send_to_device, set_seed
 from torch import Tensor, nn
 
 from relabel.distill.training import checkpoints
-from relabel.distill.training.checkpoints import StepState, write_checkpoint
+from relabel.distill.training.checkpoints import write_checkpoint
 from relabel.distill.training.curves import Curve, CurveReporter, Outcome, TrainingFacts
-from relabel.distill.training.output import WEIGHTS, TrainingPlace, step_of
-from relabel.distill.training.runtime import BatchPlan
+from relabel.distill.training.output import WEIGHTS, TrainingPlace, checkpoint_name, step_of
+from relabel.distill.training.runtime import (
+    BatchPlan,
+    ending_together,
+    first_line,
+    is_out_of_memory,
+    make_accelerator,
+)
 from relabel.distill.training.spec import TrainingSection
 from relabel.manifests import failpoints
+from relabel.manifests.errors import TrainingError
 from relabel.manifests.process import draining, interruption, is_stop_wished
 
 # ------------------------------------------------------------------------------
@@ -113,6 +122,10 @@ class Learner:
     def create_optimizer(self) -> Any:
         """Of the model's parameters, each group with its peak rate."""
         raise NotImplementedError
+
+    def trained(self) -> Any:
+        """The model once training has ended, as it will answer."""
+        return self.accelerator.unwrap_model(self.model)
 
     def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
         """Compute the gradients of the step that follows so many.
@@ -393,12 +406,13 @@ class Training:
         if not is_writer and not checkpoints.is_sharded(self.learner.model):
             return
         scaler = self.accelerator.scaler
-        state = StepState(
-            optimizer=checkpoints.whole_moments(self.optimizer.state_dict(), keep=is_writer),
-            scaler=None if scaler is None else scaler.state_dict(),
-            curve=self.curve.points,
-            own=self.learner.own_state(self.step),
-        )
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "curve": self.curve.points,
+            "own": self.learner.own_state(self.step),
+            "random": checkpoints.random_states(),
+        }
         write_checkpoint(self._place, self.step, self.learner.model, state, is_writer=is_writer, best=self.best_step)
 
     def _resume(self, checkpoint: Path) -> None:
@@ -407,20 +421,21 @@ class Training:
         Raises:
             ManifestError: it is damaged, or of another model.
         """
-        held = StepState.load(checkpoint)
+        held = checkpoints.load_state(checkpoint)
         self.step = step_of(checkpoint)
-        self.curve.points = held.curve
+        self.curve.points = [(step, split, name, value) for step, split, name, value in held["curve"]]
         self._judge_evaluations()
         checkpoints.load_weights(self.learner.model, checkpoint / WEIGHTS)
-        self.optimizer.load_state_dict(checkpoints.cut_moments(held.optimizer, self.optimizer))
-        if self.accelerator.scaler is not None and held.scaler is not None:
-            self.accelerator.scaler.load_state_dict(held.scaler)
-        self.learner.load_own_state(held.own, self.step)
-        checkpoints.restore_random(held.random)
+        self.optimizer.load_state_dict(checkpoints.cut_moments(held["optimizer"], self.optimizer))
+        if self.accelerator.scaler is not None and held["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(held["scaler"])
+        self.learner.load_own_state(held["own"], self.step)
+        checkpoints.restore_random(held["random"])
 
     def _outcome(self) -> Outcome:
         if self.best_step is not None:
-            best = checkpoints.best_checkpoint(self._place.folder, self.best_step)
+            best = self._place.folder / checkpoint_name(self.best_step)
+            checkpoints.check_digests(best)
             checkpoints.load_weights(self.learner.model, best / WEIGHTS)
             self.accelerator.wait_for_everyone()  # the first process removes it soon
         facts = TrainingFacts(
@@ -432,3 +447,73 @@ class Training:
             rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
         )
         return Outcome(facts, self.curve)
+
+
+# ------------------------------------------------------------------------------
+# A training from its data to its end, resumed if there are checkpoints. Where memory runs out, the batch is halved once
+# and accumulated twice as often; then the training is refused.
+
+
+logger = logging.getLogger(__name__)
+
+
+def train_to_end(
+    build: Callable[[Accelerator, int], Learner],
+    settings: TrainingSection,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    advice: str,
+    sharding: str,
+    can_halve: bool = True,
+) -> tuple[Any, Outcome]:
+    """Train, resuming from the last whole checkpoint; what was trained, on the CPU.
+
+    Args:
+        build: makes the learner, with the batch halved so often and accumulated as much more often.
+        folder: of the checkpoints.
+        say: called with progress, a line each.
+        advice: what to do where memory runs out, for errors.
+        sharding: what to do instead of sharding by accelerate, for errors.
+        can_halve: whether half a batch is as good.
+    Raises:
+        TrainingError: memory runs out with half the batch too, or the loss is not finite.
+        ConfigError: accelerate's config asks for shards of its own.
+    """
+    checkpoints.refuse_other_sharding(instead=sharding)
+    size, notes = settings.batch_size, list[str]()
+
+    def no_memory(exc: BaseException, tried: str) -> TrainingError:
+        return TrainingError(f"out of memory, {tried}: {first_line(exc)}. {advice}")
+
+    for halvings in (0, 1):
+        accelerator = make_accelerator(settings)
+        try:
+            with ending_together(accelerator, folder, no_memory=no_memory):
+                learner = build(accelerator, halvings)
+                outcome = Training(learner, settings).run(resume_from=checkpoints.last_checkpoint(folder, say))
+                model = learner.trained()
+                learner.accelerator.free_memory()
+        except (RuntimeError, MemoryError) as exc:
+            if not is_out_of_memory(exc):
+                raise
+            if halvings or not can_halve or size < 2:
+                tried = f"also with half the batch ({size // 2} rows)" if halvings else "and the batch can't be halved"
+                raise no_memory(exc, tried) from exc
+            notes.append(
+                f"out of memory with batches of {size} rows: going on with {size // 2}, accumulating twice as many"
+            )
+            say(notes[-1])
+            logger.warning(notes[-1])
+            exc.__traceback__ = None  # its frames hold the activations that did not fit
+        else:
+            outcome.notes += notes
+            outcome.facts = replace(
+                outcome.facts,
+                batch_size=size >> halvings,
+                accumulation=settings.accumulation << halvings,
+                was_batch_halved=halvings > 0,
+            )
+            return model.cpu(), outcome
+        release_memory()
+    raise AssertionError("the second attempt returns or raises")

@@ -263,8 +263,7 @@ class OutputFolder:
 
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-DIGESTS = "digests.json"
+WEIGHTS = "weights.safetensors"
 
 
 def checkpoint_name(step: int) -> str:
@@ -293,20 +292,6 @@ def step_of(checkpoint: Path) -> int:
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
     return int(match[1])
-
-
-def digests_of(checkpoint: Path) -> dict[str, str]:
-    """sha256 of a checkpoint's files, by name.
-
-    Raises:
-        OSError, ValueError, AttributeError: they can't be read.
-    """
-    return dict(json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8")).items())
-
-
-def damaged(checkpoint: Path, fault: str) -> ManifestError:
-    """The error for a checkpoint that can't be resumed from."""
-    return ManifestError(f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before.")
 
 
 # ------------------------------------------------------------------------------

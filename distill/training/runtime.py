@@ -1,25 +1,21 @@
-"""The device runtime of a training: accelerator, precision, planned batches, halving the batch when memory runs out,
-and stopping all ranks if one fails."""
+"""The device runtime of a training: accelerator, precision, planned batches, memory that runs out, and stopping all
+ranks if one fails."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import release_memory
 
-from relabel.distill.training.curves import Outcome
 from relabel.distill.training.output import how_it_goes_on
 from relabel.distill.training.spec import TrainingSection
 from relabel.manifests.errors import ConfigError, PeerLostError, SaidElsewhereError, TrainingError
@@ -75,58 +71,10 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
 
 
 # ------------------------------------------------------------------------------
-# Out of memory: the batch is halved once and accumulated twice as often, then the training is refused.
+# Memory that runs out.
 
-
-logger = logging.getLogger(__name__)
 
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-
-
-def halving(
-    attempt: Callable[[int], tuple[Any, Outcome]],
-    settings: TrainingSection,
-    *,
-    say: Callable[[str], None],
-    refusal: Callable[[str], TrainingError],
-    can_halve: bool = True,
-) -> tuple[Any, Outcome]:
-    """Train, with half the batch if memory runs out; there is a remark then.
-
-    Args:
-        attempt: trains, with the batch halved so often and accumulated as much more often.
-        refusal: makes the error for when that does not help, from the system's message.
-        can_halve: whether half a batch is as good.
-    Raises:
-        TrainingError: what `refusal` makes.
-    """
-    size = settings.batch_size
-    notes: list[str] = []
-    for halvings in (0, 1):
-        try:
-            model, outcome = attempt(halvings)
-        except (RuntimeError, MemoryError) as exc:
-            if not is_out_of_memory(exc):
-                raise
-            if halvings or not can_halve or size < 2:
-                raise refusal(first_line(exc)) from exc
-            notes.append(
-                f"out of memory with batches of {size} rows: going on with {size // 2}, accumulating twice as many"
-            )
-            say(notes[-1])
-            logger.warning(notes[-1])
-            exc.__traceback__ = None  # its frames hold the activations that did not fit
-        else:
-            outcome.notes += notes
-            outcome.facts = replace(
-                outcome.facts,
-                batch_size=size >> halvings,
-                accumulation=settings.accumulation << halvings,
-                was_batch_halved=halvings > 0,
-            )
-            return model, outcome
-        release_memory()
-    raise AssertionError("the second attempt returns or raises")
 
 
 def first_line(exc: BaseException) -> str:
@@ -151,7 +99,7 @@ _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "brok
 
 @contextmanager
 def ending_together(
-    accelerator: Accelerator, folder: Path, *, refusal: Callable[[str, str], TrainingError]
+    accelerator: Accelerator, folder: Path, *, no_memory: Callable[[BaseException, str], TrainingError]
 ) -> Iterator[None]:
     """If one of several processes ends, the others block until its connections break or the launcher stops them. Where
     memory ran out in one of them, only that is reported; else the first that has an error reports it. A single process
@@ -159,7 +107,7 @@ def ending_together(
 
     Args:
         folder: of the checkpoints, which all processes see.
-        refusal: makes the error, from the system's message and which process it was.
+        no_memory: makes the error, from the system's and which process it was.
     Raises:
         TrainingError: memory ran out here first.
         PeerLostError: another process ended, and none has said so.
@@ -177,7 +125,7 @@ def ending_together(
     except (Exception, KeyboardInterrupt) as exc:
         if is_out_of_memory(exc) and _is_first(mark):
             who = f"in process {accelerator.process_index + 1} of {accelerator.num_processes}"
-            raise refusal(first_line(exc), who) from exc
+            raise no_memory(exc, who) from exc
         if is_lost_connection(exc) and _is_first(mark):
             raise PeerLostError(
                 f"another of the {accelerator.num_processes} processes that train together ended: it says why, or was "
@@ -286,13 +234,6 @@ class BatchPlan:
         if self._groups:
             found = [found[place] for place in chance.permutation(len(found))]
         return [batch.tolist() for batch in found]
-
-    def padding_share(self, epoch: int = 0) -> float:
-        """Share of padding among the tokens of an epoch's batches, each padded to its longest row."""
-        where = {int(row): int(length) for row, length in zip(self._rows, self._lengths, strict=True)}
-        lengths = [[where[row] for row in batch] for batch in self.batches(epoch)]
-        padded = sum(len(batch) * max(batch) for batch in lengths)
-        return 1.0 - sum(map(sum, lengths)) / padded if padded else 0.0
 
 
 def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch: int | None) -> list[int]:

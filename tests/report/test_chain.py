@@ -125,8 +125,7 @@ def student(tmp_path: Path, run: Path) -> Path:
             "sha256": "5" * 64,
         },
         "training": {"steps": 38, "epochs": 2.0, "best_step": None, "device": "cpu", "rows_per_s": 120.5}
-        | {"batch_size": 8, "tokens_per_batch": None, "accumulation": 1, "was_batch_halved": False}
-        | {"padding_share": 0.04},
+        | {"batch_size": 8, "tokens_per_batch": None, "accumulation": 1, "was_batch_halved": False},
         "metrics": {
             "dev": {"rows": 8, "judged_by": "gold", "student": FIGURES},
             "test": {

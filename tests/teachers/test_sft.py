@@ -246,7 +246,7 @@ def test_a_loss_that_is_no_number_names_the_rows_and_a_full_disk_and_a_lack_of_m
     with monkeypatch.context() as patch:
         patch.setattr("relabel.distill.teachers.sft.answer_loss", large)
         limit = 1
-        with pytest.raises(TrainingError, match=r"also with half the batch \(2 examples\).*train\.batch_size"):
+        with pytest.raises(TrainingError, match=r"also with half the batch \(2 rows\).*train\.batch_size"):
             umbrela()
         limit = 2
         report = umbrela()
