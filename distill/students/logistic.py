@@ -95,15 +95,14 @@ class QueryTexts(EncoderTexts):
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int, prompt: str = "") -> None:
-        super().__init__(tokenizer, max_tokens)
-        self._has_types = False
+        super().__init__(tokenizer, max_tokens, has_types=False)
         self._prompt = prompt
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows of the queries; a long one loses its end there, and is counted as a whole."""
         if not pairs:
             return []
-        rows = self._token_rows([self._prompt + query for query, _ in pairs], None)
+        rows = self.token_rows([self._prompt + query for query, _ in pairs])
         return [row._replace(counts=query_counts(query)) for row, (query, _) in zip(rows, pairs, strict=True)]
 
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:

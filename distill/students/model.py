@@ -327,21 +327,23 @@ class EncoderTexts:
     Args:
         tokenizer: a tokenizer of transformers.
         max_tokens: longest row, special tokens included.
+        has_types: whether segment numbers are given, to a model that knows them.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Any, max_tokens: int, *, has_types: bool = True) -> None:
         self.max_tokens = max_tokens
         self._tokenizer = tokenizer
-        self._has_types = "token_type_ids" in tokenizer.model_input_names
+        self._has_types = has_types and "token_type_ids" in tokenizer.model_input_names
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows of (query, document) pairs; of two texts that do not fit together the longer one is cut first."""
         if not pairs:
             return []
         queries, documents = zip(*pairs, strict=True)
-        return self._token_rows(list(queries), list(documents))
+        return self.token_rows(list(queries), list(documents))
 
-    def _token_rows(self, texts: list[str], others: list[str] | None) -> list[TokenRow]:
+    def token_rows(self, texts: list[str], others: list[str] | None = None) -> list[TokenRow]:
+        """Token rows of texts, or of pairs of them; at least one."""
         found = self._tokenizer(
             texts,
             others,
@@ -360,7 +362,7 @@ class EncoderTexts:
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
         """Right-padded `input_ids`, `attention_mask` and, where the model knows segments, `token_type_ids`."""
         width = width_of(rows, self.max_tokens, pad_multiple)
-        pad = self._tokenizer.pad_token_id
+        pad = self._tokenizer.pad_token_id or 0
         batch = {"input_ids": padded([row.ids for row in rows], width, pad, is_left=False)}
         batch["attention_mask"] = mask_of(rows, width, is_left=False)
         if self._has_types:

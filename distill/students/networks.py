@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from relabel.distill.students.examples import Examples
-from relabel.distill.students.length_batches import batch_tokens_on, length_batches
 from relabel.distill.students.manifest import STUDENT_NAME, STUDENT_VERSION, StudentRecord, read_student
 from relabel.distill.students.model import (
     HEADS_NAME,
@@ -27,6 +26,7 @@ from relabel.distill.students.model import (
     TokenRow,
     check_batches,
     grade_token_ids,
+    logits_of_rows,
     make_texts,
     module_class,
     refuse_leaks,
@@ -595,6 +595,21 @@ def _read_json(path: Path) -> Any:
         raise ModelError(f"{path}: can't be read ({exc}). Fetch the model again.") from exc
 
 
+VECTOR = "vector"
+
+
+class SentenceEncoder(nn.Module):  # type: ignore[misc]
+    """A backbone that gives what a text's vector is, under the name `vector`."""
+
+    def __init__(self, backbone: Any, pooling: Pooling) -> None:
+        super().__init__()
+        self.backbone, self.pooling = backbone, pooling
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """[N, D]."""
+        return {VECTOR: sentence_vectors(self.backbone, input_ids, attention_mask, self.pooling)}
+
+
 class Embedder:
     """An encoder with its tokenizer.
 
@@ -610,71 +625,39 @@ class Embedder:
     """
 
     def __init__(self, folder: Path, *, max_tokens: int | None, batch_tokens: int | None, device: str = "auto") -> None:
-        purpose = "relabel pairs similar"
-        torch = require("torch", extra="cpu", purpose=purpose)
-        transformers = require("transformers", extra="cpu", purpose=purpose)
-
+        transformers = require("transformers", extra="cpu", purpose="relabel pairs similar")
         transformers.logging.set_verbosity_error()  # it reports a pooling layer that is not used
         transformers.logging.disable_progress_bar()
         self.settings = read_settings(folder)
-        self._tokenizer = read_tokenizer(transformers, folder, str(folder))
+        tokenizer = read_tokenizer(transformers, folder, str(folder))
         try:
-            self._module = load_backbone(folder).eval()
+            backbone = load_backbone(folder).eval()
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"{folder}: no encoder that transformers can load: {exc}") from exc
-        self.device = "cpu"
-        limits = (
-            max_tokens,
-            self.settings.max_tokens,
-            self._tokenizer.model_max_length,
-            _positions(self._module),
-        )
+        limits = (max_tokens, self.settings.max_tokens, tokenizer.model_max_length, _positions(backbone))
         self.max_tokens = min(limit for limit in limits if limit is not None)
-        refuse_leaks(
-            self._vectors, self._token_rows([f"{query} {document}" for query, document in PROBES]), str(folder)
-        )
+        self.texts = EncoderTexts(tokenizer, self.max_tokens, has_types=False)
+        self._module = SentenceEncoder(backbone, self.settings.pooling)
+        self._width, self._batch_tokens = backbone.config.hidden_size, batch_tokens
+        probes = self.texts.token_rows([f"{query} {document}" for query, document in PROBES])
+        refuse_leaks(lambda rows: self._vectors(rows, len(rows) * self.max_tokens), probes, str(folder))
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._module.to(self.device)
-        self._batch_tokens = batch_tokens or batch_tokens_on(self.device)
 
     def embed(self, texts: Sequence[str], role: Role) -> np.ndarray:
         """Vectors of length 1, float32 [N, D], in the order of the texts; of a text without tokens that count, the
         vector of the special tokens alone.
         """
-        prompt = self.settings.prompts[role]
-        rows = self._token_rows([prompt + text for text in texts])
-        found = np.empty((len(rows), self._module.config.hidden_size), np.float32)
-        for places in length_batches([len(row) for row in rows], self._batch_tokens):
-            found[places] = self._vectors([rows[place] for place in places])
-        return found
-
-    def _token_rows(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
+        whole = [self.settings.prompts[role] + text for text in texts]
         if self.settings.is_lower:
-            texts = [text.lower() for text in texts]
-        rows: list[list[int]] = self._tokenizer(
-            texts, truncation=True, max_length=self.max_tokens, split_special_tokens=True, return_attention_mask=False
-        ).input_ids
-        return rows
+            whole = [text.lower() for text in whole]
+        return self._vectors(self.texts.token_rows(whole) if whole else [], self._batch_tokens)
 
-    def _vectors(self, rows: list[list[int]]) -> np.ndarray:
-        import torch
-
-        lengths = torch.tensor([len(row) for row in rows], device=self.device)
-        width = max(map(len, rows))
-        pad = self._tokenizer.pad_token_id or 0
-        ids_NT = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=self.device)
-        mask_NT = (torch.arange(width, device=self.device)[None] < lengths[:, None]).long()
-        with torch.inference_mode():
-            vectors_ND = sentence_vectors(self._module, ids_NT, mask_NT, self.settings.pooling)
-            vectors: np.ndarray = vectors_ND.float().cpu().numpy()
-        return vectors
+    def _vectors(self, rows: Sequence[TokenRow], batch_tokens: int | None) -> np.ndarray:
+        return logits_of_rows(self._module, self.texts, rows, {VECTOR: self._width}, batch_tokens=batch_tokens)[VECTOR]
 
 
 def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:
     """Vectors of length 1 by an encoder, a tensor [N, D]."""
-    from torch.nn.functional import normalize
-
     hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
-    return normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)
+    return nn.functional.normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)

@@ -140,9 +140,9 @@ def test_a_control_token_in_a_document_is_text(encoder: Path) -> None:
 
     sep = tf.AutoTokenizer.from_pretrained(encoder).sep_token_id
     embedder = Embedder(encoder, max_tokens=None, batch_tokens=64, device="cpu")
-    (row,) = embedder._token_rows(["roses [SEP] oak"])
-    assert row.count(sep) == 1
-    assert row[-1] == sep
+    (row,) = embedder.texts.token_rows(["roses [SEP] oak"])
+    assert row.ids.count(sep) == 1
+    assert row.ids[-1] == sep
 
 
 def test_pooling_and_prompts_are_those_that_the_model_states(encoder: Path, tmp_path: Path) -> None:
