@@ -211,7 +211,7 @@ def main() -> None:
         print(f"format shown in {shown - began:.1f} s")
         options: dict[str, Any] = {}
         if chosen.labeler == "graph-grpo":
-            from relabel.distill.teachers.credit import Credit
+            from relabel.distill.teachers.rewards import Credit
 
             options["credit"] = Credit(CreditSection(tags=chosen.tags))
         curve = train(setting, chosen.labeler, Path(name), steps=chosen.steps, **options).curve

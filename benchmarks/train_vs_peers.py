@@ -34,8 +34,7 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.metrics import f1_score
 
-from relabel.distill.students.distillation import distill
-from relabel.distill.students.evaluation import graded_figures
+from relabel.distill.students.distillation import distill, graded_figures
 from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
 from relabel.distill.students.losses import Collator, Objective, compile_layers
 from relabel.distill.students.model import logits_of_rows, make_texts, pad_multiple_for, softmax

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from relabel.distill.students.labels import GoldGrades, LabelTable, Target, load_gold, load_labels, refuse_twice
+from relabel.distill.students.labels import (
+    NO_GRADE,
+    GoldGrades,
+    LabelTable,
+    Said,
+    grade_array,
+    load_gold,
+    load_labels,
+    refuse_twice,
+)
 from relabel.distill.students.manifest import DataFacts, SplitFacts, SplitSide
 from relabel.distill.students.spec import HEADS, KINDS, NODE_HEADS, DistillSpec
 from relabel.manifests.errors import InputError
@@ -83,8 +92,6 @@ def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarra
 
 
 # N rows, K grades
-
-NO_GRADE = -1
 
 SAME_TARGET = 1e-3
 """Distributions that differ by less are one and the same target."""
@@ -210,12 +217,15 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
                 "Set student.kind: logistic."
             )
     gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
-    gold_of = [gold.of(table.where, table.plan, table.pairs) if gold else [None] * len(table.pairs) for table in tables]
+    gold_of = [
+        grade_array(gold.of(table.where, table.plan, table.pairs) if gold else [None] * len(table.pairs))
+        for table in tables
+    ]
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
-        gold_of.append([target.grade if target else None for target in tables[-1].targets["relevance"]])
-    grades = _scale(spec, tables, gold_of)
-    rows = _Rows(spec, tables, gold_of, grades)
+        gold_of.append(tables[-1].said["relevance"].grades)
+    gold_N = np.concatenate(gold_of)
+    rows = _Rows(spec, tables, gold_N, _scale(spec, tables, gold_N))
     return rows.examples(gold)
 
 
@@ -231,14 +241,15 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
         raise InputError(
             f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from."
         )
-    targets: dict[str, list[Target | None]] = {"relevance": [Target(grade, None) for _, grade in kept]}
-    targets |= {name: [None] * len(kept) for name in NODE_HEADS}
+    nothing = [None] * len(kept)
+    said = {name: Said(grade_array(nothing), nothing) for name in NODE_HEADS}
+    said["relevance"] = Said(grade_array([grade for _, grade in kept]), nothing)
     assert gold.columns is not None
     pairs = [pair for pair, _ in kept]
-    return LabelTable(gold.source.path, None, pairs, targets, [None] * len(kept), None, None, gold.columns, None)
+    return LabelTable(gold.source.path, None, pairs, said, nothing, None, None, gold.columns, None)
 
 
-def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]]) -> int:
+def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) -> int:
     """K of the relevance head: of the spec, of runs and distributions, or one more than the highest grade.
 
     Raises:
@@ -251,8 +262,7 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
             f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
         )
     grades = next(iter(given.values()), None)
-    seen = {target.grade for table in tables for target in table.targets["relevance"] if target}
-    seen |= {grade for grades_of in gold_of for grade in grades_of if grade is not None}
+    seen = set(np.concatenate([gold_N, *(table.said["relevance"].grades for table in tables)]).tolist()) - {NO_GRADE}
     named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
     if named is not None and grades not in (None, named):
         raise InputError(f"student.heads: relevance has {named} grades, the labels have {grades} ({', '.join(given)}).")
@@ -267,19 +277,21 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Se
 class _Rows:
     """All sources concatenated."""
 
-    def __init__(
-        self, spec: DistillSpec, tables: Sequence[LabelTable], gold_of: Sequence[Sequence[int | None]], grades: int
-    ) -> None:
+    def __init__(self, spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray, grades: int) -> None:
         self.spec = spec
         self.tables = tables
         self.pairs = [pair for table in tables for pair in table.pairs]
         self.size = len(self.pairs)
         self.grades = grades
-        self.gold = np.array(
-            [NO_GRADE if grade is None else grade for grades_of in gold_of for grade in grades_of], dtype=np.int64
-        )
+        self.gold = gold_N
         self.is_labelled = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
-        self.targets = {name: [target for table in tables for target in table.targets[name]] for name in HEADS}
+        self.said = {
+            name: Said(
+                np.concatenate([table.said[name].grades for table in tables]),
+                [given for table in tables for given in table.said[name].probs],
+            )
+            for name in HEADS
+        }
         self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
         self.source_weight = np.concatenate(
             [
@@ -361,7 +373,7 @@ class _Rows:
     def _heads(self) -> dict[str, int]:
         """Which heads there are: relevance, and where none are named, nodes with labels that some weight trains."""
         loss = self.spec.loss
-        has = {name: any(target is not None for target in self.targets[name]) for name in HEADS}
+        has = {name: bool((said.grades != NO_GRADE).any()) for name, said in self.said.items()}
         if self.spec.student.heads != "auto" or not KINDS[self.spec.student.kind].has_nodes:
             return {"relevance": self.grades}
         induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
@@ -370,28 +382,22 @@ class _Rows:
 
     def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
         """The teacher's grade [N] and distribution [N, K] of labelled rows."""
-        grades = np.full(self.size, NO_GRADE, dtype=np.int64)
+        said = self.said["relevance"]
         probs = np.full((self.size, self.grades), np.nan, dtype=np.float32)
-        for row, target in enumerate(target for table in self.tables for target in table.targets["relevance"]):
-            if target is not None and self.is_labelled[row]:
-                grades[row] = target.grade
-                if target.probs is not None:
-                    probs[row] = target.probs
-        return grades, probs
+        for row, given in enumerate(said.probs):
+            if given is not None:
+                probs[row] = given
+        return np.where(self.is_labelled, said.grades, NO_GRADE), probs
 
     def _target(self, name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
+        said = self.said[name]
+        has_N = said.grades != NO_GRADE
         target_NK = np.zeros((self.size, width), dtype=np.float32)
-        has_N = np.zeros(self.size, dtype=bool)
-        is_soft = self.spec.loss.target_kind(name) == "soft"
-        for row, target in enumerate(self.targets[name]):
-            if target is None:
-                continue
-            has_N[row] = True
-            if is_soft and target.probs is not None:
-                given = np.asarray(target.probs, dtype=np.float64)
-                target_NK[row] = given / given.sum()
-            else:
-                target_NK[row, target.grade] = 1.0
+        target_NK[has_N, said.grades[has_N]] = 1.0
+        if self.spec.loss.target_kind(name) == "soft":
+            for row, given in enumerate(said.probs):
+                if given is not None and has_N[row]:
+                    target_NK[row] = np.asarray(given, dtype=np.float64) / np.sum(given)
         return target_NK, has_N
 
     def _mix_gold(self, target_NK: np.ndarray, weight_N: np.ndarray, row_weight: np.ndarray) -> None:

@@ -84,25 +84,33 @@ def _is_float_list(kind: pa.DataType) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# What a row's label says to a head: a grade, and a distribution where the teacher gave one.
+# What labels say to a head: grades, and distributions where the teacher gave some.
 
 
 SUM_TOLERANCE = 1e-3
 """How far a distribution's sum may lie from 1: probabilities are stored as float32."""
 
 
-class Target(NamedTuple):
-    """What one label says about one head: a grade, and a distribution where the teacher gave one."""
-
-    grade: int
-    probs: list[float] | None
+NO_GRADE = -1
+"""Of a row without one, in arrays."""
 
 
-def targets_of(
+class Said(NamedTuple):
+    """What the labels say about one head, a place a row.
+
+    Args:
+        grades: int64 [N], -1 where there is none.
+        probs: distributions; None where the teacher gave none.
+    """
+
+    grades: np.ndarray
+    probs: Sequence[list[float] | None]
+
+
+def checked_labels(
     values: Sequence[int | None], probs: Sequence[list[float] | None], grades: int | None, where: str, column: str
-) -> list[Target | None]:
-    """Grades and distributions as targets, each checked: one bad number would be learned without a word."""
-    found: list[Target | None] = []
+) -> Said:
+    """Grades and distributions, each checked: one bad number would be learned without a word."""
     for row, (value, given) in enumerate(zip(values, probs, strict=True)):
         if value is not None and not 0 <= value < (grades or 11):
             raise InputError(f"{where}: label {row} has `{column}` {value}, off the scale 0 to {(grades or 11) - 1}.")
@@ -111,8 +119,12 @@ def targets_of(
                 f"{where}: label {row} has the distribution {given} for `{column}`; {grades} numbers that sum to 1 are "
                 "wanted."
             )
-        found.append(None if value is None else Target(value, given))
-    return found
+    return Said(grade_array(values), probs)
+
+
+def grade_array(values: Sequence[int | None]) -> np.ndarray:
+    """Grades as int64 [N]."""
+    return np.array([NO_GRADE if value is None else value for value in values], dtype=np.int64)
 
 
 def _is_distribution(given: list[float], grades: int | None) -> bool:
@@ -280,7 +292,7 @@ class LabelTable:
 
     Args:
         grades: K of the relevance grade, where the source says; None for a file of bare grades.
-        targets: by head, what each row says; None where it says nothing.
+        said: by head, what the rows say.
         outside_mass: None where the teacher gave no distribution.
         plan: of a run.
         phi: of a run whose labeler has a rule map.
@@ -292,8 +304,8 @@ class LabelTable:
     where: str
     grades: int | None
     pairs: list[Pair]
-    targets: dict[str, list[Target | None]]
-    outside_mass: list[float | None]
+    said: dict[str, Said]
+    outside_mass: Sequence[float | None]
     plan: Plan | None
     phi: PhiTable | None
     columns: Columns
@@ -377,16 +389,16 @@ def _usable(
     columns = {name: [values[row] for row in usable] for name, values in columns.items()}
     probs = columns.get("probs") or [None] * len(usable)
     grades = grades or next((len(row) for row in probs if row is not None), None)
-    targets = {"relevance": targets_of(columns["grade"], probs, grades, where, "grade")}
+    said = {"relevance": checked_labels(columns["grade"], probs, grades, where, "grade")}
     nothing = [None] * len(usable)
     for name in NODE_HEADS:
-        targets[name] = targets_of(
+        said[name] = checked_labels(
             columns.get(name, nothing), columns.get(f"{name}_probs", nothing), NODE_SCORES, where, name
         )
     pairs = rejoin(columns, dataset, where)
     outside = columns.get("outside_mass") or [None] * len(usable)
     by_source = [weights.get(by, 1.0) for by in columns["answered_by"]] if weights else []
-    return LabelTable(where, grades, pairs, targets, outside, None, None, dataset.columns, None, by_source)
+    return LabelTable(where, grades, pairs, said, outside, None, None, dataset.columns, None, by_source)
 
 
 # ------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class DataFacts:
 STUDENT_MANIFEST_VERSION = 1
 
 Figures: TypeAlias = dict[str, int | float | None]
-"""Figures by name, as `distill/students/evaluation.py` gives them, with `rows`; None where one is not defined."""
+"""Figures by name, as `distill/students/distillation.py` gives them, with `rows`; None where one is not defined."""
 SHOWN = ("rows", "accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc", "ece", "nll", "ndcg@10")
 
 

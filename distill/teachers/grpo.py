@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from relabel.distill.students.manifest import SplitSide
-from relabel.distill.teachers.credit import Credit
 from relabel.distill.teachers.evidence import (
     EVIDENCE_COLUMNS,
     EvidenceJudge,
@@ -23,6 +22,7 @@ from relabel.distill.teachers.evidence import (
 )
 from relabel.distill.teachers.manifest import TeacherData
 from relabel.distill.teachers.rewards import (
+    Credit,
     GoldRows,
     RolloutLog,
     each,
@@ -60,9 +60,9 @@ from relabel.manifests.secrets import counted
 # ------------------------------------------------------------------------------
 # `method: grpo` and `method: graph-grpo`: a teacher learns from what its own answers earn.
 #
-# Each prompt is answered several times; each answer's reward is standardised among those (`credit.py`), and its
+# Each prompt is answered several times; each answer's reward is standardised among those (`rewards.py`), and its
 # tokens are made more or less probable by it: mean_i (1/|τ_i|) Σ_t min(ρA, clip(ρ, 1 ± ε)A) - β·KL over the tokens that
-# the model wrote. Graph-GRPO gives each part of the answer an advantage of its own (`credit.py`).
+# the model wrote. Graph-GRPO gives each part of the answer an advantage of its own (`rewards.py`).
 #
 # Sources: R3A, equations 1 and 2; Graph-GRPO, equations 5 to 15. Read on: `rollouts.py`, `grpo_trainer.py`.
 

@@ -19,18 +19,23 @@ from transformers import GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from relabel.distill.teachers.credit import (
+from relabel.distill.teachers.manifest import NODES
+from relabel.distill.teachers.rewards import (
     ROUNDINGS,
     TEMPLATE,
     Credit,
+    GoldRow,
+    RolloutLog,
+    Score,
+    Scored,
+    answer_figures,
     effective_ratios,
     group_advantages,
     node_average_weights,
+    roll_rows,
     segments_of,
     token_advantages,
 )
-from relabel.distill.teachers.manifest import NODES
-from relabel.distill.teachers.rewards import GoldRow, RolloutLog, Score, Scored, answer_figures, roll_rows
 from relabel.distill.teachers.rollouts import (
     Dialogues,
     Rollout,

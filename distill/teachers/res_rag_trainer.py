@@ -13,9 +13,9 @@ from transformers import LogitsProcessorList
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
-from relabel.distill.teachers.credit import is_known
 from relabel.distill.teachers.evidence import EvidenceJudge
 from relabel.distill.teachers.grpo_trainer import RolloutTrainer
+from relabel.distill.teachers.rewards import is_known
 from relabel.distill.teachers.rollouts import AskedIds
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.asks import Ask

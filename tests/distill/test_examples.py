@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.students.evaluation import teacher_figures
+from relabel.distill.students.distillation import teacher_figures
 from relabel.distill.students.examples import TRAIN, Examples, load_examples, split_queries
 from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, batch_tokens_on, length_batches
 from relabel.distill.students.losses import (

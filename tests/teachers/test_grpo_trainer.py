@@ -17,16 +17,14 @@ trl = pytest.importorskip("trl")
 
 from datasets import Dataset
 
-from relabel.distill.teachers.credit import (
-    EDGES,
-    Credit,
-)
 from relabel.distill.teachers.grpo_trainer import (
     grpo_arguments,
 )
 from relabel.distill.teachers.rewards import (
+    EDGES,
     EDGES_NAME,
     ROLLOUTS_NAME,
+    Credit,
     GoldRow,
     RolloutLog,
     Score,

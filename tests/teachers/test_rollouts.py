@@ -14,17 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.credit import (
+from relabel.distill.teachers.manifest import NODES
+from relabel.distill.teachers.rewards import (
     EDGES,
     TEMPLATE,
     Credit,
+    graded_reward,
     group_advantages,
     node_average_weights,
+    node_rewards,
     segments_of,
     token_advantages,
 )
-from relabel.distill.teachers.manifest import NODES
-from relabel.distill.teachers.rewards import graded_reward, node_rewards
 from relabel.distill.teachers.rollouts import (
     NO_PART,
     AnswerTokens,
