@@ -286,6 +286,8 @@ def load_state(folder: Path) -> dict[str, Any]:
             (folder / STATE).read_text(encoding="utf-8"),
             object_hook=lambda held: tensors[held["tensor"]] if held.keys() == {"tensor"} else held,
         )
+        if "optimizer" not in found:  # as an earlier version wrote it
+            raise KeyError("optimizer")
     except (OSError, ValueError, KeyError) as exc:
         raise damaged(folder, fault_of(exc)) from exc
     return found
