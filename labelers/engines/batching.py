@@ -143,11 +143,8 @@ class TokenDrawer:
             is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
                 logits_BV.device
             )
-            if len(bound) == len(sequences):
-                logits_BV = logits_BV.masked_fill(~is_allowed, float("-inf"))
-            else:
-                logits_BV = logits_BV.clone()
-                logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
+            logits_BV = logits_BV.clone()
+            logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
         return sample_tokens(
             logits_BV,
             [sequence.request.ask.sampling for sequence in sequences],

@@ -360,7 +360,7 @@ class OpenAi(Engine):
         self._digest = served_digest(args, folder)
         self._capacity = args.concurrency * WAITING_PER_SLOT
         self._in_flight = 0
-        self._answers: queue.SimpleQueue[Answer | list[Answer] | Exception] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[list[Answer] | Exception] = queue.SimpleQueue()
         self._fault: Exception | None = None
         self._remarks: list[str] = []
         self._client = ApiClient(args, key, pause=pause)
@@ -430,7 +430,7 @@ class OpenAi(Engine):
         self._in_flight += 1
         work = self._mode.admit(request)
         if isinstance(work, Answer):
-            self._answers.put(work)
+            self._answers.put([work])
         elif self._batches is not None:
             self._unsent.append(work)
         else:
@@ -450,9 +450,7 @@ class OpenAi(Engine):
         try:
             found = self._answers.get(timeout=POLL_S)
             while True:
-                if isinstance(found, Answer):
-                    ready.append(found)
-                elif isinstance(found, list):
+                if isinstance(found, list):
                     ready += found
                 else:
                     fault = fault or found
@@ -583,7 +581,7 @@ class OpenAi(Engine):
         """One ask from its first request to its answer."""
         async with self._client.slots:
             if not self._is_broken:  # else what waits would still be sent, and paid for
-                self._answers.put(await self._mode.answer(work))
+                self._answers.put([await self._mode.answer(work)])
 
     async def _end(self) -> None:
         """Requests end before their connections: one answered after these were closed would leave its own open."""
