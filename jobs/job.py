@@ -40,10 +40,9 @@ from relabel.manifests.plan import (
     write_plan,
 )
 from relabel.manifests.reuse import stage_digests
-from relabel.manifests.rows import ChunkRows, read_chunks
+from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
 from relabel.manifests.run import RunFolder
 from relabel.manifests.secrets import STORAGE_KEY
-from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import (
     EngineArgs,
     EngineSpec,

@@ -28,7 +28,7 @@ from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.manifest import OwnRunManifest
 from relabel.manifests.receipts import ChunkId
-from relabel.manifests.shards import fitting_chunk_rows
+from relabel.manifests.rows import fitting_chunk_rows
 from relabel.manifests.store import LocalRunStore, shard_lock
 
 

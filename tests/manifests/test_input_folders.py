@@ -26,8 +26,7 @@ from relabel.manifests.errors import ConfigError, InputError, MissingExtraError
 from relabel.manifests.files import Storage, filesystem_of
 from relabel.manifests.input_files import list_input
 from relabel.manifests.inputs import open_dataset
-from relabel.manifests.rows import read_chunks
-from relabel.manifests.shards import make_plan
+from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import InputSpec
 
 

@@ -17,8 +17,7 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.plan import shard_row_ids, write_plan
-from relabel.manifests.rows import read_chunks
-from relabel.manifests.shards import make_plan
+from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import LocalRunStore
 

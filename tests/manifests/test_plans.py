@@ -22,8 +22,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.plan import Plan, load_plan, shard_row_ids, write_plan
-from relabel.manifests.rows import pairs_by_number, read_chunks
-from relabel.manifests.shards import cut_queries, fitting_chunk_rows, make_plan
+from relabel.manifests.rows import cut_queries, fitting_chunk_rows, make_plan, pairs_by_number, read_chunks
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.store import LocalRunStore
 

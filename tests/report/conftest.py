@@ -23,10 +23,9 @@ from relabel.manifests.inputs import open_dataset
 from relabel.manifests.manifest import write_manifest
 from relabel.manifests.plan import fingerprint_parts, shard_row_ids, write_plan
 from relabel.manifests.receipts import ChunkId, commit_chunk
-from relabel.manifests.rows import read_chunks
+from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.run import RunFolder, build_manifest, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
-from relabel.manifests.shards import make_plan
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401

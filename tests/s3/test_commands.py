@@ -18,8 +18,7 @@ from relabel.manifests.errors import InputError, StoreUnreachableError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.plan import Plan
-from relabel.manifests.rows import read_chunks
-from relabel.manifests.shards import make_plan
+from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store, read_url
 from tests import seaweed
