@@ -13,7 +13,7 @@ from relabel.distill.students.manifest import LearnedGold, LearnedLabels
 from relabel.distill.students.spec import KINDS, KindName
 from relabel.distill.training.output import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
-from relabel.export.loader import LEAST_ONNXRUNTIME
+from relabel.export.loader import LEAST_ONNXRUNTIME, Inputs
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
 
@@ -80,33 +80,16 @@ class EngineFile(ModelFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputContract:
-    """What the bundle's loader must know to turn texts into the tokens that the student saw in training.
+class StudentInputs(Inputs):
+    """What the loader must know, and what others read with it.
 
     Args:
-        tokenizer: its file.
-        names: of the graph's inputs.
         columns: of the student's input, as `manifests.specs.Columns` takes them.
-        prompt, prompt_ids: of a decoder, its three pieces and their tokens; of a logistic student, text before a query.
+        lengths: of the pairs that the student was tested on.
     """
 
     kind: KindName
-    tokenizer: str
-    max_tokens: int
-    names: list[str]
-    padding_side: str
-    pad_id: int
-    pad_type_id: int
-    truncation_side: str
     columns: dict[str, Any]
-    prompt: list[str] | None = field(default=None, metadata=LEFT_OUT)
-    prompt_ids: list[list[int]] | None = field(default=None, metadata=LEFT_OUT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudentInputs(InputContract):
-    """The contract, and the lengths of the pairs that the student was tested on."""
-
     lengths: TokenLengths
 
 

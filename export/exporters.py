@@ -12,7 +12,6 @@ import relabel.export.loader
 from relabel.distill.students import length_batches, query_counts
 from relabel.distill.students.model import DecoderTexts, StudentModel
 from relabel.distill.students.spec import KINDS
-from relabel.export.bundle_facts import InputContract
 from relabel.export.parity import PairSet
 from relabel.export.specs import ExportSpec
 from relabel.manifests.errors import ModelError
@@ -53,25 +52,27 @@ def output_names(student: StudentModel, options: ExportSpec) -> list[str]:
     return [*heads, *(f"{name}_logits" for name in heads if options.logits)]
 
 
-def input_contract(student: StudentModel) -> InputContract:
-    """What the loader must know; `inputs` in the bundle's manifest."""
+def input_contract(student: StudentModel) -> dict[str, Any]:
+    """What the loader must know, see `loader.Inputs`; `inputs` in the bundle's manifest."""
     record, tokenizer = student.record, student.tokenizer
     pads_left = KINDS[record.kind].pads_left
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    texts = student.texts if isinstance(student.texts, DecoderTexts) else None
-    return InputContract(
-        kind=record.kind,
-        tokenizer=TOKENIZER,
-        max_tokens=record.max_tokens,
-        names=input_names(student),
-        padding_side="left" if pads_left else "right",
-        pad_id=int(pad or 0),
-        pad_type_id=0 if pads_left else int(tokenizer.pad_token_type_id),
-        truncation_side=tokenizer.truncation_side,
-        columns=record.columns,
-        prompt=list(record.prompt) if any(record.prompt) else None,
-        prompt_ids=[list(piece) for piece in texts.prompt_ids] if texts else None,
-    )
+    contract = {
+        "kind": record.kind,
+        "tokenizer": TOKENIZER,
+        "max_tokens": record.max_tokens,
+        "names": input_names(student),
+        "padding_side": "left" if pads_left else "right",
+        "pad_id": int(pad or 0),
+        "pad_type_id": 0 if pads_left else int(tokenizer.pad_token_type_id),
+        "truncation_side": tokenizer.truncation_side,
+        "columns": record.columns,
+    }
+    if any(record.prompt):
+        contract["prompt"] = list(record.prompt)
+    if isinstance(student.texts, DecoderTexts):
+        contract["prompt_ids"] = [list(piece) for piece in student.texts.prompt_ids]
+    return contract
 
 
 def write_tokenizer(student: StudentModel, folder: Path) -> None:

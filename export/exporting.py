@@ -27,7 +27,6 @@ from relabel.export.bundle_facts import (
     CARD_NAME,
     ModelFile,
     ModelParity,
-    StudentInputs,
     describe_lengths,
     read_parity,
     read_student_facts,
@@ -148,11 +147,10 @@ def export_bundle(
         write_tokenizer(student, folder)
         write_loader(folder)
         contract = input_contract(student)
-        encoder = Encoder(folder, plain(contract))
+        encoder = Encoder(folder, contract)
         batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
         made = _write_models(student, folder, spec, batches, say)
         rows = encoder.encode(compared.pairs)
-        inputs = StudentInputs(**vars(contract), lengths=describe_lengths([len(ids) for ids, _ in rows]))
         models = _list_models(folder, spec)
         parity = _compare(student, folder, models, compared, (encoder, rows), spec, provider, say)
         facts = {
@@ -161,7 +159,7 @@ def export_bundle(
             "heads": record.heads,
             "temperature": record.temperature,
             "phi": record.phi if len(record.heads) > 1 else None,
-            "inputs": plain(inputs),
+            "inputs": {**contract, "lengths": plain(describe_lengths([len(ids) for ids, _ in rows]))},
             "outputs": {
                 "probabilities": list(record.heads),
                 "logits": [f"{name}_logits" for name in record.heads if spec.logits],
@@ -187,7 +185,7 @@ def export_bundle(
         (folder / CARD_NAME).write_text(card, encoding="utf-8")
         if spec.triton:
             logits = {f"{name}_logits": grades for name, grades in record.heads.items() if spec.logits}
-            write_repository(folder, record.name, models, inputs.names, record.heads | logits)
+            write_repository(folder, record.name, models, contract["names"], record.heads | logits)
         if refused := [one for one in judged.models if not one.has_passed]:
             aside = target.with_name(target.name + ".refused")
             shutil.rmtree(aside, ignore_errors=True)

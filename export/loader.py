@@ -27,11 +27,9 @@ import importlib.util
 import itertools
 import json
 import os
-import secrets
 import stat
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,14 +99,8 @@ UNSETTLED_WORDS = 2
 """Words before a cut that the text after it may change: the one that was cut, and blanks or a letter before it that
 belong together.
 """
-BLOCK_BYTES = 1 << 22
-YOUNG_NS = 100_000_000
-"""A file that changed less than this ago is read again at the next load, ns: within a tick of the disk's clock it may
-change unseen.
-"""
 PYTHON_CACHE = "__pycache__"
 MANIFEST = "manifest.json"
-STAMPS = "load.stamps.json"
 VERSION_DIGITS = 16
 KINDS = ("encoder", "decoder", "logistic")
 REFERENCE = "reference.json"
@@ -123,7 +115,13 @@ class BundleError(RuntimeError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The manifest's `inputs`, as far as texts become tokens by them. A key that is unknown here is left to others."""
+    """The manifest's `inputs`, as far as texts become tokens by them. A key that is unknown here is left to others.
+
+    Args:
+        tokenizer: its file.
+        names: of the graph's inputs.
+        prompt, prompt_ids: of a decoder, its three pieces and their tokens; of a logistic student, text before a query.
+    """
 
     kind: str
     tokenizer: str
@@ -318,8 +316,7 @@ class Student:
             default what suits the provider. That of openvino is bf16 where the CPU has AMX, else int8-static where it
             has VNNI and the bundle this precision; otherwise `cpu` is taken instead.
         threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
-        check_digests: compare the sha256 of every file first, but for files that did not change since an earlier load
-            or pull did so.
+        check_digests: compare the sha256 of every file first.
     Raises:
         BundleError: a file is missing or damaged, the precision is not there, or the provider is not to be had.
         ModuleNotFoundError: the provider's library is absent.
@@ -512,37 +509,22 @@ def _is_whole(held: Mapping[str, Any]) -> bool:
     return are_right and is_known and has_prompt and inputs.max_tokens > 0 and heads["relevance"] > 1
 
 
-def check_files(folder: Path, manifest: Mapping[str, Any], *, reads_all: bool = False) -> None:
+def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Compare every file with its sha256; none may be missing, and none may be added but Python's own caches.
 
-    What was proven is noted there (`__pycache__`), so that the next process reads only what changed; where nobody may
-    write, it reads all.
-
-    Args:
-        reads_all: read files too that did not change since an earlier load.
     Raises:
         BundleError: names the first that differs.
     """
     wanted = {str(entry["path"]): str(entry["sha256"]) for entry in manifest["files"]}
-    version = _sha256(folder / MANIFEST)
     if pulled := _pulled_manifest(folder):  # nothing but what pull noted says what the manifest itself must be
         wanted[MANIFEST] = pulled
-    known = {} if reads_all else _known_stamps(folder, version)
-    stamps = {}
     for name, sha256 in wanted.items():
-        path, now_ns = _file(folder, name), time.time_ns()
-        stamp = _stamp(path)
-        if known.get(name) != stamp:
-            if _sha256(path) != sha256:
-                raise BundleError(f"{path}: its bytes are not those that the manifest names. Pull the bundle again.")
-            if stamp != _stamp(path) or now_ns - stamp[-1] < YOUNG_NS:
-                continue
-        stamps[name] = stamp
+        path = _file(folder, name)
+        if _sha256(path) != sha256:
+            raise BundleError(f"{path}: its bytes are not those that the manifest names. Pull the bundle again.")
     for path in _files_in(folder):
         if path.relative_to(folder).as_posix() not in wanted and path != folder / MANIFEST:
             raise BundleError(f"{path}: is not in the manifest. Move it away, or pull the bundle again.")
-    if stamps != known:
-        _keep_stamps(folder, {"manifest": version, "stamps": stamps})
 
 
 def choose_provider(wish: str) -> str:
@@ -776,26 +758,32 @@ class OpenVinoSession:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on (its affinity; `PYTHON_CPU_COUNT` where Python knows it), whatever the machine
-    has.
-    """
-    count = getattr(os, "process_cpu_count", None)  # Python 3.13
-    if count is not None:
-        return int(count() or 1)
+    """Cores that this process may run on, whatever the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Cores' worth of time that this process's control group may take, the least of it and all around it; None without
-    a limit.
+    """Cores' worth of time that this process's control group (v2) may take, the least of it and all around it; None
+    without a limit.
 
     A container is often given a quota and not cores, so that no count of cores says what it gets.
 
     Args:
         root: where `proc` and `sys` lie.
     """
-    found = [_quota(file) for file in _quota_files(root)]
-    return min((quota for quota in found if quota is not None), default=None)
+    try:
+        own = (root / "proc/self/cgroup").read_text(encoding="utf-8").rpartition("0::")[2]
+    except (OSError, ValueError):  # no Linux
+        return None
+    # a container may see only the end of its path, at the top
+    steps = [step for step in own.strip().split("/") if step not in ("", "..")]
+    quotas = []
+    for depth in range(len(steps) + 1):
+        file = root.joinpath("sys/fs/cgroup", *steps[:depth], "cpu.max")
+        with contextlib.suppress(OSError, ValueError):  # not there, or `max`
+            limit_us, period_us = file.read_text(encoding="utf-8").split()
+            quotas.append(int(limit_us) / int(period_us))
+    return min(quotas, default=None)
 
 
 def default_threads(root: Path = Path("/")) -> int:
@@ -838,40 +826,6 @@ def _tensorrt_version(names: Sequence[str]) -> str | None:
     return None
 
 
-def _quota_files(root: Path) -> Iterator[Path]:
-    """Files with the quotas of this process's control group, and of those around it: `cpu.max` (v2) or
-    `cpu.cfs_quota_us` (v1).
-    """
-    mount = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):  # no Linux
-        return
-    for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number != "0" and "cpu" not in controllers.split(","):
-            continue
-        tops, name = (
-            ([mount], "cpu.max") if number == "0" else ([mount / controllers, mount / "cpu"], "cpu.cfs_quota_us")
-        )
-        # a container may see only the end of its path, at the top
-        steps = [step for step in path.split("/") if step not in ("", "..")]
-        for top in tops:
-            yield from (top.joinpath(*steps[:depth], name) for depth in range(len(steps) + 1))
-
-
-def _quota(file: Path) -> float | None:
-    """Cores' worth of a quota: microseconds of each period over its length."""
-    try:
-        limit, *rest = file.read_text(encoding="utf-8").split()
-        period = rest[0] if rest else file.with_name("cpu.cfs_period_us").read_text(encoding="utf-8")
-        quota = int(limit) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # not there, or `max`
-        return None
-    return quota if quota > 0 else None  # -1 is none in v1
-
-
 def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: bool) -> np.ndarray:
     out = np.full((len(rows), width), pad, dtype=np.int64)
     for number, row in enumerate(rows):
@@ -909,36 +863,8 @@ def _short(value: Any) -> str:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _stamp(path: Path) -> list[int]:
-    """What changes with every write to a file, also with one that puts size and time back: the last number can't be set
-    by hand.
-    """
-    found = path.stat()
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
-
-
-def _known_stamps(folder: Path, version: str) -> dict[str, Any]:
-    """Stamps that an earlier load of the same manifest kept; none where they can't be read."""
-    held = _json(folder / PYTHON_CACHE / STAMPS)
-    with contextlib.suppress(AttributeError, KeyError, TypeError):
-        return dict(held["stamps"]) if held.get("manifest") == version else {}
-    return {}
-
-
-def _keep_stamps(folder: Path, held: Mapping[str, Any]) -> None:
-    path = folder / PYTHON_CACHE / STAMPS
-    part = path.with_name(f"{STAMPS}.{secrets.token_hex(4)}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        part.write_text(json.dumps(held), encoding="utf-8")
-        part.replace(path)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pulled_manifest(folder: Path) -> str | None:

@@ -42,7 +42,7 @@ from relabel.manifests.files import Storage, is_url
 from relabel.manifests.labels import DEFAULT_PHI, Label, LabelColumn, Pair, PhiTable
 from relabel.manifests.models import default_cache_dir
 from relabel.manifests.process import installed_versions, require
-from relabel.manifests.records import checked, digest_of, plain, sha256_bytes
+from relabel.manifests.records import checked, digest_of, sha256_bytes
 from relabel.manifests.specs import EngineArgs, LabelerOptions
 from relabel.manifests.store import read_url
 
@@ -274,7 +274,7 @@ def identify_bundle(path: str) -> Identity:
     facts = student_facts(bundle)
     deciding = {facts.inputs.tokenizer, *(name for model in facts.models for name in model.files)}
     files = {file.path: file.sha256 for file in bundle.files if file.path in deciding}
-    contract = {key: value for key, value in plain(facts.inputs).items() if key != "lengths"}
+    contract = {key: value for key, value in bundle.facts["inputs"].items() if key != "lengths"}
     record = StudentRecord(
         version=1,
         kind=facts.inputs.kind,

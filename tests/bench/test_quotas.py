@@ -13,7 +13,6 @@ import pytest
 from relabel.export import loader
 from relabel.export.loader import cpu_quota, default_threads, open_session, usable_cores
 
-V1 = "4:memory:/a\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/\n0::/system.slice\n"
 GROUPS = "sys/fs/cgroup"
 Machine = Callable[[str, dict[str, str]], Path]
 
@@ -52,17 +51,7 @@ def machine(tmp_path: Path) -> Machine:
             1.0,
         ),
         ("0::/../../pods/one\n", {"cpu.max": "200000 100000"}, 2.0),  # what a container sees of a group outside it
-        (
-            V1,
-            {"cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000", "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000"},
-            0.5,
-        ),
-        (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),  # its path is the host's
-        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        (V1, {"cpu/cpu.cfs_quota_us": "100000"}, None),  # half of it says nothing
-        (V1, {"memory/cpu.cfs_quota_us": "100000", "memory/cpu.cfs_period_us": "100000"}, None),
         ("0::/\n", {"cpu.max": "much\n"}, None),
-        ("no groups at all", {"cpu.max": "100000 100000"}, None),
     ],
 )
 def test_the_least_quota_in_force_is_found(
@@ -95,11 +84,8 @@ def test_threads_are_those_that_a_quota_keeps_busy_and_that_are_wished(
 
 def test_cores_are_those_of_the_process_and_not_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.delattr(os, "process_cpu_count", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4})
     assert usable_cores() == 2
-    monkeypatch.setattr(os, "process_cpu_count", lambda: 5, raising=False)
-    assert usable_cores() == 5
 
 
 @pytest.mark.parametrize(("quota", "asked", "taken"), [(2.0, 0, 2), (2.0, 7, 7), (None, 0, 0)])

@@ -1,14 +1,10 @@
-"""A bundle is opened only as it was sealed: the loader finds whatever happened to a file, reads each byte once, and
-says who and how.
-"""
+"""A bundle is opened only as it was sealed: the loader finds whatever happened to a file, and says who and how."""
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +16,7 @@ from relabel.export import loader
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import BundleError, Student, check_files, read_manifest
 from tests.export.conftest import HOSTILE
-from tests.publish.test_puller import HARMS, flip_unseen
+from tests.publish.test_puller import HARMS
 
 
 def load(folder: Path) -> None:
@@ -48,23 +44,6 @@ def test_whatever_happens_to_a_file_that_serves_the_loader_names_it(dest: Path, 
             Student(broken / "current", provider="cpu")
         assert name in str(refused.value), (harm, name, str(refused.value))
         shutil.rmtree(broken)
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files whose bytes the loader reads."""
-    found: list[str] = []
-    real = loader._sha256
-    monkeypatch.setattr(loader, "_sha256", lambda path: (found.append(path.name), real(path))[1])
-    return found
-
-
-@pytest.fixture
-def copy(bundle: Path, tmp_path: Path) -> Path:
-    """A bundle that was copied here, and long enough ago."""
-    target = Path(shutil.copytree(bundle, tmp_path / "copy"))
-    time.sleep(1.5 * loader.YOUNG_NS / 1e9)
-    return target
 
 
 DAMAGES: tuple[Any, ...] = (None, -1, [], "x")
@@ -102,36 +81,6 @@ def test_whatever_a_damaged_manifest_says_a_loader_answers_or_refuses_the_bundle
         else:
             assert len(student.probabilities(HOSTILE)["relevance"]) == len(HOSTILE), damage
     assert refused
-
-
-def test_the_second_process_reads_the_manifest_alone(copy: Path, read: list[str]) -> None:
-    load(copy)
-    assert len(read) == len(open_bundle(copy).all_files)
-    read.clear()
-    load(copy)
-    assert read == ["manifest.json"]
-    flip_unseen(copy / "tokenizer.json")
-    with pytest.raises(BundleError, match=r"tokenizer\.json: its bytes"):
-        load(copy)
-    flip_unseen(copy / "tokenizer.json")
-    read.clear()
-    check_files(copy, read_manifest(copy), reads_all=True)
-    assert len(read) == len(open_bundle(copy).all_files)
-
-
-def test_where_nobody_may_write_each_load_reads_all(
-    copy: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    for name in ("mkdir", "write_text"):
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, name, refuse)
-            for _ in range(2):
-                read.clear()
-                load(copy)
-                assert len(read) == len(open_bundle(copy).all_files)
 
 
 def test_a_loaded_student_says_its_version_and_gives_numbers_to_rank_by(bundle: Path) -> None:

@@ -16,9 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from relabel.export.bundle_facts import InputContract
 from relabel.export.loader import Encoder, load_tokenizer
-from relabel.manifests.records import plain
 from tests.faults.conftest import count
 
 PROSE = (
@@ -129,19 +127,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def contract(kind: str, max_tokens: int, side: str = "right") -> dict[str, Any]:
-    found = InputContract(
-        kind="decoder" if kind == "decoder" else "encoder",
-        tokenizer="tokenizer.json",
-        max_tokens=max_tokens,
-        names=["input_ids", "attention_mask"],
-        padding_side="right",
-        pad_id=0,
-        pad_type_id=0,
-        truncation_side=side,
-        columns={},
-        prompt_ids=[[5], [6], [7]] if kind == "decoder" else None,
-    )
-    return dict(plain(found))
+    return {
+        "kind": kind,
+        "tokenizer": "tokenizer.json",
+        "max_tokens": max_tokens,
+        "names": ["input_ids", "attention_mask"],
+        "padding_side": "right",
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "truncation_side": side,
+        "prompt_ids": [[5], [6], [7]] if kind == "decoder" else [],
+    }
 
 
 @functools.cache
