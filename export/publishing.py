@@ -23,14 +23,10 @@ from relabel.export.store import (
     check_same,
     check_whole,
     facts_of,
-    find_channel,
-    find_version,
     is_name,
-    load_channel,
-    load_version,
     move_channel,
     object_name,
-    version_name,
+    stem,
     write_version,
 )
 from relabel.manifests import failpoints
@@ -224,9 +220,7 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> Garbage:
     for name, entries in records.items():
         pointed = {move.version for channel in channels_of(bundle_store, name) for move in channel.moves[-keep:]}
         for entry in (one for one in entries if one.name.startswith(f"{name}/versions/")):
-            version = load_version(
-                bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json")
-            )
+            version = Version.load(bundle_store, name, stem(entry))
             if version.version in pointed or now_s - entry.written_s < grace_s:
                 live |= {object_name(file.sha256) for file in version.files}
                 kept += 1
@@ -376,26 +370,28 @@ def publish(
     if channel is not None and not is_anyway:
         _check_baselines(bundle.facts, str(bundle.folder))
     name = check_name(name or bundle.name, "name")
-    wanted = Version(name, check_name(version, "version") if version else bundle.version, bundle.all_files)
+    at = check_name(version, "version") if version else bundle.version
+    files = [file._asdict() for file in bundle.all_files]
+    wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files})
     pointer = None
     if channel is not None:  # read first, so that a move made during a long upload is not overruled
         check_name(channel, "channel")
         _check_no_version(bundle_store, name, channel)
-        pointer = find_channel(bundle_store, name, channel)
+        pointer = Channel.find(bundle_store, name, channel)
         check_may_move(pointer, key, f"{bundle_store.url}/{name}@{channel}")
-    if find_channel(bundle_store, name, wanted.version) is not None:
+    if Channel.find(bundle_store, name, wanted.version) is not None:
         raise InputError(f"{bundle_store.url}/{name}: {wanted.version} is a channel there. Give another --version.")
-    files = wanted.distinct_files
-    names = [object_name(file.sha256) for file in files]
-    spare(bundle_store, [version_name(name, wanted.version), *names])
-    held = find_version(bundle_store, name, wanted.version)
+    distinct = wanted.distinct_files
+    names = [object_name(file.sha256) for file in distinct]
+    spare(bundle_store, [wanted.path, *names])
+    held = Version.find(bundle_store, name, wanted.version)
     if held is not None:
         check_same(bundle_store, held, wanted)
     sizes = bundle_store.sizes(names)
     with translate_errors("publish", bundle.folder):
         uploaded = [
             file
-            for file in files
+            for file in distinct
             if _ensure_object(
                 bundle_store,
                 bundle,
@@ -413,7 +409,7 @@ def publish(
         pointer = move_channel(bundle_store, name, channel, pointer, wanted, "publish", key=key)
         has_changed = True
     size = sum(file.size_bytes for file in uploaded)
-    return Published(wanted, len(uploaded), size, len(files), pointer, has_changed)
+    return Published(wanted, len(uploaded), size, len(distinct), pointer, has_changed)
 
 
 def _check_baselines(facts: Mapping[str, Any], where: str) -> None:
@@ -453,9 +449,9 @@ def set_channel(
         ChannelMovedError: another process moved it meanwhile.
     """
     check_name(channel, "channel")
-    held = find_channel(bundle_store, name, channel)
+    held = Channel.find(bundle_store, name, channel)
     _check_no_version(bundle_store, name, channel)
-    wanted = load_version(bundle_store, name, version)
+    wanted = Version.load(bundle_store, name, version)
     if held is not None and held.points_to(wanted, key):
         return held, False
     _rely_on(bundle_store, wanted)
@@ -472,7 +468,7 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
         ManifestError: that version is not whole any more.
         ChannelMovedError: another process moved it meanwhile.
     """
-    held = load_channel(bundle_store, name, channel)
+    held = Channel.load(bundle_store, name, channel)
     where = f"{bundle_store.url}/{name}@{channel}"
     check_may_move(held, key, where)
     if key is not None and not held.is_signed_by(key):
@@ -481,7 +477,7 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
             "relabel channel set."
         )
     target = before(held, where)
-    version = load_version(bundle_store, name, target.version)
+    version = Version.load(bundle_store, name, target.version)
     if version.sha256 != target.version_sha256:
         raise GateError(
             f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another "
@@ -494,15 +490,12 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
 
 
 def _check_no_version(bundle_store: Store, name: str, channel: str) -> None:
-    if bundle_store.size(version_name(name, channel)) is not None:
+    if bundle_store.size(Version.path_of(name, channel)) is not None:
         raise InputError(f"{bundle_store.url}/{name}: {channel} is a version there, so no channel can be called that.")
 
 
 def _rely_on(bundle_store: Store, version: Version) -> None:
-    spare(
-        bundle_store,
-        [version_name(version.name, version.version), *(object_name(file.sha256) for file in version.files)],
-    )
+    spare(bundle_store, [version.path, *(object_name(file.sha256) for file in version.files)])
     check_whole(bundle_store, version)
 
 

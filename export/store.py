@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import base64
 import codecs
+import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from relabel.export import puller
 from relabel.export.bundles import MANIFEST_NAME, read_manifest, translate_refusals
-from relabel.export.puller import STABLE, Address, File, Record, Trust
+from relabel.export.puller import STABLE, Address, File, Trust
 from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ChannelMovedError,
@@ -27,6 +28,7 @@ from relabel.manifests.errors import (
     UsageError,
 )
 from relabel.manifests.files import translate_errors
+from relabel.manifests.objects import Entry
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of, plain, readable_json, sha256_bytes
 from relabel.manifests.secrets import keep_secret
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
 _PEM_START = "-----BEGIN "
 _AROUND = "\ufeff'\"` \t\r\n"
 _MAX_KEY_BYTES = 1 << 16
-_MIN_KEY_CHARS = 40
-"""Of 32 bytes in hex or base64, with some lost."""
 _PRIMITIVES = "cryptography.hazmat.primitives"
 _MAKE = "openssl genpkey -algorithm ed25519"
 
@@ -55,37 +55,23 @@ def pem_of(source: str, what: str) -> tuple[str, bytes]:
     no harm.
 
     Raises:
-        ConfigError: empty, or neither a PEM text nor what could be the path of one; what it is is not shown, since it
-            may be a key.
+        ConfigError: neither a PEM text nor the path of a file; what it is is not shown, since it may be a key.
     """
     text = source.strip(_AROUND)
-    if not text:
-        raise ConfigError(f"{what}: is empty: a variable that is not set?")
     if _PEM_START in text:
         keep_secret(text, what)
         return what, text.replace("\\r", "").replace("\\n", "\n").encode()
-    path = Path(text)
-    if not _names_a_file(text):
+    if not os.path.exists(text):  # noqa: PTH110 (a text may be no path at all)
         keep_secret(text, what)
         raise ConfigError(
-            f"{what}: neither a PEM text with its {_PEM_START}line nor the path of a file. Make one: {_MAKE}."
+            f"{what}: neither a PEM text with its {_PEM_START}line nor the path of a file that is there (is a variable "
+            f"not set?). Make one: {_MAKE}."
         )
-    with translate_errors(f"read {what} from", path), path.open("rb") as file:
+    with translate_errors(f"read {what} from", Path(text)), Path(text).open("rb") as file:
         held = file.read(_MAX_KEY_BYTES)  # a device may never end
     if held.lstrip().startswith(_PEM_START.encode()):
-        keep_secret(held.decode(errors="replace"), f"{what} in {path}")
-    return str(path), held.removeprefix(codecs.BOM_UTF8)
-
-
-def _names_a_file(text: str) -> bool:
-    """Whether a text is a path: of a file that is there, or one that is not a key, by its suffix or being shorter than
-    any.
-    """
-    try:
-        is_there = Path(text).exists()
-    except (OSError, ValueError):  # too long a name, or a NUL in it
-        return False
-    return is_there or ("\n" not in text and (len(text) < _MIN_KEY_CHARS or Path(text).suffix[1:].isalpha()))
+        keep_secret(held.decode(errors="replace"), f"{what} in {text}")
+    return text, held.removeprefix(codecs.BOM_UTF8)
 
 
 # ------------------------------------------------------------------------------
@@ -120,16 +106,13 @@ class SigningKey:
         if not isinstance(key, private_key):
             raise ConfigError(f"{where}: not an ed25519 key. Make one: {_MAKE}.")
         self._key: Ed25519PrivateKey = key
-        self.key_id = puller.key_id(key.public_key())
+        self.public_key = key.public_key()
+        self.key_id = puller.key_id(self.public_key)
 
     def sign(self, kind: str, body: Mapping[str, Any]) -> Signature:
         """Sign a record's body."""
         signed = self._key.sign(puller.signed_bytes(kind, body))
         return {"algorithm": "ed25519", "key_id": self.key_id, "signature": base64.b64encode(signed).decode()}
-
-    def has_signed(self, kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bool:
-        """Whether one of the signatures is truly ours, of this very body; a key id alone proves nothing."""
-        return puller.is_signed(kind, body, signatures, {self.key_id: self._key.public_key()})
 
 
 @translate_refusals()
@@ -188,29 +171,86 @@ def object_name(sha256: str) -> str:
     return f"{OBJECTS}/{sha256[:2]}/{sha256}"
 
 
-def version_name(name: str, version: str) -> str:
-    """Where a version's record lies."""
-    return f"{name}/versions/{version}.json"
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A version's or channel's record.
 
+    Args:
+        body: what is signed, of the shape that `puller.BODIES` gives.
+        signatures: of the whole body; not checked yet.
+        tag: of the record as it was read, which a compare and swap holds it to; empty for one that is not written yet.
+    """
 
-def channel_name(name: str, channel: str) -> str:
-    """Where a pointer lies."""
-    return f"{name}/channels/{channel}.json"
+    kind: ClassVar[str]
+    body: dict[str, Any]
+    signatures: tuple[Signature, ...] = ()
+    tag: str = ""
 
+    @classmethod
+    def path_of(cls, name: str, at: str) -> str:
+        """Where a record lies."""
+        return f"{name}/{cls.kind}s/{at}.json"
 
-def _record_bytes(kind: str, body: Mapping[str, Any], signatures: Sequence[Signature]) -> bytes:
-    return readable_json({"kind": kind, "format": 1, "body": body, "signatures": list(signatures)})
+    @classmethod
+    @translate_refusals()
+    def find(cls, bundle_store: Store, name: str, at: str) -> Self | None:
+        """Read a record; None if there is none.
 
+        Raises:
+            ManifestError: it is damaged, hostile, or of another version or channel than its name says.
+        """
+        path = cls.path_of(name, at)
+        try:
+            data, tag = bundle_store.read_tagged(path)
+        except FileNotFoundError:
+            return None
+        found = puller.parse_record(data, cls.kind, name, at, f"{bundle_store.url}/{path}")
+        return cls(found.body, tuple(found.signatures), tag)
 
-@translate_refusals()
-def _read_record(bundle_store: Store, kind: str, name: str, at: str) -> tuple[Record, str] | None:
-    """A version's or channel's record and its tag, None if there is none."""
-    path = f"{name}/{kind}s/{at}.json"
-    try:
-        data, tag = bundle_store.read_tagged(path)
-    except FileNotFoundError:
-        return None
-    return puller.parse_record(data, kind, name, at, f"{bundle_store.url}/{path}"), tag
+    @classmethod
+    def load(cls, bundle_store: Store, name: str, at: str) -> Self:
+        """Read a record.
+
+        Raises:
+            InputError: there is none.
+            ManifestError: as `find`.
+        """
+        found = cls.find(bundle_store, name, at)
+        if found is None:
+            raise InputError(
+                f"{bundle_store.url}/{name}: no {cls.kind} {at} there. See what there is: relabel show "
+                f"{bundle_store.url}/{name}."
+            )
+        return found
+
+    @property
+    def name(self) -> str:
+        """The bundle's."""
+        return str(self.body["name"])
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return self.path_of(self.name, self.body[self.kind])
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the body; what a channel points to."""
+        return digest_of(self.body)
+
+    def record(self) -> bytes:
+        """The record as it is written."""
+        return readable_json({"kind": self.kind, "format": 1, "body": self.body, "signatures": list(self.signatures)})
+
+    def is_signed_by(self, key: SigningKey) -> bool:
+        """Whether this key signed all that the record says; a key id alone proves nothing."""
+        return puller.is_signed(self.kind, self.body, self.signatures, {key.key_id: key.public_key})
+
+    def signed(self, key: SigningKey | None) -> Self:
+        """The record with a signature by the key, if one is given."""
+        if key is None or self.is_signed_by(key):
+            return self
+        return replace(self, signatures=(*self.signatures, key.sign(self.kind, self.body)))
 
 
 # ------------------------------------------------------------------------------
@@ -223,37 +263,24 @@ def _read_record(bundle_store: Store, kind: str, name: str, at: str) -> tuple[Re
 # A version's body never changes. Signatures are added to it, and each is of the whole body.
 
 
-VERSION_KIND = "version"
 _SWAPS = 5
 """Tries to add a signature while others add theirs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A version as its record has it.
+class Version(StoredRecord):
+    """A version; its body never changes."""
 
-    Args:
-        files: all files of the bundle, its manifest among them.
-        signatures: of the body; not checked yet.
-        tag: of the record as it was read; empty for one that is not written yet.
-    """
-
-    name: str
-    version: str
-    files: tuple[File, ...]
-    signatures: tuple[Signature, ...] = ()
-    tag: str = ""
+    kind = "version"
 
     @property
-    def body(self) -> dict[str, Any]:
-        """What is signed, and never changes."""
-        files = [file._asdict() for file in self.files]
-        return {"kind": VERSION_KIND, "name": self.name, "version": self.version, "files": files}
+    def version(self) -> str:
+        """Its own name."""
+        return str(self.body["version"])
 
     @property
-    def sha256(self) -> str:
-        """Digest of the body; what a channel points to."""
-        return digest_of(self.body)
+    def files(self) -> tuple[File, ...]:
+        """All files of the bundle, its manifest among them."""
+        return tuple(File(**file) for file in self.body["files"])
 
     @property
     def size_bytes(self) -> int:
@@ -270,36 +297,6 @@ class Version:
         """The bundle's own manifest."""
         return next(file for file in self.files if file.path == MANIFEST_NAME)
 
-    def record(self) -> bytes:
-        """The version as it is written."""
-        return _record_bytes(VERSION_KIND, self.body, self.signatures)
-
-
-def load_version(bundle_store: Store, name: str, version: str) -> Version:
-    """Read a version's record.
-
-    Raises:
-        InputError: there is no such version.
-        ManifestError: the record is damaged, hostile, or of another version than its name says.
-    """
-    found = find_version(bundle_store, name, version)
-    if found is None:
-        raise InputError(
-            f"{bundle_store.url}/{name}: no version {version} there. See what there is: relabel show "
-            f"{bundle_store.url}/{name}."
-        )
-    return found
-
-
-def find_version(bundle_store: Store, name: str, version: str) -> Version | None:
-    """`load_version`, or None if there is none."""
-    found = _read_record(bundle_store, VERSION_KIND, name, version)
-    if found is None:
-        return None
-    record, tag = found
-    files = tuple(File(**file) for file in record.body["files"])
-    return Version(name, version, files, tuple(record.signatures), tag)
-
 
 def write_version(bundle_store: Store, version: Version, held: Version | None, key: SigningKey | None) -> bool:
     """Write a version's record if there is none, and add our signature if it lacks it.
@@ -312,16 +309,15 @@ def write_version(bundle_store: Store, version: Version, held: Version | None, k
         ManifestError: the version is there with other contents.
         TransientError: others keep adding signatures.
     """
-    name = version_name(version.name, version.version)
-    if held is None and bundle_store.create(name, _signed(version, key).record()):
+    if held is None and bundle_store.create(version.path, version.signed(key).record()):
         return True
     for _ in range(_SWAPS):
-        held = held or load_version(bundle_store, version.name, version.version)
+        held = held or Version.load(bundle_store, version.name, version.version)
         check_same(bundle_store, held, version)
-        signed = _signed(held, key)
-        if signed.signatures == held.signatures:
+        signed = held.signed(key)
+        if signed is held:
             return False
-        if bundle_store.replace(name, signed.record(), held.tag):
+        if bundle_store.replace(version.path, signed.record(), held.tag):
             return True
         held = None
     raise TransientError(
@@ -359,13 +355,6 @@ def check_whole(bundle_store: Store, version: Version) -> None:
             )
 
 
-def _signed(version: Version, key: SigningKey | None) -> Version:
-    if key is None or key.has_signed(VERSION_KIND, version.body, version.signatures):
-        return version
-    signatures = (*version.signatures, key.sign(VERSION_KIND, version.body))
-    return Version(version.name, version.version, version.files, signatures, version.tag)
-
-
 # ------------------------------------------------------------------------------
 # Channels: moving names such as `stable`, each a small pointer that is replaced only if it is still as it was read.
 #
@@ -374,7 +363,6 @@ def _signed(version: Version, key: SigningKey | None) -> Version:
 # that a mover whose reply was lost finds its move.
 
 
-CHANNEL_KIND = "channel"
 HISTORY_KEPT = 200
 """Moves that a pointer remembers; at 300 bytes each it stays a small object."""
 
@@ -403,84 +391,40 @@ class Move:
     write: str
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """A pointer as it was read.
+class Channel(StoredRecord):
+    """A pointer."""
 
-    Args:
-        moves: oldest first, at least one; the last says where it points.
-        signatures: of the body; not checked yet.
-        tag: what a compare and swap holds it to; empty for one that is not written yet.
-    """
+    kind = "channel"
 
-    name: str
-    channel: str
-    moves: tuple[Move, ...]
-    signatures: tuple[Signature, ...] = ()
-    tag: str = ""
+    @property
+    def channel(self) -> str:
+        """Its own name."""
+        return str(self.body["channel"])
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """All that it remembers, oldest first, at least one; the last says where it points."""
+        return tuple(Move(**move) for move in self.body["moves"])
 
     @property
     def head(self) -> Move:
         """The last move."""
         return self.moves[-1]
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """What is signed: name, channel and all moves it remembers."""
-        return {
-            "kind": CHANNEL_KIND,
-            "name": self.name,
-            "channel": self.channel,
-            "moves": [asdict(move) for move in self.moves],
-        }
-
-    def record(self) -> bytes:
-        """The pointer as it is written."""
-        return _record_bytes(CHANNEL_KIND, self.body, self.signatures)
-
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
         """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
         is_there = (self.head.version, self.head.version_sha256) == (version.version, version.sha256)
         return is_there and (key is None or self.is_signed_by(key))
 
-    def is_signed_by(self, key: SigningKey) -> bool:
-        """Whether this key signed all that the pointer says, its history too."""
-        return key.has_signed(CHANNEL_KIND, self.body, self.signatures)
-
-
-def load_channel(bundle_store: Store, name: str, channel: str) -> Channel:
-    """Read a pointer.
-
-    Raises:
-        InputError: there is no such channel.
-        ManifestError: it is damaged, or another channel's.
-    """
-    found = find_channel(bundle_store, name, channel)
-    if found is None:
-        raise InputError(
-            f"{bundle_store.url}/{name}: no channel {channel} there. See what there is: relabel show "
-            f"{bundle_store.url}/{name}."
-        )
-    return found
-
-
-def find_channel(bundle_store: Store, name: str, channel: str) -> Channel | None:
-    """`load_channel`, or None if there is none."""
-    found = _read_record(bundle_store, CHANNEL_KIND, name, channel)
-    if found is None:
-        return None
-    record, tag = found
-    moves = tuple(Move(**move) for move in record.body["moves"])
-    return Channel(name, channel, moves, tuple(record.signatures), tag)
-
 
 def channels_of(bundle_store: Store, name: str) -> list[Channel]:
     """All channels of a bundle, by name."""
-    folder = f"{name}/channels"
-    names = sorted(
-        entry.name.removeprefix(f"{folder}/").removesuffix(".json") for entry in bundle_store.entries(folder)
-    )
-    return [load_channel(bundle_store, name, channel) for channel in names]
+    return [Channel.load(bundle_store, name, at) for at in sorted(map(stem, bundle_store.entries(f"{name}/channels")))]
+
+
+def stem(entry: Entry) -> str:
+    """What a record's file is named after."""
+    return PurePath(entry.name).stem
 
 
 def check_may_move(held: Channel | None, key: SigningKey | None, where: str) -> None:
@@ -527,18 +471,18 @@ def move_channel(
         moved=datetime.now(UTC).isoformat(timespec="seconds"),
         write=secrets.token_hex(8),
     )
-    moved = Channel(name, channel, (*moves, move)[-HISTORY_KEPT:])
-    signatures = (key.sign(CHANNEL_KIND, moved.body),) if key else ()
-    moved = Channel(name, channel, moved.moves, signatures)
-    path = channel_name(name, channel)
+    kept = [asdict(one) for one in (*moves, move)[-HISTORY_KEPT:]]
+    moved = Channel({"kind": Channel.kind, "name": name, "channel": channel, "moves": kept}).signed(key)
     failpoints.hit("before_channel")
     was_first = (
-        bundle_store.replace(path, moved.record(), held.tag) if held else bundle_store.create(path, moved.record())
+        bundle_store.replace(moved.path, moved.record(), held.tag)
+        if held
+        else bundle_store.create(moved.path, moved.record())
     )
     failpoints.hit("after_channel")
     if was_first:
         return moved
-    now = load_channel(bundle_store, name, channel)
+    now = Channel.load(bundle_store, name, channel)
     if any(one.write == move.write for one in now.moves):  # our own write, whose reply was lost
         return moved
     raise ChannelMovedError(
@@ -600,10 +544,7 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
             f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
             f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
         )
-    versions = [
-        load_version(bundle_store, name, entry.name.removeprefix(f"{name}/versions/").removesuffix(".json"))
-        for entry in entries
-    ]
+    versions = [Version.load(bundle_store, name, stem(entry)) for entry in entries]
     pointed = [(channel.channel, channel.head.version) for channel in channels]
     return {
         "name": name,
@@ -646,8 +587,8 @@ def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
         ManifestError: its manifest is not the one published.
     """
     at = address.at or STABLE
-    channel = find_channel(bundle_store, address.name, at)
-    version = load_version(bundle_store, address.name, channel.head.version if channel else at)
+    channel = Channel.find(bundle_store, address.name, at)
+    version = Version.load(bundle_store, address.name, channel.head.version if channel else at)
     return {
         **_about(version),
         "channel": _about_channel(channel) if channel else None,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from relabel.export.bundles import open_bundle
-from relabel.export.store import Channel, check_whole, find_channel, load_version, object_name
+from relabel.export.store import Channel, Version, check_whole, object_name
 from relabel.manifests.errors import RelabelError
 from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
 from relabel.manifests.files import Storage
@@ -80,7 +80,7 @@ class Shelf:
         bundle_store = open_bundle_store(self.url, Storage())
         try:
             self.served()
-            channel = find_channel(bundle_store, "ecom", "stable")
+            channel = Channel.find(bundle_store, "ecom", "stable")
             return fault_of(bundle_store, channel) if channel else None
         except RelabelError as exc:
             return str(exc)
@@ -93,7 +93,7 @@ class Shelf:
                 break
         if len(ended.codes) != 2 or not set(ended.codes) <= {0, 10}:
             return f"the second time did not end well: {ended}"
-        channel = find_channel(open_bundle_store(self.url, Storage()), "ecom", "stable")
+        channel = Channel.find(open_bundle_store(self.url, Storage()), "ecom", "stable")
         if channel.head.version != open_bundle(self.bundles[text], check_bytes=False).version or self.served() != text:
             return f"the channel points to {channel.head.version}, {self.served()} serves, and it should be {text}"
         if left := {path.name for path in self.dest.iterdir()} - {"current", ".versions", ".locks", ".pull.json"}:
@@ -105,12 +105,12 @@ class Shelf:
 
 def fault_of(bundle_store: Store, channel: Channel) -> str | None:
     """Every version that a channel ever pointed to is whole, byte for byte; its moves are counted without a gap
-    (`find_channel`).
+    (`Channel.find`).
     """
     if channel.moves[0].sequence != 1:
         return f"its history begins with move {channel.moves[0].sequence}"
     for name in {move.version for move in channel.moves}:
-        version = load_version(bundle_store, "ecom", name)
+        version = Version.load(bundle_store, "ecom", name)
         check_whole(bundle_store, version)
         for file in version.distinct_files:
             if bundle_store.digest(object_name(file.sha256), lambda _: None) != (file.size_bytes, file.sha256):
@@ -222,7 +222,7 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
             return f"a pull ended otherwise: {list(map(str, pulls))}"
         if wrong := shelf.fault():
             return wrong
-        channel = find_channel(open_bundle_store(shelf.url, Storage()), "ecom", "stable")
+        channel = Channel.find(open_bundle_store(shelf.url, Storage()), "ecom", "stable")
         won = sum(end.code == 0 for end in ends)
         lost_in_the_act = sum(end.code == -signal.SIGKILL for end in ends)
         if not 1 + won <= channel.head.sequence <= 1 + won + lost_in_the_act:

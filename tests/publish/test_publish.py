@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,10 @@ from relabel.export.publishing import (
 from relabel.export.store import (
     Channel,
     SigningKey,
+    Version,
     check_whole,
-    find_channel,
-    find_version,
-    load_channel,
-    load_version,
     object_name,
     parse_address,
-    version_name,
 )
 from relabel.manifests.errors import (
     ChannelMovedError,
@@ -71,7 +66,7 @@ def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_comman
     Path(local_bundle_store.url, cut).write_bytes(b"x")
     with pytest.raises(ManifestError, match="is not whole"):
         set_channel(local_bundle_store, "ecom", "candidate", done.version.version, None)
-    assert find_channel(local_bundle_store, "ecom", "candidate") is None
+    assert Channel.find(local_bundle_store, "ecom", "candidate") is None
     assert publish_to(local_bundle_store, bundle("one")).uploaded == 2
     check_whole(local_bundle_store, done.version)
 
@@ -90,11 +85,11 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
 
 def test_a_version_never_gets_other_contents(bundle_store: Store, bundle: Callable[..., Path]) -> None:
     publish_to(bundle_store, bundle("one"), version="1.0")
-    before = bundle_store.read_tagged(version_name("ecom", "1.0"))
+    before = bundle_store.read_tagged(Version.path_of("ecom", "1.0"))
     with pytest.raises(ManifestError, match=r"version 1\.0 is there with other contents"):
         publish_to(bundle_store, bundle("two"), version="1.0")
-    assert bundle_store.read_tagged(version_name("ecom", "1.0")) == before
-    assert load_channel(bundle_store, "ecom", "stable").head.sequence == 1
+    assert bundle_store.read_tagged(Version.path_of("ecom", "1.0")) == before
+    assert Channel.load(bundle_store, "ecom", "stable").head.sequence == 1
 
 
 def test_a_bundle_damaged_since_it_was_sealed_is_not_published(
@@ -148,7 +143,7 @@ def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
         roll_back(local_bundle_store, "ecom", "stable", None)
     assert set_channel(local_bundle_store, "ecom", "stable", three, None)[1]
     assert not set_channel(local_bundle_store, "ecom", "stable", three, None)[1]
-    moves = load_channel(local_bundle_store, "ecom", "stable").moves
+    moves = Channel.load(local_bundle_store, "ecom", "stable").moves
     assert [move.sequence for move in moves] == [1, 2, 3, 4, 5, 6]
     assert [move.version for move in moves] == [one, two, three, two, one, three]
     assert [move.restores for move in moves] == [None, None, None, 2, 1, None]
@@ -170,7 +165,7 @@ def test_a_channel_moved_during_a_long_upload_is_not_overruled(
     monkeypatch.setattr(type(local_bundle_store), "put_file", slow)
     with pytest.raises(ChannelMovedError):
         publish_to(local_bundle_store, bundle("three"))
-    assert load_channel(local_bundle_store, "ecom", "stable").head.version == one.version
+    assert Channel.load(local_bundle_store, "ecom", "stable").head.version == one.version
     assert publish_to(local_bundle_store, bundle("three")).channel.head.sequence == 4  # type: ignore[union-attr]
 
 
@@ -194,7 +189,7 @@ def test_a_signature_can_be_added_later_without_a_new_version(
         signed = publish_to(local_bundle_store, bundle("one"), key=SigningKey(str(keys[signer])))
         assert (signed.uploaded, signed.has_changed) == (0, True)
     assert not publish_to(local_bundle_store, bundle("one"), key=SigningKey(str(keys["theirs"]))).has_changed
-    held = load_version(local_bundle_store, "ecom", first.version.version)
+    held = Version.load(local_bundle_store, "ecom", first.version.version)
     assert held.sha256 == first.version.sha256
     assert len(held.signatures) == 2
 
@@ -222,10 +217,11 @@ def test_a_rollback_does_not_follow_a_history_that_somebody_changed(
     ours = SigningKey(str(keys["ours"]))
     for text in ("one", "two", "three"):
         publish_to(local_bundle_store, bundle(text), key=ours)
-    held = load_channel(local_bundle_store, "ecom", "stable")
-    moves = (held.moves[0], replace(held.moves[0], sequence=2), held.moves[2])
+    held = Channel.load(local_bundle_store, "ecom", "stable")
+    first, _, last = held.body["moves"]
+    body = {**held.body, "moves": [first, {**first, "sequence": 2}, last]}
     for signatures in (held.signatures, ()):
-        forged = Channel("ecom", "stable", moves, signatures)
+        forged = Channel(body, signatures)
         tag = local_bundle_store.read_tagged("ecom/channels/stable.json").tag
         assert local_bundle_store.replace("ecom/channels/stable.json", forged.record(), tag)
         with pytest.raises(GateError, match="it may be forged"):
@@ -268,15 +264,15 @@ def test_a_version_that_no_channel_points_to_goes_in_two_steps_and_its_own_objec
     clock.forward(8)
     first = gc(local_bundle_store)
     own = {object_name(file.sha256) for file in gone.files} - {object_name(file.sha256) for file in kept.files}
-    assert set(first.marked) == {version_name("ecom", gone.version), *own}
+    assert set(first.marked) == {Version.path_of("ecom", gone.version), *own}
     assert first.deleted == []
     clock.forward(0.5)
     assert gc(local_bundle_store).deleted == []
     clock.forward(0.6)
     second = gc(local_bundle_store)
-    assert set(second.deleted) == {version_name("ecom", gone.version), *own}
-    assert second.deleted[0] == version_name("ecom", gone.version)
-    assert find_version(local_bundle_store, "ecom", gone.version) is None
+    assert set(second.deleted) == {Version.path_of("ecom", gone.version), *own}
+    assert second.deleted[0] == Version.path_of("ecom", gone.version)
+    assert Version.find(local_bundle_store, "ecom", gone.version) is None
     check_whole(local_bundle_store, kept)
     assert load_gc_marks(local_bundle_store)[0] == GcMarks()
     assert gc(local_bundle_store).garbage.names == []
@@ -303,7 +299,7 @@ def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
     clock.forward(8)
     gc(local_bundle_store)
     clock.forward(2)
-    local_bundle_store.remove(version_name("ecom", gone.version))
+    local_bundle_store.remove(Version.path_of("ecom", gone.version))
     real = type(local_bundle_store).create
 
     def late(self: Store, name: str, data: bytes) -> bool:
@@ -313,7 +309,7 @@ def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
 
     monkeypatch.setattr(type(local_bundle_store), "create", late)
     publish_to(local_bundle_store, bundle("two"))
-    check_whole(local_bundle_store, load_version(local_bundle_store, "ecom", gone.version))
+    check_whole(local_bundle_store, Version.load(local_bundle_store, "ecom", gone.version))
 
 
 def test_what_a_gc_has_claimed_can_not_be_relied_on(
@@ -321,7 +317,7 @@ def test_what_a_gc_has_claimed_can_not_be_relied_on(
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     old = publish_to(local_bundle_store, bundle("two"), None).version
-    names = (version_name("ecom", old.version),)
+    names = (Version.path_of("ecom", old.version),)
     change_gc_marks(local_bundle_store, lambda held: GcMarks({}, Claim("a gc", local_bundle_store.now_s(), names)))
     with pytest.raises(LockHeldError, match="gc is removing"):
         set_channel(local_bundle_store, "ecom", "candidate", old.version, None)
@@ -378,7 +374,7 @@ def test_objects_that_only_a_killed_publisher_left_go_after_the_grace_time(
     local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
 ) -> None:
     done = publish_to(local_bundle_store, bundle("one"), None)
-    local_bundle_store.remove(version_name("ecom", done.version.version))
+    local_bundle_store.remove(Version.path_of("ecom", done.version.version))
     for days, left in ((6.5, 4), (1, 4), (1.5, 0)):
         clock.forward(days)
         gc(local_bundle_store)
@@ -402,7 +398,7 @@ def test_gc_on_s3_goes_by_the_stores_clock(
         with monkeypatch.context() as patched:
             patched.setattr(ObjectStore, "now_s", lambda self, days=days: now(self) + days * DAY_S)
             gc(bundle_store)
-    assert find_version(bundle_store, "ecom", gone.version) is None
+    assert Version.find(bundle_store, "ecom", gone.version) is None
     check_whole(bundle_store, kept)
 
 
@@ -433,12 +429,12 @@ def test_random_days_of_publishing_moving_and_collecting_never_break_a_channel(
                 clock.forward(turn.uniform(0, 3))
             for name in ("stable", "candidate"):
                 for move in moves_of(bundle_store, name)[-2:]:
-                    check_whole(bundle_store, load_version(bundle_store, "ecom", move.version))
+                    check_whole(bundle_store, Version.load(bundle_store, "ecom", move.version))
 
 
 def moves_of(bundle_store: Store, channel: str) -> tuple[Any, ...]:
     try:
-        return load_channel(bundle_store, "ecom", channel).moves
+        return Channel.load(bundle_store, "ecom", channel).moves
     except InputError:
         return ()
 

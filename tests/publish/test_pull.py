@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from relabel.export import store
 from relabel.export.publishing import roll_back, set_channel
 from relabel.export.puller import ServingFolder
-from relabel.export.store import channel_name, object_name
+from relabel.export.store import Channel, object_name
 from relabel.manifests.errors import (
     GateError,
     InputError,
@@ -59,10 +59,10 @@ def test_an_old_pointer_put_back_is_a_downgrade_and_a_rollback_is_none(
     local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
-    old = local_bundle_store.read_tagged(channel_name("ecom", "stable")).data
+    old = local_bundle_store.read_tagged(Channel.path_of("ecom", "stable")).data
     publish_to(local_bundle_store, bundle("two"))
     pull_from(local_bundle_store, tmp_path / "dest")
-    Path(local_bundle_store.url, channel_name("ecom", "stable")).write_bytes(old)
+    Path(local_bundle_store.url, Channel.path_of("ecom", "stable")).write_bytes(old)
     with pytest.raises(GateError, match="downgraded: a newer sequence than 1"):
         pull_from(local_bundle_store, tmp_path / "dest")
     assert served_text(tmp_path / "dest") == "two"
@@ -76,12 +76,12 @@ def test_a_newer_sequence_is_remembered_even_where_its_version_was_refused(
     local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
-    old = local_bundle_store.read_tagged(channel_name("ecom", "stable")).data
+    old = local_bundle_store.read_tagged(Channel.path_of("ecom", "stable")).data
     version = publish_to(local_bundle_store, bundle("two")).version
     local_bundle_store.remove(object_name(version.files[0].sha256))
     with pytest.raises(ManifestError):
         pull_from(local_bundle_store, tmp_path / "dest")
-    Path(local_bundle_store.url, channel_name("ecom", "stable")).write_bytes(old)
+    Path(local_bundle_store.url, Channel.path_of("ecom", "stable")).write_bytes(old)
     with pytest.raises(GateError, match="downgraded"):
         pull_from(local_bundle_store, tmp_path / "dest")
 
@@ -296,12 +296,12 @@ def test_what_a_pointer_forgot_the_destination_remembers(
     bad = ""
     for step in ("one", "two", "back", "three", "four"):
         if step == "back":
-            bad = store.load_channel(bundle_store, "ecom", "stable").head.version
+            bad = Channel.load(bundle_store, "ecom", "stable").head.version
             roll_back(bundle_store, "ecom", "stable", None)
         else:
             publish_to(bundle_store, bundles[step])
         pull_from(bundle_store, dest, keep=9)
-    assert len(store.load_channel(bundle_store, "ecom", "stable").moves) == 2
+    assert len(Channel.load(bundle_store, "ecom", "stable").moves) == 2
     for text in ("three", "one"):
         roll_back_in(dest)
         assert served_text(dest) == text
