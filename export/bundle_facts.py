@@ -187,21 +187,13 @@ class NdcgLoss:
     loss: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class OrderCounts:
-    """Pairs of documents of one query: those that the student orders by more than the margin, and all."""
-
-    ordered: int
-    of: int
-    margin: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigures:
     """A model against the student in batches of one size.
 
     Args:
-        max_abs: the largest |Δp|.
+        max_abs: the largest |Δp| of any head.
+        ordered: pairs of documents of one query that the student orders.
         tau: Kendall's, by query; None where the student orders no two documents of a query.
         flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query.
         tau_low, tau_high: its bounds, 95 %, over queries; absent with fewer than two.
@@ -210,18 +202,14 @@ class SizeFigures:
 
     is_finite: bool
     max_abs: float
-    max_abs_by_head: dict[str, float]
-    flips: int
     flip_share: float
-    flip_share_by_head: dict[str, float]
     flip_low: float | None = field(default=None, metadata=LEFT_OUT)
     flip_high: float | None = field(default=None, metadata=LEFT_OUT)
     tau: float | None
     tau_low: float | None = field(default=None, metadata=LEFT_OUT)
     tau_high: float | None = field(default=None, metadata=LEFT_OUT)
-    orders: OrderCounts | None = field(default=None, metadata=LEFT_OUT)
+    ordered: int = 0
     judged_by: str
-    judged_rows: int
     judged_queries: int = 0
     f1_macro: F1Loss
     ndcg: Annotated[NdcgLoss, Field(alias="ndcg@10")]
@@ -255,7 +243,6 @@ class ModelParity:
     """One model against the student.
 
     Args:
-        could_lose: as in `parity.could_lose`.
         doubts: as in `parity.doubts_of`, sentences.
         worst: the rows that differ most.
     """
@@ -267,7 +254,6 @@ class ModelParity:
     by_batch_size: Annotated[dict[str, SizeFigures], Field(min_length=1)]
     checks: list[ParityCheck]
     has_passed: bool
-    could_lose: float | None = None
     doubts: list[str] = field(default_factory=list)
     worst: list[WorstRow]
 
@@ -276,11 +262,6 @@ class ModelParity:
         """By batch size, as compared."""
         return list(self.by_batch_size.values())
 
-    @property
-    def flip_share(self) -> float:
-        """Of the worst batch size."""
-        return max(one.flip_share for one in self.figures)
-
 
 @dataclass(frozen=True, slots=True)
 class ParityBounds:
@@ -288,7 +269,6 @@ class ParityBounds:
 
     min_pairs: int
     batch_sizes: list[int]
-    int8_max_f1_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,23 +371,16 @@ def parity_rows(parity: Parity) -> list[list[str]]:
 
 
 def verdict(one: ModelParity) -> str:
-    """What the gate says of a model: `passed`, `undecided` with the loss that it could have, or `REFUSED`."""
+    """What the gate says of a model: `passed`, `undecided` or `REFUSED`."""
     if not one.has_passed:
         return "REFUSED"
-    if one.could_lose is not None:
-        return f"undecided: could lose {one.could_lose:.1f}"
-    return "undecided: too little evidence" if one.doubts else "passed"
+    return "undecided" if one.doubts else "passed"
 
 
 def undecided_lines(parity: Parity) -> list[str]:
-    """A sentence for each model that passed and could yet lose more than the gate allows."""
-    return [
-        f"{one.precision} is undecided: on these {one.rows:,} pairs it could be as bad as {one.could_lose:.1f} points "
-        f"of macro F1 (95 %), the bound is {parity.spec.int8_max_f1_loss:g}; {one.flip_share:.1%} of the grades flip. "
-        "More pairs would decide, or a bound on flips (parity.int8_max_flips)."
-        for one in parity.models
-        if one.has_passed and one.could_lose is not None
-    ] + [f"{one.precision} is undecided: {doubt}." for one in parity.models if one.has_passed for doubt in one.doubts]
+    """A sentence for each doubt about a model that passed."""
+    passed = [one for one in parity.models if one.has_passed]
+    return [f"{one.precision} is undecided: {doubt}." for one in passed for doubt in one.doubts]
 
 
 def compared_on(parity: Parity) -> str:

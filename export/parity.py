@@ -6,7 +6,7 @@ share batches with long ones and are padded. A dynamic int8 scales its activatio
 depend on the company; the figures of the worst size decide.
 
 The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
-loss beyond the bound is not ruled out either is marked `undecided`, with the loss that it could have.
+loss beyond the bound is not ruled out either is marked `undecided`, with its doubts.
 
 Order is Kendall's tau over the orders that the student states. Two documents whose scores hardly differ have no order
 to keep: another padding, or sums in another order, turn it round in the student itself. So a margin is fixed
@@ -26,7 +26,7 @@ from relabel.distill.students.examples import SIDES, TEST, TRAIN, load_examples
 from relabel.distill.students.labels import NO_GRADE, read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
-from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, OrderCounts, ParityCheck, SizeFigures, WorstRow
+from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, ParityCheck, SizeFigures, WorstRow
 from relabel.export.loader import OPENVINO, STATIC, BundleError, Encoder, choose_provider, open_session
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
@@ -214,9 +214,7 @@ def least_difference(grades: int) -> float:
     return RESOLUTION * grades * (grades - 1)
 
 
-def kept_orders(
-    query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float
-) -> tuple[OrderCounts, np.ndarray]:
+def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, margin: float) -> tuple[int, np.ndarray]:
     """Compare a model's orders with the student's.
 
     Of a query, tau = (kept − reversed) / ordered pairs; an order that the model makes a tie counts as neither. Queries
@@ -228,19 +226,18 @@ def kept_orders(
         ours_N, theirs_N: expected grades by student and model.
         margin: the student's scores differ by more than this, or there is no order.
     Returns:
-        Pairs of documents of one query, those in order and all; tau of each query that has an order with its weight,
-        [G, 2], tau times the weight first.
+        Pairs of documents of one query that are in order; tau of each query that has an order with its weight, [G, 2],
+        tau times the weight first.
     Source:
         Kendall 1938, "A new measure of rank correlation": tau; here over the pairs beyond the margin only.
     """
-    weighted, ordered, of = [np.zeros((0, 2))], 0, 0
+    weighted, ordered = [np.zeros((0, 2))], 0
     for rows in rows_by_group(query_N, int(query_N.max()) + 1):
         score, count = _balance(ours_N[rows], theirs_N[rows], margin)
-        of += len(rows) * (len(rows) - 1) // 2
         if count:
             ordered += count
             weighted.append(np.array([[score / count * len(rows), len(rows)]]))
-    return OrderCounts(ordered, of, margin), np.concatenate(weighted)
+    return ordered, np.concatenate(weighted)
 
 
 def tau_of(by_query_G2: np.ndarray) -> float | None:
@@ -301,7 +298,6 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
     ndcg_loss = None if first_ndcg is None or second_ndcg is None else first_ndcg - second_ndcg
     return {
         "judged_by": judge_name,
-        "judged_rows": len(rows),
         "judged_queries": queries,
         "f1_macro": F1Loss(student=ours, model=theirs, loss_points=loss, loss_low=low, loss_high=high),
         "ndcg": NdcgLoss(first_ndcg, second_ndcg, ndcg_loss),
@@ -363,7 +359,6 @@ def measure(
         by_batch_size=sizes,
         checks=checks,
         has_passed=all(check.has_passed for check in checks),
-        could_lose=could_lose(precision, list(sizes.values()), spec),
         doubts=doubts_of(precision, reference[HEAD], list(sizes.values()), spec),
         worst=worst_rows(reference, found_by_size, pairs, spec.worst),
     )
@@ -404,36 +399,31 @@ def _at_least(check: str, value: float, bound: float) -> ParityCheck:
     return ParityCheck(check, value, bound, bool(value >= bound))
 
 
-def could_lose(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> float | None:
-    """Points of macro F1 at the far end of an int8's interval, where that lies above the bound; None where it does not.
-
-    A single query gives no interval, and rules nothing out: then it is all points that the student has.
-    """
-    if FAMILY[precision] != "int8":
-        return None
-    worst = max(one.f1_macro.loss_high if one.judged_queries > 1 else one.f1_macro.student * POINTS for one in figures)
-    return float(worst) if worst > spec.int8_max_f1_loss else None
-
-
 def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[str]:
     """Why these pairs do not show whether a model that passes its gate is as good as the student; of fp32 none.
 
     A student that gives one grade to nearly all pairs never flips, and one that scores nearly all documents alike has
     no order to lose. What can show a loss are the outcomes that are not the commonest: if none of m is lost, a loss of
     up to 3/m of them is not ruled out at 95 % (the rule of three), so of fewer than `LEAST_OUTCOMES` = 30 one in ten
-    may be lost unseen.
+    may be lost unseen. A single query gives no interval of macro F1: all points that it has could be lost.
     """
     if FAMILY[precision] == "fp32":
         return []
     count_K = np.bincount(student_NK.argmax(1))
     others, given = int(count_K.sum() - count_K.max()), int((count_K > 0).sum())
     said = []
+    loss = max(one.f1_macro.loss_high if one.judged_queries > 1 else one.f1_macro.student * POINTS for one in figures)
+    if FAMILY[precision] == "int8" and loss > spec.int8_max_f1_loss:
+        said.append(
+            f"it could lose {loss:.1f} points of macro F1 (95 %), the bound is {spec.int8_max_f1_loss:g}; more pairs "
+            "would decide, or a bound on flips (parity.int8_max_flips)"
+        )
     if others < LEAST_OUTCOMES:
         said.append(
             f"the student gives {given} of its grades, and to {others:,} of {len(student_NK):,} pairs another than the "
             f"commonest: fewer than {LEAST_OUTCOMES}, of which a flip would hardly show"
         )
-    ordered = min((one.orders.ordered for one in figures if one.orders), default=0)
+    ordered = min(one.ordered for one in figures)
     if ordered < LEAST_OUTCOMES:
         said.append(f"the student orders {ordered:,} pairs of documents: fewer than {LEAST_OUTCOMES}")
     lows = [one.tau if one.tau_low is None else one.tau_low for one in figures if one.tau is not None]
@@ -473,7 +463,7 @@ def _figures(
     reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec
 ) -> SizeFigures:
     ours_NK, theirs_NK = reference[HEAD], found[HEAD]
-    orders, by_query_G2 = kept_orders(
+    ordered, by_query_G2 = kept_orders(
         pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), least_difference(ours_NK.shape[1])
     )
     tau = bootstrap(
@@ -482,33 +472,21 @@ def _figures(
         resamples=spec.resamples,
         seed=spec.seed,
     ).get("tau", NOTHING_DRAWN)
-    by_head = {
-        name: float(np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max()) for name in reference
-    }
+    apart = [np.nan_to_num(np.abs(found[name] - reference[name]), nan=np.inf).max() for name in reference]
     flips_N = ours_NK.argmax(1) != theirs_NK.argmax(1)
     flip_low, flip_high = share_bounds(np.bincount(pairs.queries, flips_N), np.bincount(pairs.queries))
     return SizeFigures(
         is_finite=all(bool(np.isfinite(values).all()) for values in found.values()),
-        max_abs=_capped(max(by_head.values())),
-        max_abs_by_head={name: _capped(value) for name, value in by_head.items()},
-        flips=int(flips_N.sum()),
+        max_abs=float(min(1.0, max(apart))),  # no number at all counts as the largest difference that there is
         flip_share=float(flips_N.mean()),
-        flip_share_by_head={
-            name: float((reference[name].argmax(1) != found[name].argmax(1)).mean()) for name in reference
-        },
         flip_low=finite(float(flip_low)),
         flip_high=finite(float(flip_high)),
         tau=tau_of(by_query_G2),
         tau_low=finite(tau.low),
         tau_high=finite(tau.high),
-        orders=orders,
+        ordered=ordered,
         **_judged(ours_NK, theirs_NK, pairs, spec),
     )
-
-
-def _capped(value: float) -> float:
-    """A difference of probabilities is at most 1; no number at all counts as that."""
-    return float(min(value, 1.0))
 
 
 # ------------------------------------------------------------------------------

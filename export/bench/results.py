@@ -432,10 +432,9 @@ def choose_precision(
     chosen = _fastest(passed, latency, provider) if wish is None else ChosenPrecision(wish, why, provider)
     source = ROUNDED.get(chosen.precision, chosen.precision)
     model = next(model for model in parity.models if model.precision == source)
-    doubts = list(model.doubts)
-    if model.could_lose is not None:
-        doubts.insert(0, f"it could lose {model.could_lose:.1f} points of macro F1")
-    return chosen._replace(reason=f"{chosen.reason}; its gate is undecided: {'; '.join(doubts)}") if doubts else chosen
+    if not model.doubts:
+        return chosen
+    return chosen._replace(reason=f"{chosen.reason}; its gate is undecided: {'; '.join(model.doubts)}")
 
 
 def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> ChosenPrecision:

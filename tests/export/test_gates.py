@@ -72,7 +72,11 @@ def test_a_model_that_says_the_same_passes_every_gate() -> None:
         assert one["has_passed"], one["checks"]
         assert not one["is_weak"]
         figures = one["by_batch_size"]["7"]
-        assert (figures["flips"], figures["tau"], figures["f1_macro"]["loss_points"]) == (0, pytest.approx(1.0), 0.0)
+        assert (figures["flip_share"], figures["tau"], figures["f1_macro"]["loss_points"]) == (
+            0,
+            pytest.approx(1.0),
+            0.0,
+        )
         assert [str(figures["f1_macro"][end]) for end in ("loss_low", "loss_high")] == ["0.0", "0.0"], "not -0.0"
 
 
@@ -88,7 +92,7 @@ def test_fp32_is_refused_by_one_probability_of_one_head() -> None:
         ParitySpec(resamples=100),
     )
     assert not one["has_passed"]
-    assert one["by_batch_size"]["1"]["max_abs_by_head"] == {"relevance": 0.0, "subject": pytest.approx(2e-4, rel=1e-2)}
+    assert one["by_batch_size"]["1"]["max_abs"] == pytest.approx(2e-4, rel=1e-2)
 
 
 def test_fp16_is_refused_over_a_thousandth_of_flips_or_by_a_broken_order() -> None:
@@ -106,7 +110,7 @@ def test_fp16_is_refused_over_a_thousandth_of_flips_or_by_a_broken_order() -> No
 def test_int8_is_refused_only_when_the_interval_of_its_loss_lies_wholly_above_the_bound() -> None:
     _, probs = made_pairs()
     small, large = measured("int8", spoiled(probs, 0.01)), measured("int8", spoiled(probs, 0.2))
-    assert small["by_batch_size"]["7"]["flips"] > 0
+    assert small["by_batch_size"]["7"]["flip_share"] > 0
     assert small["has_passed"]
     loss = large["by_batch_size"]["7"]["f1_macro"]
     assert 1.0 < loss["loss_low"] < loss["loss_points"] < loss["loss_high"]
@@ -123,21 +127,20 @@ def parity_of(*models: dict[str, Any]) -> Parity:
 def test_an_int8_whose_loss_is_not_ruled_out_passes_as_undecided_with_the_loss_that_it_could_have() -> None:
     _, probs = made_pairs()
     same, bad = measured("int8", probs), measured("int8", spoiled(probs, 0.02))
-    assert (same["has_passed"], same["could_lose"], verdict(checked(ModelParity, same))) == (True, None, "passed")
+    assert (same["has_passed"], same["doubts"], verdict(checked(ModelParity, same))) == (True, [], "passed")
     loss = bad["by_batch_size"]["7"]["f1_macro"]
     assert loss["loss_low"] < 1.0 < loss["loss_high"]
     assert bad["has_passed"]
-    assert bad["could_lose"] == loss["loss_high"]
-    assert verdict(checked(ModelParity, bad)) == f"undecided: could lose {loss['loss_high']:.1f}"
+    assert verdict(checked(ModelParity, bad)) == "undecided"
     (sentence,) = undecided_lines(parity_of(same, bad))
-    assert f"as bad as {loss['loss_high']:.1f} points" in sentence
+    assert f"could lose {loss['loss_high']:.1f} points" in sentence
     assert "the bound is 1" in sentence
     assert "int8_max_flips" in sentence
-    assert measured("int8", spoiled(probs, 0.02), int8_max_f1_loss=20)["could_lose"] is None
+    assert measured("int8", spoiled(probs, 0.02), int8_max_f1_loss=20)["doubts"] == []
     refused = measured("int8", spoiled(probs, 0.2))
     assert verdict(checked(ModelParity, refused)) == "REFUSED"
     assert undecided_lines(parity_of(refused)) == []
-    assert measured("fp16", spoiled(probs, 0.0005), fp16_max_flips=1.0)["could_lose"] is None  # its gate is another
+    assert measured("fp16", spoiled(probs, 0.0005), fp16_max_flips=1.0)["doubts"] == []  # its gate is another
 
 
 def test_a_student_that_hardly_ever_gives_another_grade_proves_nothing() -> None:
@@ -145,8 +148,8 @@ def test_a_student_that_hardly_ever_gives_another_grade_proves_nothing() -> None
     constant = np.tile(np.array([[0.7, 0.2, 0.1]], dtype=np.float32), (len(probs), 1))
     constant[0] = [0.1, 0.2, 0.7]
     for precision, said in (
-        ("int8", "undecided: too little evidence"),
-        ("fp16", "undecided: too little evidence"),
+        ("int8", "undecided"),
+        ("fp16", "undecided"),
         ("fp32", "passed"),
     ):
         answers = {"relevance": constant}
@@ -178,7 +181,7 @@ def test_a_single_query_rules_no_loss_out() -> None:
     one = pairs.take(np.arange(DOCS))
     found = measure("int8", {"relevance": probs[:DOCS]}, {1: {"relevance": probs[:DOCS]}}, one, ParitySpec(min_pairs=1))
     assert found["has_passed"]
-    assert found["could_lose"] == 100 * found["by_batch_size"]["1"]["f1_macro"]["student"]
+    assert f"could lose {100 * found['by_batch_size']['1']['f1_macro']['student']:.1f} points" in found["doubts"][0]
 
 
 def test_an_int8_is_refused_by_its_flips_where_a_bound_is_set() -> None:

@@ -154,7 +154,7 @@ def test_only_precisions_that_passed_can_be_chosen(bundle: Path) -> None:
     with pytest.raises(UsageError, match="--precision int8-static"):
         choose_precision(parity, None, "openvino", "int8-static")
     assert choose_precision(parity, None, "cpu", "fp32").reason == "named"
-    doubtful = replace(parity, models=[replace(one, could_lose=3.21) for one in parity.models])
+    doubtful = replace(parity, models=[replace(one, doubts=["it could lose 3.2 points"]) for one in parity.models])
     assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, None, "cpu", None).reason
 
 
