@@ -331,7 +331,7 @@ def test_what_is_no_key_is_reported_and_not_shown(tmp_path: Path, keys: dict[str
         assert not any(line in str(caught.value) for line in secret if len(line) > 20)
     with pytest.raises(ManifestError, match="no PEM public key"):
         trusted_keys([str(keys["ours"])])
-    with pytest.raises(StoreError, match="absent"):
+    with pytest.raises(ConfigError, match="nor the path of a file"):
         SigningKey("absent")
 
 
