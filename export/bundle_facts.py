@@ -61,22 +61,18 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile(ModelFile):
-    """A TensorRT engine.
+    """A TensorRT engine; the parity gate does not compare it, since it is built after.
 
     Args:
         flavour: `tensorrt` or `tensorrt_rtx`; `tensorrt` its version.
         capability: compute capability that it was built for.
-        gpu: that it was built on; None where it was built for another.
         profile: shapes (rows, tokens) that it takes: least, tuned for, most.
-        is_compared: whether it was compared by the parity gate; it is built after.
     """
 
     flavour: str
     tensorrt: str
     capability: str
-    gpu: str | None = None
     profile: list[tuple[int, int]]
-    is_compared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

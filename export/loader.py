@@ -613,7 +613,7 @@ class Machine:
             flavour: version for flavour, names in TENSORRT_LIBRARIES.items() if (version := _tensorrt_version(names))
         }
         more = [OPENVINO] if importlib.util.find_spec(OPENVINO) else []
-        return cls(_capability(), found, [*onnxruntime.get_available_providers(), *more], cpu_flags())
+        return cls(gpu_capability(), found, [*onnxruntime.get_available_providers(), *more], cpu_flags())
 
 
 def choose_engine(
@@ -796,7 +796,7 @@ def default_threads(root: Path = Path("/")) -> int:
     return max(1, min(limits))
 
 
-def _capability() -> str | None:
+def gpu_capability() -> str | None:
     """Compute capability of the first GPU, asked of the driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import importlib
 import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
 from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, new_folder_for, open_bundle, seal_bundle, switch
-from relabel.export.loader import PROVIDERS
+from relabel.export.loader import PROVIDERS, gpu_capability
 from relabel.export.quantization import quiet
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
 from relabel.manifests.process import require
@@ -56,17 +55,6 @@ def find_tensorrt() -> tuple[str, ModuleType]:
     raise MissingExtraError(
         "A TensorRT engine needs TensorRT: `pip install tensorrt` (or tensorrt-rtx) on the machine with the GPU."
     )
-
-
-def capability_here() -> tuple[str | None, str | None]:
-    """Name and compute capability (`9.0`) of the first GPU; None where there is none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None, None
-    line = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
-    name, comma, capability = done.stdout.partition("\n")[0].rpartition(",")
-    return (name.strip(), capability.strip()) if done.returncode == 0 and comma else (None, None)
 
 
 def build(
@@ -157,7 +145,7 @@ class EngineFormat:
             MissingExtraError: no TensorRT, or no GPU.
         """
         find_tensorrt()
-        if capability_here()[1] is None:
+        if gpu_capability() is None:
             raise MissingExtraError(
                 "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it "
                 "serves."
@@ -165,24 +153,23 @@ class EngineFormat:
 
     def add(self, bundle: Path, precision: str) -> Bundle:
         """Put an engine for this machine into a bundle, which is sealed again."""
-        with new_folder_for(bundle) as part:
-            _copy_with_engine(bundle, part, precision=precision, capability=None)
-            with locked(bundle, waits=True):
-                switch(part, bundle)
-        return open_bundle(bundle, check_bytes=False)
+        return build_into(bundle, bundle, precision=precision, capability=None, is_replacing=True)
 
 
 ENGINES = EngineFormat()
 
 
-def build_into(source: Path, target: Path, *, precision: str, capability: str | None) -> Bundle:
+def build_into(
+    source: Path, target: Path, *, precision: str, capability: str | None, is_replacing: bool = False
+) -> Bundle:
     """Make a bundle that holds another's files and an engine for this machine.
 
     Args:
-        source: a whole bundle; stays as it is.
+        source: a whole bundle; stays as it is, unless it is the target.
         target: folder to make.
         precision: one of `PRECISIONS`.
         capability: see `build`.
+        is_replacing: take the place of what is at `target`.
     Raises:
         StaleRunError: `target` exists.
         UsageError: a compute capability where this TensorRT takes none.
@@ -190,12 +177,12 @@ def build_into(source: Path, target: Path, *, precision: str, capability: str | 
         ManifestError, ModelError: the bundle is damaged, or can't be built.
     """
     taken = StaleRunError(f"{target}: exists already. Name another --to.")
-    if target.exists():
+    if target.exists() and not is_replacing:
         raise taken
     with new_folder_for(target) as part:
         _copy_with_engine(source, part, precision=precision, capability=capability)
         with locked(target, waits=True):
-            if target.exists():
+            if target.exists() and not is_replacing:
                 raise taken
             switch(part, target)
     return open_bundle(target, check_bytes=False)
@@ -213,8 +200,7 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
     if "counts" in student.inputs.names:
         raise ModelError(f"{source}: the counts of a logistic student fit no engine's profile. Serve its ONNX.")
     flavour, trt = find_tensorrt()
-    gpu, here = capability_here()
-    aimed = capability if capability is not None else here
+    aimed = capability if capability is not None else gpu_capability()
     if aimed is None:
         raise MissingExtraError(
             "No GPU is here to build for. Build on the machine that serves, or name --capability (TensorRT-RTX alone)."
@@ -245,9 +231,7 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
         flavour=flavour,
         tensorrt=trt.__version__,
         capability=aimed,
-        gpu=gpu if capability is None else None,
         profile=list(profile),
-        is_compared=False,
     )
     others = [model for model in student.models if model.path != context]
     seal_bundle(part, {**bundle.own_facts, "models": plain([*others, entry])})

@@ -109,7 +109,7 @@ def test_an_engine_is_built_into_a_new_bundle_and_the_loader_falls_back_to_onnx_
     before = open_bundle(bundle).version
     made = build_into(bundle, tmp_path / "engine", precision=precision, capability=CAPABILITY)
     entry = made.facts["models"][-1]
-    assert (entry["flavour"], entry["capability"], entry["is_compared"]) == ("tensorrt_rtx", CAPABILITY, False)
+    assert (entry["flavour"], entry["capability"]) == ("tensorrt_rtx", CAPABILITY)
     assert open_bundle(made.folder).version != before == open_bundle(bundle).version
     assert is_read_back((made.folder / entry["files"][1]).read_bytes())
     assert not is_read_back(b"x" * 4096)
@@ -163,7 +163,7 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
 ) -> None:
     target = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     before = open_bundle(target)
-    monkeypatch.setattr(engines, "capability_here", lambda: ("a GPU", CAPABILITY))
+    monkeypatch.setattr(engines, "gpu_capability", lambda: CAPABILITY)
 
     def fails() -> bytes:
         raise ModelError("no engine")
