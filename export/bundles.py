@@ -32,7 +32,6 @@ from relabel.manifests.records import readable_json, sha256_file
 from relabel.manifests.store import LocalStore, sync_folder
 
 MANIFEST_NAME = MANIFEST
-MAX_MANIFEST_BYTES = puller.RECORD_BYTES
 RecordT = TypeVar("RecordT")
 OWN_KEYS = ("kind", "format", "files")
 """Keys of the manifest that `seal_bundle` writes itself."""
@@ -143,10 +142,6 @@ def open_bundle(folder: Path, *, check_bytes: bool = True) -> Bundle:
     path = folder / MANIFEST_NAME
     try:
         with translate_errors("read", path, is_missing_fine=True):
-            if not path.is_file() and path.exists():
-                raise ManifestError(f"{path}: is not a plain file. Export or pull the bundle again.")
-            if path.stat().st_size > MAX_MANIFEST_BYTES:
-                raise ManifestError(f"{path}: too big to be a manifest.")
             data = path.read_bytes()
     except FileNotFoundError as exc:
         raise ManifestError(

@@ -45,7 +45,6 @@ TEXTS = ("", "Füße 鞋 👟\u200d🔥", "שלום привет こんにちは
 """Empty, emoji, other scripts, blanks."""
 OVER_LIMIT, REVERSED = "a text over the limit", "the batch reversed"
 WORST = 5
-POINTS = 7
 MONOTONE_TAU = 0.999
 
 
@@ -80,7 +79,6 @@ class Conformity:
         remarks: what it refused.
         worst: pairs with the largest differences.
         tau: Kendall's, over pairs whose expected scores differ by more than the tolerance.
-        scale_points: expected score → served score, where the order is the same on a scale that is not known.
     """
 
     verdict: Verdict
@@ -92,7 +90,6 @@ class Conformity:
     tau: float
     remarks: list[str]
     worst: list[Worst]
-    scale_points: list[tuple[float, float]]
 
 
 def conform(bundle: Path, server: RerankServer) -> Conformity:
@@ -369,7 +366,7 @@ def _judged(
     if (odd := float(apart_N[empty_N].max(initial=0.0))) > most:
         remarks.append(f"answers an empty document otherwise than the bundle, by {odd:.2g}; nothing hangs on it")
         apart_N[empty_N] = 0.0
-    reason, points = "", []
+    reason = ""
     if apart_N.max() > SAME:
         mistakes = [(float(apart(right["fp32"]["relevance"], one).mean()), one.name) for one in scales]
         mistakes += [
@@ -390,8 +387,6 @@ def _judged(
         verdict = "different"
     elif apart_N.max() > most and tau >= MONOTONE_TAU:
         verdict, scale = "monotone", Scale("a scale of its own", _expected)
-        places = np.argsort(expected_N)[np.linspace(0, len(pairs) - 1, POINTS).astype(int)]
-        points = [(float(expected_N[place]), float(served_N[place])) for place in places]
     elif apart_N.max() > most:
         verdict, reason = "different", "no mistake that was tried explains it: other weights, or another head"
     worst = [
@@ -414,7 +409,6 @@ def _judged(
         tau=tau,
         remarks=remarks,
         worst=worst if verdict == "different" else [],
-        scale_points=points,
     )
 
 

@@ -31,7 +31,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import stat
 import subprocess
@@ -535,9 +534,6 @@ class ServingFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError as exc:
                 raise Refused(LOCKED, f"{self.folder}: another pull is running ({path}).") from exc
-            file.truncate()
-            file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-            file.flush()
             yield
 
 
@@ -552,20 +548,19 @@ def plain(path: Path) -> os.stat_result | None:
 
 def sha256_of(path: Path) -> str:
     """sha256 of a plain file; empty where it can't be read."""
-    held, now_ns, found = plain(path), time.time_ns(), hashlib.sha256()
+    held, now_ns = plain(path), time.time_ns()
     if held is None:
         return ""
     stamp = (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns)
     if stamp not in PROVEN:
         try:
             with path.open("rb") as file:
-                while block := file.read(BLOCK_BYTES):
-                    found.update(block)
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
             return ""
         if now_ns - held.st_ctime_ns <= YOUNG_NS:
-            return found.hexdigest()
-        PROVEN[stamp] = found.hexdigest()
+            return found
+        PROVEN[stamp] = found
     return PROVEN[stamp]
 
 

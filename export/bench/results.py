@@ -18,7 +18,7 @@ from relabel.export.bundle_facts import Parity
 from relabel.export.bundles import MANIFEST_NAME
 from relabel.export.loader import OPENVINO, ROUNDED
 from relabel.export.puller import VERSIONS
-from relabel.manifests.errors import ManifestError, StoreError, UsageError
+from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.files import translate_errors
 from relabel.manifests.metrics.metric import LEVEL, bootstrap
 from relabel.manifests.process import require
@@ -378,21 +378,18 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 def check_place(folder: Path) -> None:
     """Refuse a place for figures before anything is measured for it: a bundle, which they would make unreadable, or a
-    folder that can't be written. Leaves nothing there.
+    folder that can't be written.
 
     Raises:
         UsageError: it is a bundle, or lies in one.
         StoreError, DiskFullError: it can't be written.
     """
-    places = (folder.resolve(), *folder.resolve().parents)
-    if any((one / MANIFEST_NAME).is_file() for one in places):
+    if any((one / MANIFEST_NAME).is_file() for one in (folder.resolve(), *folder.resolve().parents)):
         raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
-    there = next(one for one in places if one.exists())
-    try:
-        with translate_errors("write the figures in", there), tempfile.TemporaryFile(dir=there):
+    with translate_errors("write the figures (or name another --to)", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
-    except StoreError as exc:
-        raise StoreError(f"{exc} Or name another folder for them: --to DIR") from exc
 
 
 # ------------------------------------------------------------------------------

@@ -657,8 +657,6 @@ def _conformity_text(url: str, found: Conformity) -> str:
     rows.append(("same order", f"{found.tau:.4f} (Kendall's tau)"))
     rows += [("note", remark) for remark in found.remarks]
     text = f"{url}: {found.verdict}\n" + grid(rows)
-    if found.scale_points:
-        text += "\n" + grid([("expected", "served"), *((f"{a:.4f}", f"{b:.4f}") for a, b in found.scale_points)])
     if found.worst:
         shown = [(f"{one.expected:.4f}", f"{one.served:.4f}", one.kind, one_line(one.document)) for one in found.worst]
         text += "\n" + grid([("expected", "served", "", "document"), *shown])
