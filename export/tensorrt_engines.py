@@ -57,9 +57,7 @@ def find_tensorrt() -> tuple[str, ModuleType]:
     )
 
 
-def build(
-    trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None, cache: bytes = b""
-) -> tuple[bytes, bytes]:
+def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability: str | None) -> bytes:
     """Parse a plain ONNX graph and build an engine of it.
 
     Args:
@@ -67,9 +65,8 @@ def build(
         precision: `fp32` as the graph is, `fp16` with the graph halved, `bf16` where this TensorRT chooses types
             itself.
         capability: build for this compute capability instead of the GPU that is here (TensorRT-RTX).
-        cache: timings of an earlier build.
     Returns:
-        The serialized engine, and timings to start a later build with; empty where this TensorRT keeps none.
+        The serialized engine.
     Raises:
         ModelError: TensorRT can't parse or build it.
         MissingExtraError: this TensorRT can't do what was asked.
@@ -95,17 +92,13 @@ def build(
     for number in range(network.num_inputs):
         shapes.set_shape(network.get_input(number).name, *profile)
     config.add_optimization_profile(shapes)
-    # RTX chooses without timing, and warns where a cache is kept
-    has_cache = not trt.__name__.startswith("tensorrt_rtx")
-    if has_cache:
-        config.set_timing_cache(config.create_timing_cache(cache), False)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         raise ModelError(
             f"{graph}: TensorRT {trt.__version__} can't build it for {capability or 'the GPU here'}; its own lines "
             "say why."
         )
-    return bytes(engine), bytes(config.get_timing_cache().serialize()) if has_cache else b""
+    return bytes(engine)
 
 
 def _halved(graph: Path) -> bytes:
@@ -130,7 +123,6 @@ def _aim(trt: Any, config: Any, capability: str) -> None:
 
 PRECISIONS = ("fp32", "fp16", "bf16")
 FOLDER = "engines"
-CACHE_NAME = "timing.cache"
 
 
 class EngineFormat:
@@ -210,16 +202,12 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
             "--capability: TensorRT builds for the GPU that it runs on; only TensorRT-RTX builds for another."
         )
     folder = f"{FOLDER}/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
-    old_cache = source / folder / CACHE_NAME
-    cache = old_cache.read_bytes() if old_cache.is_file() else b""
     profile = plan_profile(student.inputs.lengths, student.inputs.max_tokens)
-    made, timings = build(trt, source / graph.path, profile, precision=precision, capability=capability, cache=cache)
+    made = build(trt, source / graph.path, profile, precision=precision, capability=capability)
     shutil.copytree(
         source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set()
     )
     (part / folder).mkdir(parents=True, exist_ok=True)
-    if timings:
-        (part / folder / CACHE_NAME).write_bytes(timings)
     engine, context = f"{folder}/{precision}.engine", f"{folder}/{precision}.onnx"
     (part / engine).write_bytes(made)
     write_context(part / graph.path, part / context, Path(engine).name, PROVIDERS[flavour], aimed, trt.__version__)

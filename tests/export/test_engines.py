@@ -148,7 +148,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], N
 
     def use(work: Callable[[], bytes]) -> None:
         monkeypatch.setattr(engines, "find_tensorrt", lambda: ("tensorrt_rtx", Library))
-        monkeypatch.setattr(engines, "build", lambda *_, **__: (work(), b""))
+        monkeypatch.setattr(engines, "build", lambda *_, **__: work())
 
     return use
 
@@ -193,7 +193,7 @@ def stalls(*_):
     time.sleep(120)
 
 engines.find_tensorrt = lambda: ("tensorrt_rtx", Library)
-engines.build = lambda *_, **__: (b"engine", b"")
+engines.build = lambda *_, **__: b"engine"
 engines.write_context = stalls
 sys.exit(main(LINE))
 """

@@ -131,9 +131,7 @@ def test_a_decoders_pairs_are_sealed_too(decoder_bundle: Path) -> None:
 def test_an_answer_that_is_no_number_is_no_answer() -> None:
     assert Checked("x", 0.1, [0.05, float("inf")]).strayed == [1]
     assert Checked("x", 0.1, [float("nan"), 0.0]).strayed == [0]
-    many = str(Checked("x", 0.1, [0.2] * 9))
-    assert "9 of 9" in many
-    assert "and 4 more" in many
+    assert "2 of 3 reference pairs" in str(Checked("x", 0.1, [0.2, 0.0, 0.3]))
 
 
 def script(*arguments: str, bare: bool = False) -> subprocess.CompletedProcess[str]:
