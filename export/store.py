@@ -28,7 +28,6 @@ from relabel.manifests.errors import (
     UsageError,
 )
 from relabel.manifests.files import translate_errors
-from relabel.manifests.objects import Entry
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of, plain, readable_json, sha256_bytes
 from relabel.manifests.secrets import keep_secret
@@ -36,6 +35,8 @@ from relabel.manifests.store import Store
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from relabel.manifests.objects import Entry
 
 # ------------------------------------------------------------------------------
 # Ed25519 signatures of published records: signing keys, trusted keys, and the files that hold them.

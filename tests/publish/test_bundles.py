@@ -406,9 +406,9 @@ def test_an_empty_key_is_refused_and_not_taken_for_none(
 ) -> None:
     """`--sign-key "$KEY"` where nobody set KEY: what should be signed goes nowhere unsigned."""
     relabel("publish", str(bundle("one")), str(tmp_path / "store"), "--sign-key", "").refused(
-        3, "the signing key: is empty"
+        3, "the signing key: neither a PEM text", "is a variable not set?"
     )
     assert not (tmp_path / "store").exists()
     relabel("pull", f"{tmp_path}/store/ecom", str(tmp_path / "dest"), "--key", "").refused(
-        3, "the public key: is empty"
+        3, "the public key: neither a PEM text"
     )
