@@ -1,4 +1,4 @@
-"""What a bench measures and finds: timed calls, open loops, its file of figures, the fastest precision, a table."""
+"""What a bench measures and finds: timed calls, open loops, its file of figures, a table, a plot."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from relabel.export.bundle_facts import Parity
 from relabel.export.bundles import MANIFEST_NAME
-from relabel.export.loader import OPENVINO, ROUNDED
 from relabel.export.puller import VERSIONS
 from relabel.manifests.errors import ManifestError, UsageError
 from relabel.manifests.files import translate_errors
@@ -280,15 +278,11 @@ def _offered(point: LatencyRow) -> float:
 
 
 # ------------------------------------------------------------------------------
-# What a bench found: its file of figures near the bundle, the fastest precision, one table, one plot.
+# What a bench found: its file of figures near the bundle, one table, one plot.
 
 
 LATENCY_FORMAT = 2
 MEASUREMENTS = "measurements"
-UNMEASURED = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
-"""Precisions by provider, fastest first, where a bundle has no measurement: int8 takes 0.4 of fp32's time on a CPU, and
-up to nine times as long on a GPU, where onnxruntime has few kernels for it.
-"""
 
 
 @dataclass
@@ -386,71 +380,10 @@ def check_place(folder: Path) -> None:
     """
     if any((one / MANIFEST_NAME).is_file() for one in (folder.resolve(), *folder.resolve().parents)):
         raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
-    with translate_errors("write the figures (or name another --to)", folder):
+    with translate_errors("write the figures (or name another folder: --to DIR)", folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-
-
-# ------------------------------------------------------------------------------
-# The precision to label with.
-
-
-class ChosenPrecision(NamedTuple):
-    """A precision, and why it is taken, in words.
-
-    Args:
-        provider: that it is taken on.
-    """
-
-    precision: str
-    reason: str
-    provider: str
-
-
-def choose_precision(
-    parity: Parity, latency: BenchFacts | None, provider: str, wish: str | None, why: str = "named"
-) -> ChosenPrecision:
-    """The precision to label with.
-
-    Args:
-        latency: what a bench of this bundle found; None where there was none.
-        provider: `cpu`, `cuda`, or `openvino`, of which a bench has figures: it leaves to `cpu` what is faster there.
-        wish: the precision that is named; None for the fastest.
-        why: it is named.
-    Raises:
-        UsageError: no model of that precision passed a gate.
-    """
-    passed = [model.precision for model in parity.models if model.has_passed]
-    if provider == OPENVINO:
-        passed += [name for name, source in ROUNDED.items() if source in passed]
-    if wish is not None and wish not in passed:
-        raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(passed)}.")
-    chosen = _fastest(passed, latency, provider) if wish is None else ChosenPrecision(wish, why, provider)
-    source = ROUNDED.get(chosen.precision, chosen.precision)
-    model = next(model for model in parity.models if model.precision == source)
-    if not model.doubts:
-        return chosen
-    return chosen._replace(reason=f"{chosen.reason}; its gate is undecided: {'; '.join(model.doubts)}")
-
-
-def _fastest(passed: Sequence[str], latency: BenchFacts | None, provider: str) -> ChosenPrecision:
-    """By the largest call that was measured of all, else as a rule."""
-    providers = (OPENVINO, "cpu") if provider == OPENVINO else (provider,)
-    sides = [
-        model
-        for model in (latency.models if latency else ())
-        if model.provider in providers and model.precision in passed
-    ]
-    rates = [{(row["rows"], row["cell"]): row["pairs_per_s"] or 0.0 for row in model.closed} for model in sides]
-    if cells := set.intersection(*map(set, rates)) if rates else set():
-        cell = max(cells)
-        best = sides[int(np.argmax([found[cell] for found in rates]))]
-        names = ", ".join(model.side if len(providers) > 1 else model.precision for model in sides)
-        reason = f"the fastest of {names} at {cell[1]} in the bundle's bench"
-        return ChosenPrecision(best.precision, reason, best.provider)
-    usual = f"no bench of this bundle on {providers[-1]}, where it is as a rule the fastest of {', '.join(passed)}"
-    return ChosenPrecision(next(name for name in UNMEASURED[providers[-1]] if name in passed), usual, providers[-1])
 
 
 # ------------------------------------------------------------------------------

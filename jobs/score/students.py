@@ -15,8 +15,7 @@ from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, length_bat
 from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, StudentRecord, read_student
 from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_files
 from relabel.distill.students.spec import NODE_HEADS
-from relabel.export.bench.results import ChosenPrecision, choose_precision, measurements_of
-from relabel.export.bundle_facts import read_parity, student_facts
+from relabel.export.bundle_facts import ChosenPrecision, choose_precision, read_parity, student_facts
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
 from relabel.export.exporters import LOADER
 from relabel.export.loader import (
@@ -289,22 +288,20 @@ def identify_bundle(path: str) -> Identity:
 
 
 def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
-    """The provider and the precision to label with, see `choose_precision`; where no bench measured OpenVINO, the CPU
-    decides whether it is taken, and in what. The file that it computes from has to have passed its gate.
+    """The provider and the precision to label with, see `choose_precision` and, of OpenVINO, `choose_openvino`. The
+    file that it computes from has to have passed its gate.
 
     Raises:
         UsageError: no such provider, or precision.
         MissingExtraError: it is not to be had here.
-        ManifestError: the bundle's parity or latency is damaged.
+        ManifestError: the bundle's parity is damaged.
     """
     if device not in ("auto", "cpu", "cuda", OPENVINO):
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
     bundle = open_bundle(Path(path), check_bytes=False)
     parity = read_parity(bundle.facts.get("parity"), f"{path}/{MANIFEST_NAME}")
-    benches = measurements_of(bundle.folder, bundle.manifest.sha256)
-    measured = {model.provider: facts for facts in reversed(benches) for model in facts.models}
     why, refused = "named", list[str]()
-    if device == OPENVINO and (precision or OPENVINO not in measured):
+    if device == OPENVINO:
         wish, held = precision, {model.precision for model in parity.models}
         try:
             device, precision, refused = choose_openvino(wish, cpu_flags(), held)
@@ -313,7 +310,7 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
         if wish is None:
             why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
     provider = provider_here(device, option="--device", purpose=PURPOSE)
-    choice = choose_precision(parity, measured.get(provider), provider, precision, why)
+    choice = choose_precision(parity, provider, precision, why)
     return choice._replace(reason="; ".join([choice.reason, *refused]))
 
 

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.students.model import student_digest
-from relabel.export.bench.results import choose_precision, measurements_folder, write_results
-from relabel.export.bundle_facts import read_parity
+from relabel.export.bundle_facts import choose_precision, read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import AVX512, Checked, Student
@@ -27,7 +26,6 @@ from relabel.jobs.report.artifacts import open_artifacts, trace
 from relabel.jobs.score import students
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
-from tests.bench.made_up import bench_facts, latency_row, model_facts
 from tests.score.test_score import command, run, write_scattered_pairs
 from tests.score.test_score import committed as files_of
 
@@ -83,7 +81,7 @@ def test_the_fastest_precision_that_passed_labels_in_batches_that_follow_from_th
 ) -> None:
     write_pairs()
     done = score(student=bundle)
-    assert (done.code, "precision int8 on cpu: no bench of this bundle on cpu" in done.err) == (0, True), done.err
+    assert (done.code, "precision int8 on cpu: as a rule the fastest" in done.err) == (0, True), done.err
     labels = committed("labels", "out/scores")
     student = Student(bundle, provider="cpu", precision="int8")
     plan = json.loads((folder / "out/scores/manifest.json").read_bytes())
@@ -103,59 +101,18 @@ def _chunks(output: Path, manifest: dict[str, Any]) -> list[list[int]]:
     return [pq.read_table(output / file["path"])["row_id"].to_pylist() for file in manifest["labels"]]
 
 
-def measured(precision: str, provider: str = "cpu", **cells: float) -> Any:
-    """A model with pairs/s by the pairs of a call."""
-    rows = [
-        latency_row(provider=provider, precision=precision, cell=f"{rows}x20", rows=int(rows), pairs_per_s=rate)
-        for rows, rate in ((name.removeprefix("of_"), rate) for name, rate in cells.items())
-    ]
-    return model_facts(provider=provider, precision=precision, closed=rows)
-
-
-def test_a_bench_decides_and_seals_no_new_labels(
-    score: Score, write_pairs: Callable[..., Path], relabel: Callable[..., Any], folder: Path, bundle: Path
-) -> None:
-    """By the largest call that was measured of all. A run that began goes on in its precision."""
-    shutil.copytree(bundle, folder / "benched")
-    write_pairs()
-    assert score("--shard", "0/2", "--precision", "int8", student="benched").code == 0
-    models = [measured("fp32", of_1=50, of_32=90, of_64=10), measured("int8", of_1=80, of_32=70)]
-    opened = open_bundle(folder / "benched")
-    benched = {"version": opened.version, "manifest_sha256": opened.manifest.sha256}
-    write_results(measurements_folder(opened.folder), bench_facts(bundle=benched, models=models))
-    done = score("--dry-run", student="benched", to="out/other")
-    assert "precision fp32 on cpu: the fastest of fp32, int8 at 32x20 in the bundle's bench" in done.err
-    assert score("--shard", "1/2", "--precision", "int8", student="benched").code == 0
-    assert relabel("verify", "out/scores").code == 0
-
-
-@pytest.mark.parametrize(("rate", "chosen"), [(90, "bf16 on openvino"), (70, "int8 on cpu")])
-def test_openvino_is_taken_where_the_bench_found_it_faster(
-    score: Score, write_pairs: Callable[..., Path], folder: Path, bundle: Path, rate: int, chosen: str
-) -> None:
-    pytest.importorskip("openvino")
-    shutil.copytree(bundle, folder / "benched")
-    write_pairs()
-    opened = open_bundle(folder / "benched")
-    benched = {"version": opened.version, "manifest_sha256": opened.manifest.sha256}
-    models = [measured("int8", of_32=80), measured("bf16", "openvino", of_32=rate)]
-    write_results(measurements_folder(opened.folder), bench_facts(bundle=benched, models=models))
-    done = score("--device", "openvino", "--dry-run", student="benched")
-    assert f"precision {chosen}: the fastest of cpu int8, openvino bf16 at 32x20" in done.err
-
-
 def test_only_precisions_that_passed_can_be_chosen(bundle: Path) -> None:
     parity = read_parity(open_bundle(bundle).facts["parity"], "tiny")
     refused = replace(parity, models=[replace(one, has_passed=one.precision == "fp32") for one in parity.models])
-    assert choose_precision(refused, None, "cpu", None).precision == "fp32"
-    assert choose_precision(parity, None, "cuda", None).precision == "fp32"
+    assert choose_precision(refused, "cpu", None).precision == "fp32"
+    assert choose_precision(parity, "cuda", None).precision == "fp32"
     with pytest.raises(UsageError, match="--precision int8: those of this bundle that passed their gate are fp32"):
-        choose_precision(refused, None, "cpu", "int8")
+        choose_precision(refused, "cpu", "int8")
     with pytest.raises(UsageError, match="--precision int8-static"):
-        choose_precision(parity, None, "openvino", "int8-static")
-    assert choose_precision(parity, None, "cpu", "fp32").reason == "named"
+        choose_precision(parity, "openvino", "int8-static")
+    assert choose_precision(parity, "cpu", "fp32").reason == "named"
     doubtful = replace(parity, models=[replace(one, doubts=["it could lose 3.2 points"]) for one in parity.models])
-    assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, None, "cpu", None).reason
+    assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, "cpu", None).reason
 
 
 def test_options_of_the_other_kind_are_refused(score: Score, write_pairs: Callable[..., Path], bundle: Path) -> None:
@@ -278,7 +235,7 @@ def test_without_amx_it_stays_with_onnxruntime_and_says_so(
     write_pairs()
     done = score("--device", "openvino", "--dry-run", student=bundle)
     assert done.code == 0
-    assert "precision int8 on cpu: no bench of this bundle on cpu" in done.err
+    assert "precision int8 on cpu: as a rule the fastest" in done.err
     assert "openvino: no amx_bf16 here (this CPU has avx512_bf16 alone), so onnxruntime answers." in done.err
 
 
