@@ -28,7 +28,6 @@ from relabel.export import puller
 from relabel.export.bundles import translate_refusals
 from relabel.export.puller import Address, File, Progress, Pulled, ServingFolder, Trust
 from relabel.jobs.logs import redacted_streams
-from relabel.jobs.tables import scratch_folder
 from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ConfigError,
@@ -488,6 +487,8 @@ def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[Label
     names = [name for name in store.names("") if not name.startswith(".")]  # .git, .DS_Store and their like
     if not 0 < len(names) <= MOST_FILES:
         raise ConfigError(f"labeler.templates: {url!r} is not a folder of templates; it holds {len(names):,} files.")
+    from relabel.jobs.tables import scratch_folder  # brings pyarrow, which a pull does without
+
     with scratch_folder("relabel-templates-") as folder:
         for name in names:
             (folder / name).write_bytes(store.read(name))
