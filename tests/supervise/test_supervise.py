@@ -52,7 +52,7 @@ def wait_for(what: Any, *, within_s: float = 20.0) -> Any:
 
 
 def ended_at_once(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(supervisor, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=10)
     return not alive
 
 
