@@ -6,6 +6,9 @@
 Two ways, each one command in an interpreter of its own: a pair from Parquet to its receipt (`relabel run`, r3a, the
 fake engine), and a student from its spec to its folder (`relabel distill`, a random encoder of one layer). Only files
 of relabel count; a file that is imported and never called does not.
+
+`run` is called with 60 pairs and with 600, and what calls grow by tells what a file is for: each pair (at least one
+call more for a pair more), each chunk or file (fewer), or the command's start and end (none).
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 FLOORS = ("jobs", "export", "labelers", "distill", "manifests")
+FEW, MANY = 60, 600
+"""Pairs of a short and a long input."""
 _CALL = """
 import json, os, sys, threading
+from collections import Counter
 root, log, *words = sys.argv[1:]
 sys.path.insert(0, root)
-called = set()
+called = Counter()
 def seen(frame, event, argument):
     if event == "call" and frame.f_code.co_flags & 1:  # a function: bodies of modules and classes have no fast locals
-        called.add(frame.f_code.co_filename)
+        called[frame.f_code.co_filename] += 1
 from relabel.jobs.cli import main
 threading.setprofile(seen)
 sys.setprofile(seen)
@@ -37,10 +43,9 @@ try:
 except SystemExit as end:
     code = end.code
 sys.setprofile(None)
-ours = [name for name in called if name.startswith(root + os.sep) and name.endswith(".py")]
-names = sorted(os.path.relpath(name, root) for name in ours)
+ours = {name: calls for name, calls in called.items() if name.startswith(root + os.sep) and name.endswith(".py")}
 with open(log, "w") as file:
-    json.dump({"code": code, "names": names}, file)
+    json.dump({"code": code, "calls": {os.path.relpath(name, root): calls for name, calls in ours.items()}}, file)
 """
 
 
@@ -57,15 +62,16 @@ def write_world(folder: Path) -> None:
             "query_id": f"q{row % 10}",
             "query": f"red shoe {row % 10}",
             "doc_id": f"d{row}",
-            "document": [f"red shoe {row % 10}", "red lamp", "blue lamp"][row % 3],
+            "document": [f"red shoe {row % 10}", f"red lamp {row}", f"blue lamp {row}"][row % 3],
         }
-        for row in range(60)
+        for row in range(MANY)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[:FEW]), folder / "few.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "many.parquet")
     write_tiny_model(folder / "encoder")
     job: dict[str, Any] = {
         "name": "way",
-        "input": {"path": str(folder / "pairs.parquet")},
+        "input": {"path": str(folder / "few.parquet")},
         "labeler": {"name": "r3a"},
         "engine": {"name": "fake", "seed": 7},
     }
@@ -76,12 +82,13 @@ def write_world(folder: Path) -> None:
         "train": {"max_steps": 2, "batch_size": 16, "max_tokens": 32},
         "split": {"dev": 0.2, "test": 0.2},
     }
-    for name, spec in (("job", job), ("student", student)):
+    more = job | {"input": {"path": str(folder / "many.parquet")}}
+    for name, spec in (("job", job), ("more", more), ("student", student)):
         (folder / f"{name}.json").write_text(json.dumps(spec))
 
 
-def way(root: Path, folder: Path, verb: str, spec: str, output: Path) -> list[str]:
-    """The files that one command comes through.
+def way(root: Path, folder: Path, verb: str, spec: str, output: Path) -> dict[str, int]:
+    """Calls by file that one command comes through.
 
     Raises:
         SystemExit: the command failed.
@@ -97,11 +104,11 @@ def way(root: Path, folder: Path, verb: str, spec: str, output: Path) -> list[st
         text=True,
         check=False,
     )
-    found = json.loads(log.read_text()) if log.exists() else {"code": None, "names": []}
+    found = json.loads(log.read_text()) if log.exists() else {"code": None, "calls": {}}
     if found["code"] != 0:
         raise SystemExit(f"{verb} of {root} ended with {found['code']}:\n{ended.stderr[-2000:]}")
-    names = [name.removeprefix("relabel/") for name in found["names"]]
-    return [name for name in names if name.partition("/")[0] in FLOORS]
+    calls = {name.removeprefix("relabel/"): count for name, count in found["calls"].items()}
+    return {name: calls[name] for name in sorted(calls) if name.partition("/")[0] in FLOORS}
 
 
 def main() -> None:
@@ -115,10 +122,19 @@ def main() -> None:
         print("| checkout | way | files | by floor |\n|---|---|---|---|")
         for number, root in enumerate([*options.before, ROOT]):
             labels = folder / f"labels-{number}"
-            ways = {"a pair": way(root.resolve(), folder, "run", "job.json", labels)}
+            few = way(root.resolve(), folder, "run", "job.json", labels)
+            many = way(root.resolve(), folder, "run", "more.json", folder / f"more-{number}")
+            growth = {file: (calls - few.get(file, 0)) / (MANY - FEW) for file, calls in many.items()}
             student = json.loads((folder / "student.json").read_text()) | {"labels": [str(labels)]}
             (folder / "student.json").write_text(json.dumps(student))
-            ways["a student"] = way(root.resolve(), folder, "distill", "student.json", folder / f"student-{number}")
+            ways = {
+                "`run`, each pair": [file for file in many if growth[file] >= 1],
+                "`run`, each pair, chunk or file": [file for file in many if growth[file] > 0],
+                "`run`, the whole command": list(many),
+                "`distill`, the whole command": list(
+                    way(root.resolve(), folder, "distill", "student.json", folder / f"student-{number}")
+                ),
+            }
             for title, names in ways.items():
                 floors = Counter(found.partition("/")[0] for found in names)
                 by_floor = ", ".join(f"{floor} {floors[floor]}" for floor in FLOORS if floors[floor])
