@@ -17,7 +17,7 @@ from relabel.jobs.tables import check_free, open_tables, scratch_folder, transla
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import EXAMPLES, FIRST_RANK, RUN_COLUMNS, UNWRITABLE, WHOLE
-from relabel.manifests.input_files import PARQUET_SUFFIXES, reading
+from relabel.manifests.inputs import PARQUET_SUFFIXES, reading
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from relabel.manifests.columns import is_number_type, plain_type
 from relabel.manifests.errors import DiskFullError, InputError, StoreError, UsageError
 from relabel.manifests.files import Storage, is_url, out_of_files, place_of, scheme_of
-from relabel.manifests.input_files import PARQUET_SUFFIXES, list_files, reading
-from relabel.manifests.inputs import check_single, open_parquet
+from relabel.manifests.inputs import PARQUET_SUFFIXES, check_single, list_input, open_parquet, reading
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import sha256_file
 from relabel.manifests.secrets import shortened
@@ -422,7 +421,7 @@ def translate_polars_errors(path: str) -> Iterator[None]:
 def _files(path: str, role: str, storage: Storage) -> list[str]:
     if not is_url(path) and not any(mark in path for mark in "*?[") and not Path(path).exists():
         raise InputError(f"{path} ({role}): no such file or folder (working directory: {Path.cwd()}).")
-    files = list_files(path, storage)
+    files = list_input(path, storage).files
     if not files:
         raise InputError(
             f"{path} ({role}): no Parquet file there. Give a .parquet file, a folder that holds some, or a glob."

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.input_files import list_files, reading
-from relabel.manifests.inputs import changed_files, open_dataset, open_parquet
+from relabel.manifests.inputs import changed_files, list_input, open_dataset, open_parquet, reading
 from relabel.manifests.plan import Plan
 from relabel.manifests.schemas import ids_of, texts_of
 from relabel.manifests.specs import InputSpec
@@ -499,7 +498,7 @@ def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tup
     columns = plan.facts.columns
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
-        found = open_dataset(spec, storage) if list_files(path, storage) else None
+        found = open_dataset(spec, storage) if list_input(path, storage).files else None
     except InputError:
         if not is_url(path) and Path(path).is_dir():
             # grades lie in files: a folder can be nothing else, so its fault is reported

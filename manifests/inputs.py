@@ -1,13 +1,17 @@
-"""The input: its files, its columns and its identity, from names and footers alone."""
+"""The input: its files and their order, its columns and its identity, from names and footers alone."""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
+import glob
 import hashlib
+import itertools
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,47 +19,208 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.utils import glob_translate
 
-from relabel.manifests import table_snapshots
 from relabel.manifests.columns import PlainParquet, check_types, folder_columns, resolve_columns
-from relabel.manifests.errors import InputError, NothingNewError
-from relabel.manifests.files import Storage, absolute_path, check_kind, is_url
-from relabel.manifests.input_files import left_out_text, list_input, reading
+from relabel.manifests.errors import InputError, NothingNewError, RelabelError
+from relabel.manifests.files import Storage, absolute_path, check_kind, filesystem_of, is_url, out_of_files, scheme_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
-from relabel.manifests.records import digest_of
-from relabel.manifests.secrets import counted
+from relabel.manifests.records import digest_of, file_stamp
+from relabel.manifests.secrets import counted, oddity_of, shortened, shown
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.store import TAIL_BYTES, UrlFile
-from relabel.manifests.table_snapshots import TableSnapshot, reading_table
+from relabel.manifests.store import TAIL_BYTES, ObjectStore, UrlFile, objects_of
+from relabel.manifests.table_snapshots import (
+    DELTA_LOG,
+    OPENERS,
+    TABLE_MARKS,
+    TableSnapshot,
+    folders_above,
+    reading_table,
+    refuse_tables,
+)
 
 # ------------------------------------------------------------------------------
-# The door to tables: `input.table` and its snapshot become a list of files, like a folder's.
+# The boundary of all that reads input files: errors of the system and of Arrow name the file.
 
 
-OPENERS = {"iceberg": table_snapshots.open_iceberg_snapshot, "delta": table_snapshots.open_delta_snapshot}
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn a failure to read an input file into an InputError that names it."""
+    try:
+        yield
+    except (RelabelError, BlockingIOError):
+        raise
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file.") from exc
+    except PermissionError as exc:
+        raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
+        first = shortened(str(exc).split("\n", 1)[0].rstrip("."), 200)
+        if isinstance(exc, pa.ArrowInvalid) or (isinstance(exc, OSError) and exc.errno is None):
+            raise InputError(f"{path}: not a readable Parquet file: {first}. Write it again from its source.") from exc
+        why = out_of_files(exc) or f"{getattr(exc, 'strerror', None) or first}."
+        raise InputError(f"{path}: can't be read: {why}") from exc
 
 
-def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot | None:
-    """The snapshot that a job's input names; None where it names no table.
+# ------------------------------------------------------------------------------
+# The files of `input.path`: which, and in what order. A folder or glob is one list of keys, local paths or those of a
+# bucket, from which data is picked by name. All that is no data is left out by a rule that is counted, or an error
+# names it: a file that is passed over is rows that are lost silently.
+
+
+PARQUET_SUFFIXES = (".parquet", ".pq")
+HIDDEN = (".", "_")
+"""Names that begin so are left out of a folder (what writers leave), and files of other suffixes than Parquet's."""
+
+
+class Listing(NamedTuple):
+    """The files of a path in name order, and how many names in its folders each rule left out."""
+
+    files: list[str]
+    left_out: Counter[str]
+
+
+def list_input(pattern: str, storage: Storage) -> Listing:
+    """The Parquet files of a file, folder or glob, and what else its folders hold.
 
     Raises:
-        InputError: no such table or snapshot, or one that can't be read as files alone.
-        NothingNewError: nothing was added since `since`.
-        MissingExtraError: a package is not here.
+        InputError: a plain path that does not exist, a folder that holds what can't be read, or one of a table.
     """
-    if spec.table is None:
+    found = _list_url(pattern, storage) if is_url(pattern) else _list_local(pattern)
+    for path in found.files:
+        if (oddity := oddity_of(path)) is not None:
+            raise InputError(f"{shown(path)}: its name {oddity}, so no plan can hold it. Rename it.")
+    return found
+
+
+def _list_local(pattern: str) -> Listing:
+    with reading(pattern):
+        path = Path(pattern)
+        if path.exists() or path.is_symlink():
+            root, parts = "" if path == Path() else str(path), list[str]()
+        elif glob.has_magic(pattern):
+            steps = [part for part in pattern.split("/") if part]
+            fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), steps))
+            root = "/" * pattern.startswith("/") + "/".join(fixed)
+            parts = steps[len(fixed) :]
+        else:
+            raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
+        if not Path(root or ".").is_dir():
+            files = [] if parts else [pattern]
+            return _checked_kinds(Listing(files, Counter()))
+    keys = list(_keys_below(root, (), parts, frozenset()))
+    found = _picked(keys, root, parts)
+    refuse_tables(found.files, keys)
+    for folder in {key for key in keys if key.endswith(tuple(f"{one}/" for one in PARQUET_SUFFIXES))}:
+        if not any(file.startswith(folder) for file in found.files):
+            raise InputError(
+                f"{folder[:-1]}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
+                "it again, or remove it."
+            )
+    return _checked_kinds(found)
+
+
+def _checked_kinds(found: Listing) -> Listing:
+    for path in found.files:
+        with reading(path):
+            check_kind(path, Path(path).stat())
+    return found
+
+
+def _keys_below(folder: str, steps: tuple[str, ...], parts: list[str], above: frozenset[str]) -> Iterator[str]:
+    """Paths below a local folder, links followed: files, and folders with `/` at their end, that a glob's parts may
+    name. `glob.glob` passes over folders that it may not list, and follows links in a circle; here either is an error.
+
+    Args:
+        steps: from the glob's fixed folder to this one.
+        above: where the folders that it lies in really are.
+    Raises:
+        InputError: something can't be read, or a link leads to nothing or back to where it lies.
+    """
+    with reading(folder or "."), os.scandir(folder or ".") as entries:
+        held = list(entries)
+        place = os.path.realpath(folder)
+    if place in above:
+        raise InputError(f"{folder}: a link back to {place}, which contains it: reading it would not end. Remove it.")
+    for entry in held:
+        path, inner = os.path.join(folder, entry.name), (*steps, entry.name)  # noqa: PTH118 (as the pattern spells it)
+        if len(inner) > len(parts) and "**" not in parts and entry.name.startswith(HIDDEN) and entry.name != DELTA_LOG:
+            yield path + "/" * entry.is_dir(follow_symlinks=False)  # left out, and not looked into
+        elif _may_match(inner, parts):
+            with reading(path):
+                if entry.is_symlink() and not Path(path).exists():
+                    raise InputError(
+                        f"{path}: a link to {Path(path).readlink()}, which is not there, so its rows can't be read. "
+                        "Restore what it led to, or remove the link."
+                    )
+                is_folder = entry.is_dir()
+            yield path + "/" * is_folder
+            if is_folder:
+                yield from _keys_below(path, inner, parts, above | {place})
+
+
+def _may_match(steps: Sequence[str], parts: list[str]) -> bool:
+    """Whether a path below a glob's fixed folder is on the way to what the glob names, in it, or marks a table."""
+    if TABLE_MARKS.intersection(steps):
+        return True
+    if "**" in parts:
+        return not steps[-1].startswith(".")
+    named = zip(steps, parts, strict=False)
+    return all(fnmatch.fnmatchcase(step, part) and step.startswith(".") <= part.startswith(".") for step, part in named)
+
+
+def _list_url(pattern: str, storage: Storage) -> Listing:
+    """The Parquet files of a file, folder or glob by URL, from one listing."""
+    scheme = scheme_of(pattern)
+    if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
+        return Listing([pattern], Counter())
+    objects, root = objects_of(pattern, storage)
+    fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
+    folder = root if fixed == root else fixed.rpartition("/")[0]
+    keys = [f"{folder}/{name}" for name in ObjectStore(objects, folder, storage, root=pattern).etags("")]
+    if fixed == root and not any(key != root for key in keys):
+        keys, found = [root], Listing([root], Counter())
+    else:
+        found = _picked(keys, folder, [part for part in root[len(folder) :].split("/") if part])
+    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern, storage)[0].unstrip_protocol
+    refuse_tables(found.files, keys, full)
+    return found._replace(files=[str(full(key)) for key in found.files])
+
+
+def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
+    """The data among the keys below a folder: all of it, or what a glob's parts name. A folder that they name (Spark
+    writes folders named like files) means the data in it.
+    """
+    matches = re.compile(glob_translate("/".join(parts))).match
+    names_hidden = any(part.startswith(".") for part in parts)
+    files, rules = list[str](), set[tuple[str, str]]()
+    for key in keys:
+        inside, is_folder = key[len(root) :].strip("/"), key.endswith("/")
+        steps = inside.split("/")
+        if parts and matches(inside) and (names_hidden or not any(step.startswith(".") for step in steps)):
+            rule = None
+        elif parts and not any(map(matches, folders_above(inside))):
+            continue
+        else:
+            rule = _left_out_by(steps, is_folder=is_folder)
+        if rule is not None:
+            rules.add(rule)
+        elif not is_folder:
+            files.append(key)
+    return Listing(sorted(files), Counter(rule for rule, _ in rules))
+
+
+def _left_out_by(steps: list[str], *, is_folder: bool) -> tuple[str, str] | None:
+    """The rule by which a path in a folder of input is left out, and the file or whole folder that it leaves out; None
+    for data, and for a folder that is read.
+    """
+    for depth, step in enumerate(steps, start=1):
+        if step.startswith(HIDDEN):
+            return f"{step[0]}*" + "/" * (is_folder or depth < len(steps)), "/".join(steps[:depth])
+    if is_folder or steps[-1].endswith(PARQUET_SUFFIXES):
         return None
-    (path,) = spec.path
-    with reading_table(path, spec.table):
-        table = OPENERS[spec.table](path, spec.snapshot, spec.since, storage)
-    if not table.files and table.since is not None:
-        raise NothingNewError(
-            f"{path}: no rows were added since snapshot {table.since}, up to snapshot {table.snapshot}: nothing to "
-            "label yet."
-        )
-    if not table.files:
-        raise InputError(f"{path}: snapshot {table.snapshot} has no data files. There is nothing to label.")
-    return table
+    suffix = Path(steps[-1]).suffix
+    return f"*{suffix}" if suffix else "no suffix", "/".join(steps)
 
 
 # ------------------------------------------------------------------------------
@@ -100,8 +265,7 @@ class Dataset:
         rows: number of rows in use (`limit` applied).
         group_bytes: for each file, for each of its row groups, (rows, uncompressed bytes of the columns read).
         storage: how the files are reached.
-        left_out: of the folders that were listed, how many names each rule left out (`input_folders.Folder`), the
-            commonest first.
+        left_out: of the folders that were listed, how many names each rule left out, the commonest first.
         reads: what the labeler reads; of its columns those that every file has.
         table: the snapshot whose data files they are; None for plain files.
     """
@@ -126,6 +290,29 @@ class Dataset:
         return self.columns.query_id, self.columns.doc_id
 
 
+def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot | None:
+    """The snapshot that a job's input names; None where it names no table.
+
+    Raises:
+        InputError: no such table or snapshot, or one that can't be read as files alone.
+        NothingNewError: nothing was added since `since`.
+        MissingExtraError: a package is not here.
+    """
+    if spec.table is None:
+        return None
+    (path,) = spec.path
+    with reading_table(path, spec.table):
+        table = OPENERS[spec.table](path, spec.snapshot, spec.since, storage)
+    if not table.files and table.since is not None:
+        raise NothingNewError(
+            f"{path}: no rows were added since snapshot {table.since}, up to snapshot {table.snapshot}: nothing to "
+            "label yet."
+        )
+    if not table.files:
+        raise InputError(f"{path}: snapshot {table.snapshot} has no data files. There is nothing to label.")
+    return table
+
+
 def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:
     """Find the files and check the columns.
 
@@ -136,60 +323,44 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
     """
-    table = open_table(spec, storage)
-    paths, left_out = _listed(spec, storage) if table is None else (table.paths, ())
+    table, where = open_table(spec, storage), f"input.path {', '.join(spec.path)}"
+    listings = [list_input(pattern, storage) for pattern in spec.path] if table is None else []
+    paths = [path for listing in listings for path in listing.files] if table is None else table.paths
+    left_out = sum((listing.left_out for listing in listings), Counter[str]()).most_common()
     if not paths:
         raise InputError(
-            f"input.path {', '.join(spec.path)}: no Parquet file there"
+            f"{where}: no Parquet file there"
             + (f" (left out: {left_out_text(left_out)})" if left_out else "")
-            + ". "
-            "Give a .parquet file, a folder that holds some, or a glob."
+            + ". Give a .parquet file, a folder that holds some, or a glob."
         )
-    check_single(paths, f"input.path {', '.join(spec.path)}")
-    files: list[InputFile] = []
-    groups: list[tuple[tuple[int, int], ...]] = []
-    columns: Columns | None = None
-    found = reads
-    first_types: dict[str, str] = {}
-    for number, (path, footer) in enumerate(zip(paths, _footers(paths, storage), strict=True)):
+    check_single(paths, where)
+    files, groups = list[InputFile](), list[tuple[tuple[int, int], ...]]()
+    columns, found, first_types = spec.columns, reads, dict[str, str]()
+    for number, (file, metadata, schema) in enumerate(_footers(paths, storage)):
+        path, folders = file.path, folder_columns(file.path, schema.names)
         with reading(path):  # a damaged footer may hold names that are not text, and more
-            if columns is None:
-                names = [*footer.schema.names, *footer.folders] if table is None else list(table.columns)
+            if number == 0:
+                names = [*schema.names, *folders] if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
-                found = reads._replace(
-                    columns=tuple(one for one in reads.columns if one.is_required or one.name in names)
-                )
+                own = (one for one in reads.columns if one.is_required or one.name in names)
+                found = reads._replace(columns=tuple(own))
             if table is not None:
-                table.check_size(number, footer.file.size_bytes)
-                table.check_columns(_read_columns(columns, found, gold=True), footer.schema, path)
-            check_types(columns, found, footer.schema, path, first_types, first_path=paths[0], folders=footer.folders)
-            groups.append(_group_bytes(footer, columns, found))
-        used = [name for name in _read_columns(columns, found) if name in footer.folders]
-        files.append(footer.file._replace(footer_sha256=_with_folders(footer.file.footer_sha256, path, used)))
-    if columns is None:
-        raise InputError(f"input.path {', '.join(spec.path)}: no file could be opened.")
+                table.check_size(number, file.size_bytes)
+                table.check_columns(_read_columns(columns, found, gold=True), schema, path)
+            check_types(columns, found, schema, path, first_types, first_path=paths[0], folders=folders)
+            names = _read_columns(columns, found)
+            groups.append(_group_bytes(metadata, {*names}))
+        files.append(file._replace(footer_sha256=_with_folders(file.footer_sha256, path, names)))
     rows = sum(file.rows for file in files)
     if rows == 0:
-        raise InputError(
-            f"input.path {', '.join(spec.path)}: {counted(len(files), 'file')}, no rows. There is nothing to label."
-        )
-    return Dataset(
-        tuple(files),
-        columns,
-        min(rows, spec.limit or rows),
-        tuple(groups),
-        storage,
-        left_out,
-        found,
-        table,
-    )
+        raise InputError(f"{where}: {counted(len(files), 'file')}, no rows. There is nothing to label.")
+    limit = min(rows, spec.limit or rows)
+    return Dataset(tuple(files), columns, limit, tuple(groups), storage, tuple(left_out), found, table)
 
 
-def _listed(spec: InputSpec, storage: Storage) -> tuple[list[str], tuple[tuple[str, int], ...]]:
-    """The files of all paths, and what was left out of their folders."""
-    listings = [list_input(pattern, storage) for pattern in spec.path]
-    left_out = sum((listing.left_out for listing in listings), Counter[str]())
-    return [path for listing in listings for path in listing.files], tuple(left_out.most_common())
+def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
+    """What rules left out, in a few words."""
+    return ", ".join(f"{count:,} {rule}" for rule, count in left_out)
 
 
 def open_parquet(path: str, storage: Storage) -> PlainParquet:
@@ -239,8 +410,17 @@ def changed_under_way(path: str) -> InputError:
     )
 
 
+def stamp_of(path: str) -> str | None:
+    """What changes when a local file is replaced, or written over in place: a footer alone can't show it, since it is
+    written last. None where there is no file, and for a URL, whose readers are pinned to one version by themselves.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return None if is_url(path) else file_stamp(Path(path).stat())
+    return None
+
+
 def check_single(paths: list[str], where: str) -> None:
-    """Refuse one file under two names.
+    """Refuse one file under two names, links included.
 
     Args:
         where: what named them, for messages.
@@ -249,45 +429,25 @@ def check_single(paths: list[str], where: str) -> None:
     """
     seen: dict[Any, str] = {}
     for path in paths:
-        names = _names(path)
-        before = next((seen[name] for name in names if name in seen), None)
-        if before is not None:
-            what = f"names {path} twice" if before == path else f"{before} and {path} are one file"
+        key = _place(path)
+        if key in seen:
+            what = f"names {path} twice" if seen[key] == path else f"{seen[key]} and {path} are one file"
             raise InputError(f"{where}: {what}, so its rows would be labelled twice. Name it once.")
-        seen.update(dict.fromkeys(names, path))
+        seen[key] = path
 
 
-def _names(path: str) -> list[Any]:
-    """What one file has in common under all its names: where symbolic links lead, and, for hard links, its device and
-    inode.
-    """
-    if is_url(path):
-        return [path]
-    try:
-        stat = Path(path).stat()
-    except OSError:  # opening it says why
-        return [os.path.realpath(path)]
-    # some network disks number no file
-    return [
-        os.path.realpath(path),
-        *([(stat.st_dev, stat.st_ino)] if stat.st_ino else []),
-    ]
+def _place(path: str) -> Any:
+    """What is equal for all names of one file."""
+    with contextlib.suppress(OSError):  # opening it says why
+        if not is_url(path) and (found := Path(path).stat()).st_ino:  # some network disks number no file
+            return found.st_dev, found.st_ino
+    return path if is_url(path) else os.path.realpath(path)
 
 
-class _Footer(NamedTuple):
-    """What a footer said."""
-
-    file: InputFile
-    metadata: pq.FileMetaData
-    schema: pa.Schema
-
-    @property
-    def folders(self) -> dict[str, str | None]:
-        """Columns that the names of its folders hold."""
-        return folder_columns(self.file.path, self.schema.names)
+Footer = tuple[InputFile, pq.FileMetaData, pa.Schema]
 
 
-def _footers(paths: list[str], storage: Storage) -> Iterator[_Footer]:
+def _footers(paths: list[str], storage: Storage) -> Iterator[Footer]:
     """`_open_footer` of each file, in order; by URL several at a time, since each waits for a reply."""
     opener = functools.partial(_open_footer, storage=storage)
     if not any(map(is_url, paths)):
@@ -298,18 +458,18 @@ def _footers(paths: list[str], storage: Storage) -> Iterator[_Footer]:
             yield from pool.map(opener, paths[first : first + FOOTERS_KEPT])
 
 
-def _open_footer(path: str, storage: Storage) -> _Footer:
+def _open_footer(path: str, storage: Storage) -> Footer:
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
         size, footer = _read_footer(file, path)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
-        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
         if len(footer) - 8 - metadata.serialized_size == SIGNATURE_BYTES:
             # Arrow ends the process where it is asked about an encrypted column
             raise InputError(
                 f"{path}: has encrypted columns, and relabel takes no keys. Write it again without encryption."
             )
-        return _Footer(found, metadata, metadata.schema.to_arrow_schema())
+        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
+        return found, metadata, metadata.schema.to_arrow_schema()
 
 
 def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
@@ -345,15 +505,12 @@ def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list
     return list(dict.fromkeys([*names, *more, *(one.name for one in reads.columns)]))
 
 
-def _group_bytes(footer: _Footer, columns: Columns, reads: Reads) -> tuple[tuple[int, int], ...]:
-    metadata, names = footer.metadata, {*_read_columns(columns, reads)}
+def _group_bytes(metadata: pq.FileMetaData, names: set[str]) -> tuple[tuple[int, int], ...]:
+    """Of each row group: its rows, and the uncompressed bytes of these columns."""
     paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     leaves = [leaf for leaf, path in enumerate(paths) if path in names or path.partition(".")[0] in names]
-    found = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        found.append((group.num_rows, sum(group.column(leaf).total_uncompressed_size for leaf in leaves)))
-    return tuple(found)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return tuple((one.num_rows, sum(one.column(leaf).total_uncompressed_size for leaf in leaves)) for one in groups)
 
 
 # ------------------------------------------------------------------------------
@@ -370,11 +527,11 @@ def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> lis
     remarks = []
     for key in dict.fromkeys([*before, *after]):
         was, now = before.get(key), after.get(key)
-        if now is None and was is not None:
-            remarks.append(f"{was.path}: planned, now missing")
-        elif was is None and now is not None:
+        if now is None:
+            remarks.append(f"{key}: planned, now missing")
+        elif was is None:
             remarks.append(f"{now.path}: new since the plan")
-        elif was is not None and now is not None and was.identity != now.identity:
+        elif was.identity != now.identity:
             what = f"{was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in {now.size_bytes} bytes"
             remarks.append(f"{now.path}: changed since the plan ({what})")
     return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]

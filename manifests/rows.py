@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from relabel.manifests.columns import STRUCT_KINDS, values_of
 from relabel.manifests.errors import DiskFullError, InputError, ManifestError
 from relabel.manifests.files import Storage
-from relabel.manifests.input_files import reading, stamp_of
 from relabel.manifests.inputs import (
     Dataset,
     changed_files,
@@ -23,6 +22,8 @@ from relabel.manifests.inputs import (
     open_dataset,
     open_parquet,
     open_planned,
+    reading,
+    stamp_of,
 )
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from relabel.manifests.plan import Plan, RowIdFile, ShardPlan, row_id_file

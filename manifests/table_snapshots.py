@@ -7,7 +7,7 @@ import gzip
 import io
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +18,64 @@ import pyarrow as pa
 
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, is_url, place_of
-from relabel.manifests.input_files import DELTA_LOG, ICEBERG_METADATA
 from relabel.manifests.process import require
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import TableFormat, nearest
 from relabel.manifests.store import map_concurrent, open_run_store, read_whole
+
+# ------------------------------------------------------------------------------
+# What distinguishes the folder of a table from one of plain Parquet files: the log or the metadata in it.
+#
+# A table keeps files of which rows were removed or rewritten. Read as plain files, those rows would come along.
+
+
+DELTA_LOG = "_delta_log"
+TABLE_MARKS = frozenset((DELTA_LOG, "metadata"))
+ICEBERG_METADATA = re.compile(r"v?(\d+)(?:-.*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
+"""The name of a metadata file in `metadata/`, with its number."""
+_SIGNS: Mapping[TableFormat, str] = {"delta": f"{DELTA_LOG}/", "iceberg": "metadata/….metadata.json"}
+
+
+def tables_among(keys: Iterable[str]) -> dict[str, TableFormat]:
+    """The folders of tables in a deep listing, by its keys."""
+    found: dict[str, TableFormat] = {}
+    for key in keys:
+        above, is_below_log, _ = f"/{key}".partition(f"/{DELTA_LOG}/")
+        if is_below_log:
+            found[above[1:]] = "delta"
+        folder, _, name = key.rpartition("/")
+        root, _, inside = folder.rpartition("/")
+        if inside == "metadata" and ICEBERG_METADATA.fullmatch(name):
+            found[root] = "iceberg"
+    return found
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """The folders that a path lies in, as it is written, the innermost first."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def refuse_tables(files: Iterable[str], keys: Iterable[str], shown: Callable[[str], str] = str) -> None:
+    """Refuse files of tables that are read as plain ones.
+
+    Args:
+        keys: of the deep listing that the files are from.
+        shown: from a folder to what it is called in the message.
+    Raises:
+        InputError: names the folder of the table.
+    """
+    tables = tables_among(keys)
+    for path in files if tables else ():
+        table = next((folder for folder in (*folders_above(path), "") if folder in tables), None)
+        if table is not None:
+            where, kind = shown(table) or ".", tables[table]
+            raise InputError(
+                f"{where}: the folder of a table ({_SIGNS[kind]} lies in it); read as plain files it gives rows that "
+                f"the table has no more. In a job write `input: {{path: {where}, table: {kind}}}`; other commands "
+                "want the table's rows as plain Parquet files."
+            )
+
 
 # ------------------------------------------------------------------------------
 # One snapshot of a table, whatever its format: which data files it has, and what its columns are called in them.
@@ -442,3 +495,7 @@ def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Sto
 def _plain(location: str) -> str:
     """A location without `file:`, which some writers put before local paths."""
     return re.sub(r"^file:(?://)?(?=/)", "", location)
+
+
+OPENERS = {"iceberg": open_iceberg_snapshot, "delta": open_delta_snapshot}
+"""By `input.table`."""

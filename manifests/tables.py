@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 from relabel.manifests.columns import PlainParquet, id_texts
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.input_files import PARQUET_SUFFIXES, reading
-from relabel.manifests.inputs import open_parquet
+from relabel.manifests.inputs import PARQUET_SUFFIXES, open_parquet, reading
 from relabel.manifests.schemas import ids_of
 from relabel.manifests.specs import nearest
 from relabel.manifests.store import read_whole

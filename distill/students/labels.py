@@ -20,8 +20,7 @@ from relabel.distill.students.spec import NODE_HEADS, GoldSource, LabelSource
 from relabel.manifests.errors import ConfigError, InputError, ManifestError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import PairGrades, grades_by_pair, load_gold_by_row, load_qrels, mapped, own_input
-from relabel.manifests.input_files import PARQUET_SUFFIXES, reading
-from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.inputs import PARQUET_SUFFIXES, Dataset, open_dataset, reading
 from relabel.manifests.labels import NODE_SCORES, Pair, PhiTable
 from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan

@@ -23,7 +23,7 @@ from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.manifests.asks import Answer, Ask, Request
 from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
-from relabel.manifests.input_files import left_out_text
+from relabel.manifests.inputs import left_out_text
 from relabel.manifests.labels import Pair
 from relabel.manifests.manifest import BudgetState, Range
 from relabel.manifests.models import day_of

@@ -17,8 +17,7 @@ from pyiceberg.manifest import DataFileContent
 
 from relabel.manifests.errors import InputError, MissingExtraError
 from relabel.manifests.files import Storage
-from relabel.manifests.input_files import list_input
-from relabel.manifests.inputs import Dataset, open_dataset, open_table
+from relabel.manifests.inputs import Dataset, list_input, open_dataset, open_table
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.table_snapshots import TableSnapshot
 from tests import real_tables
