@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from relabel.distill.teachers.spec import VllmSection
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.openai_connections import server_address
+from relabel.labelers.engines.openai_client import server_address
 from relabel.labelers.engines.tokens import Overlong, PromptEncoder, extends, special_ids
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask

@@ -1,15 +1,16 @@
-"""The openai engine: a teacher at any OpenAI-compatible server, in the exact way where the server can, else as
-chat.
+"""The openai engine: a teacher at any OpenAI-compatible server, in the exact way where the server can, else as chat;
+or by the provider's batches.
 
 Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
-Importing this file loads no HTTP library. Read on: `api_options.py` (what can be set), `api_client.py` (tries and
-limits), `api_tokens.py` and `api_chat.py` (the two ways).
+Importing this file loads no HTTP library. Read on: `openai_client.py` (options, replies, tries and limits) and
+`openai_modes.py` (the two ways to ask).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import queue
@@ -21,35 +22,40 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
-from relabel.labelers.engines.openai_chat import ChatMode, ChatWork, answer_of
-from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
-from relabel.labelers.engines.openai_connections import OpenAiArgs, args_of, key_of
-from relabel.labelers.engines.openai_replies import (
+from relabel.labelers.engines.openai_client import (
+    CHARS_PER_TOKEN,
     MAX_COUNT,
-    NOT_SAID,
+    ApiClient,
+    Failure,
+    OpenAiArgs,
     ReplyError,
+    Unanswered,
+    args_of,
+    key_of,
     parse_reply,
     read_chat,
     read_complaint,
+    server_address,
     shown,
+    validated,
 )
-from relabel.labelers.engines.transformers import TokenizerFolder, find_tokenizer, served_digest
+from relabel.labelers.engines.openai_modes import ChatMode, ChatWork, TokensMode, answer_of
+from relabel.labelers.engines.transformers import TokenizerFolder, tokenizer_folder
 from relabel.manifests import failpoints
 from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
 from relabel.manifests.process import require
 from relabel.manifests.records import BatchRecord, BatchRecords, digest_of
 from relabel.manifests.secrets import counted
-from relabel.manifests.specs import EngineArgs, EngineSpec, price_of
+from relabel.manifests.specs import BATCH_PRICE, EngineArgs, EngineSpec, price_of
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
 # ------------------------------------------------------------------------------
-# Batch mode of the openai engine: chat requests uploaded as files that the provider completes within a day at half
-# the price.
+# Batches: chat requests uploaded as files that the provider completes within a day at half the price.
 
 
 PATH = "/batches"
@@ -65,26 +71,48 @@ LISTED = 100
 Works = Mapping[str, ChatWork]
 
 
+class _Response(BaseModel):
+    status_code: int = 0
+    body: Any = None
+
+
+class _Line(BaseModel):
+    """A line of a batch's files. An ask that was not answered has no response, and costs nothing."""
+
+    custom_id: str
+    response: _Response | None = None
+
+
+class _Named(BaseModel):
+    """A file or batch as the provider shows it."""
+
+    id: str
+    status: str = ""
+    metadata: Any = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: Any = None
+
+
+class _Listed(BaseModel):
+    data: list[_Named] = []
+    has_more: bool = False
+
+
 class Batches:
     """Has requests answered by batches.
 
     Args:
         deliver: takes the answers of a batch together, so that what they lead to is one batch again; from the engine's
             own thread.
-        pause: how to wait between two requests for a batch's state.
     """
 
     def __init__(
-        self,
-        client: ApiClient,
-        args: OpenAiArgs,
-        records: BatchRecords,
-        deliver: Callable[[list[Answer]], None],
-        pause: Callable[[float], Any],
+        self, client: ApiClient, args: OpenAiArgs, records: BatchRecords, deliver: Callable[[list[Answer]], None]
     ) -> None:
-        self._client, self._args, self._records, self._deliver, self._pause = client, args, records, deliver, pause
+        self._client, self._args, self._records, self._deliver = client, args, records, deliver
         self._own: set[str] = set()
-        self._fetched: dict[str, asyncio.Task[tuple[dict[str, Any], bool]]] = {}
+        self._fetched: dict[str, asyncio.Task[tuple[dict[str, _Response], bool]]] = {}
         self._failed_in_a_row = 0
         self.adopted: dict[int, Ask] = {}
         """Requests in flight that an earlier execution has paid for."""
@@ -92,7 +120,7 @@ class Batches:
     async def answer(self, works: list[ChatWork]) -> None:
         """Have all of them answered; returns when they are."""
         known = sorted(await asyncio.to_thread(self._records.load), key=lambda record: -record.created)
-        await self._answer(_named(works), [record for record in known if record.name not in self._own], tries=0)
+        await self._answer(_by_ask(works), [record for record in known if record.name not in self._own], tries=0)
 
     async def _answer(self, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
         """Take up those that batches of earlier executions hold, the latest first, and hand the others over.
@@ -100,16 +128,15 @@ class Batches:
         Args:
             tries: how many batches of this execution have held them.
         """
-        groups: list[tuple[BatchRecord, Works, Sequence[BatchRecord], int]] = []
+        taken = []
         left = dict(works)
         for number, record in enumerate(known, start=1):
-            found = {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}
-            if found:
+            if found := {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}:
                 self.adopted |= {work.request.id: work.request.ask for work in found.values()}
-                groups.append((record, found, known[number:], tries))
+                taken.append(self._take(record, found, known[number:], tries))
         for part in _parts(left):
-            groups.append((await self._hand_over(part), part, (), tries + 1))
-        await asyncio.gather(*(self._take(*group) for group in groups))
+            taken.append(self._take(await self._hand_over(part), part, (), tries + 1))
+        await asyncio.gather(*taken)
 
     async def _take(self, record: BatchRecord, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
         """Answer requests from a batch, once it has ended; those that it left go on."""
@@ -122,21 +149,21 @@ class Batches:
         fault: ServerGoneError | None = None
         for ask, work in works.items():
             line = lines.get(ask)
+            answer = None
             try:
-                answer = self._read(line, work, is_own=is_own)
+                answer = self._read(line, work, is_own=is_own) if line is not None else None
             except ServerGoneError as exc:  # what else the batch holds is paid for
-                answer, fault = None, exc
-            if answer is not None:
-                answers.append(answer)
-                continue
-            if is_own and is_paid and not _is_error(line):
-                self._client.charge_batch(NOT_SAID, work.body)  # it may have been answered, which nobody can know
-            self.adopted.pop(work.request.id, None)
-            if tries >= self._args.max_tries:
+                fault = exc
+            if answer is None:
+                if is_own and is_paid and (line is None or line.status_code == 200):
+                    self._client.costs.doubt(work.body, BATCH_PRICE)  # it may have been answered: nobody can know
+                self.adopted.pop(work.request.id, None)
+                if tries < self._args.max_tries:
+                    left[ask] = work
+                    continue
                 detail = f"no usable answer in {tries} batches"
-                answers.append(Answer(work.request.id, "", "error", detail=detail, flags=work.flags))
-            else:
-                left[ask] = work
+                answer = Answer(work.request.id, "", "error", detail=detail, flags=work.flags)
+            answers.append(answer)
         self._deliver(answers)
         if is_own:
             del self._fetched[record.name]
@@ -145,56 +172,56 @@ class Batches:
         if left:
             await self._answer(left, known, tries)
 
-    async def _fetch(self, record: BatchRecord) -> tuple[dict[str, Any], bool]:
+    async def _fetch(self, record: BatchRecord) -> tuple[dict[str, _Response], bool]:
         """What came of a batch, by ask, and whether what is not there may be charged."""
         batch = record.batch or await self._find(record.name)
         ended = None if batch is None else await self._ended(batch)
         if ended is None:
             return {}, True
-        lines: dict[str, Any] = {}
-        for key in ("error_file_id", "output_file_id"):
-            if isinstance(name := ended.get(key), str) and name:
-                found = await self._client.fetch(f"/files/{name}/content", _read_lines)
-                lines |= {} if isinstance(found, Failure) else found
-        if ended.get("status") != "failed":
+        lines: dict[str, _Response] = {}
+        for name in filter(None, (ended.error_file_id, ended.output_file_id)):
+            found = await self._client.send("GET", f"/files/{name}/content", _read_lines)
+            lines |= {} if isinstance(found, Failure) else found
+        if ended.status != "failed":
             self._failed_in_a_row = 0
             return lines, True
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= FAILED_IN_A_ROW or read_complaint(ended).subject(200) == "credit":
-            why = shown(read_complaint(ended.get("errors")).message) or "it does not say why"
+        complaint = read_complaint(ended.errors)
+        is_credit = complaint is not None and complaint.subject(200) == "credit"
+        if self._failed_in_a_row >= FAILED_IN_A_ROW or is_credit:
+            why = shown(complaint.message) if complaint is not None else "it does not say why"
             raise ServerGoneError(
                 f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {why}. "
                 "Mend that; the same command then continues."
             )
-        await self._pause(self._args.batch_poll_s)
+        await self._client.pause(self._args.batch_poll_s)
         return lines, False
 
-    async def _ended(self, batch: str) -> dict[str, Any] | None:
+    async def _ended(self, batch: str) -> _Named | None:
         """A batch that has ended; None for one that the server does not know any more."""
         while True:
-            found = await self._client.fetch(f"{PATH}/{batch}", _read_object)
+            found = await self._client.send("GET", f"{PATH}/{batch}", _read_named)
             if isinstance(found, Failure):
                 if found.status == 404:
                     return None
                 raise ServerGoneError(f"the server at {self._client.at} does not show its batches: {found.detail}")
-            if found.get("status") in ENDED:
+            if found.status in ENDED:
                 return found
-            await self._pause(self._args.batch_poll_s)
+            await self._client.pause(self._args.batch_poll_s)
 
     async def _find(self, name: str) -> str | None:
         """The server's own name for a batch of ours; None where it has none."""
         after = ""
         while True:
-            found = await self._client.fetch(f"{PATH}?limit={LISTED}{after}", _read_object)
+            found = await self._client.send("GET", f"{PATH}?limit={LISTED}{after}", _read_listed)
             if isinstance(found, Failure):
                 raise ServerGoneError(f"the server at {self._client.at} does not list its batches: {found.detail}")
-            held = [one for one in found.get("data") or () if isinstance(one, dict) and isinstance(one.get("id"), str)]
-            for one in held:
-                if isinstance(one.get("metadata"), dict) and one["metadata"].get("relabel") == name:
-                    return str(one["id"])
-            if not found.get("has_more") or not held:
+            for one in found.data:
+                if isinstance(one.metadata, dict) and one.metadata.get("relabel") == name:
+                    return one.id
+            if not found.has_more or not found.data:
                 return None
-            after = f"&after={held[-1]['id']}"
+            after = f"&after={found.data[-1].id}"
 
     async def _hand_over(self, works: Works) -> BatchRecord:
         record = BatchRecord(secrets.token_hex(8), sorted(works), time.time())
@@ -202,14 +229,13 @@ class Batches:
         await asyncio.to_thread(self._records.keep, record)
         failpoints.hit("before_batch_file")
         lines = [{"custom_id": ask, "method": "POST", "url": URL, "body": work.body} for ask, work in works.items()]
-        file = await self._client.upload(
-            "/files", f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), _read_object
-        )
-        if isinstance(file, Failure) or not isinstance(file.get("id"), str):
-            why = f": {file.detail}" if isinstance(file, Failure) else ""
-            raise ModelError(f"engine.args.batch: the server at {self._client.at} takes no files for batches{why}.")
+        file = await self._client.upload(f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), _read_named)
+        if isinstance(file, Failure):
+            raise ModelError(
+                f"engine.args.batch: the server at {self._client.at} takes no files for batches: {file.detail}."
+            )
         failpoints.hit("before_batch")
-        record = replace(record, batch=await self._begin(record.name, file["id"]))
+        record = replace(record, batch=await self._begin(record.name, file.id))
         failpoints.hit("after_batch")
         await asyncio.to_thread(self._records.keep, record)
         failpoints.hit("after_batch_record")
@@ -224,39 +250,37 @@ class Batches:
             "metadata": {"relabel": name},
         }
         for _ in range(self._args.max_tries):
-            found = await self._client.post_once(PATH, body, _read_object)
+            found = await self._client.try_once("POST", PATH, _read_named, body)
             if isinstance(found, Failure):
                 raise ModelError(
                     f"engine.args.batch: the server at {self._client.at} takes no batches: {found.detail}."
                 )
-            if found is not None and isinstance(found.get("id"), str):
-                return str(found["id"])
-            await self._pause(self._args.backoff_s)
+            if not isinstance(found, Unanswered):
+                return found.id
+            await self._client.pause(self._args.backoff_s)
             if (batch := await self._find(name)) is not None:
                 return batch
         raise ServerGoneError(f"the server at {self._client.at} takes no batch now; the same command continues later.")
 
-    def _read(self, line: Any, work: ChatWork, *, is_own: bool) -> Answer | None:
+    def _read(self, line: _Response, work: ChatWork, *, is_own: bool) -> Answer | None:
         """The answer that a line of a batch's files holds; None if it has to be asked again.
 
         Raises:
             ServerGoneError: it says that the credit is used up.
         """
-        reply = line.get("response") if isinstance(line, dict) else None
-        if not isinstance(reply, dict) or not isinstance(status := reply.get("status_code"), int):
+        if not line.status_code:
             return None
-        body = reply.get("body")
-        if status == 200:
+        if line.status_code == 200:
             with contextlib.suppress(ReplyError):  # it may be an error all the same
-                found = self._client.counted(read_chat(body), work.body)
+                found = self._client.counted(read_chat(line.body), work.body)
                 if is_own:
-                    self._client.charge_batch(found.usage, work.body)
+                    self._client.costs.add(found.usage, BATCH_PRICE)
                 return answer_of(work, found)
-        refused = self._client.judge(status, json.dumps(body).encode())
+        refused = self._client.judge(line.status_code, line.body)
         return None if refused is None else answer_of(work, refused)
 
 
-def _named(works: list[ChatWork]) -> dict[str, ChatWork]:
+def _by_ask(works: list[ChatWork]) -> dict[str, ChatWork]:
     """Requests by what is asked, its seed included; the same one asked twice is numbered."""
     seen, named = Counter[str](), dict[str, ChatWork]()
     for work in works:
@@ -284,30 +308,22 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _read_object(raw: bytes) -> dict[str, Any]:
-    found = parse_reply(raw)
-    if not isinstance(found, dict):
-        raise ReplyError("the reply is not a JSON object")
+def _read_named(raw: bytes) -> _Named:
+    return validated(_Named, parse_reply(raw))
+
+
+def _read_listed(raw: bytes) -> _Listed:
+    return validated(_Listed, parse_reply(raw))
+
+
+def _read_lines(raw: bytes) -> dict[str, _Response]:
+    """Responses by ask; a line that can't be read is none, and its ask is put again."""
+    found: dict[str, _Response] = {}
+    for text in raw.splitlines():
+        with contextlib.suppress(ReplyError):
+            line = validated(_Line, parse_reply(text))
+            found[line.custom_id] = line.response or _Response()
     return found
-
-
-def _read_lines(raw: bytes) -> dict[str, Any]:
-    """Lines by ask; one that can't be read is none, and its ask is put again."""
-    found: dict[str, Any] = {}
-    for line in raw.splitlines():
-        try:
-            held = parse_reply(line)
-        except ReplyError:
-            continue
-        if isinstance(held, dict) and isinstance(held.get("custom_id"), str):
-            found[held["custom_id"]] = held
-    return found
-
-
-def _is_error(line: Any) -> bool:
-    """Whether a line says that its request was not answered, which costs nothing."""
-    reply = line.get("response") if isinstance(line, dict) else None
-    return isinstance(line, dict) and (reply.get("status_code") != 200 if isinstance(reply, dict) else True)
 
 
 # ------------------------------------------------------------------------------
@@ -345,31 +361,29 @@ class OpenAi(Engine):
         secrets: Mapping[str, SecretStr] | None = None,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        args = args_of(spec)
+        self._args = args = args_of(spec)
         key = key_of(args, secrets or {})
         httpx = require("httpx", extra="openai", purpose="The openai engine")
-        folder = find_tokenizer(spec, args)
+        folder = _tokenizer_of(spec, args)
         if args.mode == "tokens" and folder is None:
             raise ModelError(
                 "engine.args.mode: tokens makes prompts here, so it needs the tokenizer: set engine.model to the "
                 "server's model."
             )
-        self._args, self._folder = args, folder
-        self._server: dict[str, Any] = {}
         self._version = f"httpx-{httpx.__version__}"
-        self._digest = served_digest(args, folder)
+        self._digest = _served_digest(args, folder)
+        self._server: dict[str, Any] = {}
+        self._remarks: list[str] = []
         self._capacity = args.concurrency * WAITING_PER_SLOT
         self._in_flight = 0
         self._answers: queue.SimpleQueue[list[Answer] | Exception] = queue.SimpleQueue()
         self._fault: Exception | None = None
-        self._remarks: list[str] = []
-        self._client = ApiClient(args, key, pause=pause)
-        self._pause = pause
         self._batches: Batches | None = None
         self._unsent: list[ChatWork] = []
         self._running: set[asyncio.Task[Any]] = set()
-        self._until_closed = contextlib.ExitStack()
+        self._client = ApiClient(args, key, pause=pause)
         portals = require("anyio.from_thread", extra="openai", purpose="The openai engine")
+        self._until_closed = contextlib.ExitStack()
         self._loop: BlockingPortal = self._until_closed.enter_context(portals.start_blocking_portal())
         self._is_open, self._is_broken = True, False
         try:
@@ -384,7 +398,7 @@ class OpenAi(Engine):
         here.
         """
         args = args_of(spec)
-        return served_digest(args, find_tokenizer(spec, args))
+        return _served_digest(args, _tokenizer_of(spec, args))
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
@@ -412,7 +426,7 @@ class OpenAi(Engine):
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Try a short answer of every stage at the server, and say what will not be had."""
-        remarks = [*self._remarks, *self._mode.prepare(asks, self._loop)]
+        remarks = [*self._remarks, *self._mode.prepare(asks)]
         if self._client.is_counting:
             remarks.append(
                 f"The server at {self._client.at} counts no tokens: they are counted here, {CHARS_PER_TOKEN} bytes for "
@@ -431,7 +445,7 @@ class OpenAi(Engine):
         work = self._mode.admit(request)
         if isinstance(work, Answer):
             self._answers.put([work])
-        elif self._batches is not None:
+        elif self._batches is not None and isinstance(work, ChatWork):
             self._unsent.append(work)
         else:
             self._loop.start_task_soon(self._reporting_faults, partial(self._ask, work))
@@ -441,34 +455,28 @@ class OpenAi(Engine):
             raise self._fault
         if not self._in_flight:
             return []
-        if self._unsent:
-            assert self._batches is not None
+        if self._batches is not None and self._unsent:
             works, self._unsent = self._unsent, []
             self._loop.start_task_soon(self._reporting_faults, partial(self._batches.answer, works))
         ready: list[Answer] = []
-        fault: Exception | None = None
-        try:
+        with contextlib.suppress(queue.Empty):
             found = self._answers.get(timeout=POLL_S)
             while True:
                 if isinstance(found, list):
                     ready += found
                 else:
-                    fault = fault or found
+                    self._fault = self._fault or found
                 found = self._answers.get_nowait()
-        except queue.Empty:
-            pass
         self._in_flight -= len(ready)
         if self._batches is not None:
             for answer in ready:
                 self._batches.adopted.pop(answer.request_id, None)
-        if fault is not None:
-            self._fault = fault
-            if not ready:  # else the next call raises it
-                raise fault
+        if self._fault is not None and not ready:  # else the next call raises it
+            raise self._fault
         return ready
 
     def rendered(self, ask: Ask) -> list[str] | None:
-        return None if isinstance(self._mode, ChatMode) else self._mode.rendered(ask)
+        return self._mode.rendered(ask) if isinstance(self._mode, TokensMode) else None
 
     def facts(self) -> EngineFacts:
         args = self._args
@@ -521,7 +529,7 @@ class OpenAi(Engine):
     def use_records(self, records: BatchRecords) -> None:
         """Send asks as batches from here on, if the spec wants that; `relabel ask` gives no records, and does not."""
         if self._args.batch:
-            self._batches = Batches(self._client, self._args, records, self._answers.put, self._pause)
+            self._batches = Batches(self._client, self._args, records, self._answers.put)
             self._capacity = PART_REQUESTS
 
     def close(self) -> None:
@@ -530,52 +538,40 @@ class OpenAi(Engine):
         self._is_open, self._is_broken = False, True
         self._loop.call(self._end)
         self._until_closed.close()
-        logger.info(
-            "openai engine: %s",
-            ", ".join(f"{name} {value}" for name, value in self.costs().items() if value is not None),
-        )
+        counts = (f"{name} {value}" for name, value in self.costs().items() if value is not None)
+        logger.info("openai engine: %s", ", ".join(counts))
 
     def _start(
         self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]
-    ) -> Any:
+    ) -> ChatMode | TokensMode:
         """Find out what is served, and choose the mode."""
-        args = self._args
-        models = self._loop.call(self._client.model_names)
+        args, client, loop = self._args, self._client, self._loop
+        models = loop.call(client.model_names)
         if models and args.served_model not in models:
             self._remarks.append(
-                f"The server at {self._client.at} does not list {args.served_model!r}; it lists "
-                f"{self._client.names}. It is asked all the same."
+                f"The server at {client.at} does not list {args.served_model!r}; it lists {client.names}. It is asked "
+                "all the same."
             )
-        served = (models or {}).get(args.served_model, {})
-        self._server |= {
-            name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)
-        }
+        served = models.get(args.served_model, {})
+        words = {name: served.get(name) for name in ("owned_by", "root")}
+        self._server |= {name: shown(word) for name, word in words.items() if isinstance(word, str)}
         context = served.get("max_model_len")
-        if isinstance(context, bool) or not isinstance(context, int) or not 0 < context <= MAX_COUNT:
+        if type(context) is not int or not 0 < context <= MAX_COUNT:
             context = None
-        if context is not None:
+        else:
             self._server["max_model_len"] = context
-        if args.mode == "chat" or folder is None:
-            own = folder.control_texts() if folder is not None else None
-            return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=own)
-        from relabel.labelers.engines.openai_chat import TokensMode
-
-        tokenizer = folder.load()
-        tokens = TokensMode(
-            self._client, spec, args, tokenizer, reference=folder.reference, context=context, overlong=overlong
-        )
-        why = tokens.detect(self._loop)
-        if why is None and (args.mode == "tokens" or tokens.has_distributions):
-            return tokens
-        if args.mode == "tokens":
-            raise ModelError(
-                f"engine.args.mode is tokens, and the server at {self._client.at} takes no token ids: {why}."
-            )
-        self._remarks.append(
-            f"The server at {self._client.at} is used as a chat API: "
-            f"{why or 'it takes token ids, but does not answer `logprob_token_ids`'}."
-        )
-        return ChatMode(self._client, spec, args, overlong=overlong, own_control_texts=folder.control_texts())
+        if args.mode != "chat" and folder is not None:
+            tokens = TokensMode(client, loop, spec, args, overlong=overlong, folder=folder, context=context)
+            why = tokens.detect()
+            if why is None and (args.mode == "tokens" or tokens.has_distributions):
+                return tokens
+            if args.mode == "tokens":
+                raise ModelError(
+                    f"engine.args.mode is tokens, and the server at {client.at} takes no token ids: {why}."
+                )
+            why = why or "it takes token ids, but does not answer `logprob_token_ids`"
+            self._remarks.append(f"The server at {client.at} is used as a chat API: {why}.")
+        return ChatMode(client, loop, spec, args, overlong=overlong, folder=folder)
 
     async def _ask(self, work: Any) -> None:
         """One ask from its first request to its answer."""
@@ -602,3 +598,21 @@ class OpenAi(Engine):
         except Exception as exc:  # noqa: BLE001 — `poll` raises it: a fault in this thread must not leave the run waiting for ever
             self._is_broken = True
             self._answers.put(exc)
+
+
+def _tokenizer_of(spec: EngineSpec, args: OpenAiArgs) -> TokenizerFolder | None:
+    """The folder that `engine.model` names for a server's model, never its weights; None if it names nothing.
+
+    Raises:
+        ModelError: there is no such model, or it has no tokenizer.
+    """
+    return None if spec.model is None else tokenizer_folder(spec.model, args.cache_dir)
+
+
+def _served_digest(args: OpenAiArgs, folder: TokenizerFolder | None) -> str:
+    """In place of a digest of the server's model: its name, the address's path whatever the host, and the tokenizer,
+    since the weights can't be digested from here.
+    """
+    path = server_address(args.base_url, key="engine.args.base_url").path.rstrip("/")
+    tokenizer = folder.digest if folder is not None else "none"
+    return hashlib.sha256(f"openai server: {path} {args.served_model}; tokenizer: {tokenizer}".encode()).hexdigest()

@@ -18,7 +18,6 @@ from pydantic import Field
 
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.openai_connections import OpenAiArgs, identity
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
@@ -202,15 +201,6 @@ class TokenizerFolder(NamedTuple):
         )
 
 
-def find_tokenizer(spec: EngineSpec, args: OpenAiArgs) -> TokenizerFolder | None:
-    """The folder that `engine.model` names; None if it names nothing.
-
-    Raises:
-        ModelError: there is no such model, or it has no tokenizer.
-    """
-    return None if spec.model is None else tokenizer_folder(spec.model, args.cache_dir)
-
-
 def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerFolder:
     """The folder that a model reference names; a local one may hold a tokenizer alone.
 
@@ -222,14 +212,6 @@ def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerF
         path = resolve_model(reference, cache_dir=Path(cache_dir) if cache_dir else None).path
     check_tokenizer_files(path, reference)
     return TokenizerFolder(path, reference)
-
-
-def served_digest(args: OpenAiArgs, folder: TokenizerFolder | None) -> str:
-    """In place of a digest of the server's model: its name, the address's path, and the tokenizer, since the weights
-    can't be digested from here.
-    """
-    tokenizer = folder.digest if folder is not None else "none"
-    return hashlib.sha256(f"openai server: {identity(args)}; tokenizer: {tokenizer}".encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
-"""Chat mode of the openai engine: messages as text for any OpenAI-compatible server, without token ids or
-distributions."""
+"""The two ways in which the openai engine asks: messages as text, for any server, without distributions; and prompts as
+token ids, with a one-token request for the exact distribution at each decision, and formats enforced by a grammar.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from relabel.labelers.engines.decisions import (
     DecisionPlaces,
@@ -18,9 +19,15 @@ from relabel.labelers.engines.decisions import (
     stage_remarks,
 )
 from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
-from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient, Failure
-from relabel.labelers.engines.openai_connections import OpenAiArgs
-from relabel.labelers.engines.openai_replies import Reply, read_chat, read_completion
+from relabel.labelers.engines.openai_client import (
+    CHARS_PER_TOKEN,
+    ApiClient,
+    Failure,
+    OpenAiArgs,
+    Reply,
+    read_chat,
+    read_completion,
+)
 from relabel.labelers.engines.tokens import (
     KNOWN_CONTROL_TEXTS,
     ControlTexts,
@@ -47,12 +54,46 @@ from relabel.manifests.specs import EngineSpec
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
+    from relabel.labelers.engines.transformers import TokenizerFolder
+
+
+class _Mode:
+    """What both share.
+
+    Args:
+        loop: runs the client; for requests at the start, which wait.
+    """
+
+    path: ClassVar[str]
+
+    def __init__(self, client: ApiClient, loop: BlockingPortal, spec: EngineSpec, args: OpenAiArgs) -> None:
+        self._client, self._loop, self._spec, self._args = client, loop, spec, args
+
+    def _post(self, body: dict[str, Any], read: Callable[[Any], Reply], *, is_trial: bool = False) -> Reply | Failure:
+        return self._loop.call(partial(self._client.post, self.path, body, read, is_trial=is_trial))
+
+    def _request_body(
+        self, request: Request, prompt: dict[str, Any], limit: dict[str, int], more: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A request that generates text. Fields that `extra_body` sets to null are left out."""
+        sampling = request.ask.sampling
+        body = {
+            "model": self._args.served_model,
+            **prompt,
+            **limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": request.seed & 0x7FFFFFFF,  # 31 bits, which every server takes
+            **more,
+            **self._args.extra_body,
+        }
+        return {key: value for key, value in body.items() if value is not None}
+
+
 # ------------------------------------------------------------------------------
-# Chat mode of the openai engine: messages as text for any OpenAI-compatible server, without token ids or
-# distributions.
+# Chat mode.
 
 
-CHAT_PATH = "/chat/completions"
 THINK = "think"
 """The section that a model's own thought is, in formats that begin with it."""
 _OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷)")
@@ -67,27 +108,31 @@ class ChatWork(NamedTuple):
     flags: tuple[str, ...]
 
 
-class ChatMode:
+class ChatMode(_Mode):
     """Asks as `/chat/completions`.
 
     Args:
-        own_control_texts: the tokenizer's own, where one is known; else all that we have heard of.
+        folder: of the server's tokenizer, where one is known: its own control tokens are looked for in data, else all
+            that we have heard of.
     """
 
     name = "chat"
+    path = "/chat/completions"
     has_distributions = False
 
     def __init__(
         self,
         client: ApiClient,
+        loop: BlockingPortal,
         spec: EngineSpec,
         args: OpenAiArgs,
         *,
         overlong: Literal["truncate", "quarantine"],
-        own_control_texts: frozenset[str] | None = None,
+        folder: TokenizerFolder | None,
     ) -> None:
-        self._client, self._spec, self._args, self._overlong = client, spec, args, overlong
-        known = KNOWN_CONTROL_TEXTS if own_control_texts is None else own_control_texts
+        super().__init__(client, loop, spec, args)
+        self._overlong = overlong
+        known = KNOWN_CONTROL_TEXTS if folder is None else folder.control_texts()
         self._control = ControlTexts((*known, *args.control_texts))
         self._folds_system = False
 
@@ -95,13 +140,12 @@ class ChatMode:
         """What a run records of this way to ask."""
         return {"constrain": False} | ({"system_role": "folded"} if self._folds_system else {})
 
-    def prepare(self, asks: Sequence[Ask], loop: BlockingPortal) -> list[str]:
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Refuse what can't be asked this way, and try each stage as it will be asked; without the system role, where
-        the server refuses and takes that.
+        the server refuses that and takes the rest.
 
         Raises:
-            ModelError: a stage wants a distribution and nothing else, or begins the answer; or the server refuses the
-                requests.
+            ModelError: a stage wants a distribution and nothing else, or begins the answer; or the server refuses it.
             ServerGoneError: the server does not answer.
         """
         for ask in asks:
@@ -119,19 +163,16 @@ class ChatMode:
                 )
         remarks: list[str] = []
         for ask in asks:
-            body = self._body(ask, ask.messages, 0)
-            found = loop.call(self._client.post, CHAT_PATH, body, read_chat)
-            if isinstance(found, Failure) and not self._folds_system and body["messages"][0]["role"] == "system":
+            found = self._try(ask)
+            if isinstance(found, Failure) and not self._folds_system and ask.messages[0].role == "system":
                 self._folds_system = True
-                folded = self._body(ask, ask.messages, 0)
-                if isinstance(again := loop.call(self._client.post, CHAT_PATH, folded, read_chat), Failure):
-                    self._folds_system = False
-                else:
+                refused, found = found, self._try(ask)
+                self._folds_system = not isinstance(found, Failure)
+                if self._folds_system:
                     remarks.append(
-                        f"The server at {self._client.at} takes no system turn ({found.detail}): its text opens the "
+                        f"The server at {self._client.at} takes no system turn ({refused.detail}): its text opens the "
                         "first user turn."
                     )
-                    body, found = folded, again
             if isinstance(found, Failure):
                 found.raise_at_start(ask.stage, at=self._client.at)
         if any(ask.decisions for ask in asks):
@@ -143,8 +184,7 @@ class ChatMode:
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
         """Most tokens that an ask's prompt and answer are charged for."""
-        extra = len(json.dumps(self._spec.chat_template_kwargs))
-        return most_prompt_tokens(ask) + extra, max_output
+        return most_prompt_tokens(ask) + len(json.dumps(self._spec.chat_template_kwargs)), max_output
 
     def admit(self, request: Request) -> ChatWork | Answer:
         """Make a request ready, or answer it here."""
@@ -153,50 +193,39 @@ class ChatMode:
             field, text = found
             why = "a control token, which a chat API would not take for text; engine.args.mode: tokens can ask this row"
             return Answer(request.id, "", "refused", detail=f"{field} holds {text!r}, {why}")
-        messages: Sequence[Message] | None = ask.messages
-        flags: tuple[str, ...] = ()
-        surplus = (
-            sum(len(message.text) for message in ask.messages)
-            + len(ask.prefill)
-            - self._spec.max_prompt_tokens * CHARS_PER_TOKEN
-        )
-        if surplus > 0:
-            messages = _cut(ask.messages, surplus) if self._overlong == "truncate" else None
-            flags = ("document_truncated",)
-        if messages is None:
-            limit = (
-                f"engine.max_prompt_tokens is {self._spec.max_prompt_tokens}, counted as {CHARS_PER_TOKEN} characters "
-                "each"
+        num_chars = sum(len(message.text) for message in ask.messages) + len(ask.prefill)
+        surplus = num_chars - self._spec.max_prompt_tokens * CHARS_PER_TOKEN
+        if surplus <= 0:
+            return ChatWork(request, self._body(request, ask.messages), ())
+        cut = _cut(ask.messages, surplus) if self._overlong == "truncate" else None
+        if cut is None:
+            detail = (
+                f"the prompt is {surplus} characters too long: engine.max_prompt_tokens is "
+                f"{self._spec.max_prompt_tokens}, counted as {CHARS_PER_TOKEN} characters each"
             )
-            return Answer(request.id, "", "overlong", detail=f"the prompt is {surplus} characters too long: {limit}")
-        return ChatWork(request, self._body(ask, messages, request.seed), flags)
+            return Answer(request.id, "", "overlong", detail=detail)
+        return ChatWork(request, self._body(request, cut), ("document_truncated",))
 
     async def answer(self, work: ChatWork) -> Answer:
         """Ask the server."""
-        return answer_of(work, await self._client.post(CHAT_PATH, work.body, read_chat))
+        return answer_of(work, await self._client.post(self.path, work.body, read_chat))
 
-    def _body(self, ask: Ask, messages: Sequence[Message], seed: int) -> dict[str, Any]:
+    def _try(self, ask: Ask) -> Reply | Failure:
+        return self._post(self._body(Request(0, ask, 0), ask.messages), read_chat)
+
+    def _body(self, request: Request, messages: Sequence[Message]) -> dict[str, Any]:
+        ask = request.ask
         turns = [{"role": message.role, "content": message.text} for message in messages]
         if self._folds_system and turns[0]["role"] == "system" and len(turns) > 1:
             turns[:2] = [{"role": turns[1]["role"], "content": f"{turns[0]['content']}\n\n{turns[1]['content']}"}]
-        extra: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if ask.prefill:
             turns.append({"role": "assistant", "content": ask.prefill})
             if self._args.assistant_prefill == "continue":
-                extra = {"add_generation_prompt": False, "continue_final_message": True}
+                more = {"add_generation_prompt": False, "continue_final_message": True}
         if kwargs := {key: value for key, value in self._spec.chat_template_kwargs.items() if key != DAY}:
-            extra["chat_template_kwargs"] = kwargs
-        body = {
-            "model": self._args.served_model,
-            "messages": turns,
-            self._args.max_tokens_field: ask.max_tokens,
-            "temperature": ask.sampling.temperature,
-            "top_p": ask.sampling.top_p,
-            "seed": seed & 0x7FFFFFFF,  # 31 bits, which every server takes
-            **extra,
-            **self._args.extra_body,
-        }
-        return {key: value for key, value in body.items() if value is not None}
+            more["chat_template_kwargs"] = kwargs
+        return self._request_body(request, {"messages": turns}, {self._args.max_tokens_field: ask.max_tokens}, more)
 
 
 def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
@@ -279,12 +308,11 @@ def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
 
 
 # ------------------------------------------------------------------------------
-# Exact mode of the openai engine: prompts as token ids, a one-token request for the distribution at each decision,
-# and formats enforced by a grammar.
+# Tokens mode.
 
 
-COMPLETIONS_PATH = "/completions"
 PROBE_ROOM = 16
+"""Tokens left free for a decision's marker when it is encoded apart."""
 MAX_SOURCE_CHARS = 40_000
 """A longer document leaves quotations free, to be checked when read: servers refuse the grammar somewhere above 60,000
 characters.
@@ -300,51 +328,53 @@ _SAMPLE = (
 _NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": True, "return_token_ids": True}
 
 
-class TokensMode:
+class TokensMode(_Mode):
     """Asks as `/completions` with token ids.
 
     Args:
-        tokenizer: of the model that the server runs.
-        reference: what the spec calls it.
+        folder: of the tokenizer of the model that the server runs.
         context: most tokens of prompt and answer together, where the server says.
     """
 
     name = "tokens"
+    path = "/completions"
+    has_distributions = False
+    """Whether the server answers `logprob_token_ids`, and so gives exact distributions."""
 
     def __init__(
         self,
         client: ApiClient,
+        loop: BlockingPortal,
         spec: EngineSpec,
         args: OpenAiArgs,
-        tokenizer: Any,
         *,
-        reference: str,
-        context: int | None,
         overlong: Literal["truncate", "quarantine"],
+        folder: TokenizerFolder,
+        context: int | None,
     ) -> None:
-        self._client, self._spec, self._args, self._reference, self._context = client, spec, args, reference, context
-        self._tokenizer = tokenizer
+        super().__init__(client, loop, spec, args)
+        self._reference, self._context = folder.reference, context
+        self._tokenizer = tokenizer = folder.load()
         self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-        self.rendered: Callable[[Ask], list[str]] = self._encoder.shown
-        vocab_size = max(self._encoder.vocabulary.values()) + 1
+        self._places = DecisionPlaces(self._encoder, tokenizer_name=folder.reference)
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-        self._compiler = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos)
-        self._places = DecisionPlaces(self._encoder, tokenizer_name=reference)
+        vocab_size = max(self._encoder.vocabulary.values()) + 1
+        self._token_bytes = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos).token_bytes
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
-        self._plain_grammar = functools.cache(
-            lambda format, begins: self._by_id(render_grammar(format, prefill=begins))
-        )
-        self.has_distributions = False
-        """Whether the server answers `logprob_token_ids`, and so gives exact distributions."""
-        self._gives_ids = False  # and takes vLLM's further fields
+        self._gives_ids = False
+        """Whether the server gives token ids back, and so takes vLLM's further fields."""
         self._is_bound = args.constrain
 
     def details(self) -> dict[str, Any]:
         """What a run records of this way to ask."""
         return {"constrain": self._is_bound, "context": self._context}
 
-    def detect(self, loop: BlockingPortal) -> str | None:
+    def rendered(self, ask: Ask) -> list[str]:
+        """See `Engine.rendered`."""
+        return self._encoder.shown(ask)
+
+    def detect(self) -> str | None:
         """Find out what the server can do.
 
         Returns:
@@ -355,24 +385,22 @@ class TokensMode:
         """
         prompt = self._encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
         label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
-        body = self._body(prompt, 1, {"temperature": 1.0, "top_p": 1.0})
-        full = {**body, **_NEUTRAL, **_logprobs_of(label_ids)}
-        found = loop.call(lambda: self._client.post(COMPLETIONS_PATH, full, read_completion, is_trial=True))
+        found = self._post(self._decision_body(prompt, label_ids), read_completion, is_trial=True)
         if isinstance(found, Failure):  # a strict server refuses fields that it does not know
-            found = loop.call(lambda: self._client.post(COMPLETIONS_PATH, body, read_completion, is_trial=True))
-            if isinstance(found, Failure):
-                if found.status in CANNOT:
-                    return found.detail
-                raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
+            found = self._post(self._one_token(prompt), read_completion, is_trial=True)
+        if isinstance(found, Failure):
+            if found.status in CANNOT:
+                return found.detail
+            raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
         if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
         self.has_distributions = set(label_ids) <= set(found.logprobs)
         self._gives_ids = found.token_ids is not None
         if self._gives_ids:
-            self._compare_tokenizers(loop)
+            self._compare_tokenizers()
         return None
 
-    def prepare(self, asks: Sequence[Ask], loop: BlockingPortal) -> list[str]:
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, and try each stage's grammar and decisions at the server.
 
         Raises:
@@ -392,9 +420,8 @@ class TokensMode:
                     "`logprob_token_ids`. Use vLLM's server, another engine, or a labeler that writes its verdict."
                 )
             if ask.max_tokens:
-                remarks += self._try_stage(ask, loop)
-        remarks += stage_remarks(self._encoder, asks, self._max_prompt)
-        return remarks
+                remarks += self._try_stage(ask)
+        return remarks + stage_remarks(self._encoder, asks, self._max_prompt)
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
         """Most tokens that an ask is charged for, prompts and answers: each of its decisions may be a request of its
@@ -416,52 +443,40 @@ class TokensMode:
 
     async def answer(self, sequence: TokenSequence) -> Answer:
         """Ask the server for the text, then for the distribution at each decision."""
-        usage_prompt, usage_cached = 0, 0
+        first: Reply | None = None
         if sequence.max_new:
-            found = await self._client.post(COMPLETIONS_PATH, self._generation(sequence), read_completion)
+            found = await self._client.post(self.path, self._generation(sequence), read_completion)
             if isinstance(found, Failure):
                 return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
             self._take(sequence, found)
-            usage_prompt, usage_cached = found.usage.prompt, found.usage.cached
+            first = found
         for place, end in sequence.missing() if self.has_distributions else ():
             probe = sequence.probe_for(place, end, self._encoder.encode_text)
-            # temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server
-            # gives processed ones
-            probed = await self._client.post(
-                COMPLETIONS_PATH,
-                {
-                    **self._body(probe.prompt.tolist(), 1, {"temperature": 1.0, "top_p": 1.0}),
-                    **_NEUTRAL,
-                    **_logprobs_of(place.label_ids),
-                },
-                read_completion,
-            )
-            if isinstance(probed, Failure):
+            body = self._decision_body(probe.prompt.tolist(), place.label_ids)
+            found = await self._client.post(self.path, body, read_completion)
+            if isinstance(found, Failure):
                 if not sequence.max_new:
-                    return Answer(sequence.request.id, "", probed.finish, detail=probed.detail, flags=sequence.flags)
-                sequence.detail = sequence.detail or f"decision {place.name}: {probed.detail}"
+                    return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
+                sequence.detail = sequence.detail or f"decision {place.name}: {found.detail}"
                 continue
-            if not sequence.max_new:
-                usage_prompt, usage_cached = probed.usage.prompt, probed.usage.cached
-            if all(token in probed.logprobs for token in place.label_ids):
-                sequence.found[place.name] = (
-                    end,
-                    distribution_of_logprobs([probed.logprobs[token] for token in place.label_ids]),
-                )
+            first = first or found
+            if all(token in found.logprobs for token in place.label_ids):
+                logprobs = [found.logprobs[token] for token in place.label_ids]
+                sequence.found[place.name] = (end, distribution_of_logprobs(logprobs))
         answer = sequence.answer()
-        if answer.finish == "refused" and not answer.detail:
-            answer.detail = "the server refused to answer"
-        answer.prompt_tokens = usage_prompt or answer.prompt_tokens
-        answer.cached_tokens = usage_cached
+        if answer.finish == "refused":
+            answer.detail = answer.detail or "the server refused to answer"
+        if first is not None:
+            answer.prompt_tokens = first.usage.prompt
+            answer.cached_tokens = first.usage.cached
         return answer
 
     def _take(self, sequence: TokenSequence, reply: Reply) -> None:
         """Put a reply's tokens, or its text where there are none, into the sequence."""
-        if reply.token_ids is not None:
-            for token in reply.token_ids:
-                sequence.append(token, self._compiler.token_bytes(token))
-        else:
+        if reply.token_ids is None:
             sequence.written += reply.text.encode("utf-8", "replace")
+        for token in reply.token_ids or ():
+            sequence.append(token, self._token_bytes(token))
         if sequence.matcher is None and sequence.closing:
             # a last token may go on beyond the closing tag, where the server's text already ends
             end = sequence.written.find(sequence.closing, len(sequence.prefill))
@@ -471,24 +486,29 @@ class TokensMode:
         sequence.flags = (*sequence.flags, *reply.flags)
 
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
-        ask = sequence.request.ask
-        sampling = {
-            "temperature": ask.sampling.temperature,
-            "top_p": ask.sampling.top_p,
-            "seed": sequence.request.seed & 0x7FFFFFFF,
-        }
-        body = self._body(sequence.prompt.tolist(), sequence.max_new, sampling)
-        if self._gives_ids:
-            body |= _NEUTRAL
+        more: dict[str, Any] = dict(_NEUTRAL) if self._gives_ids else {}
         if sequence.matcher is not None:
-            body["structured_outputs"] = {"grammar": sequence.matcher}
+            more["structured_outputs"] = {"grammar": sequence.matcher}
         elif sequence.closing and self._gives_ids:
-            body |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
-        body |= self._args.extra_body
-        return {key: value for key, value in body.items() if value is not None}
+            more |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
+        limit = {"max_tokens": sequence.max_new}
+        return self._request_body(sequence.request, {"prompt": sequence.prompt.tolist()}, limit, more)
 
-    def _body(self, prompt: list[int], max_tokens: int, sampling: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self._args.served_model, "prompt": prompt, "max_tokens": max_tokens, **sampling}
+    def _one_token(self, prompt: Any) -> dict[str, Any]:
+        # temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server gives
+        # processed ones
+        return {
+            "model": self._args.served_model,
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+        }
+
+    def _decision_body(self, prompt: list[int], label_ids: Sequence[int]) -> dict[str, Any]:
+        # vLLM wants `logprobs` with the ids; versions that cut the list to it need one for each.
+        wanted = {"logprobs": len(label_ids), "logprob_token_ids": list(label_ids), "return_tokens_as_token_ids": True}
+        return {**self._one_token(prompt), **_NEUTRAL, **wanted}
 
     def _max_prompt(self, ask: Ask) -> int:
         """Leaves room for a decision's token, and for its marker where that takes more tokens encoded apart."""
@@ -496,25 +516,23 @@ class TokensMode:
         return longest if self._context is None else min(longest, self._context - ask.max_tokens - PROBE_ROOM)
 
     def _grammar(self, ask: Ask, prompt: Prompt) -> str:
-        assert ask.format is not None
-        source = quotable(ask, prompt)
-        is_quoting = any(isinstance(section, Fragment) and section.is_constrained for section in ask.format.sections)
-        if source is not None and is_quoting and len(source) <= MAX_SOURCE_CHARS:
-            return self._by_id(render_grammar(ask.format, prefill=prompt.begins, fragment_source=source))
-        return self._plain_grammar(ask.format, prompt.begins)
-
-    def _by_id(self, grammar: str) -> str:
-        """The grammar with tags that are tokens of their own (`</think>`) named by id.
+        """The grammar of an ask's answer, with tags that are tokens of their own (`</think>`) named by id.
 
         The server's llguidance takes added tokens in angle brackets for control tokens: spelled out, it would propose
         such a token at the tag's place and then refuse it, which vLLM 0.32 answers with HTTP 500.
         """
+        assert ask.format is not None
+        source = quotable(ask, prompt)
+        is_quoting = any(isinstance(section, Fragment) and section.is_constrained for section in ask.format.sections)
+        if source is not None and (not is_quoting or len(source) > MAX_SOURCE_CHARS):
+            source = None
+        grammar = render_grammar(ask.format, prefill=prompt.begins, fragment_source=source)
         tags, line_break, rules = grammar.partition("\n")
         for text, token in self._tag_tokens.items():
             tags = tags.replace(f'"{text}"', f"<[{token}]>")
         return tags + line_break + rules
 
-    def _try_stage(self, ask: Ask, loop: BlockingPortal) -> list[str]:
+    def _try_stage(self, ask: Ask) -> list[str]:
         """A short answer, with the grammar and without if the server does not take that."""
         why = ""
         while True:
@@ -522,8 +540,7 @@ class TokensMode:
             sequence = self.admit(Request(0, ask, 0))
             if isinstance(sequence, Answer):
                 return []
-            body = self._generation(sequence)
-            found = loop.call(self._client.post, COMPLETIONS_PATH, body, read_completion)
+            found = self._post(self._generation(sequence), read_completion)
             if not isinstance(found, Failure):
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
                 text = found.text.lstrip()
@@ -538,26 +555,17 @@ class TokensMode:
         if not why:
             return []
         return [
-            (
-                f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
-                "checked when read."
-            )
+            f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
+            "checked when read."
         ]
 
-    def _compare_tokenizers(self, loop: BlockingPortal) -> None:
+    def _compare_tokenizers(self) -> None:
         ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
-        body = {**self._body(ours, 1, {"temperature": 1.0}), **_NEUTRAL, "prompt": _SAMPLE, "add_special_tokens": False}
-        found = loop.call(lambda: self._client.post(COMPLETIONS_PATH, body, read_completion, is_trial=True))
-        if isinstance(found, Failure):
-            return
-        if found.prompt_ids is not None and found.prompt_ids != ours:
+        body = {**self._one_token(_SAMPLE), **_NEUTRAL, "add_special_tokens": False}
+        found = self._post(body, read_completion, is_trial=True)
+        if not isinstance(found, Failure) and found.prompt_ids is not None and found.prompt_ids != ours:
             raise ModelError(
                 f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
                 f"{len(found.prompt_ids)} tokens of a text that has {len(ours)} here, or others. Set engine.model to "
                 "the model that the server runs."
             )
-
-
-def _logprobs_of(label_ids: Sequence[int]) -> dict[str, Any]:
-    # vLLM wants `logprobs` with the ids; versions that cut the list to it need one for each.
-    return {"logprobs": len(label_ids), "logprob_token_ids": list(label_ids), "return_tokens_as_token_ids": True}
