@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import resource
@@ -183,13 +182,12 @@ class FileLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except OSError as exc:
+            who = os.read(descriptor, 300).decode(errors="replace") or "another process"
             os.close(descriptor)
             if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StoreError(
                     f"{self.path}: this file system can't lock ({exc.strerror}). Use a local disk for `output`."
                 ) from exc
-            holder = self.holder()
-            who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
             raise LockHeldError(
                 f"{self.what} is being worked on by {who} ({self.path}). Try again when it has ended."
             ) from exc
@@ -197,7 +195,7 @@ class FileLock:
         with contextlib.suppress(OSError):
             # on a full disk the lock holds all the same, and only its holder's name is missing
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def release(self) -> None:
         """Let go; safe to call twice."""
@@ -213,14 +211,6 @@ class FileLock:
             yield
         finally:
             self.release()
-
-    def holder(self) -> dict[str, Any] | None:
-        """What the holder wrote of itself; for messages only."""
-        try:
-            held: dict[str, Any] = json.loads(read_file(self.path))
-        except (OSError, ValueError, ManifestError):
-            return None
-        return held if "pid" in held and "host" in held else None
 
     @staticmethod
     def is_held(path: Path) -> bool:
@@ -376,7 +366,7 @@ class Storage:
 
 def family(scheme: str) -> str:
     """The name under which a scheme's options are kept: `s3a` and `s3` are one."""
-    return "s3" if scheme.lower() == "s3a" else scheme.lower()
+    return {"s3a": "s3"}.get(scheme.lower(), scheme.lower())
 
 
 # ------------------------------------------------------------------------------
@@ -385,10 +375,9 @@ def family(scheme: str) -> str:
 # Credentials come from the usual variables and profiles of each scheme, or from the options that `Storage` holds.
 
 
-EXTRAS = {"s3": "s3", "s3a": "s3"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _S3_DEFAULTS: dict[str, Any] = {
-    # ours is the one retry policy (`retries.py`), so that what is stated there is what happens
+    # ours is the one retry policy (`objects.Retries`), so that what is stated there is what happens
     "config_kwargs": {
         "retries": {"total_max_attempts": 1},
         "connect_timeout": 10,
@@ -425,9 +414,8 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
     """The filesystem of a URL, and the path in it.
 
     Raises:
-        ConfigError: the URL holds a secret, the scheme is unknown, or an option is off.
+        ConfigError: the URL holds a secret, the scheme is unknown, or it can't be set up (an option or profile is off).
         MissingExtraError: its package is not here.
-        StoreError: it can't be set up (a profile that does not exist, for instance).
     """
     if secret_in_url(url):
         raise ConfigError(
@@ -446,26 +434,18 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as exc:
-        extra = (
-            f"run `pip install 'relabel-ir[{EXTRAS[scheme]}]'`"
-            if scheme in EXTRAS
-            else f"install the package of {scheme}:// for fsspec"
+        how = (
+            "run `pip install 'relabel-ir[s3]'`" if scheme == "s3" else f"install the package of {scheme}:// for fsspec"
         )
-        raise MissingExtraError(f"{url}: reading {scheme}:// needs a package that is not here: {extra}.") from exc
-    except ValueError as exc:
-        if "rotocol not known" in str(exc):
-            raise ConfigError(
-                f"{url}: no filesystem is called {scheme}. Use a local path, s3:// or another that fsspec knows."
-            ) from exc
-        raise ConfigError(
-            f"{url}: {type(exc).__name__} while setting up {scheme}://. Check the URL and storage_options."
-        ) from None
-    except TypeError:
-        raise ConfigError(f"{url}: storage_options.{scheme} holds a key that {scheme}:// does not take.") from None
+        raise MissingExtraError(f"{url}: reading {scheme}:// needs a package that is not here: {how}.") from exc
     except Exception as exc:  # noqa: BLE001 (whatever a filesystem's constructor raises; its text may hold an option's value)
-        raise StoreError(
-            f"{url}: {scheme}:// can't be set up ({type(exc).__name__}). Check credentials and storage_options."
-        ) from None
+        if isinstance(exc, ValueError) and "rotocol not known" in str(exc):
+            advice = f"no filesystem is called {scheme}. Use a local path, s3:// or another that fsspec knows"
+        else:
+            advice = (
+                f"{type(exc).__name__} while setting up {scheme}://. Check the URL, credentials and storage_options"
+            )
+        raise ConfigError(f"{url}: {advice}.") from None
     if scheme == "s3":
         filesystem.retries = 1
     return filesystem, str(path)

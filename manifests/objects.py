@@ -1,27 +1,36 @@
-"""Objects in a bucket, one request a call, with the retry policy; over S3 and over any fsspec filesystem."""
+"""Objects in a bucket, one request a call, with the retry policy; over S3 and over any fsspec filesystem; and leases:
+which worker holds a shard there, by the clock of the store.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
+import json
+import logging
+import os
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
 
-from relabel.manifests.errors import DiskFullError, RelabelError, StoreError, StoreUnreachableError
-from relabel.manifests.files import out_of_files
+from relabel.manifests.errors import DiskFullError, LockHeldError, RelabelError, StoreError, StoreUnreachableError
+from relabel.manifests.files import HERE, out_of_files
+from relabel.manifests.records import checked, read_in_threads, readable_json
+
+logger = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------
 # How long a storage call is tried again: exponential backoff with full jitter, up to a stated limit of tries and
 # seconds.
 #
-# This is the only retry policy there is: those of botocore and s3fs are switched off (`filesystems.py`), so that what
+# This is the only retry policy there is: those of botocore and s3fs are switched off (`filesystem_of`), so that what
 # is stated here is what happens.
 
 
@@ -79,11 +88,11 @@ class Retries:
 
 
 # ------------------------------------------------------------------------------
-# Objects in a bucket, one try a call: what storage must be able to do for `ObjectRunStore`, and the same over any
+# Objects in a bucket, one try a call: what storage must be able to do for `ObjectStore`, and the same over any
 # fsspec filesystem.
 #
 # A key is `bucket/path`, as fsspec has it. A tag is opaque text that changes with an object's bytes (S3: the ETag).
-# `retries.py` repeats what ends in TryAgainError; all other errors are final.
+# `Retries` repeats what ends in TryAgainError; all other errors are final.
 
 
 class ConditionFailedError(Exception):
@@ -148,10 +157,10 @@ class FsspecObjects:
         """Against an object written just now, so that both times are the storage's own."""
         clock = f"{key}.clock-{secrets.token_hex(4)}"
         with _translate_errors(f"{self._where}: can't read the age of {key}"):
-            written = self._modified(key)
+            written = self._filesystem.modified(key)
             self._filesystem.pipe_file(clock, b"now")
             try:
-                return (self._modified(clock) - written).total_seconds()
+                return float((self._filesystem.modified(clock) - written).total_seconds())
             finally:
                 self._filesystem.rm_file(clock)
 
@@ -181,21 +190,12 @@ class FsspecObjects:
     def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
         raise StoreError(f"{self._where}: only S3 knows {method}.")
 
-    def _modified(self, key: str) -> datetime:
-        when: datetime = self._filesystem.modified(key)
-        return when
-
 
 def _tag(info: dict[str, Any]) -> str:
-    for key in ("etag", "ETag", "md5Hash", "generation", "content_md5"):
-        if info.get(key):
-            return str(info[key])
-    named = {
-        key: str(value)
-        for key, value in info.items()
-        if key in ("size", "mtime", "created", "last_modified", "LastModified")
-    }
-    return hashlib.sha256(repr(sorted(named.items())).encode()).hexdigest()
+    tag = next((info[key] for key in ("etag", "ETag", "md5Hash", "generation", "content_md5") if info.get(key)), None)
+    times = ("LastModified", "created", "last_modified", "mtime", "size")
+    known = [(key, str(info[key])) for key in times if key in info]
+    return str(tag) if tag else hashlib.sha256(repr(known).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -245,16 +245,8 @@ _FULL_CODES = frozenset(
     }
 )
 _TRY_AGAIN_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-_NO_CREDENTIALS = frozenset(
-    {
-        "NoCredentialsError",
-        "PartialCredentialsError",
-        "CredentialRetrievalError",
-        "ProfileNotFound",
-        "TokenRetrievalError",
-    }
-)
 _NO_PERMISSION = "no permission; check the credentials, and what they allow: docs/storage.md lists what is needed"
+_NO_CREDENTIALS = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options"
 _HINTS = {
     "NoSuchBucket": "there is no such bucket; create it, or fix the URL",
     "SignatureDoesNotMatch": "the secret key is not the one of this access key",
@@ -266,8 +258,15 @@ _HINTS = {
     "401": _NO_PERMISSION,
     "403": _NO_PERMISSION,
     "501": "the store does not know this kind of request; docs/storage.md says what it must know",
+    "PermissionError": _NO_PERMISSION,
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "CredentialRetrievalError": _NO_CREDENTIALS,
+    "ProfileNotFound": _NO_CREDENTIALS,
+    "TokenRetrievalError": _NO_CREDENTIALS,
+    "SSLError": "the server's certificate is not trusted; fix the endpoint's URL, or set AWS_CA_BUNDLE",
 }
-"""By code, else by status: why a store refuses for good, and what to do."""
+"""By code, else by status, else by botocore's exception: why a store refuses for good, and what to do."""
 
 
 class S3Objects:
@@ -312,8 +311,7 @@ class S3Objects:
         """How long ago the object was written, seconds, by the storage's own clock: the reply's `Date` less its
         `Last-Modified`.
         """
-        reply = self._do(key, self._filesystem._call_s3, "head_object", _place(key))
-        headers = reply["ResponseMetadata"]["HTTPHeaders"]
+        headers = self.request(key, "head_object", {})["ResponseMetadata"]["HTTPHeaders"]
         try:
             now, written = (parsedate_to_datetime(field(headers, name)) for name in ("date", "last-modified"))
         except ValueError as exc:
@@ -329,12 +327,12 @@ class S3Objects:
         Raises:
             ConditionFailedError: the condition does not hold.
         """
-        wanted = {**_place(key), "Body": data}
+        wanted: dict[str, Any] = {"Body": data}
         if is_new:
             wanted["IfNoneMatch"] = "*"
         if tag is not None:
             wanted["IfMatch"] = tag
-        return str(field(self._do(key, self._filesystem._call_s3, "put_object", wanted), "ETag"))
+        return str(self.request(key, "put_object", wanted, ("ETag",))["ETag"])
 
     def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
         """Some objects below a key, named by their keys, and where the next page begins.
@@ -363,10 +361,10 @@ class S3Objects:
 
     def delete(self, key: str) -> None:
         """Remove an object; none there is fine."""
-        self._do(key, self._filesystem._call_s3, "delete_object", _place(key))
+        self.request(key, "delete_object", {})
 
-    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
-        """Any other request of S3's about a key, with its errors sorted out as those of the verbs above.
+    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str] = ()) -> dict[str, Any]:
+        """Any request of S3's about a key, or of `list_…` about its bucket, with its errors sorted out.
 
         Args:
             needs: fields without which a reply is no answer.
@@ -380,12 +378,11 @@ class S3Objects:
                 field(upload, need)
         return reply
 
-    async def _list(self, wanted: dict[str, Any]) -> dict[str, Any]:
+    async def _list(self, wanted: dict[str, Any]) -> Any:
         await self._filesystem.set_session()
         parsers = self._filesystem.session.get_component("response_parser_factory")
         parsers.set_parser_defaults(timestamp_parser=_moment)
-        reply: dict[str, Any] = await self._filesystem._call_s3("list_objects_v2", wanted)
-        return reply
+        return await self._filesystem._call_s3("list_objects_v2", wanted)
 
     async def _read(self, wanted: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         reply = await self._filesystem._call_s3("get_object", wanted)
@@ -402,17 +399,21 @@ class S3Objects:
 
     def _meaning(self, exc: Exception, key: str) -> Exception:
         """Ours for theirs. Their texts stay in the chain: some repeat what was sent."""
-        cause = exc.__cause__ if getattr(exc.__cause__, "response", None) else exc
-        reply: Any = getattr(cause, "response", None)
-        if not isinstance(reply, dict):
-            return self._meaning_without_reply(exc, key)
-        code = str(reply.get("Error", {}).get("Code", ""))
-        status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        said = f"{status} {code}" if code and code != str(status) else str(status)
+        import botocore.exceptions as known
+        from botocore.parsers import ResponseParserError
+
         place = f"{self._where.partition('://')[0]}://{key}"
+        reply: Any = getattr(exc.__cause__, "response", None) or getattr(exc, "response", None)
+        if isinstance(reply, dict):
+            status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            code = str(reply.get("Error", {}).get("Code", ""))
+        else:
+            status, code = 0, type(exc).__name__
+        said = f"{status or ''} {code if code != str(status) else ''}".strip()
+        hint = _HINTS.get(code) or _HINTS.get(str(status))
         if status == 412 or code == "PreconditionFailed":
             return ConditionFailedError(key)
-        if status == 404 and code not in _HINTS:
+        if code == "FileNotFoundError" or (status == 404 and code not in _HINTS):
             return FileNotFoundError(place)
         if status == 507 or code in _FULL_CODES:
             return DiskFullError(
@@ -423,43 +424,23 @@ class S3Objects:
             return TryAgainError(said)
         if status == 416:
             return EOFError(place)
-        hint = _HINTS.get(code) or _HINTS.get(str(status))
-        return StoreError(f"{place}: refused ({said})" + (f": {hint}." if hint else "."))
-
-    def _meaning_without_reply(self, exc: Exception, key: str) -> Exception:
-        name = type(exc).__name__
-        place = f"{self._where.partition('://')[0]}://{key}"
+        if status or hint:
+            return StoreError(f"{place}: refused ({said})" + (f": {hint}." if hint else "."))
         if (why := out_of_files(exc)) is not None:
             return StoreError(f"{place}: {why}")
-        if name in _NO_CREDENTIALS:
-            return StoreError(
-                f"{place}: no credentials ({name}). Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
-                "storage_options."
-            )
-        if isinstance(exc, FileNotFoundError):
-            return exc
-        if isinstance(exc, PermissionError):
-            return StoreError(f"{place}: no permission. Check the credentials and what they allow.")
-        import botocore.exceptions as known
-        from botocore.parsers import ResponseParserError
-
-        if name == "SSLError":
-            return StoreError(
-                f"{place}: the server's certificate is not trusted. Fix the endpoint's URL, or name its authority in "
-                "AWS_CA_BUNDLE."
-            )
         passing = (
             known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
         )
-        if isinstance(exc, passing | ResponseParserError):
-            return TryAgainError(name)
-        if isinstance(exc, known.BotoCoreError | ValueError | TypeError):
-            return StoreError(f"{place}: can't be asked for ({name}). Check the URL, the endpoint and storage_options.")
-        if (
-            isinstance(exc, OSError | asyncio.TimeoutError | EOFError)
-            or type(exc).__module__.partition(".")[0] == "aiohttp"
+        is_final = isinstance(exc, known.BotoCoreError | ValueError | TypeError)
+        if isinstance(exc, passing | ResponseParserError) or (
+            not is_final
+            and (
+                isinstance(exc, OSError | asyncio.TimeoutError | EOFError) or type(exc).__module__.startswith("aiohttp")
+            )
         ):
-            return TryAgainError(name)
+            return TryAgainError(said)
+        if is_final:
+            return StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options.")
         return exc
 
 
@@ -480,9 +461,8 @@ def _moment(text: Any) -> datetime:
     """
     from botocore.utils import parse_timestamp
 
-    if isinstance(text, str) and text[10:11] == "T":
-        with contextlib.suppress(ValueError):
-            return datetime.fromisoformat(text)
+    with contextlib.suppress(TypeError, ValueError):
+        return datetime.fromisoformat(text)
     found: datetime = parse_timestamp(text)
     return found
 
@@ -523,3 +503,191 @@ class CheckFirstObjects:
 
 
 Objects = S3Objects | FsspecObjects | CheckFirstObjects
+
+
+# ------------------------------------------------------------------------------
+# Leases: locks kept as objects, alive as long as they are renewed, by the storage's own clock.
+
+
+RELEASE_S = 3.0
+"""How long giving a lease back is tried: an end that is held up costs more than a lease that dies by itself."""
+WAIT_S = (0.2, 1.0)
+"""Bounds of the pause between two reads of a lease that is waited for."""
+
+
+@read_in_threads
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """What a lease says.
+
+    Args:
+        nonce: drawn by the holder, so that its own success after a lost reply is distinguished from another's.
+        ttl_s: it is dead when it was not written for longer than this.
+        renewals: times that it was renewed; makes every write differ from the one before.
+    """
+
+    epoch: int
+    worker: str
+    nonce: str
+    ttl_s: float
+    renewals: int = 0
+    is_released: bool = False
+
+
+class Lease:
+    """A lock kept as an object.
+
+    A thread of its own renews it while it is held, so that a store that is slow, or hangs for one lease, costs no other
+    its renewal. The thread is a daemon and no pool's, since a pool is waited for: by its owner, and by the interpreter
+    at its exit.
+
+    Args:
+        key: where the lease lies.
+        what: what is locked, for messages.
+        ttl_s: time to live of the lease, if this process gets it.
+        retries: of what is done before and after it is held.
+    """
+
+    def __init__(self, objects: Objects, key: str, what: str, ttl_s: float, retries: Retries) -> None:
+        self.key = key
+        self.what = what
+        self._objects = objects
+        self._retries = retries
+        self._mine = LeaseRecord(0, f"{HERE}-{os.getpid()}", secrets.token_hex(8), ttl_s)
+        self._tag: str | None = None
+        self._renewed_s = 0.0
+        self._guard = threading.Lock()
+        self._let_go = threading.Event()
+        self.is_lost = False
+
+    @property
+    def epoch(self) -> int:
+        """How many holders there were, this one included."""
+        return self._mine.epoch
+
+    def acquire(self, *, waits: bool = False) -> None:
+        """Take the lease: create it, or replace one that is released or dead.
+
+        Args:
+            waits: until its holder lets go or is dead, instead of failing at once.
+        Raises:
+            LockHeldError: it is alive in other hands.
+            StoreUnreachableError, StoreError: as the storage says.
+        """
+        while True:
+            try:
+                self._take()
+            except LockHeldError:
+                if not waits:
+                    raise
+                time.sleep(random.uniform(*WAIT_S))
+                continue
+            self._let_go = threading.Event()
+            threading.Thread(target=self._keep, args=(self._let_go,), name="lease", daemon=True).start()
+            return
+
+    def renew(self) -> None:
+        """Say that the holder lives. Sets `is_lost` if another has the lease by now, or no renewal came through for too
+        long.
+        """
+        with self._guard:
+            if self._tag is None or self.is_lost:
+                return
+            before = self._mine
+            try:
+                self._write(replace(before, renewals=before.renewals + 1), self._tag, Retries(limit_s=before.ttl_s / 3))
+            except LockHeldError:
+                self.is_lost = True
+                logger.warning(
+                    "%s: another worker took it over, since it was not renewed for %g s", self.what, before.ttl_s
+                )
+            except RelabelError as exc:
+                logger.warning("%s: its lease could not be renewed (%s)", self.what, exc)
+            finally:  # whatever a renewal failed of, another may have taken the lease over by now
+                self.is_lost = self.is_lost or time.monotonic() - self._renewed_s > self._mine.ttl_s
+
+    def release(self) -> None:
+        """Mark the lease as free, so that nobody waits for its death; safe to call twice. The epoch stays: it only
+        rises.
+        """
+        self._let_go.set()
+        with self._guard:
+            tag, self._tag = self._tag, None
+            if tag is None or self.is_lost:
+                return
+            try:
+                self._write(replace(self._mine, is_released=True), tag, Retries(limit_s=RELEASE_S, tries=3))
+            except RelabelError as exc:  # it dies by itself
+                logger.info("%s: its lease could not be given back (%s)", self.what, exc)
+            self._tag = None
+
+    def is_alive(self) -> bool:
+        """Whether anybody holds it now."""
+        found = self._read()
+        return found is not None and not self._is_free(found[0])
+
+    def _keep(self, let_go: threading.Event) -> None:
+        while not let_go.wait(self._mine.ttl_s / 3):
+            try:
+                self.renew()
+            except Exception:  # nobody waits for this thread: it says so itself, and `renew` counted the time
+                logger.exception("%s: its lease could not be renewed", self.what)
+
+    def _take(self) -> None:
+        found = self._read()
+        if found is None:
+            self._write(replace(self._mine, epoch=1), None, self._retries)
+            return
+        record, tag = found
+        if not self._is_free(record):
+            raise self._held_by(record.worker)
+        if not record.is_released:
+            logger.warning(
+                "%s: %s did not renew its lease for over %g s; taking over", self.what, record.worker, record.ttl_s
+            )
+        self._write(replace(self._mine, epoch=record.epoch + 1, renewals=0, is_released=False), tag, self._retries)
+
+    def _held_by(self, worker: str) -> LockHeldError:
+        return LockHeldError(f"{self.what} is being worked on by {worker} ({self.key}). Try again when it has ended.")
+
+    def _write(self, record: LeaseRecord, tag: str | None, retries: Retries) -> None:
+        """Put a record over the version `tag` (None: where there is none).
+
+        Raises:
+            LockHeldError: another was faster. A refusal that our own write caused (its reply was lost) is no refusal.
+        """
+        data = readable_json(asdict(record))
+
+        def put() -> str:
+            try:
+                return self._objects.put(self.key, data, is_new=tag is None, tag=tag)
+            except FileNotFoundError:  # somebody removed the lease that was to be replaced
+                return self._objects.put(self.key, data, is_new=True)
+
+        try:
+            new_tag = retries.call(put, f"{self.what}: writing its lease")
+        except ConditionFailedError as exc:
+            found = self._read()
+            if found is None or found[0] != record:
+                raise self._held_by(found[0].worker if found else "another worker") from exc
+            new_tag = found[1]
+        self._mine, self._tag, self._renewed_s = record, new_tag, time.monotonic()
+
+    def _read(self) -> tuple[LeaseRecord, str] | None:
+        try:
+            found = self._retries.call(lambda: self._objects.get(self.key), f"{self.what}: reading its lease")
+        except FileNotFoundError:
+            return None
+        try:
+            return checked(LeaseRecord, json.loads(found.data)), found.tag
+        except ValueError as exc:
+            raise StoreError(f"{self.key}: not a lease. Remove it; work that is committed is safe.") from exc
+
+    def _is_free(self, record: LeaseRecord) -> bool:
+        if record.is_released:
+            return True
+        try:
+            age_s = self._retries.call(lambda: self._objects.age_s(self.key), f"{self.what}: reading its lease")
+        except FileNotFoundError:
+            return True
+        return age_s > record.ttl_s

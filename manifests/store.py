@@ -22,6 +22,7 @@ import stat
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
@@ -43,15 +44,16 @@ from relabel.manifests.files import (
     scheme_of,
     translate_errors,
 )
-from relabel.manifests.leases import Lease
 from relabel.manifests.objects import (
     CheckFirstObjects,
     ConditionFailedError,
     Entry,
     Found,
     FsspecObjects,
+    Lease,
     Objects,
     Retries,
+    S3Objects,
 )
 from relabel.manifests.records import sha256_bytes
 
@@ -120,13 +122,12 @@ def parts_of(name: str, root: str) -> tuple[str, ...]:
 
 def read_if_there(store: Store, name: str) -> bytes | None:
     """The bytes of a file; None if there is none."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return store.read(name)
-    except FileNotFoundError:
-        return None
+    return None
 
 
-def map_concurrent(store: Store, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
+def map_concurrent(store: _Listed, function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> Iterator[ResultT]:
     """`map`, with as many calls under way as the store deserves; results in the order of the items."""
     if store.readers <= 1:
         yield from map(function, items)
@@ -135,6 +136,32 @@ def map_concurrent(store: Store, function: Callable[[ItemT], ResultT], items: It
     with ThreadPoolExecutor(store.readers, thread_name_prefix="read") as pool:
         while some := list(itertools.islice(left, _AT_A_TIME)):
             yield from pool.map(function, some)
+
+
+class _Listed(ABC):
+    """What both kinds of store do alike.
+
+    Args:
+        readers: calls that are worth having under way at once.
+    """
+
+    readers: int
+
+    @abstractmethod
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None if there is none."""
+
+    @abstractmethod
+    def entries(self, folder: str) -> Iterator[Entry]:
+        """All files below a folder (`""`: all there are), without locks."""
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        """`size` of each name."""
+        return dict(zip(names, map_concurrent(self, self.size, names), strict=True))
+
+    def etags(self, folder: str) -> dict[str, str]:
+        """Names of all files below a folder, sorted, each with its tag."""
+        return dict(sorted((entry.name, entry.tag) for entry in self.entries(folder)))
 
 
 # ------------------------------------------------------------------------------
@@ -146,7 +173,7 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """What a file system says that has no hard links: vfat, exfat, SMB and many in user space."""
 
 
-class LocalStore:
+class LocalStore(_Listed):
     """A folder on a local or network file system, which several hosts may share.
 
     Args:
@@ -189,14 +216,9 @@ class LocalStore:
 
     def size(self, name: str) -> int | None:
         """Bytes of a file, None if there is none."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return _size_of_file(self.path(name))
-        except FileNotFoundError:
-            return None
-
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """`size` of each name."""
-        return {name: self.size(name) for name in names}
+        return None
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """A file's bytes from an offset on. Raises FileNotFoundError."""
@@ -237,28 +259,17 @@ class LocalStore:
                         raise
                     continue  # it was removed since
                 if not path.name.startswith(TEMP_PREFIX):
-                    name, tag = (
-                        path.relative_to(self._folder).as_posix(),
-                        f"{held.st_size}-{held.st_ino}-{held.st_mtime_ns}",
-                    )
-                    yield Entry(name, held.st_size, held.st_mtime, tag)
-
-    def etags(self, folder: str) -> dict[str, str]:
-        """Names of all files below a folder, sorted, each with its tag."""
-        return dict(sorted((entry.name, entry.tag) for entry in self.entries(folder)))
+                    tag = f"{held.st_size}-{held.st_ino}-{held.st_mtime_ns}"
+                    yield Entry(path.relative_to(self._folder).as_posix(), held.st_size, held.st_mtime, tag)
 
     def put(self, name: str, data: bytes) -> None:
         """Write a file durably, replacing what has that name in one step."""
-        path = self.path(name)
-        with translate_errors("write", path):
-            with self._temp(path, data) as temp:
-                temp.replace(path)
-            sync_folder(path.parent)
+        with self._written(name, [data]) as (temp, path):
+            temp.replace(path)
 
     def jot(self, name: str, data: bytes) -> None:
         """Write a file in one step; the disk has it when the kernel likes."""
-        path = self.path(name)
-        with translate_errors("write", path), self._temp(path, data, is_synced=False) as temp:
+        with self._written(name, [data], is_synced=False) as (temp, path):
             temp.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -267,21 +278,17 @@ class LocalStore:
         Returns:
             False if the name exists already (its bytes are left as they are).
         """
-        path = self.path(name)
-        with translate_errors("write", path):
-            with self._temp(path, data) as temp:
-                try:
-                    os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
-                except FileExistsError:
-                    # a network file system that lost the first reply and asked again meets its own link
-                    if not temp.samefile(path):
-                        return False
-                except OSError as exc:
-                    if exc.errno not in NO_LINKS:
-                        raise
-                    return _create_in_place(path, data)
-            sync_folder(path.parent)
-            return True
+        with self._written(name, [data]) as (temp, path):
+            try:
+                os.link(temp, path)  # a hard link fails where the name exists: all bytes or none, one winner
+            except FileExistsError:
+                # a network file system that lost the first reply and asked again meets its own link
+                return temp.samefile(path)
+            except OSError as exc:
+                if exc.errno not in NO_LINKS:
+                    raise
+                return _create_in_place(path, data)
+        return True
 
     def replace(self, name: str, data: bytes, tag: str) -> bool:
         """Write a record if what has that name is still what was read; False if not."""
@@ -303,20 +310,18 @@ class LocalStore:
         Raises:
             InputError: it has another by now; the name is left as it was.
         """
-        path = self.path(name)
-        with translate_errors("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found = hashlib.sha256()
-            with held_temp(path.parent) as (temp, descriptor):
-                with source.open("rb") as reader, open(descriptor, "wb", closefd=False) as writer:
-                    while block := reader.read(BLOCK_BYTES):
-                        found.update(block)
-                        writer.write(block)
-                        on_progress(len(block))
-                os.fsync(descriptor)
-                _check_unchanged(source, found.hexdigest(), held)
-                temp.replace(path)
-            sync_folder(path.parent)
+        found = hashlib.sha256()
+
+        def blocks() -> Iterator[bytes]:
+            with source.open("rb") as reader:
+                while block := reader.read(BLOCK_BYTES):
+                    found.update(block)
+                    yield block
+                    on_progress(len(block))
+
+        with self._written(name, blocks()) as (temp, path):
+            _check_unchanged(source, found.hexdigest(), held)
+            temp.replace(path)
 
     def remove(self, name: str) -> None:
         """Remove a file that nothing depends on; none there is fine."""
@@ -347,28 +352,30 @@ class LocalStore:
 
     def lock(self, name: str, what: str) -> FileLock:
         """An OS lock, which the kernel frees when its holder dies."""
-        return FileLock(self._lock_path(name), what)
+        return FileLock(self.path(f"leases/{name}.lock"), what)
 
     def is_locked(self, name: str) -> bool:
         """Whether a live process holds that lock."""
-        return FileLock.is_held(self._lock_path(name))
-
-    def _lock_path(self, name: str) -> Path:
-        return self.path(f"leases/{name}.lock")
+        return FileLock.is_held(self.path(f"leases/{name}.lock"))
 
     @contextlib.contextmanager
-    def _temp(self, path: Path, data: bytes, *, is_synced: bool = True) -> Iterator[Path]:
-        if path.parent not in self._known_folders:  # one that vanished since is an error, and is not made again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._known_folders.add(path.parent)
-        with held_temp(path.parent) as (temp, descriptor):
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(data)
+    def _written(self, name: str, blocks: Iterable[bytes], *, is_synced: bool = True) -> Iterator[tuple[Path, Path]]:
+        """A temporary file that holds these bytes, and the path where the body has to put it."""
+        path = self.path(name)
+        with translate_errors("write", path):
+            if path.parent not in self._known_folders:  # one that vanished since is an error, and is not made again
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._known_folders.add(path.parent)
+            with held_temp(path.parent) as (temp, descriptor):
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.writelines(blocks)
+                if is_synced:
+                    failpoints.hit("before_temp_sync")
+                    os.fsync(descriptor)
+                    failpoints.hit("before_temp_rename")
+                yield temp, path
             if is_synced:
-                failpoints.hit("before_temp_sync")
-                os.fsync(descriptor)
-                failpoints.hit("before_temp_rename")
-            yield temp
+                sync_folder(path.parent)
 
 
 def _size_of_file(path: Path) -> int:
@@ -463,13 +470,11 @@ def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
     """
     filesystem, path = filesystem_of(url, storage)
     if scheme_of(url) == "s3":
-        from relabel.manifests.objects import S3Objects
-
         return S3Objects(filesystem, url), path.strip("/")
     return FsspecObjects(filesystem, url), path.rstrip("/")
 
 
-class ObjectStore:
+class ObjectStore(_Listed):
     """Objects below one key; the verbs are those of `LocalStore`.
 
     Args:
@@ -506,24 +511,17 @@ class ObjectStore:
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
-        return self._retried(self._objects.get, name, "reading it").data
+        return self.read_tagged(name).data
 
     def read_tagged(self, name: str) -> Tagged:
         """A record and its ETag."""
-        found = self._retried(self._objects.get, name, "reading it")
-        return Tagged(found.data, found.tag)
+        return Tagged(*self._retried(self._objects.get, name, "reading it")[:2])
 
     def size(self, name: str) -> int | None:
         """Bytes of an object, None if there is none."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return int(self._request("head_object", name, "reading it", needs=("ContentLength",))["ContentLength"])
-        except FileNotFoundError:
-            return None
-
-    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """`size` of each name, several requests at a time."""
-        with ThreadPoolExecutor(READERS) as pool:
-            return dict(zip(names, pool.map(self.size, names), strict=True))
+        return None
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """An object's bytes from an offset on."""
@@ -554,12 +552,6 @@ class ObjectStore:
     def entries(self, folder: str) -> Iterator[Entry]:
         """All objects below a folder (`""`: all there are), without locks: a request for every thousand."""
         return (entry for entry in self._list(folder, is_deep=True) if not entry.name.startswith(f"{LOCKS}/"))
-
-    def etags(self, folder: str) -> dict[str, str]:
-        """Names of all objects below a folder, sorted, each with its ETag."""
-        found = {entry.name: entry.tag for entry in self.entries(folder)}
-        names = sorted(found)  # S3 lists in this order, so that a million names need not be held twice
-        return found if names == list(found) else {name: found[name] for name in names}
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same
@@ -810,11 +802,6 @@ def open_bundle_store(url: str, storage: Storage) -> Store:
     return open_run_store(url, storage, probe=f"{LOCKS}/probe")
 
 
-def shard_lock(store: Store, shard: int) -> Lock:
-    """The lock of one shard."""
-    return store.lock(shard_lock_name(shard), f"shard {shard}")
-
-
 def shard_lock_name(shard: int) -> str:
     """What the lock of a shard is called."""
     return f"shard-{shard:05d}"
@@ -824,7 +811,7 @@ def shard_lock_name(shard: int) -> str:
 # A file at a URL, read in exactly the ranges that are asked for.
 #
 # fsspec's own files read ahead by megabytes, which for a few columns of a Parquet file fetches most of it. Here a read
-# is one ranged request, retried like every other (`retries.py`) and pinned to the version that was opened, so that a
+# is one ranged request, retried like every other and pinned to the version that was opened, so that a
 # file that is replaced meanwhile is an error and never a mixture of two.
 
 

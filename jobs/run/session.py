@@ -38,7 +38,7 @@ from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chun
 from relabel.manifests.reuse import LabelKeys
 from relabel.manifests.run import Attempts, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
-from relabel.manifests.store import Lock, shard_lock, shard_lock_name
+from relabel.manifests.store import Lock, shard_lock_name
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Session:
         for shard in itertools.chain(self._upcoming, self._freed()):
             if not self.left.todo(shard, self.left.seen):
                 continue
-            lock = shard_lock(self.opened.store, shard)
+            lock = self.opened.store.lock(shard_lock_name(shard), f"shard {shard}")
             try:
                 lock.acquire()
             except LockHeldError as exc:

@@ -203,7 +203,7 @@ def test_the_checks_of_what_threads_of_an_object_store_read_are_built_with_their
     code = """
 from relabel.manifests import records
 from relabel.manifests.records import BatchRecord
-from relabel.manifests.leases import LeaseRecord
+from relabel.manifests.objects import LeaseRecord
 built = records._adapter.cache_info().misses
 assert records._adapter(LeaseRecord) and records._adapter(BatchRecord)
 assert records._adapter.cache_info().misses == built

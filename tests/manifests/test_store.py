@@ -20,15 +20,13 @@ from typing import Any
 
 import pytest
 
-from relabel.manifests import leases
 from relabel.manifests import objects as retries
 from relabel.manifests import store as store_module
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError, StoreUnreachableError
 from relabel.manifests.files import LEASE_S, RETRY_S, Storage, remove_abandoned
-from relabel.manifests.leases import Lease
-from relabel.manifests.objects import Found, Retries, S3Objects, TryAgainError
+from relabel.manifests.objects import Found, Lease, Retries, S3Objects, TryAgainError
 from relabel.manifests.secrets import redacted, secret_in
-from relabel.manifests.store import PROBE_NAME, LocalRunStore, ObjectRunStore, open_run_store, read_url, shard_lock
+from relabel.manifests.store import PROBE_NAME, LocalRunStore, ObjectRunStore, open_run_store, read_url
 from tests.manifests.memory_objects import MemoryObjects, once
 from tests.vault import Vault
 
@@ -125,7 +123,7 @@ def test_temporary_file_that_is_swept_before_it_is_locked_is_made_again(
 
 def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
     store = LocalRunStore(tmp_path)
-    first, second, other = shard_lock(store, 0), shard_lock(store, 0), shard_lock(store, 1)
+    first, second, other = (store.lock(f"shard-{shard}", f"shard {shard}") for shard in (0, 0, 1))
     first.acquire()
     other.acquire()
     with pytest.raises(LockHeldError, match=f"shard 0 is being worked on by process {os.getpid()}"):
@@ -369,7 +367,7 @@ def test_a_lost_reply_makes_no_holder_doubt_itself(act: str, when: str) -> None:
 
 
 def test_who_waits_gets_the_lease_when_it_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "WAIT_S", (0.001, 0.002))
+    monkeypatch.setattr(retries, "WAIT_S", (0.001, 0.002))
     objects = MemoryObjects()
     first, second = lease_on(objects), lease_on(objects)
     first.acquire()
@@ -449,7 +447,7 @@ class Hanging:
 def test_a_renewal_that_hangs_does_not_hold_up_the_end_of_the_process() -> None:
     script = """
 import sys
-from relabel.manifests.leases import Lease
+from relabel.manifests.objects import Lease
 from tests.manifests.memory_objects import MemoryObjects
 from tests.manifests.test_store import RETRIES, Hanging
 faults = Hanging("x")
