@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from relabel.jobs.combine import WAYS, Votes, combine_votes, order_and_grade
 from relabel.manifests.metrics.comparison import Labelled
@@ -51,8 +52,9 @@ def read_votes(rows: pl.DataFrame) -> tuple[Votes, np.ndarray]:
         held = one.with_columns(grade=label).filter(pl.col("grade").is_between(0, GRADES - 1))
         held = held.unique(["query_id", "doc_id"], keep="first", maintain_order=True)
         if len(held) >= 0.99 * len(human):
-            ids = (ids_of(held[key]) for key in ("query_id", "doc_id"))
-            judges.append(Labelled(str(name), np.arange(len(held)), *ids, held["grade"].to_numpy(), None, None, 0))
+            ids = {key: ids_of(held[key]) for key in ("query_id", "doc_id")}
+            labels = {"row_id": np.arange(len(held)), **ids, "grade": held["grade"].to_numpy()}
+            judges.append(Labelled(str(name), pa.RecordBatch.from_pydict(labels), None))
     votes = Votes.of(judges, GRADES)
     pairs = zip(*([one.decode() for one in ids.to_pylist()] for ids in (votes.query_ids, votes.doc_ids)), strict=True)
     gold = {(query, doc): grade for query, doc, grade in human.iter_rows()}

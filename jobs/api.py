@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from relabel.distill.students.distillation import Report
     from relabel.jobs.ask import AskedRows
-    from relabel.jobs.evaluate.sides import ComparedSets, JudgedLabels
+    from relabel.jobs.figures import ComparedSets, JudgedLabels
     from relabel.jobs.run.results import RunReport
 
 Spec = str | Mapping[str, Any]
@@ -201,8 +201,7 @@ def evaluate(
     Raises:
         RelabelError: what is wrong with the labels or the gold.
     """
-    from relabel.jobs.evaluate.judging import compare_sets, judged_labels
-    from relabel.jobs.evaluate.sides import JudgingOptions
+    from relabel.jobs.evaluate import JudgingOptions, compare_sets, judge
     from relabel.manifests.files import Storage
     from relabel.manifests.metrics.evaluation import parse_flag
 
@@ -210,8 +209,9 @@ def evaluate(
         raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")
     judging = JudgingOptions(qrels=qrels, side=side, **options)
     gates = [parse_flag(text) for text in require]
-    judge = judged_labels if len(labels) == 1 else compare_sets
-    return judge(labels, judging, gates, Storage(), resamples=resamples, seed=seed)
+    if len(labels) == 1:
+        return judge(labels, judging, gates, Storage(), resamples=resamples, seed=seed)[1]
+    return compare_sets(labels, judging, gates, Storage(), resamples=resamples, seed=seed)
 
 
 def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> Report:

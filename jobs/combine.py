@@ -23,13 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.evaluate.judging import load_pairs, open_set
-from relabel.jobs.evaluate.sides import JudgingOptions, scale_of
+from relabel.jobs.evaluate import JudgingOptions, load_pairs, open_set, scale_of
 from relabel.jobs.sections import Block, Cell, Paragraph, Remarks, Table
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.gold import check_scale, taken
+from relabel.manifests.gold import GOLD, check_scale, taken
 from relabel.manifests.label_sets import LabelSet, gather
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import Judged, JudgedStatistics
@@ -231,7 +230,7 @@ def combine_labels(
     gold_P = np.full(len(query_P), -1)
     if gold is not None:
         check_scale(gold.seen, grades, where=str(options.qrels), option="--map")
-        found = taken(gold.grades, gold.places(votes.query_ids, votes.doc_ids))
+        found = taken(gold.columns[GOLD], gold.places(votes.query_ids, votes.doc_ids))
         gold_P = found.fill_null(-1).to_numpy().astype(np.int64)
         if gold_P.max(initial=-1) < 0:
             raise InputError(f"{options.qrels}: has none of the {len(gold_P):,} pairs that the judges labelled.")
@@ -268,20 +267,16 @@ def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_parti
     run = open_run_labels(found.where, storage, allow_partial=allow_partial)
     names = ["row_id", "query_id", "doc_id", "judge_probs"]
     table = pa.concat_tables([read_labels(run.folder, file, names) for file in run.labels])
-    rows, *ids = (table[name].combine_chunks() for name in names[:3])
-    probs_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, grades)
+    judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, grades)
+    ids = {name: table[name].combine_chunks() for name in names[:3]}
+    ids |= {name: ids[name].cast(pa.large_binary()) for name in names[1:3]}
     return [
         Labelled(
             f"{found.where}: instruction {number}",
-            rows.to_numpy(),
-            ids[0].cast(pa.large_binary()),
-            ids[1].cast(pa.large_binary()),
-            each.argmax(1),
-            each,
-            None,
-            0,
+            pa.RecordBatch.from_pydict({**ids, "grade": probs_NK.argmax(1)}),
+            probs_NK,
         )
-        for number, each in enumerate(np.moveaxis(probs_NJK, 1, 0), 1)
+        for number, probs_NK in enumerate(np.moveaxis(judges_NJK, 1, 0), 1)
     ]
 
 

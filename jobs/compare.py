@@ -10,19 +10,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from relabel.jobs.evaluate.judging import Both, GoldOfBoth
-from relabel.jobs.evaluate.sides import (
-    JudgingOptions,
+from relabel.jobs.evaluate import Golds, JudgingOptions, Sides, cut_sets, run_pairs
+from relabel.jobs.figures import (
     SideCut,
-    Sides,
     both_table,
-    cut_sets,
     difference_text,
     figures_plot,
     figures_table,
     level_text,
     resampled_text,
-    run_pairs,
     top_texts,
     unjudged_text,
 )
@@ -42,9 +38,9 @@ from relabel.jobs.sections import (
 )
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
-from relabel.manifests.gold import check_scale
+from relabel.manifests.gold import GOLD, check_scale
 from relabel.manifests.inputs import changed_files
-from relabel.manifests.label_sets import LabelPart, LabelSet, gather, is_run, label_set
+from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
 from relabel.manifests.labels import Pair
 from relabel.manifests.metrics.comparison import (
     BY_IDS,
@@ -55,9 +51,11 @@ from relabel.manifests.metrics.comparison import (
     PairedRows,
     PairedStatistics,
     QueryMoves,
+    judge_both,
     match_rows,
     paired_rows,
 )
+from relabel.manifests.metrics.judged import with_columns
 from relabel.manifests.metrics.metric import MetricValue
 from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.plan import recipe_differences
@@ -120,13 +118,17 @@ def match_runs(
     Args:
         labels: of each run, on the side to compare.
     """
-    whole = [_with_quarantined(run, held, sides) for run, held in zip(runs, labels, strict=True)]
+    whole = [_with_quarantined(run, one, sides) for run, one in zip(runs, labels, strict=True)]
     found = match_rows(*whole, is_same_input=is_same_input)
-    place_a, place_b = (one.grades[rows] for one, rows in zip(whole, (found.teacher, found.student), strict=True))
-    is_a, is_b = place_a >= 0, place_b >= 0
+    has_label = [one.rows["grade"].is_valid().to_numpy(zero_copy_only=False) for one in whole]
+    is_a, is_b = has_label[0][found.teacher], has_label[1][found.student]
+    # both are in the order of row ids, so a label's place is the number of labels before it
+    place_a, place_b = (
+        (np.cumsum(has_N) - 1)[rows[is_a & is_b]]
+        for has_N, rows in zip(has_label, (found.teacher, found.student), strict=True)
+    )
     labelled = [len(one.grades) for one in labels]
-    absent = [len(one.grades) - len(found.teacher) for one in whole]
-    only = [count - int(is_there.sum()) for count, is_there in zip(labelled, (is_a, is_b), strict=True)]
+    only = labelled[0] - int(is_a.sum()), labelled[1] - int(is_b.sum())
     counts = {
         "both": int((is_a & is_b).sum()),
         "labelled_a": labelled[0],
@@ -136,29 +138,21 @@ def match_runs(
         "quarantined_a_only": int((~is_a & is_b).sum()),
         "quarantined_b_only": int((is_a & ~is_b).sum()),
         "quarantined_both": int((~is_a & ~is_b).sum()),
-        "quarantined_elsewhere_absent": sum(absent) - sum(only),
+        "quarantined_elsewhere_absent": sum(one.rows.num_rows - len(is_a) for one in whole) - sum(only),
         "repeated": found.num_repeated,
     }
-    return Match(found.how, place_a[is_a & is_b], place_b[is_a & is_b], found.num_repeated), counts
+    return Match(found.how, place_a, place_b, found.num_repeated), counts
 
 
 def _with_quarantined(run: RunLabels, labels: Labelled, sides: Sides) -> Labelled:
-    """All rows of a run in their order, to be matched: as its grade a row has its place among the labels, -1 in
-    quarantine.
-    """
-    tables = [
-        sides.taken(run.root, run.folder.table(file, QUARANTINE, ["row_id", "query_id", "doc_id"]))
-        for file in run.quarantine
-    ]
-    lost = pa.concat_tables([QUARANTINE.empty_table().select(["row_id", "query_id", "doc_id"]), *tables])
-    row_ids = np.concatenate([labels.row_ids, lost["row_id"].to_numpy()])
-    order = np.argsort(row_ids)
-    query_ids, doc_ids = (
-        pa.concat_arrays([held, lost[name].combine_chunks().cast(pa.large_binary())]).take(pa.array(order))
-        for held, name in ((labels.query_ids, "query_id"), (labels.doc_ids, "doc_id"))
-    )
-    places = np.concatenate([np.arange(len(labels.grades)), np.full(lost.num_rows, -1)])
-    return replace(labels, row_ids=row_ids[order], query_ids=query_ids, doc_ids=doc_ids, grades=places[order])
+    """All rows of a run in their order, to be matched; those in quarantine have no grade."""
+    ids = pa.schema([labels.rows.schema.field(name) for name in ("row_id", "query_id", "doc_id")])
+    parts = [labels.rows.select([*ids.names, "grade"])]
+    for file in run.quarantine:
+        lost = run.folder.table(file, QUARANTINE, ids.names).cast(ids).combine_chunks()
+        parts += lost.take(sides.kept(run.root, lost["query_id"].combine_chunks())).to_batches()
+    rows = put_together(parts)
+    return Labelled(run.root, rows.take(pa.array(np.argsort(rows["row_id"].to_numpy()))), None)
 
 
 # ------------------------------------------------------------------------------
@@ -222,11 +216,11 @@ def with_files(labels: LabelSet, run: RunLabels) -> LabelSet:
     """A run's labels with the further column `file`: in which of the run's files each is."""
     file_N = np.repeat(np.arange(len(run.labels)), [file.rows for file in run.labels])
 
-    def parts() -> Iterator[LabelPart]:
+    def parts() -> Iterator[pa.RecordBatch]:
         start = 0
         for part in labels.parts():
-            yield part.with_columns({FILE: pa.array(file_N[start : start + len(part.grades)])})
-            start += len(part.grades)
+            yield with_columns(part, {FILE: pa.array(file_N[start : start + part.num_rows])})
+            start += part.num_rows
 
     return replace(labels, parts=parts)
 
@@ -264,9 +258,7 @@ def examples(
         pairs = {pair.row_id: pair for pair in run_pairs(runs[0].root, runs[0].plan, storage, row_ids[0])}
     except RelabelError as exc:
         notes.append(f"texts of the examples are left out: {exc}")
-    files = [
-        set(one.columns[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)
-    ]
+    files = [set(one.rows[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)]
     both = [_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True)]
     found = []
     for row_a, row_b, step in zip(*(ids.tolist() for ids in row_ids), change, strict=True):
@@ -482,12 +474,11 @@ def compare_runs(
     how, notes = how_matched(ours, theirs)
     sets = with_files(label_set(ours), ours), with_files(label_set(theirs), theirs)
     sides = cut_sets(sets, options.side, storage)
-    gold = None if options.qrels is None else GoldOfBoth(list(sets), options, storage)
-    if gold is not None:
-        check_scale(gold.seen, ours.grades, where=gold.qrels, option="--map")
-    labels = (
-        gather(sets[0].parts(), grades=ours.grades, where=first),
-        gather(sets[1].parts(), grades=ours.grades, where=second),
+    golds = None if options.qrels is None else Golds(sets, options, storage)
+    if golds is not None:
+        check_scale(golds.seen, ours.grades, where=golds.qrels, option="--map")
+    first_labels, second_labels = labels = tuple(
+        gather(one.parts(), grades=ours.grades, where=one.where) for one in sets
     )
     match, counts = match_runs(runs, labels, sides, is_same_input=how == BY_ROW)
     if not counts["both"]:
@@ -496,25 +487,42 @@ def compare_runs(
             f"{first} and {second} have no labelled row in common: {counts['labelled_a']:,} and "
             f"{counts['labelled_b']:,} labels were compared by {how}. Did both label the same pairs?"
         )
-    rows, query_names = paired_rows(*labels, match, ours.grades)
+    rows, query_names = paired_rows(first_labels, second_labels, match, ours.grades)
     statistics = PairedStatistics(rows, len(query_names), ours.grades, depth=depth)
     flips = largest_flips(rows, num_examples)
     change = (rows.scores[1] - rows.scores[0])[flips].tolist()
     shown, more = examples(runs, labels, (match.teacher[flips], match.student[flips]), change, storage)
     num_up, num_down = (int((rows.grades[1 - side] > rows.grades[side]).sum()) for side in (0, 1))
-    drawn = {"grades": ours.grades, "resamples": resamples, "seed": seed}
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
+    by_gold = None
+    if golds is not None:
+        found, lexical = golds.of_both(sets, labels, match, notes)
+        drawn: dict[str, Any] = {"grades": ours.grades, "resamples": resamples, "seed": seed}
+        both = judge_both(first_labels, second_labels, match, found, **drawn, lexical=lexical, qrels=golds.qrels)
+        gold_N = found.columns[GOLD].fill_null(-1).to_numpy()
+        is_a, is_b = (one == gold_N for one in rows.grades)
+        by_gold = {
+            "qrels": golds.qrels,
+            "joined_by": found.how,
+            **found.counts,
+            "queries": both.teacher.num_groups,
+            "a": both.teacher,
+            "b": both.student,
+            "difference": both.difference,
+            "only_a_right": int((is_a & ~is_b).sum()),
+            "only_b_right": int((~is_a & is_b).sum()),
+        }
     return RunComparison(
         a=_about(ours),
         b=_about(theirs),
         differences=recipe_differences(ours.plan.parts, theirs.plan.parts),
         matched_by=how,
         grades=ours.grades,
-        side=sides.cut,
+        side=sides,
         counts=counts,
         figures=statistics.figures(resamples=resamples, seed=seed),
         confusion=statistics.counts.by_group.sum(0).tolist(),
-        gold=None if gold is None else _by_gold(gold, sets, labels, match, drawn),
+        gold=by_gold,
         flips={"rows": num_up + num_down, "up": num_up, "down": num_down, "examples": shown},
         queries={
             **summary(statistics.moves),
@@ -525,32 +533,6 @@ def compare_runs(
         seed=seed,
         notes=notes,
     )
-
-
-def _by_gold(
-    gold: GoldOfBoth, sets: Both, labels: tuple[Labelled, Labelled], match: Match, drawn: dict[str, Any]
-) -> dict[str, Any]:
-    """Both runs judged, the second minus the first, and who is right alone.
-
-    Raises:
-        InputError: no matched row has a grade.
-    """
-    found, joined_by, golds = gold.compared(sets, labels, match, drawn)
-    both = found.against_gold
-    assert both is not None
-    gold_N = golds.fill_null(-1).to_numpy()
-    is_a, is_b = (one.grades[rows] == gold_N for one, rows in zip(labels, (match.teacher, match.student), strict=True))
-    return {
-        "qrels": gold.qrels,
-        "joined_by": joined_by,
-        **{name: found.counts[name] for name in ("judged", "unjudged", "gold_null")},
-        "queries": both.teacher.num_groups,
-        "a": both.teacher,
-        "b": both.student,
-        "difference": both.difference,
-        "only_a_right": int((is_a & ~is_b).sum()),
-        "only_b_right": int((~is_a & is_b).sum()),
-    }
 
 
 def _about(run: RunLabels) -> dict[str, Any]:

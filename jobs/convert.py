@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, write_grouped, written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.gold import EXAMPLES, FIRST_RANK, RUN_COLUMNS, UNWRITABLE, WHOLE
 from relabel.manifests.inputs import PARQUET_SUFFIXES, reading
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
@@ -29,6 +28,23 @@ from relabel.manifests.tables import JSON_SUFFIXES, QRELS_COLUMNS, from_jsonl, f
 # ------------------------------------------------------------------------------
 # File formats of `relabel convert`: which one a source or target has.
 
+
+# TREC's two text forms: qrels (`qid 0 docid grade`) and run files (`qid Q0 docid rank score tag`), one row a line,
+# fields by white space.
+#
+# White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
+# among them): an id with any of it inside would fall apart, so it can't be written.
+
+RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
+EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid rank score tag`"}
+
+UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
+"""What an id can't hold: white space (Python counts four separators of ASCII too), and the mark of byte order, which
+readers drop at a file's beginning. Nor may it be empty.
+"""
+WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
+"""A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
+FIRST_RANK = 1
 
 Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
 SOURCES: tuple[str, ...] = get_args(Format)

@@ -248,17 +248,7 @@ def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[La
         ConfigError: they are on another scale.
         InputError, ManifestError: as `open_labels`.
     """
-    found = open_labels(
-        path,
-        storage,
-        allow_partial=False,
-        label="grade",
-        by="query_id",
-        doc="doc_id",
-        where={},
-        wants_ids=True,
-        is_by_named=False,
-    )
+    found = open_labels(path, storage)
     if found.grades not in (None, grades):
         raise ConfigError(f"{key}: {path} has {found.grades} grades, and the job's labeler {grades}")
     return found, gather(found.parts(), grades=grades, where=path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +16,9 @@ from relabel.manifests.files import Storage, is_url
 from relabel.manifests.inputs import changed_files, list_input, open_dataset, open_parquet, reading
 from relabel.manifests.plan import Plan
 from relabel.manifests.schemas import ids_of, texts_of
+from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import (
-    QRELS_COLUMNS,
     Column,
     as_ids,
     load_columns,
@@ -27,24 +26,6 @@ from relabel.manifests.tables import (
     read_parquet,
     require_column,
 )
-
-# TREC's two text forms: qrels (`qid 0 docid grade`) and run files (`qid Q0 docid rank score tag`), one row a line,
-# fields by white space.
-#
-# White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
-# among them): an id with any of it inside would fall apart, so it can't be written.
-
-RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
-EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid rank score tag`"}
-
-UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
-"""What an id can't hold: white space (Python counts four separators of ASCII too), and the mark of byte order, which
-readers drop at a file's beginning. Nor may it be empty.
-"""
-WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
-"""A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
-FIRST_RANK = 1
-
 
 # The columns beyond grades by which labelers that see a query's documents together are judged: those that they declare
 # for their labels, and those of gold that say what is wanted.
@@ -55,62 +36,37 @@ CHUNKS = "gold_chunks"
 ANSWER_IDS, EXPAND_IDS = "gold_answer_ids", "gold_expand_ids"
 GRADING = (CHUNKS, ANSWER_IDS)
 """Columns of gold from which a grade follows where gold has no column of grades."""
-SHOWN_CHARS = 60
-_SURROGATE = re.compile("[\ud800-\udfff]")
+GOLD = "gold"
+"""The column of gold grades, int64, next to a set's labels and to gold's further columns."""
 
 
 class GoldColumn(NamedTuple):
-    """A column of gold.
-
-    Args:
-        kind: how it is kept.
-        wanted: what a row holds, in words; null where it has none.
-        is_value: whether a plain value, or each item of a list, is that.
-    """
+    """A column of gold: how it is kept, and what a row holds in words."""
 
     name: str
     kind: pa.DataType
     wanted: str
-    is_value: Callable[[Any], bool]
 
     def read(self, column: Column, path: str) -> pa.Array:
         """The column of a file, null where a row has none.
 
         Raises:
-            InputError: a row holds something else; names file, row and value.
+            InputError: a row holds something else.
         """
-        is_list = pa.types.is_large_list(self.kind)
-        if isinstance(column, pa.ChunkedArray):
-            column = column.to_pylist()
-        for row, value in enumerate(column):
-            items = value if is_list and isinstance(value, list) else [value]
-            if value is not None and (is_list != isinstance(value, list) or not all(map(self.is_value, items))):
-                raise InputError(
-                    f"{path}: row {row} of column `{self.name}` holds {str(value)[:SHOWN_CHARS]!r}; {self.wanted} is "
-                    "wanted, or null. Parquet and JSONL can hold that; leave the column out where it is something else."
-                )
-        return pa.array(column, self.kind)
+        try:
+            held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+            return held.cast(self.kind)
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as exc:
+            raise InputError(
+                f"{path}: column `{self.name}`: {self.wanted} a row is wanted, or null: {shortened(str(exc), 200)}. "
+                "Parquet and JSONL can hold that; leave the column out where it is something else."
+            ) from exc
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
-
-
-def _is_text(value: Any) -> bool:
-    """Half of a surrogate pair, as JSON can hold one, is none."""
-    return isinstance(value, str) and _SURROGATE.search(value) is None
-
-
-def _answers(name: str) -> GoldColumn:
-    return GoldColumn(name, pa.large_list(pa.string()), "a list of strings", _is_text)
-
-
-def _numbers(name: str) -> GoldColumn:
-    return GoldColumn(name, pa.large_list(pa.int64()), "a list of whole numbers", _is_whole)
-
-
-GOLD_CHUNKS = _numbers(CHUNKS)
-GOLD_SUFFICIENT = GoldColumn("gold_sufficient", pa.bool_(), "true or false", lambda value: isinstance(value, bool))
+_TEXTS = pa.large_list(pa.string()), "a list of strings"
+_NUMBERS = pa.large_list(pa.int64()), "a list of whole numbers"
+GOLD_CHUNKS = GoldColumn(CHUNKS, *_NUMBERS)
+GOLD_SUFFICIENT = GoldColumn("gold_sufficient", pa.bool_(), "true or false")
 
 _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
     (
@@ -120,12 +76,12 @@ _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
             "selected_tokens": "int32",
             "over_budget": "float32",
         },
-        (GOLD_CHUNKS, _answers("answers"), _answers("gold_answers")),
+        (GOLD_CHUNKS, GoldColumn("answers", *_TEXTS), GoldColumn("gold_answers", *_TEXTS)),
     ),
     ({"sufficient_probs": "list<float32>"}, (GOLD_SUFFICIENT,)),
     (
         {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "refused": "bool", "expelled": "int32"},
-        (_numbers(ANSWER_IDS), _numbers(EXPAND_IDS)),
+        (GoldColumn(ANSWER_IDS, *_NUMBERS), GoldColumn(EXPAND_IDS, *_NUMBERS)),
     ),
 )
 """Columns that a labeler declares, by kind, and what gold may say of such labels: of `evidence-set`, of `review`, of
@@ -148,9 +104,25 @@ def gold_columns(labels: Iterable[str]) -> list[GoldColumn]:
     return [column for declared, columns in _JUDGED_BY if declared.keys() <= held for column in columns]
 
 
-def columns_taken(columns: Mapping[str, pa.Array], rows: pa.Array) -> dict[str, pa.Array]:
-    """Some rows of each column, by their places; null for a null place."""
-    return {name: column.take(rows) for name, column in columns.items()}
+class GoldRows(NamedTuple):
+    """What gold says of some rows.
+
+    Args:
+        how: they are joined with gold, in words.
+        is_known: bool [N], whether gold has the row at all, with a grade or with null.
+        columns: `GOLD`, null where a row has no grade, and further ones.
+    """
+
+    how: str
+    is_known: np.ndarray
+    columns: Mapping[str, pa.Array]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows that are `judged`, that gold does not have, and whose grade is null."""
+        num_known = int(self.is_known.sum())
+        num_judged = len(self.columns[GOLD]) - self.columns[GOLD].null_count
+        return {"judged": num_judged, "unjudged": len(self.is_known) - num_known, "gold_null": num_known - num_judged}
 
 
 def implied_grades(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
@@ -185,7 +157,7 @@ def check_chunks(
     if not {CHUNKS, "num_chunks"} <= columns.keys():
         return
     number_M, row_M = pc.list_flatten(columns[CHUNKS]).to_numpy(), pc.list_parent_indices(columns[CHUNKS]).to_numpy()
-    most_M = columns["num_chunks"].fill_null(0).to_numpy()[row_M]
+    most_M = columns["num_chunks"].fill_null(np.iinfo(np.int32).max).to_numpy()[row_M]  # null: no labeler of chunks
     wrong = np.flatnonzero((number_M < 1) | (number_M > most_M))
     if len(wrong):
         first = wrong[0]
@@ -205,24 +177,6 @@ DEFAULT_GRADE = "grade"
 """The column of gold grades where the user names none."""
 
 
-@dataclass(frozen=True)
-class Qrels:
-    """Grades of a file, in its row order, after `--map`.
-
-    Args:
-        path: where they came from, for messages.
-        query_ids, doc_ids: of each row; None where they are to be joined by row.
-        grades: null where a row has none; such rows are left out, never read as 0.
-        columns: further ones, by name.
-    """
-
-    path: str
-    query_ids: pa.LargeBinaryArray | None
-    doc_ids: pa.LargeBinaryArray | None
-    grades: pa.Int64Array
-    columns: Mapping[str, pa.Array] = field(default_factory=dict)
-
-
 def load_qrels(
     path: str,
     storage: Storage,
@@ -230,15 +184,16 @@ def load_qrels(
     grade: str,
     by: str,
     doc: str,
-    is_by_row: bool,
+    is_by_row: bool = False,
     grade_map: GradeMap | None = None,
     further: Sequence[GoldColumn] = (),
-) -> Qrels:
-    """Read qrels.
+) -> dict[str, pa.Array]:
+    """Read qrels, rows in the order of the file: `query_id` and `doc_id`, `GOLD` after `--map`, null where a row has no
+    grade (such rows are left out, never read as 0), and further columns.
 
     Args:
         grade, by, doc: columns of grade, query and document; TREC text has `grade`, `query_id` and `doc_id`.
-        is_by_row: they are joined by row, so that id columns need not be there.
+        is_by_row: they are joined by row, so that id columns are not read.
         further: columns that are read where they are there.
     Raises:
         InputError: unreadable file, missing column, a grade that is no whole number, or one that `grade_map` does not
@@ -257,11 +212,12 @@ def load_qrels(
 
     columns = load_columns(path, choose, storage)
     held = {one.name: one.read(columns[one.name], path) for one in further if one.name in columns}
-    grades = graded(columns.get(grade), held, grade, grade_map, path=path)
-    if is_by_row:
-        return Qrels(path, None, None, grades, held)
-    query_ids, doc_ids = (as_ids(columns[name], path=path, name=name) for name in (by, doc))
-    return Qrels(path, query_ids, doc_ids, grades, held)
+    ids = {} if is_by_row else {"query_id": by, "doc_id": doc}
+    return {
+        **{name: as_ids(columns[column], path=path, name=column) for name, column in ids.items()},
+        GOLD: graded(columns.get(grade), held, grade, grade_map, path=path),
+        **held,
+    }
 
 
 def has_implied_grades(grade: str, names: Collection[str], further: Collection[str]) -> bool:
@@ -361,24 +317,23 @@ class PairGrades:
         queries, docs: the different ids; a pair is a key, its query's place times the number of documents plus its
             document's place.
         keys: int64 [P], ascending.
-        grades: of each key; null where every grade of the pair is.
+        columns: `GOLD` of each key, null where every grade of the pair is, and further ones, those of the pair's first
+            row.
         num_conflicts: pairs with different grades, settled by `--duplicates`.
         num_rows, num_null: rows of the qrels, and those without a grade.
         seen: the grades of all rows.
-        begins: the first pairs of the file.
-        columns: further ones, of each key: those of the pair's first row.
+        begins: the first pairs of the file, for messages.
     """
 
     queries: pa.LargeBinaryArray
     docs: pa.LargeBinaryArray
     keys: np.ndarray
-    grades: pa.Int64Array
+    columns: Mapping[str, pa.Array]
     num_conflicts: int
     num_rows: int
     num_null: int
     seen: set[int]
-    begins: list[tuple[str, str]]
-    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    begins: str
 
     @property
     def num_repeated(self) -> int:
@@ -386,7 +341,7 @@ class PairGrades:
         return self.num_rows - len(self.keys)
 
     def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
-        """Where in `grades` each pair is: int64 [N], -1 for one that is not there."""
+        """Where in `columns` each pair is: int64 [N], -1 for one that is not there."""
         query_N, doc_N = (
             pc.index_in(ids, value_set=known).fill_null(-1).to_numpy().astype(np.int64)
             for ids, known in ((query_ids, self.queries), (doc_ids, self.docs))
@@ -399,90 +354,97 @@ class PairGrades:
     def grades_of(self, pairs: Sequence[tuple[str, str]]) -> list[int | None]:
         """The grade of each (query_id, doc_id), None where there is none."""
         place_N = self.places(ids_of(query for query, _ in pairs), ids_of(doc for _, doc in pairs))
-        return list(taken(self.grades, place_N).to_pylist())
+        return list(taken(self.columns[GOLD], place_N).to_pylist())
 
 
 def taken(column: pa.Array, place_N: np.ndarray) -> pa.Array:
-    """Grades, or others' values, by their places; null for a negative place."""
+    """Values by their places; null for a negative place."""
     return column.take(pa.array(place_N, mask=place_N < 0))
 
 
-def grades_by_pair(qrels: Qrels, duplicates: Duplicates) -> PairGrades:
+def first_pairs(query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> str:
+    """The first few pairs, for messages."""
+    pairs = zip(texts_of(query_ids[:SHOWN]), texts_of(doc_ids[:SHOWN]), strict=True)
+    return ", ".join(f"({query}, {doc})" for query, doc in pairs) or "nothing, it is empty"
+
+
+def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: str) -> PairGrades:
     """One grade a pair; the same grade twice is one grade.
 
     Args:
+        qrels: as `load_qrels` reads them.
         duplicates: `mean` takes the mean of a pair's grades, rounded to the nearest grade, halves up; `first` the first
             in the file.
+        path: of the qrels, for messages.
     Raises:
-        InputError: a pair has different grades and `duplicates` is `error`; it names them.
+        InputError: a pair has different grades, or further columns that differ, and `duplicates` is `error`.
     """
-    assert qrels.query_ids is not None
-    assert qrels.doc_ids is not None
-    query, doc = qrels.query_ids.dictionary_encode(), qrels.doc_ids.dictionary_encode()
+    query_ids, doc_ids = qrels["query_id"], qrels["doc_id"]
+    query, doc = query_ids.dictionary_encode(), doc_ids.dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
-    rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels.grades})
+    rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels[GOLD]})
     wanted = [("row", "min"), *(("grade", how) for how in ("first", "min", "max", "sum", "count"))]
     pairs = rows.group_by("key", use_threads=False).aggregate(wanted).sort_by("key")
-    firsts = pairs["row_min"].combine_chunks()
+    first_P = pairs["row_min"].combine_chunks()
     conflicts = np.sort(pairs.filter(pc.less(pairs["grade_min"], pairs["grade_max"]))["row_min"].to_numpy())
-    if len(conflicts) and duplicates == "error":
-        named = "; ".join(_conflict(qrels, np.flatnonzero(key_N == key_N[row])) for row in conflicts[:SHOWN])
-        raise InputError(
-            f"{qrels.path}: {len(conflicts)} pairs have several grades that differ "
-            f"({named}{'; …' if len(conflicts) > SHOWN else ''}). "
-            "Correct the file, or choose: --duplicates mean or --duplicates first."
-        )
-    if duplicates == "error" and qrels.columns:
-        _check_repeated(qrels, firsts.take(pc.index_in(rows["key"], pairs["key"])).to_numpy())
+    if duplicates == "error":
+        _check_duplicates(qrels, key_N, conflicts, first_P.take(pc.index_in(rows["key"], pairs["key"])), path)
     grades = pairs["grade_first"].combine_chunks()
     if duplicates == "mean":
         count_P = np.maximum(pairs["grade_count"].to_numpy(), 1)
         mean_P = (2 * pairs["grade_sum"].fill_null(0).to_numpy() + count_P) // (2 * count_P)
         grades = pa.array(mean_P, mask=grades.is_null().to_numpy(zero_copy_only=False))
-    begins = list(zip(texts_of(qrels.query_ids[:SHOWN]), texts_of(qrels.doc_ids[:SHOWN]), strict=True))
     return PairGrades(
         query.dictionary,
         doc.dictionary,
         pairs["key"].to_numpy(),
-        grades,
+        {GOLD: grades, **{name: qrels[name].take(first_P) for name in _further(qrels)}},
         len(conflicts),
         len(key_N),
-        qrels.grades.null_count,
-        grades_seen(qrels.grades),
-        begins,
-        columns_taken(qrels.columns, firsts),
+        qrels[GOLD].null_count,
+        grades_seen(qrels[GOLD]),
+        first_pairs(query_ids, doc_ids),
     )
 
 
-def _check_repeated(qrels: Qrels, first_N: np.ndarray) -> None:
-    """Rows of one pair have the same further columns.
+def _further(qrels: Mapping[str, pa.Array]) -> list[str]:
+    return [name for name in qrels if name not in ("query_id", "doc_id", GOLD)]
+
+
+def _check_duplicates(
+    qrels: Mapping[str, pa.Array], key_N: np.ndarray, conflicts: np.ndarray, first_N: pa.Int64Array, path: str
+) -> None:
+    """Rows of one pair have the same grade and the same further columns.
 
     Args:
+        conflicts: the first row of each pair whose grades differ.
         first_N: of each row the first row of its pair.
     Raises:
-        InputError: two differ; names the pair and the column.
+        InputError: two differ; names pairs.
     """
-    again = np.flatnonzero(first_N != np.arange(len(first_N)))
-    for name, column in qrels.columns.items():
-        ours, theirs = (column.take(pa.array(rows)).to_pylist() for rows in (first_N[again], again))
-        for row, one, other in zip(again.tolist(), ours, theirs, strict=True):
+
+    def named(row: int) -> str:
+        query, doc = (texts_of(qrels[name][row : row + 1])[0] for name in ("query_id", "doc_id"))
+        return f"query {query}, document {doc}"
+
+    examples = []
+    for row in conflicts[:SHOWN]:
+        grades = qrels[GOLD].take(pa.array(np.flatnonzero(key_N == key_N[row]))).drop_null().to_pylist()
+        examples.append(f"{named(row)}: {', '.join(map(str, grades))}")
+    if examples:
+        raise InputError(
+            f"{path}: {len(conflicts)} pairs have several grades that differ "
+            f"({'; '.join(examples)}{'; …' if len(conflicts) > SHOWN else ''}). "
+            "Correct the file, or choose: --duplicates mean or --duplicates first."
+        )
+    for name in _further(qrels):
+        theirs = qrels[name].take(first_N).to_pylist()
+        for row, (one, other) in enumerate(zip(qrels[name].to_pylist(), theirs, strict=True)):
             if one != other:
                 raise InputError(
-                    f"{qrels.path}: rows of {_pair(qrels, row)} differ in column `{name}`. "
+                    f"{path}: rows of {named(row)} differ in column `{name}`. "
                     "Correct the file, or take the first with --duplicates first."
                 )
-
-
-def _pair(qrels: Qrels, row: int) -> str:
-    ids = (qrels.query_ids, qrels.doc_ids)
-    query, doc = (texts_of(held[row : row + 1])[0] for held in ids if held is not None)
-    return f"query {query}, document {doc}"
-
-
-def _conflict(qrels: Qrels, rows: np.ndarray) -> str:
-    """A pair and its grades, by its rows."""
-    grades = qrels.grades.take(pa.array(rows)).drop_null().to_pylist()
-    return f"{_pair(qrels, rows[0])}: {', '.join(map(str, grades))}"
 
 
 def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tuple[list[str], str] | None:

@@ -458,10 +458,9 @@ class GoldGrades:
                     grade=source.grade,
                     by=source.columns.query_id,
                     doc=source.columns.doc_id,
-                    is_by_row=False,
                     grade_map=source.map,
                 )
-                self.by_pair = grades_by_pair(qrels, source.duplicates)
+                self.by_pair = grades_by_pair(qrels, source.duplicates, source.path)
             self.about = replace(self.about, joined_by="query_id and doc_id")
             return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in pairs])
 

@@ -26,9 +26,9 @@ from relabel.jobs.commands.options import (
 from relabel.jobs.compare import compare_runs, comparison_sections
 from relabel.jobs.convert import Options
 from relabel.jobs.convert import convert as convert_file
-from relabel.jobs.evaluate.judging import compare_sets, judged_labels
-from relabel.jobs.evaluate.sides import JudgingOptions, evaluation_blocks, gold_files, sets_blocks
+from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.exits import Exit
+from relabel.jobs.figures import evaluation_blocks, sets_blocks
 from relabel.jobs.merge import merge_outputs
 from relabel.jobs.output import emit, emit_record
 from relabel.jobs.sections import as_text
@@ -139,7 +139,7 @@ def evaluate(
             raise click.UsageError(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
-        judged = judged_labels(labels, options, gates, Storage(), **draws)
+        judged = judge(labels, options, gates, Storage(), **draws)[1]
         emit(plain(judged), as_text(evaluation_blocks(judged)), output)
         _report_refused(judged.gates)
         return judged.exit_code

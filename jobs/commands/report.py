@@ -16,7 +16,7 @@ from relabel.jobs.commands.options import (
     side_option,
     sigterm_ends,
 )
-from relabel.jobs.evaluate.sides import JudgingOptions, gold_files
+from relabel.jobs.evaluate import JudgingOptions, gold_files
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid
 from relabel.jobs.report.build import build_report

@@ -22,12 +22,10 @@ import pyarrow as pa
 import yaml
 from markupsafe import Markup
 
-from relabel.jobs.evaluate.judging import compare_named, gold_of, judge, load_pairs, open_set
-from relabel.jobs.evaluate.sides import (
+from relabel.jobs.evaluate import EmptySideError, Golds, JudgingOptions, compare_named, judge, open_set
+from relabel.jobs.figures import (
     ComparedSets,
-    EmptySideError,
     JudgedLabels,
-    JudgingOptions,
     comparison_blocks,
     evaluation_blocks,
     figures_plot,
@@ -63,12 +61,12 @@ from relabel.jobs.report.run_sections import (
 from relabel.jobs.sections import Block, Cell, Code, Facts, Fold, Paragraph, Plot, Section, Series, Table, cell_text
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.gold import own_input
+from relabel.manifests.gold import GOLD, own_input
 from relabel.manifests.labels import Pair, Span
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import DEPTH, rank_queries
 from relabel.manifests.process import require
-from relabel.manifests.schemas import LabelRow, QuarantineRow, Try, texts_of
+from relabel.manifests.schemas import LabelRow, QuarantineRow, Try, ids_of, texts_of
 from relabel.manifests.secrets import redacted, shortened
 
 if TYPE_CHECKING:
@@ -473,10 +471,13 @@ def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions | N
 def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow | QuarantineRow]) -> list[int | None]:
     """The gold grade of each row, None where there is none."""
     labels = open_set(run.path, options, run.storage)
-    by_row = gold_of(labels, options, run.storage).by_row
-    if by_row is not None:
-        return list(by_row.take(pa.array([row.row_id for row in rows], pa.int64())).to_pylist())
-    return load_pairs([labels], options, run.storage).grades_of([(row.query_id, row.doc_id) for row in rows])
+    held = {
+        "row_id": pa.array([row.row_id for row in rows], pa.int64()),
+        "query_id": ids_of(row.query_id for row in rows),
+        "doc_id": ids_of(row.doc_id for row in rows),
+    }
+    found = Golds([labels], options, run.storage).of(labels, pa.RecordBatch.from_pydict(held))
+    return list(found.columns[GOLD].to_pylist())
 
 
 # ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench.results import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
 from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
-from relabel.jobs.evaluate.sides import run_pairs
+from relabel.jobs.evaluate import run_pairs
 from relabel.jobs.report.artifacts import (
     DIGITS,
     BundleArtifact,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from relabel.manifests.gold import GoldRows
 from relabel.manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
-from relabel.manifests.metrics.judged import Judged, UnjudgedRows, sample_counts
+from relabel.manifests.metrics.judged import judged_rows, with_columns
 from relabel.manifests.metrics.measures import TINY, accuracy, confusion_by_group, kappa, tau_by_query
 from relabel.manifests.metrics.metric import (
     Formula,
@@ -26,7 +28,7 @@ from relabel.manifests.metrics.metric import (
     mean_of_rows,
     share,
 )
-from relabel.manifests.schemas import codes_of, pair_codes, texts_of
+from relabel.manifests.schemas import codes_of, pair_codes
 
 # ------------------------------------------------------------------------------
 # Which rows of a student's labels and a teacher's are the same.
@@ -38,29 +40,36 @@ BY_IDS = "query_id and doc_id"
 
 @dataclass(frozen=True)
 class Labelled:
-    """All labels of one set, in the order of its rows.
+    """All labels of one set.
 
     Args:
-        row_ids: int64 [N]: rows of the run's input, or of the file.
-        grades: int64 [N].
+        rows: in the order of `row_id`, see `manifests.label_sets`; no `grade` is null.
         probs: float64 [N, K], NaN where a row has none; None where no row has one.
         num_without_label: rows of the set that hold no label and are not here.
-        columns: as those of `Judged`.
     """
 
     where: str
-    row_ids: np.ndarray
-    query_ids: pa.LargeBinaryArray
-    doc_ids: pa.LargeBinaryArray
-    grades: np.ndarray
+    rows: pa.RecordBatch
     probs: np.ndarray | None
-    samples: pa.LargeListArray | None
-    num_without_label: int
-    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    num_without_label: int = 0
 
-    def pairs(self, first: int) -> list[tuple[str, str]]:
-        """(query_id, doc_id) of the first rows."""
-        return list(zip(texts_of(self.query_ids[:first]), texts_of(self.doc_ids[:first]), strict=True))
+    @cached_property
+    def row_ids(self) -> np.ndarray:
+        """Rows of the run's input, or of the file: int64 [N]."""
+        return np.asarray(self.rows["row_id"].to_numpy())
+
+    @cached_property
+    def grades(self) -> np.ndarray:
+        """int64 [N]."""
+        return np.asarray(self.rows["grade"].to_numpy(zero_copy_only=False))
+
+    @property
+    def query_ids(self) -> pa.LargeBinaryArray:
+        return self.rows["query_id"]
+
+    @property
+    def doc_ids(self) -> pa.LargeBinaryArray:
+        return self.rows["doc_id"]
 
 
 class Match(NamedTuple):
@@ -480,7 +489,7 @@ class StudentComparison:
             `with_distributions` on both sides, and what gold says of them.
         against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
-        against_gold: None where no row is judged.
+        against_gold: None without gold.
     """
 
     matched_by: str
@@ -491,54 +500,68 @@ class StudentComparison:
     notes: list[str]
 
 
-def compare(
+def judge_both(
     teacher: Labelled,
     student: Labelled,
     match: Match,
-    golds: pa.Int64Array | None,
-    is_known: np.ndarray,
+    gold: GoldRows,
     *,
     grades: int,
     resamples: int,
     seed: int,
     pass_at: Sequence[int] = (),
-    columns: Mapping[str, pa.Array] | None = None,
     lexical: np.ndarray | None = None,
+    qrels: str = "gold",
+) -> BothByGold:
+    """Both sets by gold, over matched rows of which at least one has a grade. Query and document ids are the teacher's
+    for both, so that both have the same groups.
+
+    Args:
+        gold: of the matched rows.
+        pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
+        lexical: BM25 of each row that has a gold grade.
+        qrels: what to call gold in an error.
+    Raises:
+        InputError: too few samples for a k, or a gold chunk is not one of its document's.
+    """
+    named = pa.array(match.teacher)
+    shared = {"query_id": teacher.query_ids.take(named), "doc_id": teacher.doc_ids.take(named), **gold.columns}
+    ours, theirs = (
+        judged_rows(
+            with_columns(one.rows.take(pa.array(places)), shared), grades, where=one.where, qrels=qrels, lexical=lexical
+        )
+        for one, places in ((teacher, match.teacher), (student, match.student))
+    )
+    return BothByGold(*evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at))
+
+
+def compare(
+    teacher: Labelled,
+    student: Labelled,
+    match: Match,
+    gold: GoldRows | None,
+    *,
+    grades: int,
+    resamples: int,
+    seed: int,
+    **judging: Any,
 ) -> StudentComparison:
     """Compare over matched rows, of which there is at least one.
 
     Args:
-        pass_at: the k of pass@k, see `manifests.metrics.evaluation.evaluate`.
-        golds: gold grade of each matched row, or null; None where nobody judges.
-        is_known: whether the row has a gold grade at all, null or not.
-        columns: gold's other columns, of each matched row.
-        lexical: BM25 of each row that has a gold grade.
+        gold, judging: see `judge_both`; None without gold.
     """
     rows, query_names = paired_rows(teacher, student, match, grades)
-    query_N, num_queries = rows.query, len(query_names)
+    num_queries = len(query_names)
     statistics = TeacherStatistics(rows, num_queries, grades)
     metrics = MetricSet(AGAINST_TEACHER, statistics, num_groups=num_queries)
     intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
+    notes = [*statistics.notes, *match_notes(teacher, student, match)]
     against_gold = None
-    num_judged = num_known = 0
-    if golds is not None:
-        num_judged, num_known = len(golds) - golds.null_count, int(is_known.sum())
-    if golds is not None and num_judged:
-        judged = golds.is_valid().to_numpy(zero_copy_only=False)
-        gold_N = golds.drop_null().to_numpy()
-        wanted, unjudged = (
-            {name: column.take(pa.array(np.flatnonzero(rows))) for name, column in (columns or {}).items()}
-            for rows in (judged, ~judged)
-        )
-        ours, theirs = (
-            replace(
-                _judged(one, rows[judged], match.teacher[judged], teacher, gold_N, grades, wanted),
-                unjudged=_unjudged_rows(one, rows[~judged], query_N[~judged], query_N[judged], unjudged),
-                lexical=lexical,
-            )
-            for one, rows in ((teacher, match.teacher), (student, match.student))
-        )
-        against_gold = BothByGold(*evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at))
+    if gold is not None and gold.counts["judged"]:
+        drawn: dict[str, Any] = {"grades": grades, "resamples": resamples, "seed": seed}
+        against_gold = judge_both(teacher, student, match, gold, **drawn, **judging)
+        notes += dict.fromkeys([*against_gold.teacher.notes, *against_gold.student.notes])
     counts = {
         "teacher": len(teacher.grades),
         "student": len(student.grades),
@@ -547,58 +570,7 @@ def compare(
         "only_student": len(student.grades) - len(match.student),
         "with_distributions": metrics.over("kl"),
         "queries": num_queries,
-        "judged": num_judged,
-        "unjudged": 0 if golds is None else len(golds) - num_known,
-        "gold_null": num_known - num_judged,
+        **(gold.counts if gold else {"judged": 0, "unjudged": 0, "gold_null": 0}),
     }
-    notes = [*statistics.notes, *match_notes(teacher, student, match)]
-    if against_gold is not None:
-        notes += dict.fromkeys([*against_gold.teacher.notes, *against_gold.student.notes])
     confusion = statistics.counts.by_group.sum(0).tolist()
     return StudentComparison(match.how, counts, metrics.with_intervals(intervals), confusion, against_gold, notes)
-
-
-def _judged(
-    labels: Labelled,
-    rows: np.ndarray,
-    name_rows: np.ndarray,
-    names: Labelled,
-    gold_N: np.ndarray,
-    grades: int,
-    wanted: Mapping[str, pa.Array],
-) -> Judged:
-    """Rows of a set with their gold grades; query and document ids are the teacher's for both sets, so that both have
-    the same groups.
-    """
-    named = pa.array(name_rows)
-    query_N, query_names = codes_of(names.query_ids.take(named))
-    probs_NK = None if labels.probs is None else labels.probs[rows]
-    if probs_NK is not None and np.isnan(probs_NK).all():
-        probs_NK = None
-    counted = sample_counts(labels.samples and labels.samples.take(pa.array(rows)), gold_N)
-    doc_N, _ = codes_of(names.doc_ids.take(named))
-    own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
-    return Judged(
-        grades,
-        gold_N,
-        labels.grades[rows],
-        query_N,
-        len(query_names),
-        doc_N,
-        probs_NK,
-        *counted,
-        query_names,
-        {**own, **wanted},
-    )
-
-
-def _unjudged_rows(
-    labels: Labelled, rows: np.ndarray, query_M: np.ndarray, judged_N: np.ndarray, wanted: Mapping[str, pa.Array]
-) -> UnjudgedRows:
-    """Rows of a set without a gold grade, by the numbers that `_judged` gives their queries: in the order of ids.
-
-    Args:
-        query_M, judged_N: numbers among all matched rows' queries, of these rows and of the judged ones.
-    """
-    own = {name: column.take(pa.array(rows)) for name, column in labels.columns.items()}
-    return UnjudgedRows.of(pa.array(query_M), pa.array(np.unique(judged_N)), {**own, **wanted})

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError
+from relabel.manifests.gold import GOLD, check_chunks
 from relabel.manifests.labels import exact_match, hit_at_1, set_f1
 from relabel.manifests.metrics.measures import (
     QueryRanking,
@@ -24,7 +25,7 @@ from relabel.manifests.metrics.measures import (
     reliability_by_group,
 )
 from relabel.manifests.metrics.metric import Order, Statistic, Sums, mean_of_queries, mean_of_rows
-from relabel.manifests.schemas import release_unused, texts_of
+from relabel.manifests.schemas import codes_of, release_unused, texts_of
 
 # ------------------------------------------------------------------------------
 # Labels joined with the grades that judge them, and the rows that the join left out.
@@ -32,8 +33,7 @@ from relabel.manifests.schemas import release_unused, texts_of
 # Letters: N judged rows, K grades.
 
 
-@dataclass(frozen=True)
-class UnjudgedRows:
+class UnjudgedRows(NamedTuple):
     """Rows without a gold grade, of queries that have judged ones.
 
     Args:
@@ -43,15 +43,6 @@ class UnjudgedRows:
 
     queries: np.ndarray
     columns: Mapping[str, pa.Array]
-
-    @classmethod
-    def of(cls, queries: pa.Array, judged: pa.Array, columns: Mapping[str, pa.Array]) -> UnjudgedRows:
-        """Those of such rows whose query is among the judged ones, by its place there."""
-        number_M = pc.index_in(queries, value_set=judged)
-        rows = pa.array(np.flatnonzero(number_M.is_valid().to_numpy(zero_copy_only=False)))
-        return cls(
-            number_M.drop_null().to_numpy().astype(np.int64), {name: one.take(rows) for name, one in columns.items()}
-        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,7 @@ class Judged:
         num_correct, num_samples: int64 [N], samples equal to gold and all samples, 0 where a row has none; None where
             no row has some.
         query_names: the ids that `queries` number, where they were kept.
-        columns: further ones of the rows, by name: see `manifests.judging.further_columns`.
+        columns: further ones of the rows, by name: see `manifests.gold.label_columns` and `gold_columns`.
         unjudged: of labelled rows of these queries that have no gold grade, what they say of their query.
         lexical: float64 [N], BM25 of query and document; None where their texts are not known.
     """
@@ -107,6 +98,65 @@ class Judged:
         return score_N
 
 
+_OWN = ("row_id", "grade", "query_id", "doc_id", "probs", "samples", GOLD)
+"""Columns of labels (`manifests.label_sets`) that are joined with gold; all others are further ones."""
+
+
+def column_of(rows: pa.RecordBatch, name: str) -> pa.Array | None:
+    """A column, or None without it."""
+    return rows[name] if name in rows.schema.names else None
+
+
+def with_columns(rows: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """With further columns of the same rows, or others in their place."""
+    return pa.RecordBatch.from_pydict({**dict(zip(rows.schema.names, rows.columns, strict=True)), **columns})
+
+
+def judged_rows(
+    rows: pa.RecordBatch, grades: int, *, where: str, qrels: str, lexical: np.ndarray | None = None
+) -> Judged:
+    """Rows with a gold grade, of which there is at least one; of the others what they say of these rows' queries.
+
+    Args:
+        rows: labels with the column `GOLD`, and gold's further ones.
+        where, qrels: what labels and gold are of, for errors.
+    Raises:
+        InputError: a distribution does not sum to 1, or a gold chunk is not one of its document's.
+    """
+    is_judged = rows[GOLD].is_valid()
+    others, rows = (
+        (rows.filter(pc.invert(is_judged)), rows.filter(is_judged)) if rows[GOLD].null_count else (None, rows)
+    )
+    columns = {name: rows[name] for name in rows.schema.names if name not in _OWN}
+    query_ids, doc_ids = column_of(rows, "query_id"), column_of(rows, "doc_id")
+    check_chunks(columns, query_ids, doc_ids, where=qrels)
+    gold_N = rows[GOLD].to_numpy()
+    query_N, query_names, unjudged = None, None, None
+    if query_ids is not None and not query_ids.null_count:
+        query_N, query_names = codes_of(query_ids)
+        if others and columns:
+            number_M = pc.index_in(others["query_id"], value_set=query_names)
+            others = others.filter(number_M.is_valid())
+            number_M = number_M.drop_null().to_numpy().astype(np.int64)
+            unjudged = UnjudgedRows(number_M, {name: others[name] for name in columns})
+    doc_N = np.zeros(len(gold_N), np.int64) if doc_ids is None else codes_of(doc_ids.fill_null(b""))[0]
+    release_unused()
+    return Judged(
+        grades,
+        gold_N,
+        rows["grade"].to_numpy(),
+        query_N,
+        0 if query_names is None else len(query_names),
+        doc_N,
+        distributions(column_of(rows, "probs"), grades, where=where),
+        *sample_counts(column_of(rows, "samples"), gold_N),
+        query_names,
+        columns,
+        unjudged,
+        lexical,
+    )
+
+
 def distributions(lists: pa.LargeListArray | None, grades: int, *, where: str) -> np.ndarray | None:
     """Distributions as one array: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
 
@@ -115,7 +165,9 @@ def distributions(lists: pa.LargeListArray | None, grades: int, *, where: str) -
     """
     if lists is None or lists.null_count == len(lists):
         return None
-    check_widths(lists, grades, where=where)
+    sizes = pc.unique(pc.list_value_length(lists).drop_null()).to_pylist()
+    if sizes != [grades]:
+        raise InputError(f"{where}: a distribution has {max(sizes)} entries, the scale {grades} grades.")
     flat = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
     held: np.ndarray = flat.astype(np.float64).reshape(-1, grades)
     sums = held.sum(1)
@@ -123,25 +175,9 @@ def distributions(lists: pa.LargeListArray | None, grades: int, *, where: str) -
         raise InputError(
             f"{where}, probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN."
         )
-    held /= sums[:, None]  # float32 in the files: sums miss 1 by 1e-7
-    if not lists.null_count:
-        return held
     probs_NK = np.full((len(lists), grades), np.nan)
-    probs_NK[lists.is_valid().to_numpy(zero_copy_only=False)] = held
+    probs_NK[lists.is_valid().to_numpy(zero_copy_only=False)] = held / sums[:, None]  # float32 misses 1 by 1e-7
     return probs_NK
-
-
-def check_widths(lists: pa.LargeListArray | None, grades: int, *, where: str) -> None:
-    """Every distribution has K entries.
-
-    Raises:
-        InputError: one has another number.
-    """
-    if lists is not None:
-        sizes = pc.list_value_length(lists).drop_null().to_numpy()
-        wrong = sizes[sizes != grades]
-        if len(wrong):
-            raise InputError(f"{where}: a distribution has {wrong[0]} entries, the scale {grades} grades.")
 
 
 def sample_counts(samples: pa.LargeListArray | None, gold_N: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -584,9 +584,8 @@ def test_duplicates_are_settled_as_evaluate_settles_them(rows: list[tuple[str, s
         source, target = f"{name}/a.qrels", f"{name}/b.qrels"
         Path(source).write_text("".join(f"{query} 0 {doc} {grade}\n" for query, doc, grade in rows))
         found = convert(source, target, Storage(), options=PLAIN, duplicates=rule)
-        theirs = grades_by_pair(
-            load_qrels(source, Storage(), grade="grade", by="query_id", doc="doc_id", is_by_row=False), rule
-        )
+        qrels = load_qrels(source, Storage(), grade="grade", by="query_id", doc="doc_id")
+        theirs = grades_by_pair(qrels, rule, source)
         assert (found.duplicates, found.conflicts) == (theirs.num_repeated, theirs.num_conflicts)
         ours = [tuple(line.split()) for line in Path(target).read_text().splitlines()]
         pairs = [(query, doc) for query, _, doc, _ in ours]

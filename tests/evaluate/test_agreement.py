@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.gold import Qrels, grades_by_pair
-from relabel.manifests.label_sets import LabelPart, gather
+from relabel.manifests.gold import grades_by_pair
+from relabel.manifests.label_sets import gather
 from relabel.manifests.metrics import measures
 from relabel.manifests.metrics.comparison import match_rows
 from relabel.manifests.metrics.evaluation import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
@@ -123,9 +123,9 @@ QRELS = st.lists(st.tuples(PAIRS, st.none() | st.integers(-1, 3)), max_size=14)
 FEW = settings(max_examples=60, deadline=None)
 
 
-def qrels_of(rows: list[tuple[tuple[str, str], int | None]]) -> Qrels:
-    ids = (ids_of(pair[side] for pair, _ in rows) for side in (0, 1))
-    return Qrels("g.txt", *ids, pa.array([grade for _, grade in rows], pa.int64()))
+def qrels_of(rows: list[tuple[tuple[str, str], int | None]]) -> dict[str, pa.Array]:
+    ids = {name: ids_of(pair[side] for pair, _ in rows) for side, name in enumerate(("query_id", "doc_id"))}
+    return {**ids, "gold": pa.array([grade for _, grade in rows], pa.int64())}
 
 
 def held(rows: list[tuple[tuple[str, str], int | None]]) -> dict[tuple[str, str], list[int]]:
@@ -138,7 +138,7 @@ def held(rows: list[tuple[tuple[str, str], int | None]]) -> dict[tuple[str, str]
 @FEW
 @given(QRELS, st.sampled_from(["mean", "first"]))
 def test_each_pair_has_the_grade_that_a_loop_over_rows_gives_it(rows: list[Any], rule: Any) -> None:
-    found, expected = grades_by_pair(qrels_of(rows), rule), held(rows)
+    found, expected = grades_by_pair(qrels_of(rows), rule, "g.txt"), held(rows)
     settled = {
         pair: (grades[0] if rule == "first" else (2 * sum(grades) + len(grades)) // (2 * len(grades)))
         for pair, grades in expected.items()
@@ -158,12 +158,20 @@ def test_each_pair_has_the_grade_that_a_loop_over_rows_gives_it(rows: list[Any],
 def test_rows_are_matched_as_a_loop_matches_them(first: list[Any], second: list[Any]) -> None:
     sides = [
         gather(
-            [LabelPart(pa.array(range(len(pairs)), pa.int64()), pa.array([0] * len(pairs), pa.int64()), *ids)],
+            [
+                pa.record_batch(
+                    {
+                        "row_id": pa.array(range(len(pairs)), pa.int64()),
+                        "grade": pa.array([0] * len(pairs), pa.int64()),
+                        "query_id": ids_of(query for query, _ in pairs),
+                        "doc_id": ids_of(doc for _, doc in pairs),
+                    }
+                )
+            ],
             grades=2,
             where="here",
         )
         for pairs in (first, second)
-        for ids in [[ids_of(pair[side] for pair in pairs) for side in (0, 1)]]
     ]
     left = {pair: [place for place, other in enumerate(second) if other == pair] for pair in second}
     expected = [(place, left[pair].pop(0)) for place, pair in enumerate(first) if left.get(pair)]

@@ -17,7 +17,8 @@ import pytest
 from scipy import stats
 from sklearn import metrics
 
-from relabel.manifests.label_sets import LabelPart, gather
+from relabel.manifests.gold import GoldRows
+from relabel.manifests.label_sets import gather
 from relabel.manifests.metrics.comparison import Labelled, compare, kl_rows, match_rows
 from relabel.manifests.metrics.measures import tau_by_query
 from relabel.manifests.metrics.metric import draw_weights
@@ -229,12 +230,14 @@ def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled,
     sides = []
     for name, probs in (("teacher", ours), ("student", theirs)):
         held = probs / probs.sum(1, keepdims=True)
-        part = LabelPart(
-            pa.array(range(rows)),
-            pa.array(held.argmax(1)),
-            ids_of(f"q{row % queries}" for row in range(rows)),
-            ids_of(f"d{row}" for row in range(rows)),
-            pa.array(held.tolist(), pa.large_list(pa.float64())),
+        part = pa.record_batch(
+            {
+                "row_id": pa.array(range(rows)),
+                "grade": pa.array(held.argmax(1)),
+                "query_id": ids_of(f"q{row % queries}" for row in range(rows)),
+                "doc_id": ids_of(f"d{row}" for row in range(rows)),
+                "probs": pa.array(held.tolist(), pa.large_list(pa.float64())),
+            }
         )
         sides.append(gather([part], grades=GRADES, where=name))
     return sides[0], sides[1], gold.tolist()
@@ -243,8 +246,8 @@ def world(rows: int = 60, queries: int = 6, *, seed: int = 1) -> tuple[Labelled,
 def compared(teacher: Labelled, student: Labelled, golds: list[Any] | None, **options: Any) -> Any:
     match = match_rows(teacher, student, is_same_input=True)
     known = np.ones(len(match.teacher), dtype=bool)
-    held = None if golds is None else pa.array(golds, pa.int64())
-    return compare(teacher, student, match, held, known, grades=GRADES, **{"resamples": 200, "seed": 7} | options)
+    held = None if golds is None else GoldRows("row", known, {"gold": pa.array(golds, pa.int64())})
+    return compare(teacher, student, match, held, grades=GRADES, **{"resamples": 200, "seed": 7} | options)
 
 
 def test_kl_is_the_relative_entropy_of_scipy_in_the_teachers_direction() -> None:
@@ -323,9 +326,9 @@ def test_the_paired_bootstrap_is_the_one_made_by_hand() -> None:
         assert (found[name].low, found[name].high) == pytest.approx(np.quantile(values, [0.025, 0.975])), name
 
 
-def part(rows: list[int], pairs: list[tuple[str, str]], grades: list[int | None]) -> LabelPart:
-    ids = (ids_of(pair[side] for pair in pairs) for side in (0, 1))
-    return LabelPart(pa.array(rows, pa.int64()), pa.array(grades, pa.int64()), *ids)
+def part(rows: list[int], pairs: list[tuple[str, str]], grades: list[int | None]) -> pa.RecordBatch:
+    ids = {name: ids_of(pair[side] for pair in pairs) for side, name in enumerate(("query_id", "doc_id"))}
+    return pa.record_batch({"row_id": pa.array(rows, pa.int64()), "grade": pa.array(grades, pa.int64()), **ids})
 
 
 def test_rows_without_a_label_are_counted_and_never_matched() -> None:
@@ -333,6 +336,6 @@ def test_rows_without_a_label_are_counted_and_never_matched() -> None:
     theirs = gather([part([0, 1], [("q", "a"), ("q", "b")], [0, 2])], grades=3, where="theirs")
     match = match_rows(ours, theirs, is_same_input=True)
     assert ours.row_ids[match.teacher].tolist() == [1]
-    found = compare(ours, theirs, match, None, np.ones(0), grades=3, resamples=0, seed=1)
+    found = compare(ours, theirs, match, None, grades=3, resamples=0, seed=1)
     assert any("rows of ours without a readable label, left out: 1" in note for note in found.notes)
     assert "kl" not in found.against_teacher

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.evaluate.sides import JudgingOptions
+from relabel.jobs.evaluate import JudgingOptions
 from relabel.jobs.report.build import build_report
 from relabel.manifests.files import Storage
 from tests.report.conftest import BAITS, FOREIGN_IMAGE, Judgment, forge_run, write_table

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.evaluate.sides import JudgingOptions
+from relabel.jobs.evaluate import JudgingOptions
 from relabel.jobs.report.artifacts import open_artifact
 from relabel.jobs.report.build import WORST, Browser, browser_json, build_report
 from relabel.manifests.errors import InputError, UsageError
