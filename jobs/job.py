@@ -21,7 +21,6 @@ from relabel.labelers.engines.transformers import TokenizerFolder, prompt_encode
 from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.asks import Engine
-from relabel.manifests.cascade import Cascade, open_cascade
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.inputs import Dataset, open_dataset
@@ -39,7 +38,7 @@ from relabel.manifests.plan import (
     template_name,
     write_plan,
 )
-from relabel.manifests.reuse import stage_digests
+from relabel.manifests.reuse import Cascade, open_cascade, stage_digests
 from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
 from relabel.manifests.run import RunFolder
 from relabel.manifests.secrets import STORAGE_KEY

@@ -279,7 +279,8 @@ def steps_of(run: MergedRun, merged: RunFolder) -> Iterator[MergeStep]:
         return one[1][0].shard, one[1][0].chunk
 
     streams = [
-        zip(itertools.repeat(source), source.folder.receipts_of(source.found), strict=False) for source in run.sources
+        zip(itertools.repeat(source), source.folder.receipts_in(source.found.etags), strict=False)
+        for source in run.sources
     ]
     chunks = (list(group) for _, group in itertools.groupby(heapq.merge(*streams, key=place), key=place))
     for shard, offers_by_chunk in itertools.groupby(chunks, key=lambda offers: offers[0][1][0].shard):
@@ -350,12 +351,8 @@ def merge_outputs(
             something else.
         LockHeldError: another merge into `to` is under way.
     """
-    if place_of(to) in map(place_of, paths):
-        raise ConfigError(
-            f"merge: --to {to} is one of the outputs that are merged. Give a folder of its own for the merged one."
-        )
     for path in paths:
-        if place_of(to).startswith(f"{place_of(path)}/"):
+        if f"{place_of(to)}/".startswith(f"{place_of(path)}/"):
             raise ConfigError(f"merge: --to {to} lies inside {path}, which is merged. Give a folder outside of it.")
     runs = open_runs(paths, storage)
     differences = differences_of(runs)
@@ -366,20 +363,22 @@ def merge_outputs(
         )
     plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
-    if not _holds(store, plan):
+    held = _planned(store, plan)
+    if held is None:
         store.check_conditional_writes()
         write_plan(store, plan, plan_files)
-        _holds(store, plan)
+        held = _planned(store, plan)
+    folder = RunFolder(store, held or plan)
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()
     try:
-        return _merge(runs, store, differences, allow_mixed=allow_mixed)
+        return _merge(runs, folder, differences, allow_mixed=allow_mixed)
     finally:
         lock.release()
 
 
-def _holds(store: RunStore, plan: Plan) -> bool:
-    """Whether a folder holds this plan.
+def _planned(store: RunStore, plan: Plan) -> Plan | None:
+    """The plan that a folder holds, which is this one.
 
     Raises:
         StaleRunError: it holds another one.
@@ -387,13 +386,11 @@ def _holds(store: RunStore, plan: Plan) -> bool:
     held = load_plan(store)
     if held is not None and held.fingerprint != plan.fingerprint:
         raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
-    return held is not None
+    return held
 
 
-def _merge(runs: list[MergedRun], store: RunStore, differences: list[str], *, allow_mixed: bool) -> Merged:
-    plan = load_plan(store)
-    assert plan is not None
-    folder = RunFolder(store, plan)
+def _merge(runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
+    store = folder.store
     held = load_manifest(store)
     if held is not None and _is_current(held, folder, runs):
         return Merged(held, False)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from relabel.manifests.columns import is_number_type, plain_type
 from relabel.manifests.errors import DiskFullError, InputError, StoreError, UsageError
-from relabel.manifests.files import Storage, is_url, out_of_files, place_of, scheme_of
+from relabel.manifests.files import FULL, Storage, is_full, is_url, place_of, scheme_of, translate_errors
 from relabel.manifests.inputs import PARQUET_SUFFIXES, check_single, list_input, open_parquet, reading
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import sha256_file
@@ -43,30 +43,12 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     except StoreError:  # ours already, and an OSError too
         raise
     except OSError as exc:
-        if not _is_full(exc):
+        if not is_full(exc):
             raise
         raise DiskFullError(
             f"{tempfile.gettempdir()}: no space left for scratch files. Nothing was changed; free some, or point "
             "TMPDIR at a folder that has more, and give the command again."
         ) from exc
-
-
-def _is_full(exc: OSError) -> bool:
-    return exc.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(exc)
-
-
-@contextlib.contextmanager
-def full_disk_as_os_error(polars: Any) -> Iterator[None]:
-    """Where polars writes: raise a full disk as OSError. Its own error differs from that of a damaged source only in
-    the number of the system's error.
-    """
-    try:
-        yield
-    except polars.exceptions.PolarsError as exc:
-        found = re.search(r"\(os error ([0-9]{1,4})\)", str(exc))
-        if found is None or int(found[1]) not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from exc
 
 
 ONE_PUT_BYTES = 64 << 20
@@ -85,30 +67,31 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
         held = place_of(path).rstrip("/")
         if place == held or place.startswith(f"{held}/"):
             raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
-    if is_url(to) and scheme_of(to) not in ("file", "local"):
+    if _is_remote(to):
+        is_taken = False
         with contextlib.suppress(FileNotFoundError):
             UrlFile(to, storage).close()
-            _refuse_taken(to, force=force)
-        return
-    target = _local_path(to)
-    _refuse_odd(to, target)
-    if target.exists():
-        _refuse_taken(to, force=force)
+            is_taken = True
+    else:
+        is_taken = _local_path(to).exists()
+    if is_taken and not force:
+        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+
+
+def _is_remote(to: str) -> bool:
+    return is_url(to) and scheme_of(to) not in ("file", "local")
 
 
 def _local_path(to: str) -> Path:
-    return Path(to.partition("://")[2] if is_url(to) else to).absolute()
+    """Where a local file is to be written, behind the links that its name may be.
 
-
-def _refuse_odd(to: str, target: Path) -> None:
-    """Raise for what a rename would replace by a file: folders, devices, pipes, sockets, dangling links."""
+    Raises:
+        UsageError: a rename would replace something else than a file: a folder, a device, a pipe, a dangling link.
+    """
+    target = Path(to.partition("://")[2] if is_url(to) else to).absolute()
     if os.path.lexists(target) and not target.is_file():
         raise UsageError(f"{to}: is not a regular file. Give the name of a file.")
-
-
-def _refuse_taken(to: str, *, force: bool) -> None:
-    if not force:
-        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+    return target.resolve()
 
 
 @contextlib.contextmanager
@@ -120,41 +103,27 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
         UsageError: something that is not a regular file is there.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
-    try:
-        if is_url(to) and scheme_of(to) not in ("file", "local"):
+    with translate_errors("write", to):
+        if _is_remote(to):
             with scratch_folder("relabel-out-") as scratch:
                 file = scratch / to.rpartition("/")[2]
                 yield file
                 check_interrupted()
                 _upload(file, to, storage)
             return
-        _refuse_odd(to, _local_path(to))
-        target = _local_path(to).resolve()
+        target = _local_path(to)
+        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             check_interrupted()
-            _publish(temporary, target)
+            with temporary.open("rb") as written_file:
+                os.fsync(written_file.fileno())
+            temporary.replace(target)
+            sync_folder(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-    except StoreError:  # ours already, and an OSError too
-        raise
-    except OSError as exc:
-        if _is_full(exc):
-            raise DiskFullError(
-                f"{to}: no space left. Nothing was changed; free some and give the command again."
-            ) from exc
-        raise StoreError(f"{to}: can't write it: {out_of_files(exc) or exc.strerror or exc}") from exc
-
-
-def _publish(temporary: Path, target: Path) -> None:
-    """Make a file durable under its final name."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(target)
-    sync_folder(target.parent)
 
 
 def _upload(file: Path, to: str, storage: Storage) -> None:
@@ -413,9 +382,11 @@ def translate_polars_errors(path: str) -> Iterator[None]:
     try:
         yield
     except polars.exceptions.PolarsError as exc:
-        raise InputError(
-            f"{path}: can't be read: {shortened(str(exc).splitlines()[0], 200) if str(exc) else type(exc).__name__}."
-        ) from exc
+        text = str(exc) or type(exc).__name__
+        found = re.search(r"\(os error ([0-9]{1,4})\)", text)
+        if found is not None and int(found[1]) in (*FULL, errno.EFBIG):  # of a file that is written, not of the input
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from exc
+        raise InputError(f"{path}: can't be read: {shortened(text.splitlines()[0], 200)}.") from exc
 
 
 def _files(path: str, role: str, storage: Storage) -> list[str]:
@@ -538,6 +509,6 @@ def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
         InputError: the rows can't be read.
     """
     with written(to, storage) as file:
-        with translate_polars_errors(source), full_disk_as_os_error(load_polars()):
+        with translate_polars_errors(source):
             frame.sink_parquet(file, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
         return int(pq.read_metadata(file).num_rows)

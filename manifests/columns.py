@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -39,66 +40,49 @@ def folder_columns(path: str, stored: Collection[str]) -> dict[str, str | None]:
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type that a column of a stored type is read as."""
-    if isinstance(kind, pa.UuidType):
-        return pa.large_string()
-    if isinstance(kind, pa.BaseExtensionType):
-        return pa.bool_() if isinstance(kind, pa.Bool8Type) else plain_type(kind.storage_type)
-    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
-        return plain_type(kind.value_type)
-    if _is_text(kind) or pa.types.is_fixed_size_binary(kind):
-        return pa.large_string()
-    if _is_list(kind) and not pa.types.is_nested(kind.value_type):
-        inner = kind.value_type.value_type if pa.types.is_dictionary(kind.value_type) else kind.value_type
-        return pa.large_list(pa.large_string() if _is_text(inner) else kind.value_type)
-    return kind
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Text, or bytes that may be text: ClickHouse and Impala mark none as such."""
-    tests = (
-        *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-        *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
-    )
-    return any(test(kind) for test in tests)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    tests = (
-        *(pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
-        *(pa.types.is_list_view, pa.types.is_large_list_view),
-    )
-    return any(test(kind) for test in tests)
+    return plain(pa.nulls(0, kind)).type
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """A stored column as its plain type (`plain_type`). Text that is not UTF-8 stays as it is; reading it says so."""
+    """A stored column as its plain type. Text that is not UTF-8 stays as it is; reading it says so."""
     kind = column.type
     if isinstance(kind, pa.UuidType):
         return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.large_string())
+    if isinstance(kind, pa.Bool8Type):
+        return column.storage.cast(pa.bool_())
     if isinstance(kind, pa.BaseExtensionType):
         return plain(column.storage)
     if pa.types.is_dictionary(kind):
         return plain(column.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return plain(pc.run_end_decode(column))
-    if pa.types.is_fixed_size_binary(kind) or (_is_text(kind) and "binary" in str(kind)):
+    if "binary" in str(kind) and (_is_text(kind) or pa.types.is_fixed_size_binary(kind)):
         return column.cast(pa.large_binary()).view(pa.large_string())
-    wanted = plain_type(kind)
-    return column if wanted == kind else column.cast(wanted)
+    if _is_text(kind):
+        return column.cast(pa.large_string())
+    if isinstance(kind, _LISTS) and not pa.types.is_nested(kind.value_type):
+        inner = kind.value_type.value_type if pa.types.is_dictionary(kind.value_type) else kind.value_type
+        return column.cast(pa.large_list(pa.large_string() if _is_text(inner) else kind.value_type))
+    return column
 
 
-def is_id_type(kind: pa.DataType) -> bool:
-    """Whether a plain type may hold ids: text, or numbers, which have to be whole."""
-    tests = (pa.types.is_large_string, pa.types.is_null, *_NUMBERS)
-    return any(test(kind) for test in tests)
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Text, or bytes that may be text: ClickHouse and Impala mark none as such."""
+    return re.fullmatch("(large_)?(string|binary)(_view)?", str(kind)) is not None
 
 
 def is_number_type(kind: pa.DataType) -> bool:
     """Whether a plain type may hold grades."""
-    return any(test(kind) for test in (pa.types.is_null, *_NUMBERS))
+    tests = (pa.types.is_null, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(test(kind) for test in tests)
 
 
-_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+def is_id_type(kind: pa.DataType) -> bool:
+    """Whether a plain type may hold ids: text, or numbers, which have to be whole."""
+    return bool(pa.types.is_large_string(kind) or is_number_type(kind))
 
 
 def id_texts(column: pa.Array, *, path: str, name: str) -> pa.Array:
@@ -177,9 +161,7 @@ class PlainParquet(pq.ParquetFile):  # type: ignore[misc]
             return pa.repeat(pa.scalar(self.folder_columns[name], pa.large_string()), batch.num_rows)
         stored = batch.column(name)
         column = plain(stored)
-        if not is_id:
-            return column
-        if "binary" in str(stored.type):
+        if is_id and "binary" in str(stored.type):
             # refuse bytes that are no text as ids: read with replacement characters, two ids would become one
             try:
                 column.validate(full=True)
@@ -188,7 +170,7 @@ class PlainParquet(pq.ParquetFile):  # type: ignore[misc]
                     f"{self.path}: column `{name}` holds bytes that are not UTF-8. Ids are text, whole numbers or "
                     "UUIDs: store them as hexadecimal text."
                 ) from exc
-        return id_texts(column, path=self.path, name=name)
+        return id_texts(column, path=self.path, name=name) if is_id else column
 
 
 # ------------------------------------------------------------------------------

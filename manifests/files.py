@@ -47,7 +47,7 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
-def translate_errors(verb: str, path: Path, *, is_missing_fine: bool = False) -> Iterator[None]:
+def translate_errors(verb: str, path: Path | str, *, is_missing_fine: bool = False) -> Iterator[None]:
     """Turn the operating system's refusals into ours.
 
     Args:
@@ -75,7 +75,7 @@ def refusal(error: Exception) -> RelabelError | None:
 
 
 def _translated(error: OSError, verb: str, path: Path | str) -> RelabelError:
-    if error.errno in FULL:
+    if is_full(error):
         return DiskFullError(
             f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same "
             "command again."
@@ -87,6 +87,11 @@ def _translated(error: OSError, verb: str, path: Path | str) -> RelabelError:
             f"{link}: a link to {link.readlink()}, which is not there. Restore what it led to, or remove the link."
         )
     return StoreError(f"{path}: can't {verb} it ({error.strerror or error}). Check the path and its permissions.")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk or a quota is full; Arrow's errors have no number."""
+    return error.errno in FULL or "No space left" in str(error)
 
 
 def out_of_files(error: BaseException) -> str | None:

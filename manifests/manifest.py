@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from relabel.manifests import failpoints
 from relabel.manifests.asks import Charge
 from relabel.manifests.errors import ManifestError
-from relabel.manifests.receipts import FileRef, Receipt, ReusedRows, RunRows
+from relabel.manifests.receipts import Fates, FileRef, Receipt, ReusedRows, RunRows
 from relabel.manifests.records import (
     LEFT_OUT,
     canonical_json,
@@ -303,24 +303,15 @@ def write_manifest(store: RunStore, manifest: RunManifest) -> None:
 NAMES_AT_A_TIME = 4096
 
 
-class Tally(NamedTuple):
-    """What a run's receipts add up to.
-
-    `labelled` counts labels that were asked, `reused` those reused; `quarantined` counts rows by their latest
-    status, without `ok`. `worker_seconds` is from each worker's first row to its last commit, added up.
+@dataclass(frozen=True, kw_only=True)
+class Tally(Fates):
+    """What a run's receipts add up to; rows in quarantine are counted by their latest status. `worker_seconds` is from
+    each worker's first row to its last commit, added up.
     """
 
-    rows: int
-    labelled: int
-    reused: int
-    quarantined: dict[str, int]
     chunks_done: int
     stages: dict[str, dict[str, int]]
-    worker_seconds: float = 0.0
-
-    @property
-    def num_quarantined(self) -> int:
-        return sum(self.quarantined.values())
+    worker_seconds: float
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -371,15 +362,13 @@ def digest_of_listing(etags: Mapping[str, str]) -> str:
 
 def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot:
     """What the receipts say by the word of a manifest that was made of them."""
-    rows = manifest.rows
     tally = Tally(
-        rows.in_,
-        rows.labelled,
-        rows.reused,
+        manifest.rows.labelled,
+        manifest.rows.reused,
         manifest.quarantined_by_status,
-        num_chunks,
-        manifest.stages,
-        manifest.worker_seconds,
+        chunks_done=num_chunks,
+        stages=manifest.stages,
+        worker_seconds=manifest.worker_seconds,
     )
     return Snapshot(
         tally,
@@ -398,40 +387,34 @@ def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]
 # Receipts added up, one chunk after the other, into a snapshot.
 
 
-def sum_receipts(
-    chunks: Iterable[tuple[Sequence[Receipt], int]], listing_digest: str, etags: Mapping[str, str]
-) -> Snapshot:
+def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
     """What receipts say together, as found under these names and etags.
 
     Args:
-        chunks: of each all of its receipts, by attempt, and its rows by the plan; the rows' states are those of the
-            last.
+        chunks: of each all of its receipts, by attempt; the rows' states are those of the last.
     """
-    rows = num_chunks = labelled = reused = 0
+    num_chunks = labelled = reused = 0
     quarantined, stages = Counter[str](), dict[str, Counter[str]]()
     labels, quarantine, answers = list[FileRef](), list[FileRef](), list[FileRef]()
     engines, sources = dict[str, dict[str, Any]](), dict[str, ReusedRows]()
     spans: dict[str, tuple[str, str]] = {}
     """By worker: its first start and last commit."""
     digest = hashlib.sha256()
-    for receipts, planned in chunks:
-        latest = receipts[-1]
-        num_chunks, rows = num_chunks + 1, rows + planned
-        quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
-        quarantine += [latest.quarantine] if latest.quarantine else []
+    for receipts in chunks:
+        num_chunks += 1
+        quarantined.update({status: count for status, count in receipts[-1].statuses.items() if status != "ok"})
+        quarantine += [receipts[-1].quarantine] if receipts[-1].quarantine else []
         for receipt in receipts:
-            if receipt.labels:
-                labels.append(receipt.labels)
-                labelled += receipt.labels.rows - receipt.rows_reused
+            labels += [receipt.labels] if receipt.labels else []
             answers += [receipt.answers] if receipt.answers else []
             files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
             files += [receipt.answers.sha256] if receipt.answers else []
             digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+            labelled += receipt.statuses.get("ok", 0) - receipt.rows_reused
             reused += receipt.rows_reused
             for source in receipt.reused:
                 key = json.dumps(asdict(replace(source, rows=0)))
-                known = sources[key].rows if key in sources else 0
-                sources[key] = replace(source, rows=source.rows + known)
+                sources[key] = replace(source, rows=source.rows + (sources[key].rows if key in sources else 0))
             first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
             spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
             if receipt.engine:
@@ -440,13 +423,12 @@ def sum_receipts(
                 stages.setdefault(stage, Counter()).update(counts)
     moments = ((datetime.fromisoformat(first), datetime.fromisoformat(last)) for first, last in spans.values())
     tally = Tally(
-        rows,
         labelled,
         reused,
         dict(quarantined),
-        num_chunks,
-        {stage: dict(counts) for stage, counts in stages.items()},
-        round(sum((last - first).total_seconds() for first, last in moments), 3),
+        chunks_done=num_chunks,
+        stages={stage: dict(counts) for stage, counts in stages.items()},
+        worker_seconds=round(sum((last - first).total_seconds() for first, last in moments), 3),
     )
     return Snapshot(
         tally,

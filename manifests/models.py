@@ -170,12 +170,10 @@ def default_cache_dir() -> Path:
     """
     try:
         cache = Path.home() / ".cache" / "relabel"
-    except RuntimeError:
-        return _private_cache("this user has no home folder")
-    nearest = next(path for path in (cache, *cache.parents) if os.path.isdir(path))  # noqa: PTH112 (no error where a folder above is closed)
-    if nearest == cache or os.access(nearest, os.W_OK | os.X_OK):
-        return cache
-    return _private_cache(f"{nearest} can't be written")
+        cache.mkdir(parents=True, exist_ok=True)
+    except (RuntimeError, OSError) as exc:
+        return _private_cache(f"no folder for models can be made in this user's home ({exc})")
+    return cache
 
 
 @functools.cache
@@ -216,10 +214,8 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
     known = _read_json(index_file)
     fresh: dict[str, list[Any]] = {}
     for name, file in _model_files(path):
-        stamp, entry = file_stamp(file.stat()), known.get(name)
-        if entry is None or entry[:1] != [stamp]:
-            entry = [stamp, sha256_file(file)]
-        fresh[name] = entry
+        stamp, held = file_stamp(file.stat()), known.get(name, [None])
+        fresh[name] = held if held[0] == stamp else [stamp, sha256_file(file)]
     if fresh != known:
         try:
             write_json(index_file, fresh)
@@ -262,11 +258,8 @@ def _locate(reference: str, cache: Path) -> Path:
 
 def hub_hint(path: str) -> str:
     """What a reference may have been meant as: a repository's name is a path too, and a spec's folder before it."""
-    parts = path.rstrip("/").split("/")
-    name = "/".join(parts[-2:])
-    if not _HF.fullmatch(name):
-        name = f"org/{parts[-1]}" if _HF.fullmatch(f"org/{parts[-1]}") else "org/name"
-    return f" A model of the Hugging Face hub is written hf:{name}."
+    name = "/".join(path.rstrip("/").split("/")[-2:])
+    return f" A model of the Hugging Face hub is written hf:{name if _HF.fullmatch(name) else 'org/name'}."
 
 
 def _from_hub(reference: str, rest: str) -> Path:

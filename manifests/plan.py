@@ -19,6 +19,7 @@ from relabel.manifests.errors import ManifestError, StaleRunError
 from relabel.manifests.files import absolute_path
 from relabel.manifests.inputs import Dataset, InputFile, changed_files
 from relabel.manifests.labels import PhiTable
+from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import (
     canonical_json,
     checked_version,
@@ -75,16 +76,10 @@ def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, li
     """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that
     changed.
     """
-    before, after = recipe_parts(was), recipe_parts(now)
     found: dict[str, list[str]] = {}
-    for part, value in after.items():
-        held = before[part]
-        if value == held:
-            continue
-        is_pair_of_maps = isinstance(value, dict) and isinstance(held, dict)
-        found[part] = (
-            sorted(key for key in {*value, *held} if value.get(key) != held.get(key)) if is_pair_of_maps else [part]
-        )
+    for path, *_ in differing(recipe_parts(was), recipe_parts(now)):
+        part, _, name = path.partition(".")
+        found.setdefault(part, []).append(name or part)
     return found
 
 
@@ -113,14 +108,6 @@ ROUNDS_NAME = "rounds.json"
 """What the output of `relabel rounds` holds; each of its rounds is a run in a folder below."""
 
 
-class RowIdFile(NamedTuple):
-    """The row ids of a scattered shard, kept next to the plan."""
-
-    path: str
-    rows: int
-    sha256: str
-
-
 class ShardPlan(NamedTuple):
     """One shard: rows `first_row .. first_row + rows`, or, where queries lie scattered, the row ids in a file next to
     the plan.
@@ -130,7 +117,7 @@ class ShardPlan(NamedTuple):
 
     rows: int
     first_row: int | None
-    row_ids: RowIdFile | None
+    row_ids: FileRef | None
     chunks: list[int]
     estimated_tokens: int
     read_bytes: int
@@ -279,18 +266,6 @@ def load_plan(store: RunStore) -> Plan | None:
     return None if data is None else parse_plan(data, f"{store.root}/{PLAN_NAME}")
 
 
-def plan_to_read(store: RunStore) -> Plan | None:
-    """As `load_plan`, for who reads labels.
-
-    Raises:
-        ManifestError: there is none, and the output is that of a search in rounds; names its rounds.
-    """
-    plan = load_plan(store)
-    if plan is None:
-        refuse_rounds(store)
-    return plan
-
-
 def refuse_rounds(store: RunStore) -> None:
     """Called where an output has no plan: that of a search in rounds has one for each round.
 
@@ -357,7 +332,7 @@ def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
     return np.split(shard_row_ids(store, shard), np.cumsum(shard.chunks)[:-1])
 
 
-def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, bytes]]:
+def row_id_file(number: int, rows: np.ndarray) -> tuple[FileRef, dict[str, bytes]]:
     """The file of a scattered shard's row ids, int64, that must lie next to its plan: what the plan says of it, and its
     bytes by name.
     """
@@ -373,7 +348,7 @@ def row_id_file(number: int, rows: np.ndarray) -> tuple[RowIdFile, dict[str, byt
     data = sink.getvalue()
     digest = sha256_bytes(data)
     path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
-    return RowIdFile(path, len(rows), digest), {path: data}
+    return FileRef(path, len(rows), digest), {path: data}
 
 
 # ------------------------------------------------------------------------------

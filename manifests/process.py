@@ -89,10 +89,8 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
     found = {}
     for name in names:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -258,9 +258,6 @@ def commit_chunk(
     failpoints.hit("after_quarantine")
     answer_file = _put_rows(store, "answers", chunk, list(answers), ANSWERS)
     failpoints.hit("after_answers")
-    statuses: dict[str, int] = {"ok": len(labels)} if labels else {}
-    for row in quarantine:
-        statuses[row.status] = statuses.get(row.status, 0) + 1
     receipt = Receipt(
         fingerprint=fingerprint,
         shard=chunk.shard,
@@ -269,7 +266,7 @@ def commit_chunk(
         rows=len(labels) + len(quarantine),
         labels=label_file,
         quarantine=quarantine_file,
-        statuses=statuses,
+        statuses=dict(Counter(["ok"] * len(labels) + [row.status for row in quarantine])),
         stages=stages,
         seconds=round(seconds, 3),
         engine=engine,
@@ -337,14 +334,15 @@ class RunRows:
     quarantined: int
 
 
-class Fates(NamedTuple):
+@dataclass(frozen=True)
+class Fates:
     """Rows by what became of them, counted in the files: labels asked here, labels reused, and, by status, rows in
     quarantine.
     """
 
-    labelled: int
-    reused: int
-    quarantined: Mapping[str, int]
+    labelled: int = 0
+    reused: int = 0
+    quarantined: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_quarantined(self) -> int:
@@ -362,9 +360,6 @@ class Fates(NamedTuple):
         """Both together."""
         quarantined = Counter(self.quarantined) + Counter(other.quarantined)
         return Fates(self.labelled + other.labelled, self.reused + other.reused, dict(sorted(quarantined.items())))
-
-
-NOTHING = Fates(0, 0, {})
 
 
 def agree(receipts: Sequence[Receipt], num_planned: int) -> bool:
@@ -403,24 +398,25 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
         where = f"{root}/{receipt.id.receipt_name}"
         labels = _read(receipt.labels, LABELS, ["row_id", "status", "reused"], read)
         failures = _read(receipt.quarantine, QUARANTINE, ["row_id", "status"], read)
-        found = {file.path: table["row_id"].to_numpy() for file, table in (labels, failures) if file}
+        files = (receipt.labels, labels), (receipt.quarantine, failures)
+        found = {file.path: table["row_id"].to_numpy() for file, table in files if file}
         _compare(waiting_R, found, where, odd_as)
-        quarantined = Counter(failures.table["status"].to_pylist())
-        statuses = Counter(labels.table["status"].to_pylist())
+        quarantined = Counter(failures["status"].to_pylist())
+        statuses = Counter(labels["status"].to_pylist())
         if statuses.keys() - {"ok"} or "ok" in quarantined:
             raise ManifestError(
                 f"{where}: its labels have the status {dict(statuses)}, its quarantine {dict(quarantined)}. {_REDO}"
             )
-        taken = pc.sum(labels.table["reused"]).as_py() or 0
+        taken = pc.sum(labels["reused"]).as_py() or 0
         held = statuses + quarantined
         if (receipt.rows, Counter(receipt.statuses), receipt.rows_reused) != (held.total(), held, taken):
             raise ManifestError(
                 f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} reused; its "
                 f"files ({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} reused. {_REDO}"
             )
-        labelled += labels.table.num_rows - taken
+        labelled += labels.num_rows - taken
         reused += taken
-        waiting_R, odd_as = failures.table["row_id"].to_numpy(), "doubled or not in quarantine: {}"
+        waiting_R, odd_as = failures["row_id"].to_numpy(), "doubled or not in quarantine: {}"
     return Fates(labelled, reused, quarantined)
 
 
@@ -429,15 +425,10 @@ _REDO = (
 )
 
 
-class _Held(NamedTuple):
-    file: FileRef | None
-    table: pa.Table
-
-
-def _read(file: FileRef | None, schema: pa.Schema, columns: list[str], read: ReadColumns) -> _Held:
-    if file is None:
-        return _Held(None, pa.schema([schema.field(name) for name in columns]).empty_table())
-    return _Held(file, read(file, schema, columns))
+def _read(file: FileRef | None, schema: pa.Schema, columns: list[str], read: ReadColumns) -> pa.Table:
+    if file is not None:
+        return read(file, schema, columns)
+    return pa.schema([schema.field(name) for name in columns]).empty_table()
 
 
 def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd_as: str) -> None:

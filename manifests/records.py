@@ -136,19 +136,16 @@ def read_record(kind: type[RecordT], held: Any, where: str, what: str, advice: s
         raise ManifestError(f"{where}: {what} ({fault_of(exc)}). {advice}") from exc
 
 
-@read_in_threads
-@dataclass(frozen=True)
-class _Versioned:
-    version: int
-
-
 def version_of(values: Any) -> int:
     """The `version` that plain JSON values state, whatever else they hold.
 
     Raises:
         ValueError: they state none.
     """
-    return checked(_Versioned, values).version
+    found = values.get("version") if isinstance(values, dict) else None
+    if type(found) is not int:
+        raise ValueError("`version` is missing")
+    return found
 
 
 def checked_version(kind: type[RecordT], values: Any, version: int, where: str) -> RecordT:

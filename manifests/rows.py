@@ -26,7 +26,8 @@ from relabel.manifests.inputs import (
     stamp_of,
 )
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
-from relabel.manifests.plan import Plan, RowIdFile, ShardPlan, row_id_file
+from relabel.manifests.plan import Plan, ShardPlan, row_id_file
+from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import InputSpec
 
@@ -57,24 +58,22 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
     name = dataset.columns.query_id
     done = 0
     for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
-        if done >= dataset.rows:
-            return
         before = done
         with open_parquet(file.path, dataset.storage) as parquet, reading(file.path):
             for number, (rows, size) in enumerate(groups):
                 weight = TOKENS_PER_PROMPT + size / max(rows, 1) / BYTES_PER_TOKEN
                 for batch in parquet.plain_batches([name], ids=[name], batch_rows=ID_BATCH_ROWS, row_groups=[number]):
                     column = batch.column(name).slice(0, dataset.rows - done)
-                    if not len(column):
-                        return
                     if column.null_count:
-                        row = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0]) + done - before
+                        row = pc.index(column.is_null(), True).as_py() + done - before
                         raise InputError(
                             f"{file.path}: `{name}` is null in row {row} of the file. Every row needs a query id; "
                             "fix it."
                         )
                     yield column, weight, file.path
                     done += len(column)
+                    if done == dataset.rows:
+                        return
 
 
 class Queries(NamedTuple):
@@ -241,7 +240,7 @@ def make_plan(
     plan_files: dict[str, bytes] = {}
     planned = []
     for number, (start, stop) in enumerate(itertools.pairwise(cut.bounds)):
-        row_ids: RowIdFile | None = None
+        row_ids: FileRef | None = None
         if order_R is None:
             touched = _groups_of_range(group_starts, start, stop)
         else:
@@ -578,14 +577,12 @@ def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, l
         InputError: a query id is null, or no row has one that is wanted.
     """
     found: dict[str, list[int]] = {one: [] for one in query_ids}
-    wanted = pa.array(list(found), pa.large_string())
-    first = 0
+    names, first = list(found), 0
     for column, _, path in id_batches(dataset):
         with reading(path):
-            ids = column.cast(pa.large_string())
-            places = np.flatnonzero(pc.is_in(ids, wanted).to_numpy(zero_copy_only=False)).tolist()
-            for place in places:
-                found[ids[place].as_py()].append(first + place)
+            query_N = pc.index_in(column, pa.array(names, pa.large_string())).fill_null(-1).to_numpy()
+        for place in np.flatnonzero(query_N >= 0).tolist():
+            found[names[query_N[place]]].append(first + place)
         first += len(column)
     if missing := [one for one, rows in found.items() if not rows]:
         raise InputError(f"no row of the input has the query id `{missing[0]}` (of {dataset.rows:,} rows).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +27,8 @@ from relabel.manifests.manifest import (
     snapshot_of,
     sum_receipts,
 )
-from relabel.manifests.plan import PLAN_NAME, Plan, chunk_row_ids, facts_of, parse_plan, plan_to_read
+from relabel.manifests.plan import PLAN_NAME, Plan, chunk_row_ids, facts_of, load_plan, parse_plan, refuse_rounds
 from relabel.manifests.receipts import (
-    NOTHING,
     ChunkId,
     Fates,
     FileRef,
@@ -64,8 +64,9 @@ def open_planned(root: str, storage: Storage, otherwise: RelabelError) -> RunFol
         ManifestError: the plan is damaged, or the output is that of a search in rounds.
     """
     store = open_run_store(root, storage)
-    plan = plan_to_read(store)
+    plan = load_plan(store)
     if plan is None:
+        refuse_rounds(store)
         raise otherwise
     return RunFolder(store, plan)
 
@@ -108,10 +109,7 @@ class RunFolder:
                     f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it "
                     "away."
                 )
-            found.setdefault(chunk.shard, {}).setdefault(chunk.chunk, []).append(chunk.attempt)
-        for chunks in found.values():
-            for attempts in chunks.values():
-                attempts.sort()
+            bisect.insort(found.setdefault(chunk.shard, {}).setdefault(chunk.chunk, []), chunk.attempt)
         return found
 
     def new_receipts(self, before: Attempts, now: Attempts, etags: Mapping[str, str]) -> Iterator[Receipt]:
@@ -143,9 +141,9 @@ class RunFolder:
         Raises:
             ManifestError: a receipt is damaged, belongs to another plan, or skips an attempt.
         """
-        yield from self._read_chunks(self.store.etags(f"receipts/shard-{shard:05d}"))
+        return self.receipts_in(self.store.etags(f"receipts/shard-{shard:05d}"))
 
-    def _read_chunks(self, etags: Mapping[str, str]) -> Iterator[list[Receipt]]:
+    def receipts_in(self, etags: Mapping[str, str]) -> Iterator[list[Receipt]]:
         """The receipts of these names, chunk by chunk in order; read several at a time where the store is slow to
         answer.
         """
@@ -177,10 +175,6 @@ class RunFolder:
             self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)
         return receipts
 
-    def receipts_of(self, found: Snapshot) -> Iterator[list[Receipt]]:
-        """As `chunk_receipts`, for every shard, of just the receipts that a snapshot found."""
-        yield from self._read_chunks(found.etags)
-
     def snapshot(
         self,
         *,
@@ -202,9 +196,7 @@ class RunFolder:
             manifest = manifest or load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
                 return snapshot_of(manifest, self.plan.num_chunks, etags)
-        shards = self.plan.shards
-        chunks = ((found, shards[found[0].shard].chunks[found[0].chunk]) for found in self._read_chunks(etags))
-        return sum_receipts(chunks, listing_digest, etags)
+        return sum_receipts(self.receipts_in(etags), listing_digest, etags)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -259,8 +251,8 @@ class RunFolder:
                 f"{len(self.plan.shards[shard].chunks)} chunks have no "
                 f"receipt (the first is {left[0]}). Run the job again."
             )
-        total = NOTHING
-        for shard, chunks in itertools.groupby(self.receipts_of(found), key=lambda receipts: receipts[0].shard):
+        total = Fates()
+        for shard, chunks in itertools.groupby(self.receipts_in(found.etags), key=lambda receipts: receipts[0].shard):
             rows_by_chunk = chunk_row_ids(self.store, self.plan.shards[shard])
 
             def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
@@ -498,7 +490,6 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
     found = folder.snapshot()
     num_quarantined = found.tally.num_quarantined
     notes = []
-    labels, quarantine = found.labels, found.quarantine
     if manifest is None or manifest.receipts_sha256 != found.digest:
         state = f"{found.tally.rows:,} of {folder.plan.rows:,} rows are done"
         if manifest is not None:
@@ -509,8 +500,6 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
                 "Run the job again to finish it, or judge what is there with --allow-partial."
             )
         notes.append(f"{root} is not finished: {state}")
-    else:
-        labels, quarantine = manifest.labels, manifest.quarantine
     if manifest is not None and manifest.over_limit:
         share = (
             f"{num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine, limit "
@@ -522,4 +511,4 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
                 "Complete it with `relabel retry`, or judge what is there with --allow-partial."
             )
         notes.append(f"{root} is over its quarantine limit: {share}")
-    return RunLabels(root, folder.plan, folder, labels, quarantine, num_quarantined, notes)
+    return RunLabels(root, folder.plan, folder, found.labels, found.quarantine, num_quarantined, notes)

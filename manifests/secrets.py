@@ -347,31 +347,16 @@ def _userinfo_end(scheme: str, rest: str) -> int:
 # paths pass unharmed. What is refused rather than masked, because it would be written down, `secret_in` names.
 
 
-class _Kept:
-    """The values that this process was given, in every form that a text may show them in."""
-
-    def __init__(self) -> None:
-        self.forms: dict[str, str] = {}
-        self._pattern: re.Pattern[str] | None = None
-
-    def add(self, value: str, what: str) -> None:
-        fresh = {form: what for form in _forms(value) if len(form) >= MIN_CHARS and form not in self.forms}
-        if fresh:
-            self.forms.update(fresh)
-            self._pattern = re.compile("|".join(map(re.escape, sorted(self.forms, key=len, reverse=True))))
-
-    def forget(self) -> None:
-        self.forms, self._pattern = {}, None
-
-    def masked(self, text: str) -> str:
-        return text if self._pattern is None else self._pattern.sub(MASK, text)
-
-    def found(self, text: str) -> str | None:
-        match = None if self._pattern is None else self._pattern.search(text)
-        return None if match is None else self.forms[match[0]]
+_kept: dict[str, str] = {}
+"""The values that this process was given, in every form that a text may show them in, and where each comes from."""
 
 
-_kept = _Kept()
+_kept_pattern = re.compile("(?!)")
+
+
+def _keep(forms: dict[str, str]) -> None:
+    global _kept, _kept_pattern
+    _kept, _kept_pattern = forms, re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or "(?!)")
 
 
 def keep_secret(value: str, what: str) -> None:
@@ -381,17 +366,17 @@ def keep_secret(value: str, what: str) -> None:
         what: where it comes from, for errors that must not show it (`the variable PGPASSWORD`).
     """
     if len(value.strip()) >= MIN_CHARS:
-        _kept.add(value, what)
+        _keep(dict.fromkeys(_forms(value), what) | _kept)
 
 
 def forget_secrets() -> None:
     """Let go of the values: a command begins with none of an earlier one in its process."""
-    _kept.forget()
+    _keep({})
 
 
 def redacted(text: str) -> str:
     """The text without what is, or has the form of, a secret. Doing it twice changes nothing."""
-    return masked_shapes(masked_urls(_kept.masked(text)))
+    return masked_shapes(masked_urls(_kept_pattern.sub(MASK, text)))
 
 
 def shortened(text: str, most: int) -> str:
@@ -417,9 +402,8 @@ def secret_in(text: str) -> str | None:
     """What of a text must not be written down (`a password in a URL`), or None. Names it, and never shows it."""
     if "://" in text and secret_in_url(text):
         return "a password, token or signature in a URL"
-    found = _kept.found(text)
-    if found is not None:
-        return f"the value of {found}"
+    if (found := _kept_pattern.search(text)) is not None:
+        return f"the value of {_kept[found[0]]}"
     # what of a text surely has the form of a secret, or None
     sure = (shape for shape in _likely(text) if shape.is_sure)
     return next((shape.what for shape in sure if re.sub(shape.pattern, shape.replacement, text) != text), None)

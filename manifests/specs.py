@@ -552,15 +552,10 @@ def _fault_text(model: type[BaseModel], *, type: str, loc: tuple[int | str, ...]
 
 def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     inner = model
-    for step in loc:
-        if isinstance(step, int):  # a place in a list, whose entries were found with the list
-            continue
-        if step not in inner.model_fields:
-            break
-        models = _models_in(inner.model_fields[step].annotation)
-        if len(models) != 1:
-            break
-        inner = models[0]
+    for step in loc:  # a place in a list is a number, whose entries were found with the list
+        models = _models_in(inner.model_fields[step].annotation) if step in inner.model_fields else []
+        if len(models) == 1:
+            inner = models[0]
     return list(inner.model_fields)
 
 

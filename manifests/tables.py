@@ -18,7 +18,6 @@ from relabel.manifests.columns import PlainParquet, id_texts
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import PARQUET_SUFFIXES, open_parquet, reading
-from relabel.manifests.schemas import ids_of
 from relabel.manifests.specs import nearest
 from relabel.manifests.store import read_whole
 
@@ -124,16 +123,15 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
         InputError: one is null, or neither text nor a whole number.
     """
     if isinstance(column, pa.ChunkedArray):
-        column = pa.chunked_array([id_texts(part, path=path, name=name) for part in column.chunks], pa.large_string())
-    if isinstance(column, pa.ChunkedArray):
-        missing = pc.index(column.is_null(), True).as_py()
+        texts = (id_texts(part, path=path, name=name) for part in column.chunks)
+        ids = pa.chunked_array([one.cast(pa.large_binary()) for one in texts], pa.large_binary()).combine_chunks()
     else:
-        missing = next((row for row, value in enumerate(column) if value is None), -1)
+        encoded = (None if value is None else str(value).encode("utf-8", "surrogatepass") for value in column)
+        ids = pa.array(encoded, pa.large_binary())
+    missing = pc.index(ids.is_null(), True).as_py()
     if missing >= 0:
         raise InputError(f"{path}: row {missing} has no `{name}`. Give every row one, or leave the row out.")
-    if isinstance(column, pa.ChunkedArray):
-        return column.cast(pa.large_binary()).combine_chunks()
-    return ids_of(value if type(value) is str else str(value) for value in column)
+    return ids
 
 
 def read_text(path: str, storage: Storage) -> str:

@@ -45,13 +45,13 @@ from relabel.jobs.sections import (
     Table,
 )
 from relabel.labelers.route import RouteStep, Subtree, one_line, read_step
-from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import InputError, ManifestError, RelabelError
 from relabel.manifests.files import is_url
 from relabel.manifests.labels import COLUMN, QUERY_AND_DOCUMENT, InputColumn, Pair, Reads, Tree, read_tree
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER
 from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.receipts import FileRef
+from relabel.manifests.reuse import audit_of
 from relabel.manifests.run import own_columns, read_labels
 from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 from relabel.manifests.secrets import shortened

@@ -22,7 +22,6 @@ from relabel.jobs.run.reuse import listed as refused_files
 from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
-from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import GateError, RelabelError
 from relabel.manifests.manifest import (
     BudgetState,
@@ -36,6 +35,7 @@ from relabel.manifests.manifest import (
     write_manifest,
 )
 from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
+from relabel.manifests.reuse import audit_of
 from relabel.manifests.run import Attempts, build_manifest
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import price_of

@@ -17,9 +17,9 @@ from relabel.distill.students.labels import load_labels
 from relabel.distill.students.spec import DistillSpec, LabelSource
 from relabel.jobs.cli import relabel
 from relabel.labelers.engines.fake import Fake
-from relabel.manifests.cascade import audit_of_rows, certified_threshold
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
+from relabel.manifests.reuse import audit_of_rows, certified_threshold
 from tests.reuse.conftest import Days, Row, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")
@@ -150,7 +150,7 @@ def test_the_engine_after_rows_that_were_taken_over_keeps_outputs_apart(
 @pytest.mark.parametrize(
     ("other", "to", "why"),
     [
-        ("tuesday", "monday/", "is one of the outputs"),
+        ("tuesday", "monday/", "lies inside"),
         ("tuesday", "monday/labels/merged", "lies inside"),
         ("again", "week", "the same file"),
     ],
