@@ -484,7 +484,8 @@ def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[Label
         yield options
         return
     store = open_run_store(url, storage)
-    names = [name for name in store.names("") if not name.startswith(".")]  # .git, .DS_Store and their like
+    # without .git, .DS_Store and their like
+    names = [name for name in store.names("") if not name.startswith(".") and "/" not in name]
     if not 0 < len(names) <= MOST_FILES:
         raise ConfigError(f"labeler.templates: {url!r} is not a folder of templates; it holds {len(names):,} files.")
     from relabel.jobs.tables import scratch_folder  # brings pyarrow, which a pull does without

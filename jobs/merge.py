@@ -21,14 +21,11 @@ from relabel.manifests.manifest import (
     EngineMix,
     MergedSource,
     RunManifest,
-    Snapshot,
     engines_differ,
     load_manifest,
-    manifest_sha256_of,
     write_manifest,
 )
 from relabel.manifests.plan import (
-    PLAN_NAME,
     Plan,
     ShardPlan,
     chunk_row_ids,
@@ -41,27 +38,18 @@ from relabel.manifests.plan import (
 )
 from relabel.manifests.receipts import FileRef, MergedFrom, Receipt, prove_chunk, put_data
 from relabel.manifests.records import digest_of, sealed_json
-from relabel.manifests.run import RunFolder, build_manifest, conformed, file_schema, joined_form, open_planned
+from relabel.manifests.reuse import EarlierOutput, open_earlier
+from relabel.manifests.run import RunFolder, build_manifest, conformed, file_schema, joined_form
 from relabel.manifests.schemas import ANSWERS, QUARANTINE, table_bytes
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import RunStore, map_concurrent, open_run_store
-
-
-class MergeSource(NamedTuple):
-    """An output that is merged, as it was found."""
-
-    path: str
-    folder: RunFolder
-    found: Snapshot
-    manifest: RunManifest | None
-    manifest_sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class MergedRun:
     """Outputs of one fingerprint, and where in the merged output their rows and shards begin."""
 
-    sources: list[MergeSource]
+    sources: list[EarlierOutput]
     first_row: int
     first_shard: int
 
@@ -93,13 +81,10 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
     """
     if len({place_of(path) for path in paths}) != len(paths):
         raise ConfigError("merge: an output is named twice. Name each once.")
-    grouped: dict[str, list[MergeSource]] = {}
+    grouped: dict[str, list[EarlierOutput]] = {}
     for path in paths:
-        no_run = f"merge: {path} holds no {PLAN_NAME}, so it is not the output of a run."
-        folder = open_planned(path, storage, ManifestError(no_run))
-        manifest_sha256 = manifest_sha256_of(folder.store)
-        source = MergeSource(path, folder, folder.snapshot(), load_manifest(folder.store), manifest_sha256)
-        grouped.setdefault(folder.plan.fingerprint, []).append(source)
+        source = open_earlier(path, storage, "merge")
+        grouped.setdefault(source.plan.fingerprint, []).append(source)
     runs: list[MergedRun] = []
     first_row = first_shard = 0
     for sources in grouped.values():
@@ -212,7 +197,7 @@ class MergeStep:
     """
 
     run: MergedRun
-    source: MergeSource
+    source: EarlierOutput
     merged: RunFolder
     shard: int
     held: list[Receipt]
@@ -275,7 +260,7 @@ class MergeStep:
 def steps_of(run: MergedRun, merged: RunFolder) -> Iterator[MergeStep]:
     """The chunks of a run of which the merged output does not hold what the best of the sources has."""
 
-    def place(one: tuple[MergeSource, list[Receipt]]) -> tuple[int, int]:
+    def place(one: tuple[EarlierOutput, list[Receipt]]) -> tuple[int, int]:
         return one[1][0].shard, one[1][0].chunk
 
     streams = [
@@ -444,7 +429,8 @@ def _commit(store: RunStore, receipt: Receipt) -> None:
 
 def _finish(runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
     sources = [source for run in runs for source in run.sources]
-    known = [source.manifest for source in sources if source.manifest is not None]
+    manifests = (load_manifest(source.folder.store) for source in sources)
+    known = [manifest for manifest in manifests if manifest is not None]
     limits = [manifest.max_failed_fraction for manifest in known] or [RunSpec().max_failed_fraction]
     manifest = build_manifest(
         folder,

@@ -176,10 +176,10 @@ class FsspecObjects:
             self._filesystem.invalidate_cache(key.rpartition("/")[0])
             return _tag(self._filesystem.info(key))
 
-    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+    def page(self, key: str, *, after: str | None) -> tuple[list[Entry], str | None]:
         with _translate_errors(f"{self._where}: can't list {key}"):
             self._filesystem.invalidate_cache(key)
-            found = self._filesystem.find(key, maxdepth=None if is_deep else 1, detail=True)
+            found = self._filesystem.find(key, detail=True)
         found.pop(key, None)  # of a file, `find` names the file itself
         return [Entry(name, int(info.get("size") or 0), 0.0, _tag(info)) for name, info in found.items()], None
 
@@ -334,17 +334,14 @@ class S3Objects:
             wanted["IfMatch"] = tag
         return str(self.request(key, "put_object", wanted, ("ETag",))["ETag"])
 
-    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
-        """Some objects below a key, named by their keys, and where the next page begins.
+    def page(self, key: str, *, after: str | None) -> tuple[list[Entry], str | None]:
+        """Some objects below a key, at any depth, named by their keys, and where the next page begins.
 
         Args:
-            is_deep: also those in folders below.
             after: what the page before returned.
         """
         bucket, _, inner = key.partition("/")
         wanted = {"Bucket": bucket, "Prefix": f"{inner}/"}
-        if not is_deep:
-            wanted["Delimiter"] = "/"
         if after is not None:
             wanted["ContinuationToken"] = after
         reply = self._do(key, self._list, wanted)

@@ -19,7 +19,7 @@ from relabel.manifests.errors import ManifestError, StaleRunError
 from relabel.manifests.files import absolute_path
 from relabel.manifests.inputs import Dataset, InputFile, changed_files
 from relabel.manifests.labels import PhiTable
-from relabel.manifests.receipts import FileRef
+from relabel.manifests.receipts import FileRef, read_file_of
 from relabel.manifests.records import (
     canonical_json,
     checked_version,
@@ -309,16 +309,7 @@ def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
     if shard.row_ids is None:
         first = shard.first_row or 0
         return np.arange(first, first + shard.rows)
-    try:
-        data = store.read(shard.row_ids.path)
-    except FileNotFoundError as exc:
-        raise ManifestError(
-            f"{store.root}/{shard.row_ids.path}: named by the plan, but missing. Restore it from a copy."
-        ) from exc
-    if sha256_bytes(data) != shard.row_ids.sha256:
-        raise ManifestError(
-            f"{store.root}/{shard.row_ids.path}: its sha256 is not the planned one. Restore it from a copy."
-        )
+    data = read_file_of(store, shard.row_ids, "Restore it from a copy.")
     found: np.ndarray = table_of(data).column("row_id").to_numpy()
     return found
 

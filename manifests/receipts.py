@@ -66,6 +66,22 @@ class FileRef:
     sha256: str
 
 
+def read_file_of(store: RunStore, file: FileRef, advice: str, *, check_bytes: bool = True) -> bytes:
+    """The bytes of a data file.
+
+    Raises:
+        ManifestError: it is missing, or its sha256 is another; ends in the advice.
+    """
+    where = f"{store.root}/{file.path}"
+    try:
+        data = store.read(file.path)
+    except FileNotFoundError as exc:
+        raise ManifestError(f"{where}: committed, but missing. {advice}") from exc
+    if check_bytes and sha256_bytes(data) != file.sha256:
+        raise ManifestError(f"{where}: its sha256 is not the one committed. {advice}")
+    return data
+
+
 @dataclass(frozen=True, slots=True)
 class ReusedRows:
     """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.

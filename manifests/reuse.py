@@ -183,7 +183,6 @@ class EarlierOutput:
 
     Args:
         path: as the spec names it.
-        is_readable: its labels have keys, and what this version has columns for.
         manifest_sha256: None if the run is not finished.
     """
 
@@ -191,11 +190,15 @@ class EarlierOutput:
     folder: RunFolder
     found: Snapshot
     manifest_sha256: str | None
-    is_readable: bool
 
     @property
     def plan(self) -> Plan:
         return self.folder.plan
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this version has columns for all that its labels hold."""
+        return bool(self.plan.parts.get("schema") == SCHEMA_VERSION)
 
     def taken(self, rows: int) -> ReusedRows:
         """What a receipt says of rows that came from here."""
@@ -203,19 +206,18 @@ class EarlierOutput:
         return ReusedRows(self.path, self.plan.fingerprint, self.manifest_sha256, self.found.digest, rows, engines)
 
 
-def open_earlier(path: str, storage: Storage) -> EarlierOutput:
+def open_earlier(path: str, storage: Storage, what: str = "reuse") -> EarlierOutput:
     """Look at an earlier output: its plan, receipts and, if it is finished, manifest. Finished or not, committed labels
     count.
 
+    Args:
+        what: names the path, for errors.
     Raises:
         ManifestError: there is no plan, or a receipt is damaged.
     """
-    no_run = f"reuse: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
+    no_run = f"{what}: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
     folder = open_planned(path, storage, ManifestError(no_run))
-    manifest_sha256 = manifest_sha256_of(folder.store)
-    return EarlierOutput(
-        path, folder, folder.snapshot(), manifest_sha256, folder.plan.parts.get("schema") == SCHEMA_VERSION
-    )
+    return EarlierOutput(path, folder, folder.snapshot(), manifest_sha256_of(folder.store))
 
 
 def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from relabel.manifests.columns import STRUCT_KINDS, values_of
-from relabel.manifests.errors import DiskFullError, InputError, ManifestError
-from relabel.manifests.files import Storage
+from relabel.manifests.errors import InputError, ManifestError
+from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.inputs import (
     Dataset,
     changed_files,
@@ -394,17 +393,6 @@ def _neighbours(touched: list[int], group_rows: list[int]) -> Iterator[list[int]
         yield some
 
 
-def scattered_batches(dataset: Dataset, needed: np.ndarray) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
-    """Batches of the row groups that hold a needed row, in row order; the others are not read."""
-
-    def wants(low: int, high: int) -> bool:
-        first, last = np.searchsorted(needed, [low, high])
-        return bool(first < last)
-
-    for row, batch, path in _group_batches(dataset, wants):
-        yield np.arange(row, row + batch.num_rows), batch, path
-
-
 # ------------------------------------------------------------------------------
 # Rows of a shard as pairs, chunk by chunk, in the shard's own order, with memory that does not grow with the data.
 #
@@ -438,7 +426,7 @@ def read_chunks(
         wanted: row ids to keep, by chunk; all rows of a chunk that is not in it.
     Raises:
         InputError: a file can't be read, or changed meanwhile.
-        DiskFullError: no space to spill a scattered shard.
+        DiskFullError: no space to spill a scattered shard (TMPDIR).
     """
     if not pending:
         return
@@ -475,36 +463,31 @@ def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]])
             del waiting[: stop - start]
 
 
-@contextlib.contextmanager
-def _spilling() -> Iterator[None]:
-    """Errors while writing a copy, as opposed to errors while reading its source."""
-    try:
-        yield
-    except OSError as exc:
-        raise DiskFullError(
-            f"{tempfile.gettempdir()}: can't spill a shard's rows ({exc.strerror or exc}). Free some space or point "
-            "TMPDIR elsewhere."
-        ) from exc
-
-
 def _from_spill(
     dataset: Dataset, row_ids: np.ndarray, spans: list[tuple[int, int, int]]
 ) -> Iterator[tuple[int, list[Pair]]]:
     needed = np.sort(np.concatenate([row_ids[start:stop] for _, start, stop in spans]))
     ends: list[int] = []  # of each spilled batch, counted in spilled rows
+
+    def wants(low: int, high: int) -> bool:
+        """Whether a needed row is in a row group: the others are not read."""
+        first, last = needed.searchsorted((low, high))
+        return bool(first < last)
+
     kinds = _spilled_types(dataset)
     with tempfile.TemporaryFile(prefix="relabel-rows-") as spill:
         writer = None
-        for rows, batch, path in scattered_batches(dataset, needed):
+        for first, batch, path in _group_batches(dataset, wants):
+            rows = np.arange(first, first + batch.num_rows)
             with reading(path):
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
                 columns = [_spilled(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
                 plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
-            with _spilling():
+            with translate_errors("spill rows to", tempfile.gettempdir()):
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
                 writer.write_batch(plain)
             ends.append(plain.num_rows + (ends[-1] if ends else 0))
-        with _spilling():
+        with translate_errors("spill rows to", tempfile.gettempdir()):
             if writer is not None:
                 writer.close()
             spill.flush()

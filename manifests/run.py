@@ -37,6 +37,7 @@ from relabel.manifests.receipts import (
     load_receipt,
     parse_receipt_name,
     prove_chunk,
+    read_file_of,
 )
 from relabel.manifests.records import sha256_bytes
 from relabel.manifests.schemas import QUARANTINE, SCHEMA_VERSION, label_schema, table_of
@@ -51,6 +52,7 @@ from relabel.manifests.store import RunStore, map_concurrent, open_run_store
 
 RECEIPTS_KEPT = 20_000
 """Receipts that a process keeps once read (they never change): about 50 MB."""
+_RESTORE = "Restore it from a copy, or move its receipt away to redo the chunk."
 Attempts = Mapping[int, Mapping[int, Sequence[int]]]
 """Attempts committed, by shard and chunk."""
 
@@ -213,22 +215,11 @@ class RunFolder:
             ManifestError: it is missing, its bytes or row count are not those committed, or its schema is another.
         """
         path = f"{self.store.root}/{file.path}"
-        try:
-            data = self.store.read(file.path)
-        except FileNotFoundError as exc:
-            raise ManifestError(
-                f"{path}: committed, but missing. Restore it from a copy, or move its receipt away to redo the chunk."
-            ) from exc
-        if check_bytes and sha256_bytes(data) != file.sha256:
-            raise ManifestError(
-                f"{path}: its sha256 is not the one committed. Restore it, or move its receipt away to redo the chunk."
-            )
+        data = read_file_of(self.store, file, _RESTORE, check_bytes=check_bytes)
         try:
             table = table_of(data, columns)
         except (pa.ArrowException, OSError) as exc:
-            raise ManifestError(
-                f"{path}: not readable as Parquet. Restore it, or move its receipt away to redo the chunk."
-            ) from exc
+            raise ManifestError(f"{path}: not readable as Parquet. {_RESTORE}") from exc
         if table.num_rows != file.rows:
             raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
         if not table.schema.equals(schema if columns is None else pa.schema([schema.field(name) for name in columns])):

@@ -159,6 +159,10 @@ class _Listed(ABC):
         """`size` of each name."""
         return dict(zip(names, map_concurrent(self, self.size, names), strict=True))
 
+    def names(self, folder: str) -> list[str]:
+        """Names of all files below a folder, sorted; empty if there is no such folder."""
+        return list(self.etags(folder))
+
     def etags(self, folder: str) -> dict[str, str]:
         """Names of all files below a folder, sorted, each with its tag."""
         return dict(sorted((entry.name, entry.tag) for entry in self.entries(folder)))
@@ -232,18 +236,6 @@ class LocalStore(_Listed):
     def digest(self, name: str, on_progress: OnProgress) -> Held:
         """Size and sha256 of what is held now."""
         return digest_of_blocks(self.blocks(name, 0), on_progress)
-
-    def names(self, folder: str) -> list[str]:
-        """Names of the files right inside a folder, sorted, without temporary ones; empty if there
-        is no such folder.
-        """
-        path = self.path(folder)
-        try:
-            with translate_errors("list", path, is_missing_fine=True), os.scandir(path) as entries:
-                found = [entry.name for entry in entries if not entry.name.startswith(TEMP_PREFIX)]
-        except FileNotFoundError:
-            return []
-        return sorted(f"{folder}/{name}" for name in found)
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """All files below a folder (`""`: all there are), in no order, each with its size, inode and time of change for
@@ -545,13 +537,20 @@ class ObjectStore(_Listed):
                 return Held(size, found.hex())
         return digest_of_blocks(self.blocks(name, 0), on_progress)
 
-    def names(self, folder: str) -> list[str]:
-        """Names of the objects right inside a folder, sorted."""
-        return sorted(entry.name for entry in self._list(folder, is_deep=False))
-
     def entries(self, folder: str) -> Iterator[Entry]:
         """All objects below a folder (`""`: all there are), without locks: a request for every thousand."""
-        return (entry for entry in self._list(folder, is_deep=True) if not entry.name.startswith(f"{LOCKS}/"))
+        after: str | None = None
+        while True:
+            try:
+                found, after = self._retried(self._objects.page, folder or None, "listing it", after=after)
+            except FileNotFoundError:
+                return
+            for entry in found:
+                name = entry.name[len(self._prefix) + 1 :]
+                if not name.endswith("/") and not name.startswith(f"{LOCKS}/"):
+                    yield entry._replace(name=name)
+            if after is None:
+                return
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same
@@ -696,21 +695,6 @@ class ObjectStore(_Listed):
     ) -> dict[str, Any]:
         """A request of S3's; a reply that lacks one of the fields in `needs` is no answer."""
         return self._retried(self._objects.request, name, doing, method, wanted, needs)
-
-    def _list(self, folder: str, *, is_deep: bool) -> Iterator[Entry]:
-        after: str | None = None
-        while True:
-            try:
-                found, after = self._retried(
-                    self._objects.page, folder or None, "listing it", is_deep=is_deep, after=after
-                )
-            except FileNotFoundError:
-                return
-            for entry in found:
-                if not entry.name.endswith("/"):
-                    yield entry._replace(name=entry.name[len(self._prefix) + 1 :])
-            if after is None:
-                return
 
     def check_conditional_writes(self) -> None:
         """Once a process, before its first write: see that the storage heeds conditions.

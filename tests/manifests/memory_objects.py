@@ -49,13 +49,13 @@ class MemoryObjects:
         self.faults("put", key, "after")
         return _tag(data, version)
 
-    def page(self, key: str, *, is_deep: bool, after: str | None) -> tuple[list[Entry], str | None]:
+    def page(self, key: str, *, after: str | None) -> tuple[list[Entry], str | None]:
         self._enter("page", key)
         prefix = f"{key}/"
         found = [
             Entry(name, len(data), written_s, _tag(data, version))
             for name, (data, written_s, version) in sorted(self.held.items())
-            if name.startswith(prefix) and (is_deep or "/" not in name[len(prefix) :]) and name > (after or "")
+            if name.startswith(prefix) and name > (after or "")
         ]
         return found[:10], found[9].name if len(found) > 10 else None
 

@@ -210,8 +210,8 @@ def test_whole_replies_are_read() -> None:
         ("get", {"start": -4}, {"ContentLength": 3, "ContentRange": "bytes 6-8/9", "ETag": "t"}, b"ghi"),
         ("age_s", {}, {"ResponseMetadata": {"HTTPHeaders": {}}}, b""),
         ("age_s", {}, {"ResponseMetadata": {"HTTPHeaders": {**DATES, "date": "soon"}}}, b""),
-        ("page", {"is_deep": True, "after": None}, {"Contents": [{"Key": "a"}]}, b""),
-        ("page", {"is_deep": True, "after": None}, {"IsTruncated": True}, b""),
+        ("page", {"after": None}, {"Contents": [{"Key": "a"}]}, b""),
+        ("page", {"after": None}, {"IsTruncated": True}, b""),
     ],
 )
 def test_a_reply_that_can_not_be_one_is_asked_for_again(
