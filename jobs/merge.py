@@ -105,19 +105,16 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
 def _check_inputs(runs: list[MergedRun]) -> None:
     first = runs[0]
     for run in runs[1:]:
-        for part in ("columns", "input_columns"):
-            ours, theirs = run.plan.parts.get(part), first.plan.parts.get(part)
+        for what, of in (
+            ("columns", lambda one: [one.parts.get("columns"), one.parts.get("input_columns")]),
+            ("grades", lambda one: one.facts.labeler.grades),
+        ):
+            ours, theirs = of(run.plan), of(first.plan)
             if ours != theirs:
                 raise ManifestError(
-                    f"merge: {run.path} has other columns than {first.path}: {ours} and {theirs}. "
-                    "One manifest can't describe both; label one of them again."
+                    f"merge: {run.path} has other {what} than {first.path}: {ours} and {theirs}. One manifest can't "
+                    "describe both; label one of them again."
                 )
-        grades = [one.plan.facts.labeler.grades for one in (first, run)]
-        if grades[0] != grades[1]:
-            raise ManifestError(
-                f"merge: {first.path} has {grades[0]} grades, {run.path} has {grades[1]}. Labels on two scales don't "
-                "merge."
-            )
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     for run in runs:
         for file in run.plan.files:

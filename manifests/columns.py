@@ -191,16 +191,9 @@ def values_of(column: pa.Array | pa.ChunkedArray, path: str) -> list[Any]:
     except UnicodeDecodeError:
         # one bad document must not stop all others, so its bytes become replacement characters, with a warning
         logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
-        return [_decoded(value) for value in _as_bytes(column).to_pylist()]
-
-
-def _as_bytes(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _as_bytes(column.cast(kind.value_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return column.cast(pa.large_list(pa.large_binary()))
-    return column.cast(pa.large_binary())
+        plain_kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        wanted = pa.large_list(pa.large_binary()) if pa.types.is_nested(plain_kind) else pa.large_binary()
+        return [_decoded(value) for value in column.cast(plain_kind).cast(wanted).to_pylist()]
 
 
 def _decoded(value: Any) -> Any:

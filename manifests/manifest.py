@@ -13,17 +13,14 @@ from typing import Any, NamedTuple
 
 from relabel.manifests import failpoints
 from relabel.manifests.asks import Charge
-from relabel.manifests.errors import ManifestError
 from relabel.manifests.receipts import Fates, FileRef, Receipt, ReusedRows, RunRows
 from relabel.manifests.records import (
     LEFT_OUT,
     canonical_json,
-    checked_version,
-    fault_of,
     plain,
+    read_record,
     sealed_json,
     sha256_bytes,
-    unsealed,
 )
 from relabel.manifests.store import RunStore, read_if_there
 
@@ -266,21 +263,20 @@ def load_manifest(store: RunStore) -> RunManifest | None:
     Raises:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
-    where = f"{store.root}/{MANIFEST_NAME}"
     data = read_if_there(store, MANIFEST_NAME)
     if data is None:
         return None
-    try:
-        manifest = checked_version(RunManifest, unsealed(data), MANIFEST_VERSION, where)
-        # raise unless its rows add up, and its files hold them
-        rows = manifest.rows
-        labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
-        if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
-            in_files = {"labels": labels, "quarantine": quarantine}
-            raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
-    except ValueError as exc:
-        raise ManifestError(f"{where}: not a manifest ({fault_of(exc)}). Move it away and run the job again.") from exc
-    return manifest
+    where, advice = f"{store.root}/{MANIFEST_NAME}", "Move it away and run the job again."
+    return read_record(RunManifest, data, where, "not a manifest", advice, version=MANIFEST_VERSION, check=_check_rows)
+
+
+def _check_rows(manifest: RunManifest) -> None:
+    """Raise ValueError unless its rows add up, and its files hold them."""
+    rows = manifest.rows
+    labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
+    if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
+        in_files = {"labels": labels, "quarantine": quarantine}
+        raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
 
 
 def manifest_sha256_of(store: RunStore) -> str | None:

@@ -22,9 +22,7 @@ from relabel.manifests.labels import PhiTable
 from relabel.manifests.receipts import FileRef, read_file_of
 from relabel.manifests.records import (
     canonical_json,
-    checked_version,
     digest_of,
-    fault_of,
     plain,
     read_record,
     readable_json,
@@ -289,15 +287,11 @@ def parse_plan(data: bytes, where: str) -> Plan:
     Raises:
         ManifestError: as `load_plan`.
     """
-    try:
-        plan = checked_version(Plan, json.loads(data), PLAN_VERSION, where)
-        if digest_of(plan.parts) != plan.fingerprint:
-            raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
-        return plan
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not a plan ({fault_of(exc)}). Restore it, or use another output folder."
-        ) from exc
+    advice = "Restore it, or use another output folder."
+    plan = read_record(Plan, data, where, "not a plan", advice, version=PLAN_VERSION)
+    if digest_of(plan.parts) != plan.fingerprint:
+        raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
+    return plan
 
 
 def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:

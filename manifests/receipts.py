@@ -19,13 +19,11 @@ from pydantic import Field
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.records import (
-    checked_version,
     digest_of,
-    fault_of,
     read_in_threads,
+    read_record,
     sealed_json,
     sha256_bytes,
-    unsealed,
 )
 from relabel.manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
 from relabel.manifests.secrets import redacted
@@ -201,19 +199,17 @@ def load_receipt(store: RunStore, name: str) -> Receipt:
     Raises:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
-    try:
-        receipt = checked_version(Receipt, unsealed(store.read(name)), RECEIPT_VERSION, f"{store.root}/{name}")
-        for moment in (receipt.started, receipt.committed):
-            datetime.fromisoformat(moment)
-        for stage, counts in receipt.stages.items():
-            if missing := _COUNTS - counts.keys():
-                raise ValueError(f"`stages.{stage}.{min(missing)}` is missing")
-        return receipt
-    except ValueError as exc:
-        raise ManifestError(
-            f"{store.root}/{name}: not a receipt ({fault_of(exc)}). Restore it from a copy, or move it away to have "
-            "the chunk done again."
-        ) from exc
+    what, advice = "not a receipt", "Restore it from a copy, or move it away to have the chunk done again."
+    where, data = f"{store.root}/{name}", store.read(name)
+    return read_record(Receipt, data, where, what, advice, version=RECEIPT_VERSION, check=_check_counts)
+
+
+def _check_counts(receipt: Receipt) -> None:
+    for moment in (receipt.started, receipt.committed):
+        datetime.fromisoformat(moment)
+    for stage, counts in receipt.stages.items():
+        if missing := _COUNTS - counts.keys():
+            raise ValueError(f"`stages.{stage}.{min(missing)}` is missing")
 
 
 def parse_receipt_name(name: str) -> ChunkId | None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
@@ -120,20 +120,37 @@ def unsealed(data: bytes) -> Any:
     return held
 
 
-def read_record(kind: type[RecordT], held: Any, where: str, what: str, advice: str) -> RecordT:
+def read_record(
+    kind: type[RecordT],
+    held: Any,
+    where: str,
+    what: str,
+    advice: str,
+    *,
+    version: int | None = None,
+    check: Callable[[RecordT], None] | None = None,
+) -> RecordT:
     """`checked`, with a message that says what is wrong and what to do.
 
     Args:
         held: plain JSON values, or a file's bytes.
         where: the file.
         what: it then is: `not a plan`.
+        version: that the record must state; None for one that states none.
+        check: raises ValueError for values that do not go together.
     Raises:
         ManifestError: the bytes are no JSON, or the values no such record.
     """
     try:
-        return checked(kind, unsealed(held) if isinstance(held, bytes) else held)
+        values = unsealed(held) if isinstance(held, bytes) else held
+        if version is not None and (found := version_of(values)) != version:
+            raise ValueError(f"written as version {found}; this relabel reads {version}")
+        record = checked(kind, values)
+        if check is not None:
+            check(record)
     except ValueError as exc:
         raise ManifestError(f"{where}: {what} ({fault_of(exc)}). {advice}") from exc
+    return record
 
 
 def version_of(values: Any) -> int:
@@ -146,19 +163,6 @@ def version_of(values: Any) -> int:
     if type(found) is not int:
         raise ValueError("`version` is missing")
     return found
-
-
-def checked_version(kind: type[RecordT], values: Any, version: int, where: str) -> RecordT:
-    """`checked`, of a record of this version.
-
-    Raises:
-        ValueError: as `checked`.
-        ManifestError: another version of relabel wrote it.
-    """
-    found = version_of(values)
-    if found != version:
-        raise ManifestError(f"{where}: written as version {found}; this relabel reads {version}.")
-    return checked(kind, values)
 
 
 def plain(record: Any) -> Any:

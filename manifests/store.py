@@ -393,18 +393,6 @@ def _files_below(top: Path) -> Iterator[Path]:
         yield from (Path(inside, name) for name in names)
 
 
-def has_links(folder: Path) -> bool:
-    """Whether the file system of a folder has hard links, by making one."""
-    with held_temp(folder) as (temp, _):
-        twin = temp.with_name(f"{temp.name}-link")
-        try:
-            os.link(temp, twin)
-        except OSError as exc:
-            return exc.errno not in NO_LINKS
-        twin.unlink()
-    return True
-
-
 def _create_in_place(path: Path, data: bytes) -> bool:
     """As `create`, where there are no hard links: one winner, but a kill in the middle of it leaves half a file."""
     try:

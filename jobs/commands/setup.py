@@ -26,7 +26,7 @@ from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import load_gold_by_row
 from relabel.manifests.process import installed_versions
 from relabel.manifests.secrets import counted
-from relabel.manifests.store import has_links, open_run_store
+from relabel.manifests.store import open_run_store
 from relabel.manifests.tables import read_grades
 
 # ------------------------------------------------------------------------------
@@ -329,9 +329,4 @@ def _output(place: str, storage: Storage, *, single_writer: bool = False) -> str
         raise StoreError(f"{there}: a file, where the output wants a folder. Name another.")
     if not os.access(there, os.W_OK):
         raise StoreError(f"{there}: no permission to write there.")
-    if not has_links(there):
-        return (
-            f"{place} can be written, but its file system has no hard links: a worker that is killed, or loses its "
-            "power, in the middle of a commit leaves half a receipt, which is named then and has to be moved away"
-        )
     return f"{place} can be written"
