@@ -485,7 +485,7 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
     """A file's size, and its footer with length field and magic."""
     size = file.seek(0, 2)
     file.seek(max(0, size - TAIL_BYTES))
-    tail = file.read()
+    tail = file.read(TAIL_BYTES)
     if size < 12 or tail[-4:] not in (b"PAR1", b"PARE"):  # the latter is encrypted, which Arrow reports
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
@@ -494,7 +494,7 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
     footer_bytes = min(int.from_bytes(tail[-8:-4], "little") + 8, size)
     if footer_bytes > len(tail):
         file.seek(size - footer_bytes)
-        tail = file.read()
+        tail = file.read(footer_bytes)
     return size, tail[-footer_bytes:]
 
 

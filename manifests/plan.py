@@ -405,17 +405,19 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
     changes = list(_changes(plan.parts, now))
     if changed:
-        listed = "\n  ".join(changed[:20]) + (f"\n  … and {len(changed) - 20} more" if len(changed) > 20 else "")
+        also = f"\n   Settings differ too:{_listed(changes)}" if changes else ""
         raise StaleRunError(
             f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
-            f"Changed:\n  {listed}\n  "
-            "Restore the files, or label the new ones into another output."
-            + ("\n  ".join([" Settings differ too:", *changes]) if changes else "")
+            f"Changed:{_listed(changed)}\n  Restore the files, or label the new ones into another output.{also}"
         )
-    listed = "\n  ".join(changes[:20]) + (f"\n  … and {len(changes) - 20} more" if len(changes) > 20 else "")
     raise StaleRunError(
-        f"{output}: belongs to another job. Different:\n  {listed}\n  Use another `output`, or restore the spec."
+        f"{output}: belongs to another job. Different:{_listed(changes)}\n  Use another `output`, or restore the spec."
     )
+
+
+def _listed(lines: list[str]) -> str:
+    more = [f"… and {len(lines) - 20} more"] if len(lines) > 20 else []
+    return "".join(f"\n  {line}" for line in (*lines[:20], *more))
 
 
 def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

@@ -832,20 +832,14 @@ class UrlFile(io.RawIOBase):
         self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size_bytes}[whence]
         return self._place
 
-    def read(self, size: int | None = -1) -> bytes:
-        """The next bytes, as many as asked for unless the file ends; all that is left for -1."""
-        start = min(self._place, self.size_bytes)
-        end = self.size_bytes if size is None or size < 0 else min(start + size, self.size_bytes)
-        self._place = end
-        kept_from = self.size_bytes - len(self._tail)
-        if start >= kept_from:
-            return self._tail[start - kept_from : end - kept_from]
-        return self._fetch(start, end) if start < end else b""
-
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's buffer type has no name before 3.12
-        """Fill a buffer with the next bytes; returns how many."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
+        """Fill a buffer with the next bytes, in one request; returns how many."""
+        start, kept_from = self._place, self.size_bytes - len(self._tail)
+        end = min(start + len(buffer), self.size_bytes)
+        if start >= end:
+            return 0
+        data = self._tail[start - kept_from : end - kept_from] if start >= kept_from else self._fetch(start, end)
+        buffer[: len(data)], self._place = data, end
         return len(data)
 
     def _fetch(self, start: int, end: int) -> bytes:
