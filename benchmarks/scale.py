@@ -259,8 +259,8 @@ def _load(server: Server, entries: Path) -> None:
 def write_run_manifest(job_file: str) -> None:
     """The manifest over all receipts, as a run writes it, without the proof, which reads label files."""
     from relabel.jobs.job import load_job, open_run
-    from relabel.manifests.manifest import MANIFEST_VERSION, RunManifest, digest_of_listing, write_manifest
     from relabel.manifests.receipts import Fates
+    from relabel.manifests.run import MANIFEST_VERSION, RunManifest, digest_of_listing, write_manifest
 
     run = open_run(load_job(job_file), may_plan=False)
     listing = digest_of_listing(run.folder.listing())

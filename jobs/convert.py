@@ -16,14 +16,22 @@ import pyarrow.parquet as pq
 from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, write_grouped, written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.inputs import PARQUET_SUFFIXES, reading
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
 from relabel.manifests.run import file_schema, open_run_labels
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent
-from relabel.manifests.tables import JSON_SUFFIXES, QRELS_COLUMNS, from_jsonl, from_trec, read_text, require_column
+from relabel.manifests.tables import (
+    JSON_SUFFIXES,
+    PARQUET_SUFFIXES,
+    QRELS_COLUMNS,
+    from_jsonl,
+    from_trec,
+    read_text,
+    reading,
+    require_column,
+)
 
 # ------------------------------------------------------------------------------
 # File formats of `relabel convert`: which one a source or target has.

@@ -25,7 +25,6 @@ from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraErr
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import CASCADE_COLUMNS, Reads
-from relabel.manifests.manifest import MANIFEST_NAME
 from relabel.manifests.models import DAY, day_of, may_say_day
 from relabel.manifests.plan import (
     BY_CONTENT,
@@ -40,7 +39,7 @@ from relabel.manifests.plan import (
 )
 from relabel.manifests.reuse import Cascade, open_cascade, stage_digests
 from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
-from relabel.manifests.run import RunFolder
+from relabel.manifests.run import MANIFEST_NAME, RunFolder
 from relabel.manifests.secrets import STORAGE_KEY
 from relabel.manifests.specs import (
     EngineArgs,

@@ -17,14 +17,6 @@ from relabel.jobs.run.canary import load_results
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage, place_of
-from relabel.manifests.manifest import (
-    EngineMix,
-    MergedSource,
-    RunManifest,
-    engines_differ,
-    load_manifest,
-    write_manifest,
-)
 from relabel.manifests.plan import (
     Plan,
     ShardPlan,
@@ -39,7 +31,19 @@ from relabel.manifests.plan import (
 from relabel.manifests.receipts import FileRef, MergedFrom, Receipt, prove_chunk, put_data
 from relabel.manifests.records import digest_of, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
-from relabel.manifests.run import RunFolder, build_manifest, conformed, file_schema, joined_form
+from relabel.manifests.run import (
+    EngineMix,
+    MergedSource,
+    RunFolder,
+    RunManifest,
+    build_manifest,
+    conformed,
+    engines_differ,
+    file_schema,
+    joined_form,
+    load_manifest,
+    write_manifest,
+)
 from relabel.manifests.schemas import ANSWERS, QUARANTINE, table_bytes
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import RunStore, map_concurrent, open_run_store

@@ -25,10 +25,9 @@ from relabel.labelers.base import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVI
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import MANIFEST_NAME, BudgetState
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
 from relabel.manifests.records import checked, readable_json
-from relabel.manifests.run import RunLabels, open_run_labels, read_labels
+from relabel.manifests.run import MANIFEST_NAME, BudgetState, RunLabels, open_run_labels, read_labels
 from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
 from relabel.manifests.specs import InputSpec, RoundsSpec
 from relabel.manifests.store import RunStore, open_run_store, read_if_there

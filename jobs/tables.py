@@ -15,15 +15,15 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.manifests.columns import is_number_type, plain_type
 from relabel.manifests.errors import DiskFullError, InputError, StoreError, UsageError
 from relabel.manifests.files import FULL, Storage, is_full, is_url, place_of, scheme_of, translate_errors
-from relabel.manifests.inputs import PARQUET_SUFFIXES, check_single, list_input, open_parquet, reading
+from relabel.manifests.inputs import check_single, list_input
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import sha256_file
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import nearest
 from relabel.manifests.store import Held, UrlFile, fetched, open_bundle_store, open_run_store, scratch_file, sync_folder
+from relabel.manifests.tables import PARQUET_SUFFIXES, is_number_type, open_parquet, plain_type, reading
 
 # ------------------------------------------------------------------------------
 # Files that a command writes atomically, on disk or at a URL, and scratch folders.

@@ -11,12 +11,12 @@ from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from relabel.manifests.asks import Answer, Ask
-from relabel.manifests.columns import INPUT_KINDS
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
 from relabel.manifests.schemas import KINDS
 from relabel.manifests.schemas import LABELS as LABEL_SCHEMA
 from relabel.manifests.specs import LabelerOptions, ObjectSchema, Registry, Schema, validate_spec
+from relabel.manifests.tables import INPUT_KINDS
 
 LABELERS: dict[str, str] = {
     "complexity": "relabel.labelers.direct:Complexity",

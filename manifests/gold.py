@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.inputs import changed_files, list_input, open_dataset, open_parquet, reading
+from relabel.manifests.inputs import changed_files, list_input, open_dataset
 from relabel.manifests.plan import Plan
 from relabel.manifests.schemas import ids_of, texts_of
 from relabel.manifests.secrets import shortened
@@ -22,8 +22,10 @@ from relabel.manifests.tables import (
     Column,
     as_ids,
     load_columns,
+    open_parquet,
     read_grades,
     read_parquet,
+    reading,
     require_column,
 )
 

@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.utils import glob_translate
 
-from relabel.manifests.columns import PlainParquet, check_types, folder_columns, resolve_columns
-from relabel.manifests.errors import InputError, NothingNewError, RelabelError
-from relabel.manifests.files import Storage, absolute_path, check_kind, filesystem_of, is_url, out_of_files, scheme_of
+from relabel.manifests.errors import InputError, NothingNewError
+from relabel.manifests.files import Storage, absolute_path, check_kind, filesystem_of, is_url, scheme_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.records import digest_of, file_stamp
-from relabel.manifests.secrets import counted, oddity_of, shortened, shown
+from relabel.manifests.secrets import counted, oddity_of, shown
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import TAIL_BYTES, ObjectStore, UrlFile, objects_of
 from relabel.manifests.table_snapshots import (
@@ -38,29 +37,15 @@ from relabel.manifests.table_snapshots import (
     reading_table,
     refuse_tables,
 )
-
-# ------------------------------------------------------------------------------
-# The boundary of all that reads input files: errors of the system and of Arrow name the file.
-
-
-@contextlib.contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Turn a failure to read an input file into an InputError that names it."""
-    try:
-        yield
-    except (RelabelError, BlockingIOError):
-        raise
-    except FileNotFoundError as exc:
-        raise InputError(f"{path}: no such file.") from exc
-    except PermissionError as exc:
-        raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
-        first = shortened(str(exc).split("\n", 1)[0].rstrip("."), 200)
-        if isinstance(exc, pa.ArrowInvalid) or (isinstance(exc, OSError) and exc.errno is None):
-            raise InputError(f"{path}: not a readable Parquet file: {first}. Write it again from its source.") from exc
-        why = out_of_files(exc) or f"{getattr(exc, 'strerror', None) or first}."
-        raise InputError(f"{path}: can't be read: {why}") from exc
-
+from relabel.manifests.tables import (
+    PARQUET_SUFFIXES,
+    PlainParquet,
+    check_types,
+    folder_columns,
+    open_parquet,
+    reading,
+    resolve_columns,
+)
 
 # ------------------------------------------------------------------------------
 # The files of `input.path`: which, and in what order. A folder or glob is one list of keys, local paths or those of a
@@ -68,7 +53,6 @@ def reading(path: str) -> Iterator[None]:
 # names it: a file that is passed over is rows that are lost silently.
 
 
-PARQUET_SUFFIXES = (".parquet", ".pq")
 HIDDEN = (".", "_")
 """Names that begin so are left out of a folder (what writers leave), and files of other suffixes than Parquet's."""
 
@@ -232,7 +216,6 @@ def _left_out_by(steps: list[str], *, is_folder: bool) -> tuple[str, str] | None
 # costs one short read.
 
 
-READ_BUFFER_BYTES = 1 << 20
 SIGNATURE_BYTES = 28
 """What signs a footer that is not encrypted while columns are."""
 FOOTERS_AT_A_TIME = 16
@@ -361,24 +344,6 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
     """What rules left out, in a few words."""
     return ", ".join(f"{count:,} {rule}" for rule, count in left_out)
-
-
-def open_parquet(path: str, storage: Storage) -> PlainParquet:
-    """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
-
-    Raises:
-        InputError: it can't be read or is not a whole Parquet file.
-    """
-    with reading(path):
-        if is_url(path):
-            # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for
-            # nothing else
-            return PlainParquet(pa.PythonFile(UrlFile(path, storage), "r"), path, pre_buffer=True)
-        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
-        # groups of 40 MB)
-        check_kind(path, Path(path).stat())
-        local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
-        return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
 
 
 @contextlib.contextmanager

@@ -23,17 +23,20 @@ from relabel.manifests.errors import ConfigError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.label_sets import LabelSet, gather, open_labels
 from relabel.manifests.labels import Pair, Reads
-from relabel.manifests.manifest import CascadeAudit, Snapshot, engine_identity, manifest_sha256_of
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import share_bounds
 from relabel.manifests.plan import PERSON_LABEL, PLAN_NAME, SETTLED, Plan, recipe_differences, recipe_digest
 from relabel.manifests.receipts import FileRef, ReusedRows
 from relabel.manifests.records import canonical_json
 from relabel.manifests.run import (
+    CascadeAudit,
     RunFolder,
+    Snapshot,
     conformed,
+    engine_identity,
     file_schema,
     labeler_columns,
+    manifest_sha256_of,
     open_planned,
     own_columns,
     read_labels,

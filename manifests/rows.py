@@ -11,24 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from relabel.manifests.columns import STRUCT_KINDS, values_of
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage, translate_errors
-from relabel.manifests.inputs import (
-    Dataset,
-    changed_files,
-    changed_under_way,
-    open_dataset,
-    open_parquet,
-    open_planned,
-    reading,
-    stamp_of,
-)
+from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned, stamp_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from relabel.manifests.plan import Plan, ShardPlan, row_id_file
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import InputSpec
+from relabel.manifests.tables import STRUCT_KINDS, open_parquet, reading, values_of
 
 # ------------------------------------------------------------------------------
 # An input's query ids, as its files hold them: a batch at a time, with the estimated tokens a row.

@@ -1,25 +1,397 @@
-"""Tables that users bring along, as columns: Parquet, JSONL, CSV, TSV and TREC qrels; and columns of grades."""
+"""Stored columns as plain types and values, and tables in any form: Parquet, JSONL, CSV, TSV and TREC text."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import logging
 import re
-from collections.abc import Callable, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from relabel.manifests.columns import PlainParquet, id_texts
-from relabel.manifests.errors import InputError
-from relabel.manifests.files import Storage
-from relabel.manifests.inputs import PARQUET_SUFFIXES, open_parquet, reading
-from relabel.manifests.specs import nearest
-from relabel.manifests.store import read_whole
+from relabel.manifests.errors import InputError, RelabelError
+from relabel.manifests.files import Storage, check_kind, is_url, out_of_files
+from relabel.manifests.labels import NODE, Reads
+from relabel.manifests.secrets import shortened
+from relabel.manifests.specs import Columns, nearest
+from relabel.manifests.store import UrlFile, read_whole
+
+# ------------------------------------------------------------------------------
+# The boundary of all that reads input files: errors of the system and of Arrow name the file.
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn a failure to read an input file into an InputError that names it."""
+    try:
+        yield
+    except (RelabelError, BlockingIOError):
+        raise
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file.") from exc
+    except PermissionError as exc:
+        raise InputError(f"{path}: no permission to read it. Check the file's owner and mode.") from exc
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as exc:
+        first = shortened(str(exc).split("\n", 1)[0].rstrip("."), 200)
+        if isinstance(exc, pa.ArrowInvalid) or (isinstance(exc, OSError) and exc.errno is None):
+            raise InputError(f"{path}: not a readable Parquet file: {first}. Write it again from its source.") from exc
+        why = out_of_files(exc) or f"{getattr(exc, 'strerror', None) or first}."
+        raise InputError(f"{path}: can't be read: {why}") from exc
+
+
+# ------------------------------------------------------------------------------
+# What stored columns hold, by one rule for all that reads them: text however it is stored is text, ids are text, and a
+# column that no file holds may be in the names of the folders that it lies in (`query_id=q1/part.parquet`).
+
+
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows whose column is null, as Hive names it, and all writers after it."""
+_EXACT_FLOAT = 2**53
+"""Whole numbers below have a float64 of their own."""
+
+
+def folder_columns(path: str, stored: Collection[str]) -> dict[str, str | None]:
+    """Columns of a file that the names of its folders hold, each with the value that all its rows have.
+
+    Args:
+        stored: columns that the file itself holds, which count before names.
+    """
+    steps = [step.partition("=") for step in path.split("/")[:-1]]
+    found = {unquote(name): None if value == NO_VALUE else unquote(value) for name, equals, value in steps if equals}
+    return {name: value for name, value in found.items() if name and name not in stored}
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that a column of a stored type is read as."""
+    return plain(pa.nulls(0, kind)).type
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """A stored column as its plain type. Text that is not UTF-8 stays as it is; reading it says so."""
+    kind = column.type
+    if isinstance(kind, pa.UuidType):
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.large_string())
+    if isinstance(kind, pa.Bool8Type):
+        return column.storage.cast(pa.bool_())
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(column.storage)
+    if pa.types.is_dictionary(kind):
+        return plain(column.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return plain(pc.run_end_decode(column))
+    if "binary" in str(kind) and (_is_text(kind) or pa.types.is_fixed_size_binary(kind)):
+        return column.cast(pa.large_binary()).view(pa.large_string())
+    if _is_text(kind):
+        return column.cast(pa.large_string())
+    if isinstance(kind, _LISTS) and not pa.types.is_nested(kind.value_type):
+        inner = kind.value_type.value_type if pa.types.is_dictionary(kind.value_type) else kind.value_type
+        return column.cast(pa.large_list(pa.large_string() if _is_text(inner) else kind.value_type))
+    return column
+
+
+_LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Text, or bytes that may be text: ClickHouse and Impala mark none as such."""
+    return re.fullmatch("(large_)?(string|binary)(_view)?", str(kind)) is not None
+
+
+def is_number_type(kind: pa.DataType) -> bool:
+    """Whether a plain type may hold grades."""
+    tests = (pa.types.is_null, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def is_id_type(kind: pa.DataType) -> bool:
+    """Whether a plain type may hold ids: text, or numbers, which have to be whole."""
+    return bool(pa.types.is_large_string(kind) or is_number_type(kind))
+
+
+def id_texts(column: pa.Array, *, path: str, name: str) -> pa.Array:
+    """A column of ids as text: text as it is, whole numbers of any type as their digits, NaN as null.
+
+    Args:
+        column: of a plain type.
+        path, name: of the column, for messages.
+    Raises:
+        InputError: another type, a number that is not whole, or one too large to be exact.
+    """
+    kind = column.type
+    try:
+        if pa.types.is_floating(kind):
+            column = pc.if_else(pc.is_nan(column), None, column.cast(pa.float64()))
+            if (pc.max(pc.abs(column)).as_py() or 0) >= _EXACT_FLOAT:
+                raise pa.ArrowInvalid("too large to be exact")
+            column = column.cast(pa.int64())
+        elif pa.types.is_decimal(kind):
+            column = column.cast(pa.decimal256(76, 0))
+        elif not is_id_type(kind):
+            raise InputError(f"{path}: column `{name}` holds {kind}; ids are text or whole numbers.")
+        return column.cast(pa.large_string())
+    except pa.ArrowInvalid as exc:
+        raise InputError(
+            f"{path}: column `{name}` holds {kind}, and not all of its numbers are whole. Ids are text or whole "
+            "numbers; store them as such."
+        ) from exc
+
+
+class PlainParquet(pq.ParquetFile):  # type: ignore[misc]
+    """An open Parquet file whose columns are read as plain ones, those in the names of its folders included.
+
+    Args:
+        path: what the user calls it.
+        options: pyarrow's.
+    """
+
+    def __init__(self, source: Any, path: str, **options: Any) -> None:
+        super().__init__(source, page_checksum_verification=True, **options)
+        self.path = path
+        self.folder_columns = folder_columns(path, self.schema_arrow.names)
+
+    @property
+    def plain_schema(self) -> pa.Schema:
+        """All columns with the types that they are read as."""
+        held = [pa.field(one.name, plain_type(one.type)) for one in self.schema_arrow]
+        return pa.schema([*held, *(pa.field(name, pa.large_string()) for name in self.folder_columns)])
+
+    def plain_batches(
+        self,
+        names: Sequence[str],
+        *,
+        ids: Collection[str] = (),
+        batch_rows: int,
+        row_groups: Sequence[int] | None = None,
+        use_threads: bool = True,
+    ) -> Iterator[pa.RecordBatch]:
+        """Some columns, in this order, as plain types; those of `ids` as text.
+
+        Raises:
+            InputError: an id is neither text nor a whole number.
+        """
+        stored = [name for name in names if name not in self.folder_columns]
+        for batch in self.iter_batches(batch_rows, row_groups, columns=stored, use_threads=use_threads):
+            columns = [self.plain_column(batch, name, is_id=name in ids) for name in names]
+            yield pa.RecordBatch.from_arrays(columns, names=[*names])
+
+    def plain_column(self, batch: pa.RecordBatch, name: str, *, is_id: bool = False) -> pa.Array:
+        """A column of a batch that was read of this file, as its plain type; as text if it `is_id`.
+
+        Raises:
+            InputError: an id is neither text nor a whole number.
+        """
+        if name in self.folder_columns:
+            return pa.repeat(pa.scalar(self.folder_columns[name], pa.large_string()), batch.num_rows)
+        stored = batch.column(name)
+        column = plain(stored)
+        if is_id and "binary" in str(stored.type):
+            # refuse bytes that are no text as ids: read with replacement characters, two ids would become one
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as exc:
+                raise InputError(
+                    f"{self.path}: column `{name}` holds bytes that are not UTF-8. Ids are text, whole numbers or "
+                    "UUIDs: store them as hexadecimal text."
+                ) from exc
+        return id_texts(column, path=self.path, name=name) if is_id else column
+
+
+READ_BUFFER_BYTES = 1 << 20
+PARQUET_SUFFIXES = (".parquet", ".pq")
+
+
+def open_parquet(path: str, storage: Storage) -> PlainParquet:
+    """Open one file, local or by URL, with page checksums verified. The caller closes it (it is a context manager).
+
+    Raises:
+        InputError: it can't be read or is not a whole Parquet file.
+    """
+    with reading(path):
+        if is_url(path):
+            # pre-buffering asks for the columns of the row groups to come in as few ranges as have no gaps, and for
+            # nothing else
+            return PlainParquet(pa.PythonFile(UrlFile(path, storage), "r"), path, pre_buffer=True)
+        # pre-buffering fetches whole row groups ahead: 149 MB where a buffered stream held 8 MB, at the same speed (row
+        # groups of 40 MB)
+        check_kind(path, Path(path).stat())
+        local = Path(path).absolute()  # pyarrow takes a relative path with a colon for a URI
+        return PlainParquet(local, path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES)
+
+
+# ------------------------------------------------------------------------------
+# Columns as Python values, whatever bytes their texts hold.
+
+
+logger = logging.getLogger(__name__)
+
+
+def values_of(column: pa.Array | pa.ChunkedArray, path: str) -> list[Any]:
+    """The values of a column of texts, of lists of them or of numbers; bytes that are not UTF-8 are U+FFFD.
+
+    Args:
+        path: what the user called the file, for the log.
+    """
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        # one bad document must not stop all others, so its bytes become replacement characters, with a warning
+        logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
+        plain_kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        wanted = pa.large_list(pa.large_binary()) if pa.types.is_nested(plain_kind) else pa.large_binary()
+        return [_decoded(value) for value in column.cast(plain_kind).cast(wanted).to_pylist()]
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, list):
+        return [_decoded(inner) for inner in value]
+    return value
+
+
+# ------------------------------------------------------------------------------
+# Which columns of a file a job reads, and whether each holds what it should.
+
+
+def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_context: bool) -> Columns:
+    """The columns by name: which hold the document, and the context where it is wanted and there.
+
+    Args:
+        names: of the columns that are there.
+    Raises:
+        InputError: nothing there can be the document.
+    """
+    document = columns.document
+    if not document:
+        document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
+        if not document:
+            raise InputError(
+                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
+                f"{', '.join(names)}. Name them in input.columns.document."
+            )
+    context = columns.context or ("context" if "context" in names else None)
+    return columns.model_copy(update={"document": document, "context": context if reads_context else None})
+
+
+def check_types(
+    columns: Columns,
+    reads: Reads,
+    schema: pa.Schema,
+    path: str,
+    first_types: dict[str, str],
+    *,
+    first_path: str,
+    folders: Collection[str] = (),
+) -> None:
+    """Refuse a file without one of the columns, with two of one name, or with one of another type.
+
+    Args:
+        folders: columns that the names of its folders hold.
+        first_types: of the files before, by column; filled in here.
+    Raises:
+        InputError: which, what it holds and what is wanted.
+    """
+    wanted: dict[str, tuple[list[str], str, Callable[[pa.DataType], bool]]] = {
+        "input.columns.query_id": ([columns.query_id], "a string or a whole number", is_id_type),
+        "input.columns.query": ([columns.query], "a string", _column_types_is_text),
+        "input.columns.doc_id": ([columns.doc_id], "a string or a whole number", is_id_type),
+        "input.columns.document": (list(columns.document), "a string", _column_types_is_text),
+        "input.columns.context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
+        "input.columns.gold": ([columns.gold] if columns.gold else [], "a number", is_number_type),
+        **{f"for the labeler: {one.about}": ([one.name], *INPUT_KINDS[one.kind]) for one in reads.columns},
+    }
+    for role, (names, allowed, test) in wanted.items():
+        for name in names:
+            count = schema.names.count(name) or int(name in folders)
+            if count != 1:
+                hint = nearest(name, schema.names)
+                what = "no column" if count == 0 else f"{count} columns named"
+                raise InputError(
+                    f"{path}: {what} `{name}` ({role}); it has {', '.join([*schema.names, *folders])}."
+                    + (f" Did you mean `{hint}`?" if hint and not count else "")
+                )
+            if name in folders:  # always text, which a grade is read from as from a file of text
+                if not test(pa.large_string()) and test is not is_number_type:
+                    raise InputError(f"{path}: `{name}` ({role}) is the name of a folder; {allowed} is wanted.")
+                continue
+            kind = schema.field(name).type
+            if not test(plain_type(kind)):
+                raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
+            family = _family(plain_type(kind))
+            if family is not None and first_types.setdefault(name, family) != family:
+                raise InputError(
+                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
+                    "the files agree."
+                )
+
+
+def _column_types_is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_string(kind) or pa.types.is_null(kind))
+
+
+def _is_text_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(kind) or (pa.types.is_large_list(kind) and _column_types_is_text(kind.value_type)))
+
+
+CHUNK = pa.struct(
+    [
+        ("n", pa.int32()),
+        ("heading_path", pa.large_list(pa.large_string())),
+        ("text", pa.large_string()),
+        ("token_len", pa.int32()),
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+    ]
+)
+"""What a chunk of a document holds at least: `document[start:end]` is `text`; `n` counts from 1."""
+
+
+def _is_list_of(wanted: pa.StructType) -> Callable[[pa.DataType], bool]:
+    """Whether a type is a list of structs that have these fields, whatever else they have."""
+    is_as_wanted: dict[pa.DataType, Callable[[pa.DataType], bool]] = {
+        pa.int32(): pa.types.is_integer,
+        pa.large_string(): _column_types_is_text,
+    }
+    tests = {field.name: is_as_wanted.get(field.type, _is_text_list) for field in wanted}
+
+    def is_list(kind: pa.DataType) -> bool:
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+            return bool(pa.types.is_null(kind))
+        held = {field.name: plain_type(field.type) for field in kind.value_type}
+        return all(name in held and test(held[name]) for name, test in tests.items())
+
+    return is_list
+
+
+STRUCT_KINDS: dict[str, pa.StructType] = {"list<chunk>": CHUNK, "list<node>": NODE}
+"""By kind of a labeler's input column that is a list of structs: the fields that are read."""
+INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
+    "string": ("a string", _column_types_is_text),
+    "list<string>": ("a list of strings", _is_text_list),
+    "list<chunk>": ("a list of chunks as `relabel pairs chunk` writes them", _is_list_of(CHUNK)),
+    "list<node>": ("a document's tree as `relabel pairs tree` writes it", _is_list_of(NODE)),
+}
+"""By kind of a labeler's input column: what it holds, in words and as a test."""
+
+
+def _family(kind: pa.DataType) -> str | None:
+    """What must agree between files: text is text, however stored, and numbers of any type are numbers; None for the
+    type of a column without values, which agrees with all.
+    """
+    if pa.types.is_null(kind):
+        return None
+    names = {"text": _column_types_is_text, "numbers": is_number_type, "lists of text": _is_text_list}
+    return next((name for name, test in names.items() if test(kind)), str(kind))
+
 
 # ------------------------------------------------------------------------------
 # Tables that people bring along, as columns: Parquet, JSONL, CSV, TSV, and TREC qrels text.

@@ -20,17 +20,16 @@ from relabel.distill.students.spec import NODE_HEADS, GoldSource, LabelSource
 from relabel.manifests.errors import ConfigError, InputError, ManifestError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import PairGrades, grades_by_pair, load_gold_by_row, load_qrels, mapped, own_input
-from relabel.manifests.inputs import PARQUET_SUFFIXES, Dataset, open_dataset, reading
+from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import NODE_SCORES, Pair, PhiTable
-from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan
 from relabel.manifests.records import digest_of, plain, sha256_bytes
 from relabel.manifests.rows import open_run_input, read_chunks
-from relabel.manifests.run import RunFolder, open_planned, read_labels
+from relabel.manifests.run import MANIFEST_NAME, RunFolder, RunManifest, load_manifest, open_planned, read_labels
 from relabel.manifests.schemas import KINDS, LABELS, table_of
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import RunStore, read_whole
-from relabel.manifests.tables import Column, read_grades
+from relabel.manifests.tables import PARQUET_SUFFIXES, Column, read_grades, reading
 
 # ------------------------------------------------------------------------------
 # Which columns of a label file are read, and whether they are of the types that they should be.

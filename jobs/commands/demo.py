@@ -25,8 +25,8 @@ from relabel.jobs.output import emit, grid
 from relabel.jobs.settings import placed
 from relabel.manifests.errors import StoreError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import load_manifest
 from relabel.manifests.records import LEFT_OUT, plain
+from relabel.manifests.run import load_manifest
 from relabel.manifests.specs import PathMark
 from relabel.manifests.store import open_run_store
 

@@ -24,12 +24,11 @@ from relabel.jobs.run.counts import WorkerState, live_states
 from relabel.jobs.run.execution import left_s, left_text, read_auto
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.manifest import BudgetState, Range, Tally, load_manifest
 from relabel.manifests.plan import PLAN_NAME, template_name
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.records import plain, sha256_bytes
 from relabel.manifests.reuse import audit_of
-from relabel.manifests.run import RunFolder, open_planned
+from relabel.manifests.run import BudgetState, Range, RunFolder, Tally, load_manifest, open_planned
 from relabel.manifests.schemas import ANSWERS, LABELS
 from relabel.manifests.secrets import counted, redacted
 from relabel.manifests.specs import EngineArgs, RunSpec, price_of, validate_spec

@@ -15,11 +15,11 @@ import pyarrow as pa
 from relabel.jobs.pairs.pages import BlockKind, CleanedPage, Draft, Extent, JsonLd, PageBlock, fit, lay_out, read_html
 from relabel.jobs.pairs.wikitext import wikitext_html
 from relabel.jobs.tables import PairsFile, add_columns, check_columns, open_pairs, refuse_taken
-from relabel.manifests.columns import CHUNK, values_of
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
 from relabel.manifests.process import require
+from relabel.manifests.tables import CHUNK, values_of
 
 if TYPE_CHECKING:
     from relabel.labelers.engines.transformers import TokenizerFolder

@@ -25,9 +25,9 @@ from relabel.jobs.tables import (
     scan,
     translate_polars_errors,
 )
-from relabel.manifests.columns import INPUT_KINDS, values_of
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.tables import INPUT_KINDS, values_of
 
 # ------------------------------------------------------------------------------
 # Creates pairs from the citations of generated answers: cited documents count as likely relevant.

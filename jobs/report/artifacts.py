@@ -22,11 +22,10 @@ from relabel.export.bundles import read_manifest
 from relabel.jobs.sections import Badge, Paragraph, Section, Table
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of, scheme_of
-from relabel.manifests.manifest import MANIFEST_NAME, RunManifest, Snapshot, load_manifest
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
 from relabel.manifests.records import digest_of, sha256_bytes
-from relabel.manifests.run import RunFolder
+from relabel.manifests.run import MANIFEST_NAME, RunFolder, RunManifest, Snapshot, load_manifest
 from relabel.manifests.store import RunStore, open_run_store, read_if_there
 
 DIGITS = 16

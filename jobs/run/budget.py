@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from relabel.jobs.job import OpenRun, other_rounds
 from relabel.jobs.run.counts import asked_for
 from relabel.manifests.asks import Answer, Ask, Charge, Engine, Request, most_output_tokens, most_prompt_tokens
-from relabel.manifests.manifest import BudgetState, Limits, Tally
 from relabel.manifests.receipts import Receipt
+from relabel.manifests.run import BudgetState, Limits, Tally
 from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
 
 AT_BUDGET = "the budget is used up"

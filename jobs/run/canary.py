@@ -17,12 +17,11 @@ from relabel.jobs.run.stop import DRAIN_S
 from relabel.manifests.asks import Engine
 from relabel.manifests.errors import GateError
 from relabel.manifests.labels import Pair
-from relabel.manifests.manifest import engine_identity
 from relabel.manifests.metrics.metric import wilson
 from relabel.manifests.receipts import Receipt
 from relabel.manifests.records import digest_of, read_record, sealed_json
 from relabel.manifests.reuse import RowPlace
-from relabel.manifests.run import read_labels
+from relabel.manifests.run import engine_identity, read_labels
 from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
 from relabel.manifests.store import RunStore
 

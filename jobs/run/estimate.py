@@ -25,11 +25,11 @@ from relabel.manifests.asks import Answer, Ask, Request
 from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.inputs import left_out_text
 from relabel.manifests.labels import Pair
-from relabel.manifests.manifest import BudgetState, Range
 from relabel.manifests.models import day_of
 from relabel.manifests.plan import Plan, chunk_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, LabelKeys, why_nothing
 from relabel.manifests.rows import pairs_by_number
+from relabel.manifests.run import BudgetState, Range
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, gpus_of, price_of
 from relabel.manifests.table_snapshots import TableSnapshot

@@ -29,11 +29,11 @@ from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, Stop, start_unless_stopped
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
-from relabel.manifests.manifest import Range, engines_differ
 from relabel.manifests.models import DAY, default_cache_dir, write_json
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json
 from relabel.manifests.reuse import why_nothing
+from relabel.manifests.run import Range, engines_differ
 from relabel.manifests.specs import EngineSpec, KeepsModels, PaidByToken
 from relabel.manifests.store import Lock, RunStore
 

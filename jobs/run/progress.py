@@ -25,8 +25,8 @@ from relabel.jobs.logs import redacted_streams
 from relabel.jobs.run.counts import ASKED, Progress
 from relabel.jobs.run.execution import left_s, left_text
 from relabel.manifests.errors import InputError
-from relabel.manifests.manifest import Range
 from relabel.manifests.records import plain
+from relabel.manifests.run import Range
 from relabel.manifests.secrets import redacted
 
 if TYPE_CHECKING:

@@ -23,20 +23,21 @@ from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import GateError, RelabelError
-from relabel.manifests.manifest import (
+from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
+from relabel.manifests.reuse import audit_of
+from relabel.manifests.run import (
+    Attempts,
     BudgetState,
     CascadeAudit,
     OwnRunManifest,
     RunManifest,
     Snapshot,
     Tally,
+    build_manifest,
     engines_differ,
     load_manifest,
     write_manifest,
 )
-from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
-from relabel.manifests.reuse import audit_of
-from relabel.manifests.run import Attempts, build_manifest
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import price_of
 from relabel.manifests.store import RunStore, map_concurrent, shard_lock_name

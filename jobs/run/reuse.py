@@ -19,7 +19,6 @@ from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.files import place_of
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import Pair
-from relabel.manifests.manifest import engines_differ
 from relabel.manifests.plan import Plan, recipe_digest
 from relabel.manifests.receipts import ChunkId, ReusedRows
 from relabel.manifests.records import checked, plain, readable_json, version_of
@@ -32,7 +31,7 @@ from relabel.manifests.reuse import (
     open_earlier,
     shared_answers,
 )
-from relabel.manifests.run import labeler_columns
+from relabel.manifests.run import engines_differ, labeler_columns
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.store import RunStore, map_concurrent, read_if_there
 

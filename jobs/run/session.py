@@ -31,11 +31,10 @@ from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import LockHeldError
 from relabel.manifests.files import HERE
 from relabel.manifests.labels import Pair
-from relabel.manifests.manifest import Snapshot
 from relabel.manifests.plan import Plan, chunk_row_ids
 from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
 from relabel.manifests.reuse import Cascade, LabelKeys
-from relabel.manifests.run import Attempts, file_schema
+from relabel.manifests.run import Attempts, Snapshot, file_schema
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.store import Lock, shard_lock_name
 

@@ -18,9 +18,9 @@ from relabel.jobs.commands.ask import again_on_change, asked_text
 from relabel.jobs.job import load_job
 from relabel.labelers.registry import LABELERS
 from relabel.manifests.asks import Answer, Ask, Message
-from relabel.manifests.columns import CHUNK
 from relabel.manifests.labels import NODES
 from relabel.manifests.secrets import keep_secret, redacted
+from relabel.manifests.tables import CHUNK
 
 TEXT = "Cut roses back in late winter. Oil the pan."
 NODE = {"id": 0, "type": "structure", "level": 0, "text": "Roses", "start": 0, "end": 0, "parent": -1}

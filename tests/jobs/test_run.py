@@ -26,9 +26,9 @@ from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.shards import choose_shards
 from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
-from relabel.manifests.manifest import OwnRunManifest
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.rows import fitting_chunk_rows
+from relabel.manifests.run import OwnRunManifest
 from relabel.manifests.store import LocalRunStore, shard_lock_name
 
 

@@ -19,8 +19,8 @@ from relabel.labelers.base import Variants
 from relabel.labelers.engines.registry import ENGINES
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.labels import Pair, Reads
-from relabel.manifests.manifest import engine_identity
 from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
+from relabel.manifests.run import engine_identity
 from tests.faults.shared_jobs import SIBLINGS, WHOLE_QUERY, chunks_of, options_of
 from tests.reuse.conftest import Days, Row, rows_of, said
 from tests.strategies import pairs
