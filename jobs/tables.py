@@ -83,7 +83,7 @@ def _is_remote(to: str) -> bool:
 
 
 def _local_path(to: str) -> Path:
-    """Where a local file is to be written, behind the links that its name may be.
+    """Where a local file is to be written, links followed.
 
     Raises:
         UsageError: a rename would replace something else than a file: a folder, a device, a pipe, a dangling link.

@@ -858,9 +858,6 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 # The committed labels of a run, as evaluation and merging open them.
 
 
-_ALL_OF_THEM = "no labels but those of the whole run are a fair sample"
-
-
 @dataclass(frozen=True)
 class RunLabels:
     """A run's output, ready to be read.
@@ -896,28 +893,20 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
     no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
     folder = open_planned(root, storage, InputError(no_run))
     manifest = load_manifest(folder.store)
-    found = folder.snapshot()
-    num_quarantined = found.tally.num_quarantined
-    notes = []
+    found = folder.snapshot(manifest=manifest)
+    quarantined, faults = found.tally.num_quarantined, list[tuple[str, str]]()
     if manifest is None or manifest.receipts_sha256 != found.digest:
-        state = f"{found.tally.rows:,} of {folder.plan.rows:,} rows are done"
-        if manifest is not None:
-            state += ", and its manifest is older than its receipts"
-        if not allow_partial:
-            raise ManifestError(
-                f"{root}: not finished, {state}; {_ALL_OF_THEM}. "
-                "Run the job again to finish it, or judge what is there with --allow-partial."
-            )
-        notes.append(f"{root} is not finished: {state}")
+        older = "" if manifest is None else ", and its manifest is older than its receipts"
+        state = f"not finished: {found.tally.rows:,} of {folder.plan.rows:,} rows are done{older}"
+        faults.append((state, "Run the job again to finish it"))
     if manifest is not None and manifest.over_limit:
-        share = (
-            f"{num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine, limit "
-            f"{manifest.max_failed_fraction:.0%}"
+        share = f"{quarantined:,} of {manifest.rows.in_:,} rows are in quarantine"
+        state = f"over its quarantine limit: {share}, limit {manifest.max_failed_fraction:.0%}"
+        faults.append((state, "Complete it with `relabel retry`"))
+    for state, advice in () if allow_partial else faults:
+        raise ManifestError(
+            f"{root}: {state}; no labels but those of the whole run are a fair sample. {advice}, or judge what is "
+            "there with --allow-partial."
         )
-        if not allow_partial:
-            raise ManifestError(
-                f"{root}: over its quarantine limit ({share}); {_ALL_OF_THEM}. "
-                "Complete it with `relabel retry`, or judge what is there with --allow-partial."
-            )
-        notes.append(f"{root} is over its quarantine limit: {share}")
-    return RunLabels(root, folder.plan, folder, found.labels, found.quarantine, num_quarantined, notes)
+    notes = [f"{root} is {state}" for state, _ in faults]
+    return RunLabels(root, folder.plan, folder, found.labels, found.quarantine, quarantined, notes)

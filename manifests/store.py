@@ -374,15 +374,12 @@ def _size_of_file(path: Path) -> int:
     """Bytes of an ordinary file; another user of the folder may have put a pipe there, which blocks its reader.
 
     Raises:
-        FileNotFoundError: there is nothing, or a folder.
-        StoreError: it is not an ordinary file.
+        FileNotFoundError: there is nothing, or something else.
     """
     with translate_errors("read", path, is_missing_fine=True):
         found = path.stat()
-    if stat.S_ISDIR(found.st_mode):
-        raise FileNotFoundError(str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path}: is not an ordinary file. Remove it.")
+        raise FileNotFoundError(str(path))
     return found.st_size
 
 
