@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks import r3a_shared_stage, transformers_vs_generate, vllm_vs_raw
 from benchmarks.gpu_models import ROOT, made_up_pairs, write_pairs
 from benchmarks.paired import paired_ratio
-from relabel.labelers.engines.registry import engine_class
-from relabel.labelers.registry import labeler_class
+from relabel.labelers.registry import engine_class, labeler_class
 from relabel.manifests.asks import Request
 from relabel.manifests.specs import EngineSpec
 

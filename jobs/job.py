@@ -16,10 +16,9 @@ from pydantic import SecretStr
 
 from relabel.jobs.delivery import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
-from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.engines.transformers import TokenizerFolder, prompt_encoder, tokenizer_folder
 from relabel.labelers.prompts import TEMPLATES_READ
-from relabel.labelers.registry import Labeler, labeler_class
+from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.asks import Engine
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage, is_url, place_of

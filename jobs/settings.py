@@ -19,8 +19,7 @@ import yaml
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from relabel.labelers.engines.registry import engine_schemas
-from relabel.labelers.registry import labeler_schemas
+from relabel.labelers.registry import engine_schemas, labeler_schemas
 from relabel.manifests.errors import ConfigError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.secrets import STORAGE_KEY, keep_secret, names_secret, secret_in, texts_in

@@ -1,17 +1,43 @@
-"""`direct`: a grade without reasoning. One prompt, one decision, no generated token.
-
-The baseline of R3A (methods, section 1: "direct grade without reasoning"), and the smallest labeler to read.
+"""The labelers that ask in one turn: `direct`, `pointwise`, `umbrela`, `complexity`, `r1`, `query`, `ensemble` and
+`graph-grpo`. `direct` is the smallest one to read.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import logging
+from collections.abc import Generator
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from relabel.labelers.base import DecisionAlone, Instruction, ThinkScore, YesNo, YesNoOptions
-from relabel.manifests.asks import Decision
-from relabel.manifests.specs import DecisionOptions, LabelerOptions, ThinkOptions
+from relabel.labelers.base import (
+    EXAMPLE,
+    DecisionAlone,
+    Instruction,
+    OnceAQueryOptions,
+    OneAsk,
+    ThinkScore,
+    YesNo,
+    YesNoOptions,
+)
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
+from relabel.labelers.registry import Labeler
+from relabel.labelers.verdicts import decided, is_none, mean_distribution
+from relabel.manifests.asks import Answer, Ask, Choice, Decision, Distribution, Lines, Section, Text
+from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import (
+    DEFAULT_PHI,
+    NODE_SCORES,
+    Label,
+    LabelColumn,
+    Pair,
+    PhiTable,
+    check_phi,
+    default_phi,
+    phi_grade,
+    unreached_grades,
+)
+from relabel.manifests.specs import DecisionOptions, LabelerOptions, TextOptions, ThinkOptions
 
 # ------------------------------------------------------------------------------
 # `direct`: a grade without reasoning. One prompt, one decision, no generated token. The baseline of R3A (methods,
@@ -135,3 +161,259 @@ class R1(ThinkScore):
 
     Options: ClassVar[type[LabelerOptions]] = R1Options
     template_set = "r1"
+
+
+# ------------------------------------------------------------------------------
+# `query`: a search that the document answers. Reads the document alone, and gives no grade: `relabel pairs queries
+# --by` makes pairs out of these queries. Source: InPars and Promptagator write training queries with a language
+# model, from a document. The sentences and the examples in them are ours.
+
+
+MADE_QUERY = "made_query"
+_TOKENS_A_WORD = 6
+"""Room for a word in a language that the tokenizer knows little of."""
+
+
+class QueryOptions(OnceAQueryOptions):
+    """Options of `query`."""
+
+    name: str = "query"
+    """A registered labeler."""
+    grades: Literal[0] = 0
+    """None: the label is a query."""
+    max_words: int = Field(8, ge=1, le=50)
+    """Most words of the query; a longer one is asked for again."""
+
+
+class Query(OneAsk):
+    """Asks for one query. Flags: those of the answer."""
+
+    Options: ClassVar[type[LabelerOptions]] = QueryOptions
+    template_set = "query"
+    data = ("document",)
+    columns = (LabelColumn(MADE_QUERY, "string", "A search that the document answers."),)
+
+    def __init__(self, options: QueryOptions) -> None:
+        self._max_words = options.max_words
+        settings = {"max_words": options.max_words}
+        super().__init__(options, [Lines("query", 1, 1, _TOKENS_A_WORD * options.max_words)], (), settings)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask.
+
+        Raises:
+            VerdictError: the answer is out of format, or its query has no word or too many.
+        """
+        answer = yield self._ask(pair)
+        query = " ".join(self._reader.read(answer)["query"].split())
+        if not any(char.isalnum() for char in query):
+            raise VerdictError("format", f"the query {query[:40]!r} has no word")
+        if (count := len(query.split())) > self._max_words:
+            raise VerdictError("format", f"the query has {count} words, expected {self._max_words} at most")
+        return Label(None, None, {MADE_QUERY: query}, flags=list(answer.flags))
+
+
+# ------------------------------------------------------------------------------
+# `ensemble`: one soft label from several instructions. One decision an instruction, no generated token; the label is
+# the mean of their distributions. Each instruction comes after the document, so an engine that caches prefixes reads
+# query and document once.
+
+
+THREE_VIEWS = (
+    "Judge whether a person who typed this query would be content with it.",
+    "Judge by the facts that the document states.",
+    "Be strict: a document that is only near the subject deserves one of the lowest grades.",
+)
+
+
+class EnsembleOptions(DecisionOptions):
+    """Options of `ensemble`."""
+
+    name: str = "ensemble"
+    """A registered labeler."""
+    grades: int = Field(4, ge=2, le=10)
+    """Number of grades K; labels are 0..K-1."""
+    instructions: list[Instruction] = Field(list(THREE_VIEWS), min_length=2, max_length=32)
+    """What to judge by: a sentence or a few for each ask, put between the document and "Give the grade."."""
+
+    @field_validator("instructions")
+    @classmethod
+    def _each_once(cls, found: list[str]) -> list[str]:
+        if len(set(found)) < len(found):
+            raise ValueError("the same instruction is there twice")
+        return found
+
+
+class Ensemble(Labeler):
+    """Asks for a distribution after each instruction; the label is the mode of their mean, the lower one of equals.
+
+    A pair with an answer without a distribution gets no label: the mean of fewer is a different label. Flags: those of
+    the answers.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = EnsembleOptions
+    columns = (
+        LabelColumn("judge_probs", "list<float32>", "p(grade) by each instruction, in their order, K values each."),
+    )
+
+    def __init__(self, options: EnsembleOptions) -> None:
+        prompts = Prompts(BUILT_IN / "ensemble", options.templates, shared=SHARED)
+        settings = {"grades": options.grades}
+        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
+        self._users = [
+            prompts.turn("user", "user.j2", data=("query", "document"), settings={**settings, "instruction": one})
+            for one in options.instructions
+        ]
+        self.template_digests = prompts.digests
+        self._decision = Decision("score", "<score>", tuple(map(str, range(options.grades))))
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask an instruction.
+
+        Raises:
+            VerdictError: an answer holds no distribution over the grades.
+        """
+        judges: list[Distribution] = []
+        flags: list[str] = []
+        for ask in self._asks(pair):
+            answer = yield ask
+            judges.append(decided(answer, self._decision, "the grades"))
+            flags.extend(flag for flag in answer.flags if flag not in flags)
+        mean = mean_distribution(judges)
+        return Label(mean.argmax, mean, {"judge_probs": [p for one in judges for p in one.probs]}, flags=flags)
+
+    def probe(self) -> list[Ask]:
+        return self._asks(EXAMPLE)
+
+    def _asks(self, pair: Pair) -> list[Ask]:
+        return [
+            Ask(
+                f"judge_{number}",
+                (self._system, user.message(pair.query, pair.document)),
+                None,
+                0,
+                (self._decision,),
+                "<score>",
+            )
+            for number, user in enumerate(self._users, 1)
+        ]
+
+
+# ------------------------------------------------------------------------------
+# `graph-grpo`: e-commerce relevance as a graph of seven nodes, label first. One answer: a first grade, four short
+# descriptions (subject and attribute of query and product), two match scores, the final grade. With the grades come
+# four distributions, and whether the rule map φ(s, a) agrees with the grade. Source: Graph-GRPO, label-first chain of
+# thought (intuition, reasoning, decision); methods, section 2.
+
+
+_logger = logging.getLogger(__name__)
+
+_COLUMNS = (
+    LabelColumn("preliminary", "int8", "The first grade, by intuition."),
+    LabelColumn("preliminary_probs", "list<float32>", "Its distribution over the grades."),
+    LabelColumn("preliminary_outside_mass", "float32", "Probability of all other tokens there."),
+    LabelColumn("subject", "int8", "How well the product's subject is the query's, 0 to 4."),
+    LabelColumn("subject_probs", "list<float32>", "Its distribution over the five scores."),
+    LabelColumn("subject_outside_mass", "float32", "Probability of all other tokens there."),
+    LabelColumn("attribute", "int8", "How well the product's attributes are the query's, 0 to 4."),
+    LabelColumn("attribute_probs", "list<float32>", "Its distribution over the five scores."),
+    LabelColumn("attribute_outside_mass", "float32", "Probability of all other tokens there."),
+    LabelColumn("query_subject", "string", "What the query asks for, in a few words; null for none."),
+    LabelColumn("query_attribute", "string", "With which attributes; null for none."),
+    LabelColumn("product_subject", "string", "What the product is; null for none."),
+    LabelColumn("product_attribute", "string", "With which attributes; null for none."),
+    LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
+    LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
+)
+_TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attribute")
+
+
+class GraphGrpoOptions(TextOptions):
+    """Options of `graph-grpo`."""
+
+    name: str = "graph-grpo"
+    """A registered labeler."""
+    phi: PhiTable = DEFAULT_PHI
+    """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default, for three grades alone:
+    0 counts as 4, the weaker of the two decides, 4 → 2, 3 or 2 → 1, 1 → 0. Other numbers of grades need a map of their
+    own.
+    """
+    phi_in_prompt: bool = True
+    """Say in the prompt which grade follows from each pair of scores. Without it the teacher is left to its own rule,
+    and a grade that differs from φ's is not flagged.
+    """
+
+    @model_validator(mode="after")
+    def _phi_fits_grades(self) -> GraphGrpoOptions:
+        if "phi" not in self.model_fields_set:
+            default_phi(self.grades, key="labeler.phi")
+        check_phi(self.phi, grades=self.grades)
+        return self
+
+
+class GraphGrpo(OneAsk):
+    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a), as the prompt says it, is not the grade),
+    `no_distribution` (of any of the four decisions), and the answer's own.
+
+    Every label has all of its columns; distributions are None where the engine gives none.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = GraphGrpoOptions
+    columns = _COLUMNS
+    template_set = "graph-grpo"
+    example = Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
+
+    def __init__(self, options: GraphGrpoOptions) -> None:
+        self._phi, self._phi_in_prompt = options.phi, options.phi_in_prompt
+        if unreached := unreached_grades(options.phi, options.grades):
+            _logger.warning(
+                "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, phi_agrees is false.",
+                " or ".join(map(str, unreached)),
+            )
+        grades = tuple(map(str, range(options.grades)))
+        scores = tuple(map(str, range(NODE_SCORES)))
+        sections: tuple[Section, ...] = (
+            Choice("preliminary", grades),
+            *(Text(tag, options.max_text_tokens, may_be_empty=False) for tag in _TEXTS),
+            Choice("subject_score", scores),
+            Choice("attribute_score", scores),
+            Choice("score", grades),
+        )
+        decisions = (
+            Decision("preliminary", "<preliminary>", grades),
+            Decision("subject", "<subject_score>", scores),
+            Decision("attribute", "<attribute_score>", scores),
+            Decision("score", "<score>", grades),
+        )
+        settings = {"phi": options.phi, "phi_in_prompt": options.phi_in_prompt}
+        super().__init__(options, sections, decisions, {"grades": options.grades, "scores": NODE_SCORES, **settings})
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask.
+
+        Raises:
+            VerdictError: the answer is out of format.
+        """
+        answer = yield self._ask(pair)
+        sections = self._reader.read(answer)
+        grade = int(sections["score"])
+        subject, attribute = int(sections["subject_score"]), int(sections["attribute_score"])
+        by_rule = phi_grade(self._phi, subject, attribute)
+        columns: dict[str, Any] = {
+            "preliminary": int(sections["preliminary"]),
+            "subject": subject,
+            "attribute": attribute,
+        }
+        flags = list(answer.flags)
+        for name in ("preliminary", "subject", "attribute"):
+            distribution = answer.distributions.get(name)
+            columns[f"{name}_probs"] = None if distribution is None else list(distribution.probs)
+            columns[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
+        for tag in _TEXTS:
+            columns[tag] = None if is_none(sections[tag]) else sections[tag]
+        columns |= {"phi_grade": by_rule, "phi_agrees": by_rule == grade}
+        if by_rule != grade and self._phi_in_prompt:
+            flags.append("phi_disagrees")
+        if any(decision.name not in answer.distributions for decision in self._decisions):
+            flags.append("no_distribution")
+        return Label(grade, answer.distributions.get("score"), columns, flags=flags)

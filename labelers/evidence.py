@@ -44,17 +44,6 @@ from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import Label, LabelColumn, Pair, Span, over_budget
 from relabel.manifests.specs import LabelerOptions
 
-# ------------------------------------------------------------------------------
-# Verbatim evidence: where in the document a quoted fragment is, or that it is not there. The one normalisation:
-# Unicode NFC, every run of white space folded to one space, none at either end. A fragment is found if its normal
-# form is a substring of the document's normal form that begins and ends between characters, an accent never parted
-# from its letter. The span is in code points of the original document. A fragment that is a substring as it is there
-# is found as it is, accents or not. Several fragments: one a line. A text of several lines that is found whole is
-# one fragment; otherwise every line that is not blank has to be found by itself. `none`, in any case, is no
-# evidence, even where the document holds that word. Source: R3A, section 2 (the extract must be in the document);
-# the normalisation is ours.
-
-
 _PIECES = re.compile(r"\s+|\S+")
 _FIRST_NAME = 0xF0000  # planes 15 and 16 are for private use: 131,071 names for clusters of several code points
 # a document's clusters beyond those; no fragment ever holds it, so they are found only as they are

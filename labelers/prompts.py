@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2 import FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from relabel.manifests.asks import Message, Role
@@ -41,6 +41,9 @@ TEMPLATES_READ: dict[str, bytes] = {}
 _ENDLESS = (RecursionError, MemoryError)
 """What a template that includes itself, or repeats a text without measure, ends in."""
 _EDGE = "\0"  # no text file worth the name holds it: one in a template cuts the text as a filter does
+
+
+_REFERENCES: tuple[type[Any], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
 class _Field:
@@ -161,35 +164,23 @@ class Prompts:
         values: dict[str, Any] = {
             name: tuple(map(_Field, found)) if name in counts else _Field(name) for name, found in keys_of.items()
         }
-        source = self._load(file)
+        self._load(file)
         try:
             text = self._env.get_template(file).render({**settings, **values})
-        except TemplateSyntaxError as exc:
-            raise ConfigError(f"{self._where(exc.name or file, exc.lineno)}: {exc.message}") from exc
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, *_ENDLESS) as exc:
             known = ", ".join(sorted([*settings, *data]))
-            name, line = self._fault_line(exc, file)
             what = str(exc).rstrip(".") or type(exc).__name__
-            raise ConfigError(f"{self._where(name, line)}: {what}. A template may read: {known}.") from exc
+            raise ConfigError(f"{self._fault_place(exc, file)}: {what}. A template may read: {known}.") from exc
         pieces = text.split(_EDGE)
-        strange = [key for key in pieces[1::2] if key not in keys]
-        if strange or len(pieces) % 2 == 0:
-            name = next(
-                (name for name in data if any(name in key.casefold() for key in strange)), data[0] if data else ""
-            )
-            raise ConfigError(
-                f"{self._where(file, _line_of(source, name))}: a filter changed the place of a data field "
-                f"({', '.join(strange) or 'cut'}); "
-                "print data as it is: {{ " + name + " }}"
-            )
         printed = set(pieces[1::2])
-        for key in keys:
-            if key not in printed:
-                name = key.partition(".")[0]
+        if len(pieces) % 2 == 0 or not printed <= set(keys):
+            raise ConfigError(f"{self._paths[file]}: a filter changed the place of a data field; print data as it is")
+        for name in data:
+            if not printed.issuperset(keys_of[name]):
                 loop = "{% for text in " + name + " %}{{ text }}{% endfor %}"
                 shown = loop if name in counts else "{{ " + name + " }}"
                 raise ConfigError(
-                    f"{self._where(file, None)}: never prints `{name}` (expected {shown} at one place or more); add it"
+                    f"{self._paths[file]}: never prints `{name}` (expected {shown} at one place or more); add it"
                 )
         return Turn(role, tuple(pieces), keys)
 
@@ -213,43 +204,28 @@ class Prompts:
         except TemplateSyntaxError as exc:
             raise ConfigError(f"{path}:{exc.lineno}: {exc.message}") from exc
         # Found in the text and not while rendering, so that the digests never depend on which branch a pair takes.
-        for included in meta.find_referenced_templates(tree):
-            known = sorted(self._paths)
-            if included is None:
-                line = next(
-                    node.lineno
-                    for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))
-                )
-                raise ConfigError(f"{path}:{line}: include a file by its literal name; known are {', '.join(known)}")
+        for node in tree.find_all(_REFERENCES):
+            included = node.template.value if isinstance(node.template, nodes.Const) else "…"
             if included not in self._paths:
-                at = _line_of(source, included)
-                raise ConfigError(f"{self._where(file, at)}: no template {included!r}: known are {', '.join(known)}")
+                raise ConfigError(
+                    f"{path}:{node.lineno}: no template {included!r}: include a file by its literal name; known are "
+                    f"{', '.join(sorted(self._paths))}"
+                )
             self._load(included)
         return source
 
     def _include(self, name: str) -> tuple[str, str, Callable[[], bool]]:
         return self._load(name), str(self._paths[name]), lambda: True
 
-    def _where(self, file: str, line: int | None) -> str:
-        path = self._paths.get(file, file)
-        return f"{path}:{line}" if line else f"{path}"
-
-    def _fault_line(self, exc: BaseException, file: str) -> tuple[str, int | None]:
+    def _fault_place(self, exc: BaseException, file: str) -> str:
         """Which template line raised: Jinja puts template frames into the traceback under the template's path."""
-        names = {str(path): name for name, path in self._paths.items()}
-        for frame in reversed(traceback.extract_tb(exc.__traceback__)):
-            if frame.filename in names:
-                return names[frame.filename], frame.lineno
-        return file, None
+        paths = set(map(str, self._paths.values()))
+        frames = reversed(traceback.extract_tb(exc.__traceback__))
+        return next((f"{one.filename}:{one.lineno}" for one in frames if one.filename in paths), str(self._paths[file]))
 
 
 def _keys(name: str, count: int | None) -> tuple[str, ...]:
     return (name,) if count is None else tuple(f"{name}.{i}" for i in range(count))
-
-
-def _line_of(source: str, word: str) -> int | None:
-    at = source.find(word) if word else -1
-    return source.count("\n", 0, at) + 1 if at >= 0 else None
 
 
 def _overrides(folder: str, known: list[str]) -> dict[str, Path]:

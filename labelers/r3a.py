@@ -101,8 +101,6 @@ class R3A(Labeler):
             self._first_turn(num_context)
         self.template_digests = self._prompts.digests
         self._set_formats(options)
-        # Rows of a query follow each other, so its first turn is put together once for all of them.
-        self._opening = functools.lru_cache(maxsize=64)(self._build_opening)
 
     def _set_formats(self, options: R3AOptions) -> None:
         grades = tuple(map(str, range(options.grades)))
@@ -169,21 +167,24 @@ class R3A(Labeler):
         return [self._intent_ask(pair), self._verdict_ask(pair, earlier)]
 
     def _intent_ask(self, pair: Pair) -> Ask:
-        messages = self._opening(pair.query, pair.context if self.uses_context else ())
         stage = "intent" if self._options.intent else "think"
         return Ask(
-            stage, messages, self._intent_format, self._intent_tokens, (), "", None, pair.query_id, self._sampling
+            stage,
+            self._opening(pair),
+            self._intent_format,
+            self._intent_tokens,
+            shared_by=pair.query_id,
+            sampling=self._sampling,
         )
 
     def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
         """The same conversation, continued, with the first answer as the model's own turn."""
         assert self._verdict_turn is not None
-        system, user = self._opening(pair.query, pair.context if self.uses_context else ())
         earlier = Message("assistant", self._intent_reader.turn_parts(first_answer), self._intent_tags)
-        return self._grading_ask(pair, (system, user, earlier, self._verdict_turn.message(pair.document)))
+        return self._grading_ask(pair, (*self._opening(pair), earlier, self._verdict_turn.message(pair.document)))
 
     def _single_ask(self, pair: Pair) -> Ask:
-        context = self._context(pair.context if self.uses_context else ())
+        context = self._context(pair)
         user = self._first_turn(len(context)).message(pair.query, *context, pair.document)
         return self._grading_ask(pair, (self._system, user))
 
@@ -192,13 +193,13 @@ class R3A(Labeler):
         format = self._verdict_format if pair.document.strip() else self._empty_format
         return Ask("verdict", messages, format, self._verdict_tokens, self._decisions, "", source, None, self._sampling)
 
-    def _build_opening(self, query: str, context: tuple[str, ...]) -> tuple[Message, Message]:
-        context = self._context(context)
-        return self._system, self._first_turn(len(context)).message(query, *context)
+    def _opening(self, pair: Pair) -> tuple[Message, Message]:
+        context = self._context(pair)
+        return self._system, self._first_turn(len(context)).message(pair.query, *context)
 
-    def _context(self, context: tuple[str, ...]) -> tuple[str, ...]:
+    def _context(self, pair: Pair) -> tuple[str, ...]:
         longest = self._options.max_context_chars
-        return tuple(text[:longest] for text in context)
+        return tuple(text[:longest] for text in pair.context) if self.uses_context else ()
 
     def _make_first_turn(self, num_context: int) -> Turn:
         if self._has_two_stages:

@@ -1,6 +1,6 @@
-"""Which labelers there are, as import paths: listing them loads nothing. Adding one is one file and one line here.
+"""Which labelers and engines there are, as import paths: listing them loads nothing. Adding one is one line here.
 
-Third parties add theirs through the entry-point group `relabel.labelers`.
+Third parties add theirs through the entry-point groups `relabel.labelers` and `relabel.engines`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from relabel.manifests.asks import Answer, Ask
+from relabel.manifests.asks import Answer, Ask, Engine
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
 from relabel.manifests.schemas import KINDS
 from relabel.manifests.schemas import LABELS as LABEL_SCHEMA
-from relabel.manifests.specs import LabelerOptions, ObjectSchema, Registry, Schema, validate_spec
+from relabel.manifests.specs import EngineSpec, LabelerOptions, ObjectSchema, Registry, Schema, validate_spec
 from relabel.manifests.tables import INPUT_KINDS
 
 LABELERS: dict[str, str] = {
     "complexity": "relabel.labelers.direct:Complexity",
     "direct": "relabel.labelers.direct:Direct",
-    "ensemble": "relabel.labelers.ensemble:Ensemble",
+    "ensemble": "relabel.labelers.direct:Ensemble",
     "evidence-set": "relabel.labelers.evidence:EvidenceSet",
-    "graph-grpo": "relabel.labelers.graph_grpo:GraphGrpo",
+    "graph-grpo": "relabel.labelers.direct:GraphGrpo",
     "pointwise": "relabel.labelers.direct:Pointwise",
-    "query": "relabel.labelers.query:Query",
+    "query": "relabel.labelers.direct:Query",
     "r1": "relabel.labelers.direct:R1",
     "r3a": "relabel.labelers.r3a:R3A",
     "review": "relabel.labelers.review:Review",
@@ -33,7 +33,7 @@ LABELERS: dict[str, str] = {
     "umbrela": "relabel.labelers.direct:Umbrela",
     "variants": "relabel.labelers.base:Variants",
 }
-_REGISTRY = Registry("labeler", "relabel.labelers", LABELERS)
+_LABELERS = Registry("labeler", "relabel.labelers", LABELERS)
 
 
 class Recalled(NamedTuple):
@@ -129,7 +129,7 @@ class Labeler(ABC):
 
 def labeler_names() -> list[str]:
     """All registered names, in order."""
-    return _REGISTRY.names()
+    return _LABELERS.names()
 
 
 def labeler_schemas(definitions: dict[str, Schema]) -> dict[str, Schema]:
@@ -152,7 +152,7 @@ def labeler_class(name: str) -> type[Labeler]:
     Raises:
         ConfigError: no such labeler; names the known ones and the nearest.
     """
-    found: type[Labeler] = _REGISTRY.load(name)
+    found: type[Labeler] = _LABELERS.load(name)
     return found
 
 
@@ -167,3 +167,47 @@ def options_of_run(parts: Mapping[str, Any], spec: Mapping[str, Any], *, where: 
     """
     held = {**parts["labeler"], "templates": (spec.get("labeler") or {}).get("templates")}
     return validate_spec(labeler_class(held["name"]).Options, held, where=f"{where}, labeler")
+
+
+# ------------------------------------------------------------------------------
+# Engines.
+
+
+ENGINES: dict[str, str] = {
+    "fake": "relabel.labelers.engines.fake:Fake",
+    "openai": "relabel.labelers.engines.openai:OpenAi",
+    "transformers": "relabel.labelers.engines.transformers:Transformers",
+    "vllm": "relabel.labelers.engines.vllm:Vllm",
+}
+_ENGINES = Registry("engine", "relabel.engines", ENGINES)
+
+
+def engine_names() -> list[str]:
+    """All registered names, in order."""
+    return _ENGINES.names()
+
+
+def engine_class(name: str) -> type[Engine]:
+    """The class of a name.
+
+    Raises:
+        ConfigError: no such engine; names the known ones and the nearest.
+    """
+    found: type[Engine] = _ENGINES.load(name)
+    return found
+
+
+def engine_schemas(spec: type[EngineSpec], definitions: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """JSON Schema of a section that names an engine, by the engine's name, with the engine's own options in it.
+
+    Args:
+        spec: the section's model.
+        definitions: of the whole schema; theirs are added.
+    """
+    found = {}
+    for name in engine_names():
+        section = ObjectSchema(spec, {})
+        section.keys["args"] = ObjectSchema(engine_class(name).Args, definitions).values
+        section.fix("name", name)
+        found[name] = section.values
+    return found

@@ -7,8 +7,8 @@ Source: R2RAG (papers, section 3.3 and appendix A.4), with the paper's tags. The
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -52,15 +52,6 @@ class ReviewOptions(SearchOptions):
     """
 
 
-class ReviewAnswer(NamedTuple):
-    """What an answer says, its sections in the format's order."""
-
-    is_sufficient: str
-    new_query: str
-    useful_docs: str
-    summary: str
-
-
 class Review(Labeler):
     """Asks whether a query's documents suffice. Flags: `document_truncated`, `documents_left_out`, `kept_before` (the
     row's document is in `previous_docs`), `no_distribution`, and the answer's own.
@@ -102,8 +93,8 @@ class Review(Labeler):
         while (answer := (yield ask)).finish == "overlong" and shown.num_chars > LEAST_CHARS:
             ask, shown = self._ask(pair, int(shown.num_chars * SHRINK))
         assert ask.format is not None
-        said = ReviewAnswer(*Reader(ask.format).read(answer).values())
-        useful = indices_of(said.useful_docs)
+        said = Reader(ask.format).read(answer)
+        useful = indices_of(said["useful-docs"])
         shown_ids = [sibling.doc_id for sibling in pair.siblings[: len(shown.texts)]]
         check(said, useful, shown_ids, pair)
         place = 1 + place_among_siblings(pair)
@@ -119,12 +110,12 @@ class Review(Labeler):
         if distribution is None:
             flags.append("no_distribution")
         columns = {
-            "is_sufficient": said.is_sufficient == "yes",
+            "is_sufficient": said["is-sufficient"] == "yes",
             "sufficient_probs": list(distribution.probs) if distribution else None,
             "sufficient_outside_mass": distribution.outside_mass if distribution else None,
-            "new_query": said.new_query or None,
+            "new_query": said["new-query"] or None,
             "useful": [shown_ids[number - 1] for number in useful],
-            "summary": said.summary or None,
+            "summary": said["useful-docs-summary"] or None,
         }
         return Label(int(place in useful), None, columns, flags=flags)
 
@@ -173,7 +164,7 @@ class Review(Labeler):
         )
 
 
-def check(said: ReviewAnswer, useful: list[int], shown_ids: list[str], pair: Pair) -> None:
+def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair: Pair) -> None:
     """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
 
     Raises:
@@ -184,12 +175,13 @@ def check(said: ReviewAnswer, useful: list[int], shown_ids: list[str], pair: Pai
     # the side that is searched now was a query too
     searched = (pair.query, *columns.get(PREVIOUS_QUERIES.name, ()), columns.get(ASPECT.name, ""))
     previous = {"", *map(folded, searched)}
-    if said.new_query and folded(said.new_query) in previous:
+    new_query = said["new-query"]
+    if new_query and folded(new_query) in previous:
         raise VerdictError(
-            "format", f"the new query holds no word, is the question or was searched before: {said.new_query[:60]!r}"
+            "format", f"the new query holds no word, is the question or was searched before: {new_query[:60]!r}"
         )
     if len(set(useful)) < len(useful):
-        raise VerdictError("format", f"a document is named twice: {said.useful_docs[:60]!r}")
+        raise VerdictError("format", f"a document is named twice: {said['useful-docs'][:60]!r}")
     kept = set(columns.get(PREVIOUS_DOCS.name, ()))
     if again := [number for number in useful if shown_ids[number - 1] in kept]:
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")

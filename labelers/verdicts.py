@@ -1,11 +1,12 @@
 """Reading rules for tagged answers: the sections of an `AnswerFormat` and their values, or a typed reason why there is
-no verdict."""
+no verdict; and how several labels of a pair become one."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relabel.manifests.asks import (
@@ -25,6 +26,7 @@ from relabel.manifests.asks import (
     opening_of,
 )
 from relabel.manifests.errors import VerdictError
+from relabel.manifests.labels import Label
 
 # ------------------------------------------------------------------------------
 # Why there is no verdict in an answer: nothing was generated, it was refused, cut off, or out of format.
@@ -189,7 +191,7 @@ class Reader:
     def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
         self._prefill = prefill
         self._first = next(iter(format.sections), None)
-        self._steps = tuple((s.tag, opening_of(s), closing_of(s), _rule_of(s)) for s in format.sections)
+        self._steps = tuple((section, opening_of(section), closing_of(section)) for section in format.sections)
 
     def read(self, answer: Answer) -> dict[str, str]:
         """The content of each section by tag, stripped of white space at both ends.
@@ -206,7 +208,7 @@ class Reader:
             return {"": text.strip()}
         sections: dict[str, str] = {}
         at = 0
-        for tag, opening, closing, fault_in in self._steps:
+        for section, opening, closing in self._steps:
             start = text.find(opening)
             if start < 0:
                 raise unreadable(answer, f"{opening} is missing")
@@ -226,10 +228,9 @@ class Reader:
             if text.find(closing, at) >= 0:
                 raise unreadable(answer, f"{closing} occurs more than once")
             content = text[start:end].strip()
-            fault = fault_in(content, sections)
-            if fault is not None:
-                raise unreadable(answer, f"{tag} {fault}")
-            sections[tag] = content
+            if (fault := _fault_in(section, content, sections)) is not None:
+                raise unreadable(answer, f"{section.tag} {fault}")
+            sections[section.tag] = content
         if at < len(text) and not text[at:].isspace():
             raise unreadable(answer, "text is after the last section")
         return sections
@@ -239,7 +240,8 @@ class Reader:
         white space at both ends included.
         """
         return {
-            tag: (text.index(opening) + len(opening), text.index(closing)) for tag, opening, closing, _ in self._steps
+            section.tag: (text.index(opening) + len(opening), text.index(closing))
+            for section, opening, closing in self._steps
         }
 
     def turn_parts(self, text: str) -> tuple[str, ...]:
@@ -258,38 +260,21 @@ class Reader:
         return (*parts, text[at:])
 
 
-def _rule_of(section: Section) -> Callable[[str, Mapping[str, str]], str | None]:
-    """What says what is off with a section's content, given the sections before it; None where nothing is."""
+def _fault_in(section: Section, content: str, before: Mapping[str, str]) -> str | None:
+    """What is off with a section's content, given the sections before it; None where nothing is."""
     if isinstance(section, Choice):
-        options = frozenset(section.options)
         wanted = ", ".join(section.options)
-        return lambda content, _: None if content in options else f"is {_shown(content)}, expected one of {wanted}"
+        return None if content in section.options else f"is {_shown(content)}, expected one of {wanted}"
     if isinstance(section, Indices):
-        return lambda content, _: _fault_of_indices(content, section)
+        is_fine = all(1 <= number <= section.most for number in indices_of(content))
+        return None if is_fine else f"is {_shown(content)}, expected numbers of 1 to {section.most}"
     if isinstance(section, Lines):
-        return lambda content, _: _fault_of_lines(content, section)
-    if isinstance(section, Text) and (section.may_be_empty or section.only_with is not None):
-        return lambda content, before: _fault_of_text(content, section, before)
-    return lambda content, _: None if content else "is empty"
-
-
-def _fault_of_indices(content: str, section: Indices) -> str | None:
-    if all(1 <= number <= section.most for number in indices_of(content)):
-        return None
-    return f"is {_shown(content)}, expected numbers of 1 to {section.most}"
-
-
-def _fault_of_lines(content: str, section: Lines) -> str | None:
-    count = len(lines_of(content))
-    if section.least <= count <= section.most:
-        return None
-    return f"has {count} lines, expected {section.least} to {section.most}"
-
-
-def _fault_of_text(content: str, section: Text, before: Mapping[str, str]) -> str | None:
-    if not content and not section.may_be_empty:
+        count = len(lines_of(content))
+        is_fine = section.least <= count <= section.most
+        return None if is_fine else f"has {count} lines, expected {section.least} to {section.most}"
+    if not content and not (isinstance(section, Text) and section.may_be_empty):
         return "is empty"
-    if section.only_with is None:
+    if not isinstance(section, Text) or section.only_with is None:
         return None
     other, said = section.only_with
     is_wanted = before[other] == said if said else bool(before[other])
@@ -321,3 +306,37 @@ def _shown(content: str) -> str:
 def is_none(content: str) -> bool:
     """Whether a section says that there is nothing to say: `none`, in any case."""
     return len(content) == 4 and content.lower() == "none"
+
+
+# ------------------------------------------------------------------------------
+# S trajectories of one pair become one label: the mean of their distributions and the vote of their grades.
+
+
+def merge_samples(labels: Sequence[Label]) -> Label:
+    """One label from several.
+
+    The grade is the most frequent one; among equally frequent ones that with the larger mean probability, then the
+    lower. Everything else (own columns, evidence, intent, reasoning) is that of the first trajectory that voted for it,
+    so that a label's parts fit together.
+
+    Args:
+        labels: at least one, each with a grade; their distributions, where present, are over the same grades.
+    Source:
+        R3A (methods, section 1): with S samples, the mean of the S distributions, and the vote.
+    """
+    given = [label.distribution for label in labels if label.distribution is not None]
+    distribution = mean_distribution(given) if given else None
+    votes = Counter(label.grade for label in labels if label.grade is not None)
+    probs = distribution.probs if distribution else ()
+    winner = min(votes, key=lambda grade: (-votes[grade], -probs[grade] if probs else 0.0, grade))
+    chosen = next(label for label in labels if label.grade == winner)
+    return Label(
+        winner, distribution, chosen.columns, chosen.evidence, chosen.intent, chosen.reasoning, list(chosen.flags)
+    )
+
+
+def mean_distribution(distributions: Sequence[Distribution]) -> Distribution:
+    """Component-wise mean of probabilities and of outside mass, of one distribution or more."""
+    count = len(distributions)
+    probs = tuple(sum(column) / count for column in zip(*(one.probs for one in distributions), strict=True))
+    return Distribution(probs, sum(one.outside_mass for one in distributions) / count)

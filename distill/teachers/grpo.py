@@ -46,10 +46,9 @@ from relabel.distill.training.curves import Curve
 from relabel.distill.training.loop import Learner
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.engines.transformers import end_ids
 from relabel.labelers.evidence import ShortAnswers
-from relabel.labelers.registry import Labeler, labeler_class
+from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import RewardWeights

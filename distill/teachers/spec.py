@@ -20,9 +20,15 @@ from relabel.distill.training.spec import (
     TrainingSection,
     as_sources,
 )
-from relabel.labelers.engines.registry import engine_class, engine_names, engine_schemas
 from relabel.labelers.evidence import EVIDENCE_SET
-from relabel.labelers.registry import labeler_class, labeler_names, labeler_schemas
+from relabel.labelers.registry import (
+    engine_class,
+    engine_names,
+    engine_schemas,
+    labeler_class,
+    labeler_names,
+    labeler_schemas,
+)
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.specs import (
     DRAFT,

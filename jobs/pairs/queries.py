@@ -30,7 +30,7 @@ from relabel.jobs.tables import (
     translate_polars_errors,
     written,
 )
-from relabel.labelers.query import MADE_QUERY
+from relabel.labelers.direct import MADE_QUERY
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.label_sets import join_texts

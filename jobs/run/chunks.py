@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from relabel.jobs.output import shown
 from relabel.labelers.registry import Labeler
-from relabel.labelers.trajectories import merge_samples
+from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.labels import Label, Pair

@@ -3,7 +3,6 @@ computed once, and tokens are sampled per request."""
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,25 +19,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # ------------------------------------------------------------------------------
-# Prefixes that prompts share: found among what waits, computed once, kept while they are in use.
-#
-# Prompts of one labeler begin with the same instructions, those of one query go on alike. Deciding (`shared_length`) is
-# kept apart from keeping (`PrefixStore`).
+# Prefixes that prompts share: found among what waits, computed once, kept while they are in use. Prompts of one labeler
+# begin with the same instructions, those of one query go on alike.
 
 
 MIN_SHARED = 32
 """Tokens that a prefix must add to be worth a forward pass of its own."""
 
 
-class Prefix:
-    """The keys and values of some first tokens. `state` is what the row cache's snapshot gave."""
+class Prefix(NamedTuple):
+    """Some first tokens, and their keys and values as the row cache's snapshot gave them."""
 
-    def __init__(self, ids: NDArray[np.int64], state: Any) -> None:
-        self.ids = ids
-        self.state = state
+    ids: NDArray[np.int64]
+    state: Any
 
-    def __len__(self) -> int:
-        return len(self.ids)
+
+NO_PREFIX = Prefix(np.empty(0, dtype=np.int64), None)
 
 
 class PrefixStore:
@@ -52,29 +48,27 @@ class PrefixStore:
         self.max_tokens = max_tokens
         self._kept: OrderedDict[bytes, Prefix] = OrderedDict()
 
-    def longest(self, ids: NDArray[np.int64]) -> Prefix | None:
-        """The longest kept prefix of `ids` that leaves at least one token to run."""
-        best: Prefix | None = None
-        for prefix in self._kept.values():
-            if (
-                (best is None or len(prefix) > len(best))
-                and len(prefix) < len(ids)
-                and common_length(prefix.ids, ids) == len(prefix)
-            ):
-                best = prefix
-        if best is not None:
+    def longest(self, ids: NDArray[np.int64]) -> Prefix:
+        """The longest kept prefix of `ids` that leaves at least one token to run; `NO_PREFIX` if there is none."""
+        best = max((one for one in self._kept.values() if begins(ids, one)), key=_length_of, default=NO_PREFIX)
+        if best is not NO_PREFIX:
             self._kept.move_to_end(best.ids.tobytes())
         return best
 
     def keep(self, prefix: Prefix) -> None:
         """Keep one more; forget the least used ones over the limit, but never this one."""
         self._kept[prefix.ids.tobytes()] = prefix
-        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > self.max_tokens:
+        while len(self._kept) > 1 and sum(map(_length_of, self._kept.values())) > self.max_tokens:
             self._kept.popitem(last=False)
 
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._kept.clear()
+
+def _length_of(prefix: Prefix) -> int:
+    return len(prefix.ids)
+
+
+def begins(ids: NDArray[np.int64], prefix: Prefix) -> bool:
+    """Whether a prompt goes on from a prefix, by one token at least."""
+    return len(ids) > len(prefix.ids) and common_length(ids, prefix.ids) == len(prefix.ids)
 
 
 def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
@@ -122,55 +116,26 @@ NUCLEUS_GUESS = 1024
 """Tokens sorted at first for a nucleus; the whole vocabulary is sorted only where these do not hold `top_p`."""
 
 
-class TokenDrawer:
-    """Draws the next tokens of sequences, each within its grammar.
+def draw_tokens(sequences: Sequence[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
+    """One token a sequence, from its raw logits, and within its grammar: what that forbids is set to -inf in them.
 
-    Args:
-        most: sequences at a time.
-        vocab_size: V.
+    A row's own source of chance is used once per token, and only if the temperature is above 0: what other rows do in
+    the meantime does not shift it.
     """
-
-    def __init__(self, most: int, vocab_size: int) -> None:
-        self._mask_words = np.zeros((most, -(-vocab_size // 32)), dtype=np.int32)
-
-    def draw(self, sequences: Sequence[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
-        """One token a sequence, from its raw logits."""
-        bound = [number for number, sequence in enumerate(sequences) if sequence.matcher is not None]
-        if bound:
-            for place, number in enumerate(bound):
-                words = self._mask_words[place]
-                sequences[number].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            is_allowed = torch.from_numpy(unpack_mask(self._mask_words[: len(bound)], logits_BV.shape[1])).to(
-                logits_BV.device
-            )
-            logits_BV = logits_BV.clone()
-            logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
-        return sample_tokens(
-            logits_BV,
-            [sequence.request.ask.sampling for sequence in sequences],
-            [sequence.rng for sequence in sequences],
-        )
-
-
-def unpack_mask(words: NDArray[np.int32], width: int) -> NDArray[np.bool_]:
-    """llguidance's bits, 32 to a word and lowest first, as booleans [B, width]."""
-    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :width]
-    return bits.view(np.bool_)
-
-
-def sample_tokens(logits_BV: torch.Tensor, samplings: Sequence[Sampling], rngs: Sequence[random.Random]) -> list[int]:
-    """One token a row.
-
-    Args:
-        logits_BV: float32, already masked by the grammar (-inf where it forbids).
-        samplings: temperature and top_p of each row.
-        rngs: each row's own source of chance, used once per token and only if the temperature is above 0: what other
-            rows do in the meantime does not shift it.
-    """
+    bound = [number for number, sequence in enumerate(sequences) if sequence.matcher is not None]
+    if bound:
+        words = np.empty((len(bound), -(-logits_BV.shape[1] // 32)), dtype=np.int32)
+        for row, number in zip(words, bound, strict=True):
+            sequences[number].matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        # llguidance's bits, 32 to a word and lowest first
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : logits_BV.shape[1]]
+        is_allowed = torch.from_numpy(bits.view(np.bool_)).to(logits_BV.device)
+        logits_BV[bound] = logits_BV[bound].masked_fill(~is_allowed, float("-inf"))
     tokens: list[int] = logits_BV.argmax(dim=-1).tolist()
-    for row, sampling in enumerate(samplings):
+    for row, sequence in enumerate(sequences):
+        sampling = sequence.request.ask.sampling
         if sampling.temperature > 0.0:
-            tokens[row] = _draw_row(logits_BV[row], sampling, rngs[row].random())
+            tokens[row] = _draw_row(logits_BV[row], sampling, sequence.rng.random())
     return tokens
 
 
@@ -232,15 +197,11 @@ class Batch:
     def __init__(
         self, forward: Forward, compiler: GrammarCompiler, encode_text: Callable[[str], list[int]], limits: BatchLimits
     ) -> None:
-        self._forward = forward
-        self._compiler = compiler
-        self._encode_text = encode_text
-        self._limits = limits
+        self._forward, self._compiler, self._encode_text, self._limits = forward, compiler, encode_text, limits
         self._waiting: list[TokenSequence] = []
         self._active: list[TokenSequence] = []
         self._done: list[TokenSequence] = []
         self._prefixes = PrefixStore(max(limits.columns // 4, 1024))
-        self._drawer = TokenDrawer(limits.sequences, forward.vocab_size)
         self._has_news = True  # something joined or left since a prefill was last thought about
 
     def __len__(self) -> int:
@@ -254,9 +215,9 @@ class Batch:
     def step(self) -> list[TokenSequence]:
         """Do one piece of work, and return the sequences that it finished."""
         with torch.inference_mode():
-            group, shared = self._next_group() if self._waiting and self._has_news else ([], 0)
+            group, prefix = self._next_group() if self._waiting and self._has_news else ([], NO_PREFIX)
             if group:
-                self._prefill(group, shared)
+                self._prefill(group, prefix)
             elif self._active:
                 self._has_news = False
                 logits_BV = self._forward.decode(
@@ -267,28 +228,21 @@ class Batch:
         done, self._done = self._done, []
         return done
 
-    def _next_group(self) -> tuple[list[TokenSequence], int]:
-        """Waiting sequences to prefill now and the columns they share, or none if it is better to go on decoding."""
+    def _next_group(self) -> tuple[list[TokenSequence], Prefix]:
+        """Waiting sequences to prefill now and what they begin with, or none if it is better to go on decoding."""
         leader = self._waiting[0]
         if self._room_for([leader]) <= 0:
-            return [], 0
-        prefix, num_run = self._share(leader) if self._limits.share_prefixes else (None, 0)
-        leader.num_paid += num_run
-        shared = len(prefix) if prefix is not None else 0
-        fitting = [sequence for sequence in self._waiting if prefix is None or self._begins_with(sequence, prefix)]
+            return [], NO_PREFIX
+        prefix = self._share(leader) if self._limits.share_prefixes else NO_PREFIX
+        fitting = [sequence for sequence in self._waiting if begins(sequence.prompt, prefix)]
         wanted = len(leader.prompt)
         fitting.sort(key=lambda sequence: (sequence is not leader, abs(len(sequence.prompt) - wanted)))
-        group = self._take(fitting, shared)
-        if self._active and self._is_too_small(group, shared, fitting):
-            return [], 0
+        group = self._take(fitting, len(prefix.ids))
+        if self._active and self._is_too_small(group, len(prefix.ids), fitting):
+            return [], NO_PREFIX
         chosen = set(map(id, group))
         self._waiting = [sequence for sequence in self._waiting if id(sequence) not in chosen]
-        self._reserve(group)
-        if prefix is not None:
-            self._forward.cache.restore(prefix.state, len(self._active), len(self._active) + len(group))
-        for sequence in group:
-            sequence.cached = shared - sequence.num_paid
-        return group, shared
+        return group, prefix
 
     def _take(self, sequences: Sequence[TokenSequence], shared: int) -> list[TokenSequence]:
         """The first of `sequences` that go together: within memory, the prefill's size, and the padding that is worth
@@ -296,17 +250,15 @@ class Batch:
         """
         group: list[TokenSequence] = []
         for sequence in sequences:
-            if group and not self._go_together([len(other.prompt) - shared for other in [*group, sequence]]):
+            sizes = [len(other.prompt) - shared for other in [*group, sequence]]
+            padded = max(sizes) * len(sizes)
+            is_padding_fine = padded - sum(sizes) <= MAX_PADDING * padded + 8 * len(sizes)
+            if group and (padded > self._limits.prefill_tokens or not is_padding_fine):
                 continue
             if self._room_for([*group, sequence]) <= 0:
                 break
             group.append(sequence)
         return group
-
-    def _go_together(self, sizes: Sequence[int]) -> bool:
-        """Whether rows of so many new tokens make one prefill: within its size, without too much padding."""
-        padded = max(sizes) * len(sizes)
-        return padded <= self._limits.prefill_tokens and padded - sum(sizes) <= MAX_PADDING * padded + 8 * len(sizes)
 
     def _is_too_small(self, group: list[TokenSequence], shared: int, fitting: Sequence[TokenSequence]) -> bool:
         """Whether a prefill would interrupt the others for too little: few short sequences while more could soon go
@@ -328,80 +280,38 @@ class Batch:
         longest = max(sequence.max_length for sequence in [*self._active, *sequences])
         return 1 if count == 1 else self._limits.columns // longest - count + 1
 
-    def _reserve(self, group: Sequence[TokenSequence]) -> None:
+    def _share(self, leader: TokenSequence) -> Prefix:
+        """The longest prefix that the leader can begin with, after running those that are worth it."""
+        prefix = self._prefixes.longest(leader.prompt)
+        others = [other.prompt for other in self._waiting if other is not leader]
+        while True:
+            known = len(prefix.ids)
+            length = shared_length(leader.prompt, others, known)
+            if length == known:
+                return prefix
+            leader.num_paid += length - known
+            row = self._reserve([leader], prefix)
+            self._forward.prefill([leader.prompt[known:length].tolist()], first_row=row, prefix=known)
+            prefix = Prefix(leader.prompt[:length].copy(), self._forward.cache.snapshot(row, length))
+            self._prefixes.keep(prefix)
+
+    def _reserve(self, group: Sequence[TokenSequence], prefix: Prefix) -> int:
+        """Rows for a group, each begun with the prefix; returns the first."""
+        first, count = len(self._active), len(self._active) + len(group)
         longest = max(sequence.max_length for sequence in [*self._active, *group])
         used = max((sequence.length for sequence in self._active), default=0)
-        num_rows = max(len(self._active) + len(group), min(self._limits.sequences, self._limits.columns // longest))
-        self._forward.cache.reserve(num_rows, longest, used_rows=len(self._active), used_columns=used)
+        num_rows = max(count, min(self._limits.sequences, self._limits.columns // longest))
+        self._forward.cache.reserve(num_rows, longest, used_rows=first, used_columns=used)
+        if prefix is not NO_PREFIX:
+            self._forward.cache.restore(prefix.state, first, count)
+        return first
 
-    def _share(self, leader: TokenSequence) -> tuple[Prefix | None, int]:
-        """The longest prefix that the leader can begin with, after running those that are worth it, and tokens run for
-        it.
-        """
-        prefix = self._prefixes.longest(leader.prompt)
-        found = len(prefix) if prefix is not None else 0
-        while True:
-            known = len(prefix) if prefix is not None else 0
-            length = self._shared_length(leader, known)
-            if length == known:
-                return prefix, known - found
-            prefix = self._run_prefixes([(leader, length), *self._of_other_queries(leader, prefix, length)], prefix)
-
-    def _shared_length(self, leader: TokenSequence, known: int) -> int:
-        return shared_length(leader.prompt, [other.prompt for other in self._waiting if other is not leader], known)
-
-    def _of_other_queries(
-        self, leader: TokenSequence, base: Prefix | None, length: int
-    ) -> list[tuple[TokenSequence, int]]:
-        """Prefixes of others that are worth running with the leader's, since they go on from the same base; each with
-        the sequence that has waited longest for it.
-        """
-        found, known = [(leader, length)], len(base) if base is not None else 0
-        kept = self._prefixes.max_tokens // 2 - known  # what is run ahead must still be there when its turn comes
-        for sequence in self._waiting:
-            if base is not None and not self._begins_with(sequence, base):
-                continue
-            if any(common_length(sequence.prompt, one.prompt[:size]) == size for one, size in found):
-                continue
-            own = self._shared_length(sequence, known)
-            sizes = [size - known for _, size in found] + [own - known]
-            if own == known or not self._go_together(sizes) or sum(sizes) + known * len(sizes) > kept:
-                continue
-            longest = self._prefixes.longest(sequence.prompt)
-            if longest is not None and len(longest) > known:
-                continue
-            if self._room_for([*(one for one, _ in found), sequence]) <= 0:
-                break
-            found.append((sequence, own))
-        for sequence, own in found[1:]:
-            sequence.num_paid += own - known
-        return found[1:]
-
-    def _run_prefixes(self, wanted: Sequence[tuple[TokenSequence, int]], base: Prefix | None) -> Prefix:
-        """Run prefixes that go on from the same base, and keep them. Returns the first."""
-        spare, known = len(self._active), len(base) if base is not None else 0
-        self._reserve([sequence for sequence, _ in wanted])
-        if base is not None:
-            self._forward.cache.restore(base.state, spare, spare + len(wanted))
-        suffixes = [sequence.prompt[known:length].tolist() for sequence, length in wanted]
-        self._forward.prefill(suffixes, first_row=spare, prefix=known)
-        made = [
-            Prefix(sequence.prompt[:length].copy(), self._forward.cache.snapshot(spare + number, length))
-            for number, (sequence, length) in enumerate(wanted)
-        ]
-        for prefix in reversed(made):
-            self._prefixes.keep(prefix)
-        return made[0]
-
-    @staticmethod
-    def _begins_with(sequence: TokenSequence, prefix: Prefix) -> bool:
-        return len(sequence.prompt) > len(prefix) and common_length(sequence.prompt, prefix.ids) == len(prefix)
-
-    def _prefill(self, group: list[TokenSequence], shared: int) -> None:
-        first = len(self._active)
-        logits_BV = self._forward.prefill(
-            [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
-        )
+    def _prefill(self, group: list[TokenSequence], prefix: Prefix) -> None:
+        shared, first = len(prefix.ids), self._reserve(group, prefix)
+        for sequence in group:
+            sequence.cached = shared - sequence.num_paid
+        suffixes = [sequence.prompt[shared:].tolist() for sequence in group]
+        logits_BV = self._forward.prefill(suffixes, first_row=first, prefix=shared)
         self._active += group
         self._advance(group, logits_BV)
 
@@ -414,9 +324,7 @@ class Batch:
                 sequence.finish = "stop"
         going = [number for number, sequence in enumerate(sequences) if sequence.finish is None]
         if going:
-            drawn = self._drawer.draw(
-                [sequences[number] for number in going], logits_BV if len(going) == len(sequences) else logits_BV[going]
-            )
+            drawn = draw_tokens([sequences[number] for number in going], logits_BV[going])
             for number, token in zip(going, drawn, strict=True):
                 self._append(sequences[number], token)
         for sequence in sequences:
@@ -446,16 +354,6 @@ class Batch:
             self._forward.cache.move(last, place, mover.length)
             self._active[place] = mover
         self._active.pop()
-        if sequence.asker is not None:
-            if sequence.asker.take_probe(sequence):
-                self._done.append(sequence.asker)
-            return
-        probes = sequence.probes(self._encode_text)
+        done, probes = sequence.settle(self._encode_text)
+        self._done += done
         self._waiting[:0] = probes
-        if not probes:
-            self._done.append(sequence)
-
-    def close(self) -> None:
-        """Forget all sequences and prefixes."""
-        self._waiting, self._active, self._done = [], [], []
-        self._prefixes.clear()

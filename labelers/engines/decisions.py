@@ -219,19 +219,23 @@ class TokenSequence:
         ids = np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)])
         return TokenSequence(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
 
-    def probes(self, encode: Callable[[str], list[int]]) -> list[TokenSequence]:
-        """Sequences that find the decisions whose places never came by; the answer has to wait for all of them."""
-        probes = [self.probe_for(place, end, encode) for place, end in self.missing()]
+    def settle(self, encode: Callable[[str], list[int]]) -> tuple[list[TokenSequence], list[TokenSequence]]:
+        """Once it is over: the sequences that are done with it, and the probes that it has to wait for, which find
+        decisions whose places never came by. A probe hands over what it found.
+        """
+        if self.asker is not None:
+            return self.asker._take_probe(self), []
+        missing = self.missing() if self.finish != "error" else []
+        probes = [self.probe_for(place, end, encode) for place, end in missing]
         self.open_probes = len(probes)
-        return probes
+        return ([] if probes else [self]), probes
 
-    def take_probe(self, probe: TokenSequence) -> bool:
-        """Take over what a probe found; True if it was the last one."""
+    def _take_probe(self, probe: TokenSequence) -> list[TokenSequence]:
         for name, (_, found) in probe.found.items():
             end = next(end for place, end in self.missing() if place.name == name)
             self.found[name] = (end, found)
         self.open_probes -= 1
-        return self.open_probes == 0
+        return [] if self.open_probes else [self]
 
     def answer(self) -> Answer:
         """The finished sequence as an answer. A decision whose marker is absent, or there more than once, has no

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -72,11 +72,9 @@ _WAYS = ("how to", "what is", "best", "reasons for", "guide to", "examples of", 
 class AnswerPlan:
     """What there is to know of a format before the first ask in it."""
 
-    __slots__ = ("format", "has_short_texts", "places", "steps")
-
     def __init__(self, format: AnswerFormat) -> None:
-        self.format = format
-        self.steps = tuple((section, opening_of(section), f"{closing_of(section)}\n") for section in format.sections)
+        self.sections = format.sections
+        self.steps = tuple((opening_of(section), f"{closing_of(section)}\n") for section in format.sections)
         self.places = {section.tag: place for place, section in enumerate(format.sections)}
         short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
         self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
@@ -94,33 +92,27 @@ def made_thought(hits: int, num_words: int, bits: int) -> str:
 def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
     """The contents of the tags, section by section."""
     contents: list[str] = []
-    at = 0
-    for section, _, _ in plan.steps:
+    left = iter(choices)
+    for section in plan.sections:
+        make = _MAKERS.get(type(section))
         if isinstance(section, Choice):
-            content = section.options[choices[at]]
-            at += 1
+            content = section.options[next(left)]
         elif isinstance(section, Fragment):
             # One in 32 goes against the grade, so that the labelers' flags have something to say.
             is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
             content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
+        elif make is not None:
+            content = make(section, query, bits)
         elif section.tag == "think":
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
-        elif isinstance(section, JsonIndices):
-            content = _json_indices(section, bits)
-        elif isinstance(section, JsonTexts):
-            content = _json_texts(section, query, bits)
-        elif isinstance(section, OptionLines):
-            content = _option_lines(section, bits)
-        elif isinstance(section, Indices):
-            content = _indices(section, bits)
-        elif isinstance(section, Lines):
-            content = _lines(section, query, bits)
-        elif section.only_with is not None:
+        elif isinstance(section, Text) and section.only_with is not None:
             said = contents[plan.places[section.only_with[0]]]
             is_wanted = said == section.only_with[1] if section.only_with[1] else bool(said)
             content = _lines(Lines(section.tag, 1, 1, section.max_tokens), query, bits) if is_wanted else ""
+        elif plan.has_short_texts and bits >> 6 & 7 == 0:
+            content = "none"
         else:
-            content = _short_text(section, query, bits, is_none=plan.has_short_texts and bits >> 6 & 7 == 0)
+            content = _short_text(section, query, bits)
         bits = bits >> 9 | (bits & 0x1FF) << 55
         contents.append(content)
     return contents
@@ -140,15 +132,13 @@ def _fragment(source: str, bits: int, most_chars: int) -> str:
     return "none" if not piece or piece.lower() == "none" else piece
 
 
-def _short_text(section: Text, query: str, bits: int, *, is_none: bool) -> str:
-    if is_none:
-        return "none"
+def _short_text(section: Any, query: str, bits: int) -> str:
     words = query.replace("<", " ").split()
     text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN].strip()
     return text or ("" if section.may_be_empty else "unclear")
 
 
-def _json_indices(section: JsonIndices, bits: int) -> str:
+def _json_indices(section: JsonIndices, _query: str, bits: int) -> str:
     """For each key up to three numbers, none twice."""
     held = {}
     for key, most in zip(section.keys, section.mosts, strict=True):
@@ -166,13 +156,13 @@ def _json_texts(section: JsonTexts, query: str, bits: int) -> str:
     return json.dumps(texts[: min(bits % 4, section.most)], ensure_ascii=False)
 
 
-def _indices(section: Indices, bits: int) -> str:
+def _indices(section: Indices, _query: str, bits: int) -> str:
     """Up to three numbers, none twice."""
     chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31)) if section.most else ()
     return ", ".join(map(str, list(chosen)[: bits % 4]))
 
 
-def _option_lines(section: OptionLines, bits: int) -> str:
+def _option_lines(section: OptionLines, _query: str, bits: int) -> str:
     """Up to three options, none twice; now and then what is alone."""
     if not section.options or bits & 3 == 0:
         return section.alone
@@ -188,6 +178,15 @@ def _lines(section: Lines, query: str, bits: int) -> str:
     return "\n".join(f"{way} {words}"[: section.max_line_tokens * CHARS_PER_TOKEN].strip() for way in ways)
 
 
+_MAKERS: dict[type[Section], Callable[[Any, str, int], str]] = {
+    JsonIndices: _json_indices,
+    JsonTexts: _json_texts,
+    OptionLines: _option_lines,
+    Indices: _indices,
+    Lines: _lines,
+}
+
+
 # ------------------------------------------------------------------------------
 # Answers of the fake engine that are out of format.
 
@@ -197,13 +196,9 @@ _OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 
 def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:
     """An answer that no reader may take for a verdict."""
-    if isinstance(plan.format.sections[0], JsonIndices):
-        return _JSON_GARBAGE[(bits >> 8) % len(_JSON_GARBAGE)](text)
-    if isinstance(plan.format.sections[0], JsonTexts):
-        return _TEXTS_GARBAGE[(bits >> 8) % len(_TEXTS_GARBAGE)](text)
-    if isinstance(plan.format.sections[0], OptionLines):
-        return _LINES_GARBAGE[(bits >> 8) % len(_LINES_GARBAGE)](text)
-    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.format.sections, contents, text, bits >> 16)
+    if (untagged := _UNTAGGED_GARBAGE.get(type(plan.sections[0]))) is not None:
+        return untagged[(bits >> 8) % len(untagged)](text)
+    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.sections, contents, text, bits >> 16)
 
 
 def _tagged(sections: Sequence[Section], contents: Sequence[str]) -> str:
@@ -227,40 +222,42 @@ def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: 
     return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
 
 
-_JSON_GARBAGE: tuple[Callable[[str], str], ...] = (
-    lambda _text: "",
-    lambda text: text[:-1],
-    lambda text: f"{text}\n{text}",
-    lambda text: f"Here you are: {text}",
-    lambda text: f"```json\n{text}\n```",
-    lambda text: text.replace("]", "", 1),
-    lambda text: text.replace("[", "[0, ", 1).replace(", ]", "]"),
-    lambda text: text.replace("[", '["one", ', 1).replace(", ]", "]"),
-    lambda text: text.replace("Document_", "Doc_", 1),
-    lambda text: text.replace("{", '{"Document_0": [], ', 1),
-    lambda _text: "[]",
-)
-_TEXTS_GARBAGE: tuple[Callable[[str], str], ...] = (
-    lambda _text: "",
-    lambda text: text[:-1],
-    lambda text: f"Here you are: {text}",
-    lambda text: f"```json\n{text}\n```",
-    lambda text: json.dumps({"answer": text}),
-    lambda text: f"[{text}]",
-)
-_LINES_GARBAGE: tuple[Callable[[str], str], ...] = (
-    lambda _text: "",
-    lambda _text: " \n\t\u00a0 \n",
-    lambda text: f"Here you are:\n{text}",
-    lambda text: f"{text}\nHope this helps!",
-    lambda text: f"```\n{text}\n```",
-    lambda text: f"- {text}",
-    lambda text: text.replace("]", "", 1),
-    lambda text: f"{text}\n[ANSWER] 999999999: nothing of this document",
-    lambda text: f"{text}\n[EXPAND]",
-    lambda text: text.lower(),
-    lambda text: json.dumps({"answer": text}),
-)
+_UNTAGGED_GARBAGE: dict[type[Section], tuple[Callable[[str], str], ...]] = {
+    JsonIndices: (
+        lambda _text: "",
+        lambda text: text[:-1],
+        lambda text: f"{text}\n{text}",
+        lambda text: f"Here you are: {text}",
+        lambda text: f"```json\n{text}\n```",
+        lambda text: text.replace("]", "", 1),
+        lambda text: text.replace("[", "[0, ", 1).replace(", ]", "]"),
+        lambda text: text.replace("[", '["one", ', 1).replace(", ]", "]"),
+        lambda text: text.replace("Document_", "Doc_", 1),
+        lambda text: text.replace("{", '{"Document_0": [], ', 1),
+        lambda _text: "[]",
+    ),
+    JsonTexts: (
+        lambda _text: "",
+        lambda text: text[:-1],
+        lambda text: f"Here you are: {text}",
+        lambda text: f"```json\n{text}\n```",
+        lambda text: json.dumps({"answer": text}),
+        lambda text: f"[{text}]",
+    ),
+    OptionLines: (
+        lambda _text: "",
+        lambda _text: " \n\t\u00a0 \n",
+        lambda text: f"Here you are:\n{text}",
+        lambda text: f"{text}\nHope this helps!",
+        lambda text: f"```\n{text}\n```",
+        lambda text: f"- {text}",
+        lambda text: text.replace("]", "", 1),
+        lambda text: f"{text}\n[ANSWER] 999999999: nothing of this document",
+        lambda text: f"{text}\n[EXPAND]",
+        lambda text: text.lower(),
+        lambda text: json.dumps({"answer": text}),
+    ),
+}
 _GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = (
     lambda _sections, _contents, _text, _bits: "",
     lambda _sections, _contents, _text, _bits: " \n\t\u00a0 \n",
@@ -370,7 +367,6 @@ class Fake(Engine):
         self._is_down = False
         self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
         self._has_swallowed = False
-        self._words: tuple[str, tuple[str, ...]] = ("", ())
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
         self._below_refused = self._below_truncated + int(self._args.p_refused * 2**24)
@@ -421,10 +417,8 @@ class Fake(Engine):
                         "ones"
                     )
         return [
-            (
-                "The fake engine makes its answers up: grades follow the words that query and document share, and "
-                "say nothing more."
-            )
+            "The fake engine makes its answers up: grades follow the words that query and document share, and say "
+            "nothing more."
         ]
 
     @property
@@ -472,13 +466,10 @@ class Fake(Engine):
         self._slow.clear()
 
     def _is_fatal(self, request: Request) -> bool:
-        args = self._args
-        if args.p_crash and self._fate.random() < args.p_crash:
+        wanted = self._args.crash_on
+        if self._args.p_crash and self._fate.random() < self._args.p_crash:
             return True
-        wanted = args.crash_on
-        return wanted is not None and any(
-            wanted in data for message in request.ask.messages for data in message.parts[1::2]
-        )
+        return wanted is not None and any(wanted in text for one in request.ask.messages for text in one.parts[1::2])
 
     def _go_down(self) -> None:
         """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""
@@ -515,12 +506,8 @@ class Fake(Engine):
             kept = len(document) - (num_chars - self._max_chars)
             if not self._may_cut or kept <= 0:
                 tokens, limit = num_chars // CHARS_PER_TOKEN, self._max_chars // CHARS_PER_TOKEN
-                return Answer(
-                    request.id,
-                    "",
-                    "overlong",
-                    detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}",
-                )
+                detail = f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}"
+                return Answer(request.id, "", "overlong", detail=detail)
             document = document[:kept]
             num_chars = self._max_chars
             flags = ("document_truncated",)
@@ -532,7 +519,8 @@ class Fake(Engine):
                 return _finished(request.id, REFUSALS[(draw >> 25) % len(REFUSALS)], "stop", {}, num_tokens, flags)
             return _finished(request.id, "", "refused", {}, num_tokens, flags)
 
-        overlap, hits, num_words = self._overlap(query, document)
+        hits, num_words = _overlap(query, document)
+        overlap = hits / max(num_words, 1)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
             # of a query alone: the longer, the more there is to it
             overlap = min(1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY)
@@ -545,10 +533,10 @@ class Fake(Engine):
         plan = plan_of(ask.format)
         bits = _mix(draw ^ 0x7E47)
         source = document if ask.fragment_source is not None else ""
-        subject = query or " ".join(document.split()[:4])  # of an ask that shows no query
+        subject = query or " ".join(document.replace("<", " ").split()[:4])  # of an ask that shows no query
         contents = made_contents(plan, choices, subject, made_thought(hits, num_words, bits), source, bits)
         text = "".join(
-            [p for (_, opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)]
+            [p for (opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)]
         )[:-1]
         if roll < self._below_garbage:
             return _finished(request.id, made_garbage(plan, contents, text, bits), "stop", {}, num_tokens, flags)
@@ -568,8 +556,9 @@ class Fake(Engine):
         choices: list[int] = []
         levels: dict[str, int] = {}
         if ask.format is not None:
-            for section, opening, _ in plan_of(ask.format).steps:
+            for section in ask.format.sections:
                 if isinstance(section, Choice):
+                    opening = opening_of(section)
                     levels[opening] = _level(overlap, base, _mix(draw + len(opening)))
                     choices.append(_distribution(len(section.options), levels[opening]).argmax)
         distributions: dict[str, Distribution] = {}
@@ -580,38 +569,24 @@ class Fake(Engine):
             distributions[name] = _distribution(len(labels), level)
         return choices, distributions
 
-    def _overlap(self, query: str, document: str) -> tuple[float, int, int]:
-        """Share of the query's words that are in the document, as substrings and in any case; their number, and of
-        how many.
-        """
-        if self._words[0] != query:  # rows of one query follow each other
-            words = query.lower().split()
-            self._words = (query, tuple(dict.fromkeys([w for w in words if len(w) > 2] or words)))
-        words_wanted = self._words[1]
-        if not words_wanted:
-            return 0.0, 0, 0
-        text = document[:_READ_CHARS].lower()
-        hits = 0
-        for word in words_wanted:
-            if word in text:
-                hits += 1
-        return hits / len(words_wanted), hits, len(words_wanted)
-
 
 def _parts_of(ask: Ask) -> tuple[str, str, int]:
     """The query, the document (the last of each), and the number of characters of the whole prompt."""
-    query = document = ""
-    num_chars = len(ask.prefill)
-    for message in ask.messages:
-        parts = message.parts
-        for part in parts:
-            num_chars += len(part)
-        for i, name in enumerate(message.fields):
-            if name == DOCUMENT_FIELD:
-                document = parts[2 * i + 1]
-            elif name == "query":
-                query = parts[2 * i + 1]
-    return query, document, num_chars
+    data = {name: text for one in ask.messages for name, text in zip(one.fields, one.parts[1::2], strict=True)}
+    num_chars = len(ask.prefill) + sum(sum(map(len, message.parts)) for message in ask.messages)
+    return data.get("query", ""), data.get(DOCUMENT_FIELD, ""), num_chars
+
+
+@functools.lru_cache(maxsize=64)  # rows of one query follow each other
+def _words_of(query: str) -> tuple[str, ...]:
+    words = query.lower().split()
+    return tuple(dict.fromkeys([word for word in words if len(word) > 2] or words))
+
+
+def _overlap(query: str, document: str) -> tuple[int, int]:
+    """How many of the query's words are in the document, as substrings and in any case, and of how many."""
+    words, text = _words_of(query), document[:_READ_CHARS].lower()
+    return sum(word in text for word in words), len(words)
 
 
 def _finished(

@@ -563,13 +563,10 @@ class OpenAi(Engine):
         if args.mode != "chat" and folder is not None:
             tokens = TokensMode(client, loop, spec, args, overlong=overlong, folder=folder, context=context)
             why = tokens.detect()
-            if why is None and (args.mode == "tokens" or tokens.has_distributions):
+            if why is None:
                 return tokens
             if args.mode == "tokens":
-                raise ModelError(
-                    f"engine.args.mode is tokens, and the server at {client.at} takes no token ids: {why}."
-                )
-            why = why or "it takes token ids, but does not answer `logprob_token_ids`"
+                raise ModelError(f"engine.args.mode is tokens, which the server at {client.at} can't: {why}.")
             self._remarks.append(f"The server at {client.at} is used as a chat API: {why}.")
         return ChatMode(client, loop, spec, args, overlong=overlong, folder=folder)
 

@@ -323,8 +323,7 @@ _SAMPLE = (
     "Query: how to prune roses\nDocument: Cut back to an outward bud in late winter; 3.5 cm, naïve.\n<score>2</score>"
 )
 
-# Said outright, since a server may take other values from the model's generation_config.json. Sent only to a server
-# that knows them.
+# Said outright, since a server may take other values from the model's generation_config.json.
 _NEUTRAL = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "skip_special_tokens": True, "return_token_ids": True}
 
 
@@ -338,8 +337,7 @@ class TokensMode(_Mode):
 
     name = "tokens"
     path = "/completions"
-    has_distributions = False
-    """Whether the server answers `logprob_token_ids`, and so gives exact distributions."""
+    has_distributions = True
 
     def __init__(
         self,
@@ -362,8 +360,6 @@ class TokensMode(_Mode):
         self._token_bytes = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos).token_bytes
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
-        self._gives_ids = False
-        """Whether the server gives token ids back, and so takes vLLM's further fields."""
         self._is_bound = args.constrain
 
     def details(self) -> dict[str, Any]:
@@ -378,7 +374,7 @@ class TokensMode(_Mode):
         """Find out what the server can do.
 
         Returns:
-            None if it takes token ids, else why not.
+            None if it takes and gives token ids, and gives distributions; else why not.
         Raises:
             ModelError: its tokenizer is another one.
             ServerGoneError: it answers nothing.
@@ -386,39 +382,26 @@ class TokensMode(_Mode):
         prompt = self._encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
         label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
         found = self._post(self._decision_body(prompt, label_ids), read_completion, is_trial=True)
-        if isinstance(found, Failure):  # a strict server refuses fields that it does not know
-            found = self._post(self._one_token(prompt), read_completion, is_trial=True)
         if isinstance(found, Failure):
             if found.status in CANNOT:
-                return found.detail
+                return f"it takes no token ids: {found.detail}"
             raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
-        if (found.prompt_ids is not None and found.prompt_ids != prompt) or found.usage.prompt not in (0, len(prompt)):
+        if (found.prompt_ids or prompt) != prompt or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
-        self.has_distributions = set(label_ids) <= set(found.logprobs)
-        self._gives_ids = found.token_ids is not None
-        if self._gives_ids:
-            self._compare_tokenizers()
+        if found.token_ids is None or not set(label_ids) <= set(found.logprobs):
+            return "it does not answer `return_token_ids` and `logprob_token_ids`"
+        self._compare_tokenizers()
         return None
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, and try each stage's grammar and decisions at the server.
 
         Raises:
-            ModelError: labels that are not one token each, a stage that wants a distribution from a server that gives
-                none, or a refusal.
+            ModelError: labels that are not one token each, or a refusal.
         """
         remarks: list[str] = []
-        if not self.has_distributions and any(ask.decisions for ask in asks):
-            remarks.append(
-                "The server does not answer `logprob_token_ids`, so there are no distributions (`no_distribution`)."
-            )
         for ask in asks:
             self._places.of(ask)
-            if ask.max_tokens == 0 and not self.has_distributions:
-                raise ModelError(
-                    f"stage {ask.stage!r} asks for a distribution and nothing else, and the server does not answer "
-                    "`logprob_token_ids`. Use vLLM's server, another engine, or a labeler that writes its verdict."
-                )
             if ask.max_tokens:
                 remarks += self._try_stage(ask)
         return remarks + stage_remarks(self._encoder, asks, self._max_prompt)
@@ -448,9 +431,17 @@ class TokensMode(_Mode):
             found = await self._client.post(self.path, self._generation(sequence), read_completion)
             if isinstance(found, Failure):
                 return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
-            self._take(sequence, found)
+            for token in found.token_ids or ():
+                sequence.append(token, self._token_bytes(token))
+            if sequence.matcher is None and sequence.closing and found.finish == "stop":
+                # a last token may go on beyond the closing tag, where the server's text already ends
+                end = sequence.written.find(sequence.closing, len(sequence.prefill))
+                if end >= 0:
+                    del sequence.written[end + len(sequence.closing) :]
+            sequence.finish, sequence.detail = found.finish, found.detail
+            sequence.flags = (*sequence.flags, *found.flags)
             first = found
-        for place, end in sequence.missing() if self.has_distributions else ():
+        for place, end in sequence.missing():
             probe = sequence.probe_for(place, end, self._encoder.encode_text)
             body = self._decision_body(probe.prompt.tolist(), place.label_ids)
             found = await self._client.post(self.path, body, read_completion)
@@ -471,25 +462,11 @@ class TokensMode(_Mode):
             answer.cached_tokens = first.usage.cached
         return answer
 
-    def _take(self, sequence: TokenSequence, reply: Reply) -> None:
-        """Put a reply's tokens, or its text where there are none, into the sequence."""
-        if reply.token_ids is None:
-            sequence.written += reply.text.encode("utf-8", "replace")
-        for token in reply.token_ids or ():
-            sequence.append(token, self._token_bytes(token))
-        if sequence.matcher is None and sequence.closing:
-            # a last token may go on beyond the closing tag, where the server's text already ends
-            end = sequence.written.find(sequence.closing, len(sequence.prefill))
-            if end >= 0 and reply.finish == "stop" and reply.text.endswith(sequence.closing.decode()):
-                del sequence.written[end + len(sequence.closing) :]
-        sequence.finish, sequence.detail = reply.finish, reply.detail
-        sequence.flags = (*sequence.flags, *reply.flags)
-
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
-        more: dict[str, Any] = dict(_NEUTRAL) if self._gives_ids else {}
+        more: dict[str, Any] = dict(_NEUTRAL)
         if sequence.matcher is not None:
             more["structured_outputs"] = {"grammar": sequence.matcher}
-        elif sequence.closing and self._gives_ids:
+        elif sequence.closing:
             more |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
         limit = {"max_tokens": sequence.max_new}
         return self._request_body(sequence.request, {"prompt": sequence.prompt.tolist()}, limit, more)

@@ -1,12 +1,14 @@
 """The transformers engine: runs a teacher in this process, on a CPU or one GPU, batch by batch without barriers.
 
 It gives exact distributions at decisions, answers that a grammar holds to their format, and runs what prompts share
-only once. Importing this file loads neither torch nor transformers; the constructor does.
-Read on: `tokens.py` (prompts), `grammars.py` (formats), `batch.py` (what runs when), `forward.py` (the model).
+only once. Importing this file loads neither torch nor transformers; the constructor does. It also holds what engines
+share that run a checkpoint. Read on: `tokens.py` (prompts), `grammars.py` (formats), `batching.py` (what runs when),
+`forward.py` (the model).
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import time
@@ -214,15 +216,10 @@ def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerF
     return TokenizerFolder(path, reference)
 
 
-# ------------------------------------------------------------------------------
-# A model's prompts and their tokens, by its own tokenizer, without its weights: for `relabel plan --exact` and
-# `relabel ask --dry-run`.
-
-
 def prompt_encoder(
     spec: EngineSpec, folder: TokenizerFolder, *, overlong: Literal["truncate", "quarantine"] = "truncate"
 ) -> PromptEncoder:
-    """What makes prompts of asks.
+    """What makes prompts of asks, without the model's weights.
 
     Raises:
         ModelError, ConfigError: it has none, or its chat template can't be used.
@@ -232,31 +229,97 @@ def prompt_encoder(
     return PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
 
 
-def checkpoint_token_counter(
-    spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"], cache_dir: str | None
-) -> Callable[[Ask], int]:
-    """A function from an ask to the tokens that it is encoded as, cut where it would be cut.
+# ------------------------------------------------------------------------------
+# What engines share that run a checkpoint.
 
-    Raises:
-        ModelError, ConfigError, MissingExtraError: no model is named, or see `prompt_encoder`.
+
+class CheckpointEngine(Engine):
+    """An engine that runs a checkpoint in this process. Its options are `lora`, `constrain` and `cache_dir` among
+    others; its start ends with `_set_prompts`.
     """
-    resolved = resolve_checkpoint(spec, cache_dir)
-    encoder = prompt_encoder(spec, TokenizerFolder(resolved.path, resolved.reference), overlong=overlong)
 
-    def count(ask: Ask) -> int:
-        found = encoder.encode(ask, max_prompt_tokens=spec.max_prompt_tokens)
-        return len(found.ids) if isinstance(found, Prompt) else 0  # a prompt that does not fit is not asked
+    spare_tokens: ClassVar[int] = 0
+    """Tokens of the context that prompt and answer leave free."""
 
-    return count
+    def __init__(self, spec: EngineSpec) -> None:
+        args: Any = self.Args.of(spec)
+        self._spec, self._args = spec, args
+        self._resolved = resolve_checkpoint(spec, args.cache_dir)
+        self._ready: list[Answer] = []
+
+    def _set_prompts(
+        self,
+        tokenizer: Any,
+        overlong: Literal["truncate", "quarantine"],
+        *,
+        vocab_size: int,
+        eos_ids: list[int],
+        context: int,
+    ) -> None:
+        kwargs = self._spec.chat_template_kwargs
+        self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=kwargs)
+        self._compiler = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
+        self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
+        self._details = {"eos_ids": eos_ids, "context": context, "constrain": self._args.constrain}
+        self._context = context
+
+    @classmethod
+    def model_digest(cls, spec: EngineSpec) -> str:
+        """Digest of the model's files, and of the adapter's where there is one."""
+        args: Any = cls.Args.of(spec)
+        return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
+
+    @classmethod
+    def token_counter(cls, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
+        """Tokens of a prompt, cut where it would be cut, without the weights."""
+        args: Any = cls.Args.of(spec)
+        resolved = resolve_checkpoint(spec, args.cache_dir)
+        encoder = prompt_encoder(spec, TokenizerFolder(resolved.path, resolved.reference), overlong=overlong)
+
+        def count(ask: Ask) -> int:
+            found = encoder.encode(ask, max_prompt_tokens=spec.max_prompt_tokens)
+            return len(found.ids) if isinstance(found, Prompt) else 0  # a prompt that does not fit is not asked
+
+        return count
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
+        for ask in asks:
+            self._admit(Request(0, ask, 0))
+        return stage_remarks(self._encoder, asks, self._max_prompt)
+
+    def rendered(self, ask: Ask) -> list[str]:
+        return self._encoder.shown(ask)
+
+    def _admit(self, request: Request) -> TokenSequence | Answer:
+        return admit(
+            request,
+            self._encoder,
+            self._places,
+            max_prompt_tokens=self._max_prompt(request.ask),
+            bind=self._compiler.bind if self._args.constrain else None,
+        )
+
+    def _max_prompt(self, ask: Ask) -> int:
+        return min(self._spec.max_prompt_tokens, self._context - ask.max_tokens - self.spare_tokens)
+
+    def _facts(self, family: str, version: str, device: str, dtype: str, **details: Any) -> EngineFacts:
+        return EngineFacts(
+            family=family,
+            version=version,
+            model=self._resolved.reference,
+            model_digest=self.model_digest(self._spec),
+            device=device,
+            dtype=dtype,
+            details=self._details | details,
+        )
 
 
 # ------------------------------------------------------------------------------
-# The transformers engine: runs a teacher in this process, on a CPU or one GPU, batch by batch without barriers. It
-# gives exact distributions at decisions, answers that a grammar holds to their format, and runs what prompts share
-# only once. Importing this file loads neither torch nor transformers; the constructor does. Read on: `tokens.py`
-# (prompts), `grammars.py` (formats), `batch.py` (what runs when), `forward.py` (the model).
+# The transformers engine.
 
 
+PURPOSE = "The transformers engine"
 WAITING_PER_ROW = 4
 """Requests taken beyond the batch, per row: enough to find others of like length and like beginning among them."""
 
@@ -304,7 +367,7 @@ class TransformersArgs(EngineArgs):
     """Where fetched models are kept. Default: `~/.cache/relabel`."""
 
 
-class Transformers(Engine):
+class Transformers(CheckpointEngine):
     """Engine over a causal language model of transformers.
 
     Args:
@@ -318,20 +381,15 @@ class Transformers(Engine):
     Args: ClassVar[type[EngineArgs]] = TransformersArgs
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
-        torch = require("torch", extra="cpu", purpose="The transformers engine")
-        library = require("transformers", extra="cpu", purpose="The transformers engine")
+        self._torch = torch = require("torch", extra="cpu", purpose=PURPOSE)
+        library = require("transformers", extra="cpu", purpose=PURPOSE)
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
         from relabel.labelers.engines.batching import Batch, BatchLimits
-        from relabel.labelers.engines.forward import GROUPED, Forward
+        from relabel.labelers.engines.forward import Forward
 
-        args = TransformersArgs.of(spec)
-        self._spec, self._args, self._torch, self._version = (
-            spec,
-            args,
-            torch,
-            f"{library.__version__}+torch-{torch.__version__}",
-        )
-        self._resolved = resolve_checkpoint(spec, args.cache_dir)
+        super().__init__(spec)
+        args: TransformersArgs = self._args
+        self._version = f"{library.__version__}+torch-{torch.__version__}"
         self._device = _device(torch, args.device)
         self._dtype = args.dtype if args.dtype != "auto" else _auto_dtype(self._resolved, self._device)
         self._remarks: list[str] = []
@@ -342,59 +400,46 @@ class Transformers(Engine):
                 "this CPU has neither AMX nor AVX512-BF16: bfloat16 is emulated, and slower than float32 would be"
             )
         tokenizer = load_tokenizer(library, self._resolved)
-        attention = GROUPED if args.attention == "grouped" else args.attention
-        model = _load_model(library, self._resolved, args, self._dtype, self._device, attention)
+        model = _load_model(library, self._resolved, args, self._dtype, self._device)
         forward = Forward(model, self._device)
+        batch_size = args.batch_size
         if not forward.check():
-            args = args.model_copy(update={"batch_size": 1})
+            batch_size = 1
             self._remarks.append(
                 "this model answers a row by the others of its batch, so each is run alone (engine.args.batch_size: 1)"
             )
-        self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-        self._eos_ids = end_ids(model.generation_config.eos_token_id, tokenizer)
-        self._compiler = GrammarCompiler(tokenizer, vocab_size=forward.vocab_size, eos_ids=self._eos_ids)
-        self._context = int(
-            getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._set_prompts(
+            tokenizer,
+            overlong,
+            vocab_size=forward.vocab_size,
+            eos_ids=end_ids(model.generation_config.eos_token_id, tokenizer),
+            context=int(longest or spec.max_prompt_tokens * 2),
         )
-        limits = BatchLimits(*_limits(torch, model, self._device, args))
+        columns, prefill_tokens = _limits(torch, model, self._device, args)
+        limits = BatchLimits(batch_size, columns, prefill_tokens, args.prefix_cache)
         self._batch: Batch | None = Batch(forward, self._compiler, self._encoder.encode_text, limits)
-        self._capacity = args.batch_size * (1 + WAITING_PER_ROW)
-        self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
-        self._ready: list[Answer] = []
-
-    @staticmethod
-    def model_digest(spec: EngineSpec) -> str:
-        """Digest of the model's files, and of the adapter's where there is one."""
-        args = TransformersArgs.of(spec)
-        return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
+        self._capacity = batch_size * (1 + WAITING_PER_ROW)
 
     @staticmethod
     def resolve_auto(spec: EngineSpec) -> dict[str, str]:
         """The dtype, on a CPU."""
         args = TransformersArgs.of(spec)
-        device = _device(require("torch", extra="cpu", purpose="The transformers engine"), args.device)
+        device = _device(require("torch", extra="cpu", purpose=PURPOSE), args.device)
         if args.dtype != "auto" or device.type != "cpu":
             return {}
         return {"dtype": _auto_dtype(resolve_checkpoint(spec, args.cache_dir), device)}
 
     @staticmethod
-    def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
-        """Tokens of a prompt, without the weights."""
-        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=TransformersArgs.of(spec).cache_dir)
-
-    @staticmethod
     def check(spec: EngineSpec) -> None:
         """Packages and device, without loading the model."""
-        torch = require("torch", extra="cpu", purpose="The transformers engine")
+        torch = require("torch", extra="cpu", purpose=PURPOSE)
         for module in ("transformers", "llguidance", "safetensors"):
-            require(module, extra="cpu", purpose="The transformers engine")
+            require(module, extra="cpu", purpose=PURPOSE)
         _device(torch, TransformersArgs.of(spec).device)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
-        for ask in asks:
-            self._admit(Request(0, ask, 0))
-        return [*self._remarks, *stage_remarks(self._encoder, asks, self._max_prompt)]
+        return [*self._remarks, *super().prepare(asks)]
 
     @property
     def capacity(self) -> int:
@@ -408,15 +453,6 @@ class Transformers(Engine):
         else:
             self._ready.append(admitted)
 
-    def _admit(self, request: Request) -> TokenSequence | Answer:
-        return admit(
-            request,
-            self._encoder,
-            self._places,
-            max_prompt_tokens=self._max_prompt(request.ask),
-            bind=self._compiler.bind if self._args.constrain else None,
-        )
-
     def poll(self) -> list[Answer]:
         batch = self._open_batch()
         answers, self._ready = self._ready, []
@@ -425,37 +461,25 @@ class Transformers(Engine):
             while not answers and len(batch) and time.perf_counter() < until:
                 answers += [sequence.answer() for sequence in batch.step()]
         except (RuntimeError, MemoryError) as exc:
-            is_full = isinstance(exc, (self._torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(
-                exc
-            )
+            no_memory = (self._torch.OutOfMemoryError, MemoryError)
+            is_full = isinstance(exc, no_memory) or "can't allocate memory" in str(exc)
             if not is_full and not str(exc).startswith("CUDA"):
                 raise  # a fault of ours would only come again
+            why = "memory ran out" if is_full else str(exc).split("\n", 1)[0]
             raise EngineCrashError(
-                f"the transformers engine failed on {self._device}: "
-                f"{'memory ran out' if is_full else str(exc).split(chr(10), 1)[0]}. Committed chunks are safe. Lower "
+                f"the transformers engine failed on {self._device}: {why}. Committed chunks are safe. Lower "
                 "engine.args.batch_size or engine.args.kv_cache_gib, and run the same command again."
             ) from exc
         return answers
 
-    def rendered(self, ask: Ask) -> list[str]:
-        return self._encoder.shown(ask)
-
     def facts(self) -> EngineFacts:
-        return EngineFacts(
-            family="transformers",
-            version=self._version,
-            model=self._resolved.reference,
-            model_digest=digest_with_adapter(self._resolved, lora=self._args.lora, cache_dir=self._args.cache_dir),
-            device=str(self._device),
-            dtype=self._dtype if self._args.quantization is None else f"{self._args.quantization} ({self._dtype})",
-            details={"eos_ids": self._eos_ids, "context": self._context, "constrain": self._args.constrain},
-        )
+        quantization = self._args.quantization
+        dtype = self._dtype if quantization is None else f"{quantization} ({self._dtype})"
+        return self._facts("transformers", self._version, str(self._device), dtype)
 
     def close(self) -> None:
-        if self._batch is None:
-            return
-        self._batch.close()
         self._batch = None
+        gc.collect()  # model and cache refer to each other
         if self._device.type == "cuda":
             self._torch.cuda.empty_cache()
 
@@ -463,9 +487,6 @@ class Transformers(Engine):
         if self._batch is None:
             raise EngineCrashError("the transformers engine is closed; start another one.")
         return self._batch
-
-    def _max_prompt(self, ask: Ask) -> int:
-        return min(self._spec.max_prompt_tokens, self._context - ask.max_tokens)
 
 
 def _device(torch: Any, wanted: str) -> torch.device:
@@ -486,9 +507,10 @@ def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float
     return "bfloat16" if is_kept_in_16_bits(resolved.path) and multiplies_bfloat16(cpu_flags()) else "float32"
 
 
-def _load_model(
-    library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device, attention: str
-) -> Any:
+def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device) -> Any:
+    from relabel.labelers.engines.forward import GROUPED
+
+    attention = GROUPED if args.attention == "grouped" else args.attention
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if args.quantization is not None:
         require("bitsandbytes", extra="gpu", purpose="engine.args.quantization")
@@ -508,11 +530,12 @@ def _load_model(
     return model.eval() if args.quantization is not None else model.eval().to(device)
 
 
-def _limits(torch: Any, model: Any, device: torch.device, args: TransformersArgs) -> tuple[int, int, int, bool]:
-    column_bytes = cache_bytes(model.config, model.dtype.itemsize)
+def _limits(torch: Any, model: Any, device: torch.device, args: TransformersArgs) -> tuple[int, int]:
+    """Key-value columns that memory holds, and tokens of one prefill."""
+    is_cpu = device.type == "cpu"
     if args.kv_cache_gib is not None:
         budget = args.kv_cache_gib * 2**30
     else:
-        budget = 4 * 2**30 if device.type == "cpu" else 0.6 * torch.cuda.mem_get_info(device)[0]
-    prefill_tokens = args.prefill_tokens or (1024 if device.type == "cpu" else 16384)
-    return args.batch_size, int(budget // column_bytes), prefill_tokens, args.prefix_cache
+        budget = 4 * 2**30 if is_cpu else 0.6 * torch.cuda.mem_get_info(device)[0]
+    columns = int(budget // cache_bytes(model.config, model.dtype.itemsize))
+    return columns, args.prefill_tokens or (1024 if is_cpu else 16384)

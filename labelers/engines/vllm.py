@@ -8,25 +8,16 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
-from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.tokens import PromptEncoder
-from relabel.labelers.engines.transformers import (
-    adapter_dir,
-    checkpoint_token_counter,
-    digest_with_adapter,
-    end_ids,
-    load_tokenizer,
-    resolve_checkpoint,
-)
-from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
+from relabel.labelers.engines.decisions import TokenSequence
+from relabel.labelers.engines.transformers import CheckpointEngine, adapter_dir, end_ids, load_tokenizer
+from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
 from relabel.manifests.models import ResolvedModel
 from relabel.manifests.process import require, stdout_apart
@@ -173,11 +164,7 @@ def _lora_rank(lora: str) -> int:
 
 # ------------------------------------------------------------------------------
 # The vLLM engine: runs a teacher at full speed through vLLM's own step loop, in this process, with exact distributions
-# at decisions.
-#
-# Importing this file loads neither torch nor vLLM; the constructor does.
-# Read on: `tokens.py` (prompts), `vllm_args.py` (options), `vllm_loop.py` (requests and decisions), `vllm_grammars.py`
-# (formats).
+# at decisions. Read on: `tokens.py` (prompts), `grammars.py` (formats), `vllm_loop.py` (requests and decisions).
 
 
 PURPOSE = "The vllm engine"
@@ -194,11 +181,9 @@ set.
 
 WAITING = 2
 """Requests taken in all, per request in a step: encoded and ready while others run."""
-PROBE_ROOM = 16
-"""Tokens left free for a decision's marker when it is encoded apart."""
 
 
-class Vllm(Engine):
+class Vllm(CheckpointEngine):
     """Engine over vLLM.
 
     Args:
@@ -211,57 +196,53 @@ class Vllm(Engine):
     """
 
     Args: ClassVar[type[EngineArgs]] = VllmArgs
+    spare_tokens = 16  # for a decision's marker when it is encoded apart
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
-        self._args = VllmArgs.of(spec)
-        library = _load_vllm(self._args)
+        library = _load_vllm(VllmArgs.of(spec))
         transformers = require("transformers", extra="vllm", purpose=PURPOSE)
         from relabel.labelers.engines.vllm_loop import StepLoop
 
-        self._spec = spec
-        self._resolved = resolve_checkpoint(spec, self._args.cache_dir)
+        super().__init__(spec)
+        args: VllmArgs = self._args
         tokenizer = load_tokenizer(transformers, self._resolved)
-        self._engine = _start(library, self._args, self._resolved)
+        self._engine = _start(library, args, self._resolved)
         self._loop: StepLoop | None = None
-        self._ready: list[Answer] = []
         # Prompts become tokens while vLLM's step waits for the device.
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="relabel-encode")
         self._encoding: deque[Future[TokenSequence | Answer]] = deque()
         try:
             config = self._engine.model_config
-            self._context = int(config.max_model_len)
-            self._end_ids = end_ids(_named_ends(transformers, self._resolved, config.hf_text_config), tokenizer)
-            self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-            self._compiler = GrammarCompiler(
-                tokenizer, vocab_size=max(int(config.get_vocab_size()), len(tokenizer)), eos_ids=self._end_ids
+            self._set_prompts(
+                tokenizer,
+                overlong,
+                vocab_size=max(int(config.get_vocab_size()), len(tokenizer)),
+                eos_ids=end_ids(_named_ends(transformers, self._resolved, config.hf_text_config), tokenizer),
+                context=int(config.max_model_len),
             )
-            self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
             self._width = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
             self._loop = StepLoop(
                 self._engine,
                 self._compiler,
                 self._encoder.encode_text,
-                lora=_lora_request(self._args),
-                is_inline=self._args.decisions == "inline",
-                slots=self._width
-                + self._width // 8
-                + 4,  # a few beyond the step's, since a new one waits a step for its grammar
+                lora=_lora_request(args),
+                is_inline=args.decisions == "inline",
+                # a few beyond the step's, since a new one waits a step for its grammar
+                slots=self._width + self._width // 8 + 4,
             )
         except BaseException:
             self.close()
             raise
-        self._facts = self._describe(library)
-
-    @staticmethod
-    def model_digest(spec: EngineSpec) -> str:
-        """Digest of the model's files, and of the adapter's where there is one."""
-        args = VllmArgs.of(spec)
-        return digest_with_adapter(resolve_checkpoint(spec, args.cache_dir), lora=args.lora, cache_dir=args.cache_dir)
-
-    @staticmethod
-    def token_counter(spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> Callable[[Ask], int]:
-        """Tokens of a prompt, without the weights."""
-        return checkpoint_token_counter(spec, overlong=overlong, cache_dir=VllmArgs.of(spec).cache_dir)
+        dtype = str(config.dtype).removeprefix("torch.")
+        self._described = self._facts(
+            "vllm",
+            f"{library.__version__}+torch-{sys.modules['torch'].__version__}",
+            str(_platform().device_type),
+            dtype if config.quantization is None else f"{config.quantization} ({dtype})",
+            decisions=args.decisions,
+            tensor_parallel_size=args.tensor_parallel_size,
+            max_num_seqs=self._width,
+        )
 
     @staticmethod
     def check(spec: EngineSpec) -> None:
@@ -271,11 +252,9 @@ class Vllm(Engine):
             require(module, extra="vllm", purpose=PURPOSE)
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
         for ask in asks:
             self._open_loop().check(ask)
-            self._admit(Request(0, ask, 0))
-        return stage_remarks(self._encoder, asks, self._max_prompt)
+        return super().prepare(asks)
 
     @property
     def capacity(self) -> int:
@@ -285,15 +264,6 @@ class Vllm(Engine):
     def submit(self, request: Request) -> None:
         self._open_loop()
         self._encoding.append(self._encoders.submit(self._admit, request))
-
-    def _admit(self, request: Request) -> TokenSequence | Answer:
-        return admit(
-            request,
-            self._encoder,
-            self._places,
-            max_prompt_tokens=self._max_prompt(request.ask),
-            bind=self._compiler.bind if self._args.constrain else None,
-        )
 
     def _take_encoded(self, loop: StepLoop) -> None:
         """Hand over what is encoded, in the order in which it was asked; wait for the first where nothing else is
@@ -318,17 +288,14 @@ class Vllm(Engine):
             raise
         except Exception as exc:  # whatever vLLM's workers and kernels raise, its engine is of no use any more
             raise EngineCrashError(
-                f"vLLM failed with {loop.num_open} requests in flight on {self._facts.device}: {type(exc).__name__}. "
+                f"vLLM failed with {loop.num_open} requests in flight: {type(exc).__name__}. "
                 "If memory ran out, lower engine.args.max_num_seqs or engine.args.gpu_memory_utilization."
             ) from exc
         answers, self._ready = self._ready, []
         return answers
 
-    def rendered(self, ask: Ask) -> list[str]:
-        return self._encoder.shown(ask)
-
     def facts(self) -> EngineFacts:
-        return self._facts
+        return self._described
 
     def close(self) -> None:
         engine, self._engine, self._loop = self._engine, None, None
@@ -345,30 +312,6 @@ class Vllm(Engine):
             raise EngineCrashError("the vllm engine is closed; start another one.")
         return self._loop
 
-    def _max_prompt(self, ask: Ask) -> int:
-        return min(self._spec.max_prompt_tokens, self._context - ask.max_tokens - PROBE_ROOM)
-
-    def _describe(self, library: Any) -> EngineFacts:
-        platforms = require("vllm.platforms", extra="vllm", purpose=PURPOSE)
-        dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
-        quantization = self._engine.model_config.quantization
-        return EngineFacts(
-            family="vllm",
-            version=f"{library.__version__}+torch-{sys.modules['torch'].__version__}",
-            model=self._resolved.reference,
-            model_digest=digest_with_adapter(self._resolved, lora=self._args.lora, cache_dir=self._args.cache_dir),
-            device=str(platforms.current_platform.device_type),
-            dtype=dtype if quantization is None else f"{quantization} ({dtype})",
-            details={
-                "eos_ids": self._end_ids,
-                "context": self._context,
-                "constrain": self._args.constrain,
-                "decisions": self._args.decisions,
-                "tensor_parallel_size": self._args.tensor_parallel_size,
-                "max_num_seqs": self._width,
-            },
-        )
-
 
 def _load_vllm(args: VllmArgs) -> Any:
     """Import vLLM, and check for the devices that the spec wants.
@@ -380,7 +323,7 @@ def _load_vllm(args: VllmArgs) -> Any:
         os.environ.setdefault(name, value)  # written for vLLM, which takes it in no other way; never read here
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = SETTINGS["VLLM_ENABLE_V1_MULTIPROCESSING"]
     library = require("vllm", extra="vllm", purpose=PURPOSE)
-    platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
+    platform = _platform()
     if not platform.device_type:
         raise MissingExtraError(
             "vLLM finds no device that it can run on here. On a machine without a GPU use `engine.name: "
@@ -394,21 +337,22 @@ def _load_vllm(args: VllmArgs) -> Any:
     return library
 
 
+def _platform() -> Any:
+    return require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
+
+
 def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
     """vLLM's engine, in this process."""
     engines = require("vllm.v1.engine.llm_engine", extra="vllm", purpose=PURPOSE)
-    usage = require(
-        "vllm.usage.usage_lib", extra="vllm", purpose=PURPOSE
-    ).UsageContext.LLM_CLASS  # limits as for offline work
-    platform = require("vllm.platforms", extra="vllm", purpose=PURPOSE).current_platform
-    planned = plan_engine_args(args, resolved.path, is_cpu=platform.is_cpu())
+    offline = require("vllm.usage.usage_lib", extra="vllm", purpose=PURPOSE).UsageContext.LLM_CLASS  # sets its limits
+    planned = plan_engine_args(args, resolved.path, is_cpu=_platform().is_cpu())
     try:
         arguments = library.EngineArgs(**planned)
     except TypeError as exc:
         raise ConfigError(f"engine.args.extra: {exc}") from exc
     try:
         with stdout_apart():
-            return engines.LLMEngine.from_engine_args(arguments, usage_context=usage)
+            return engines.LLMEngine.from_engine_args(arguments, usage_context=offline)
     except Exception as exc:
         _free_device()
         reason = " ".join(str(exc).split())[:600].rstrip(".") or type(exc).__name__

@@ -265,15 +265,9 @@ class StepLoop:
 
     def _leave(self, sequence: TokenSequence, finish: Finish) -> None:
         sequence.finish = finish
-        if sequence.asker is not None:
-            if sequence.asker.take_probe(sequence):
-                self._done.append(sequence.asker)
-            return
-        probes = sequence.probes(self._encode_text) if finish != "error" else []
-        if probes:
-            self._waiting.extendleft(reversed(probes))
-        else:
-            self._done.append(sequence)
+        done, probes = sequence.settle(self._encode_text)
+        self._done += done
+        self._waiting.extendleft(reversed(probes))
 
 
 def _label_ids(places: Sequence[DecisionPlace]) -> list[int]:

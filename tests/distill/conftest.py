@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.labelers.graph_grpo import GraphGrpo
+from relabel.labelers.direct import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI
 from relabel.manifests.schemas import LABELS, label_schema

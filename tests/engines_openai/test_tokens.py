@@ -97,13 +97,10 @@ def test_a_decision_alone_is_the_softmax_of_the_logits(token_server: Any, connec
     assert all(call.body["temperature"] == 1.0 and call.body["max_tokens"] == 1 for call in server.calls[before:])
 
 
-@pytest.mark.parametrize("gives_token_ids", [True, False])
 def test_a_decision_within_an_answer_is_taken_on_the_tokens_that_were_written(
-    gives_token_ids: bool, token_server: Any, connect: Any, tiny: Any
+    token_server: Any, connect: Any, tiny: Any
 ) -> None:
     script, server = token_server()
-    if not gives_token_ids:
-        script.can.discard("token ids")
     engine = connect(server, model=tiny[2])
     encoder = PromptEncoder(tiny[1])
     label_ids = [encoder.encode_text(label)[0] for label in "012"]
@@ -135,18 +132,15 @@ def test_control_tokens_in_data_reach_the_server_as_ordinary_characters(
     assert len(counts) == 1
 
 
-def test_a_strict_server_is_used_without_extras_and_without_distributions(
-    token_server: Any, connect: Any, tiny: Any
+@pytest.mark.parametrize("lacks", ["logprob ids", "token ids", "our fields"])
+def test_a_server_without_exact_distributions_is_asked_as_chat_or_refused(
+    lacks: str, token_server: Any, connect: Any, tiny: Any
 ) -> None:
-    _, server = token_server(strict=True)
-    engine = connect(server, model=tiny[2], mode="tokens")
-    remarks = engine.prepare([ask_for("q", "d", decisions=(SCORE,))])
-    assert any("no distributions" in remark for remark in remarks)
-    assert any("holds no answer to its format" in remark for remark in remarks)
-    answer = run_all(engine, [Request(0, ask_for("q", "d", max_tokens=5, decisions=(SCORE,)), 0)])[0]
-    assert (answer.finish, answer.distributions) == ("length", {})
-    with pytest.raises(ModelError, match="asks for a distribution and nothing else"):
-        engine.prepare([ask_for("q", "d", format=None, max_tokens=0, decisions=(SCORE,), prefill="<score>")])
+    script, server = token_server(strict=lacks == "our fields")
+    script.can.discard(lacks)
+    with pytest.raises(ModelError, match=r"mode is tokens, which the server at .* can.t: it (does not|takes)"):
+        connect(server, model=tiny[2], mode="tokens")
+    assert connect(server, model=tiny[2]).facts().details["mode"] == "chat"
 
 
 def test_tokens_mode_is_refused_where_it_can_not_be_had(token_server: Any, connect: Any, tiny: Any, serve: Any) -> None:

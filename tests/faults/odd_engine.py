@@ -161,7 +161,7 @@ class Fickle(Fake):
 
 def register() -> None:
     """Make them known to this process as `odd` and `fickle`."""
-    from relabel.labelers.engines.registry import ENGINES
+    from relabel.labelers.registry import ENGINES
 
     ENGINES["odd"] = "tests.faults.odd_engine:Odd"
     ENGINES["fickle"] = "tests.faults.odd_engine:Fickle"

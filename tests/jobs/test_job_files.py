@@ -20,8 +20,7 @@ from pydantic import ValidationError, create_model
 from relabel.jobs.cli import relabel as table
 from relabel.jobs.job import load_job
 from relabel.jobs.settings import JOB, job_schema, lay_over, parse_yaml, read_spec_file
-from relabel.labelers.engines.registry import engine_names
-from relabel.labelers.registry import labeler_names
+from relabel.labelers.registry import engine_names, labeler_names
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.specs import DisputedText, Spec, _kinds
 from tests.spec_models import spec_models

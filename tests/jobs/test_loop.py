@@ -13,7 +13,7 @@ from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import Labeler
-from relabel.labelers.trajectories import merge_samples
+from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Decision, Distribution, Engine, EngineFacts, Message, Request
 from relabel.manifests.errors import EngineCrashError, InputError, VerdictError
 from relabel.manifests.labels import Label, Pair

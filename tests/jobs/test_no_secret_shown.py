@@ -30,8 +30,7 @@ from relabel.distill.students.spec import DistillSpec
 from relabel.distill.teachers.spec import SftSpec
 from relabel.jobs.cli import main
 from relabel.jobs.cli import relabel as root
-from relabel.labelers.engines.registry import ENGINES
-from relabel.labelers.registry import LABELERS
+from relabel.labelers.registry import ENGINES, LABELERS
 from relabel.manifests.records import unsealed
 from relabel.manifests.specs import JobSpec
 from tests.jobs.conftest import JOB
@@ -331,8 +330,7 @@ def _option_keys(registry: Any, name: str) -> list[str]:
 
 
 def _options_model(registry: Any, name: str) -> type[BaseModel]:
-    from relabel.labelers.engines.registry import engine_class
-    from relabel.labelers.registry import labeler_class
+    from relabel.labelers.registry import engine_class, labeler_class
 
     return labeler_class(name).Options if registry is LABELERS else engine_class(name).Args
 

@@ -17,7 +17,7 @@ import pytest
 from relabel.jobs import settings
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.settings import Places, absolute, mark_of, path_of, placed, resolved
-from relabel.labelers.engines.registry import engine_class, engine_names
+from relabel.labelers.registry import engine_class, engine_names
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.specs import InputSpec, JobSpec, PathMark, validate_spec
 from tests.jobs.conftest import JOB

@@ -52,7 +52,7 @@ def whole_answers(format: AnswerFormat) -> Iterator[str]:
     choices = sum(isinstance(section, Choice) for section in format.sections)
     for bits in (0x5A5A5A5A5A5A5A5, 0x123456789ABCDEF):
         contents = made_contents(plan, [bits % 2] * choices, "roses", "Yes.", "Cut to a bud.", bits)
-        yield "".join(a + c + b for (_, a, b), c in zip(plan.steps, contents, strict=True))
+        yield "".join(a + c + b for (a, b), c in zip(plan.steps, contents, strict=True))
 
 
 def snares_of(ask: Ask) -> Iterator[str]:

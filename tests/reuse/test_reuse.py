@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.labelers.base import Variants
-from relabel.labelers.engines.registry import ENGINES
+from relabel.labelers.registry import ENGINES
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.labels import Pair, Reads
 from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query

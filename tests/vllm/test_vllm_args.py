@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.registry import engine_class
 from relabel.labelers.engines.vllm import OURS, VllmArgs, plan_engine_args
+from relabel.labelers.registry import engine_class
 from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
 from relabel.manifests.specs import EngineSpec, validate_spec
 
