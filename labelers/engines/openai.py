@@ -187,9 +187,8 @@ class Batches:
             return lines, True
         self._failed_in_a_row += 1
         complaint = read_complaint(ended.errors)
-        is_credit = complaint is not None and complaint.subject(200) == "credit"
-        if self._failed_in_a_row >= FAILED_IN_A_ROW or is_credit:
-            why = shown(complaint.message) if complaint is not None else "it does not say why"
+        if self._failed_in_a_row >= FAILED_IN_A_ROW or complaint.subject(200) == "credit":
+            why = shown(complaint.message) or "it does not say why"
             raise ServerGoneError(
                 f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {why}. "
                 "Mend that; the same command then continues."

@@ -289,12 +289,15 @@ def _is_long(plain: str) -> bool:
     return bool(is_long or _NO_ROOM.search(plain))
 
 
-def read_complaint(payload: Any) -> Complaint | None:
-    """Codes and words of an error, wherever a server puts them; None where there are none."""
+NO_COMPLAINT = Complaint()
+
+
+def read_complaint(payload: Any) -> Complaint:
+    """Codes and words of an error, wherever a server puts them; `NO_COMPLAINT` where there are none."""
     said = dict.fromkeys((kind, text) for kind, text in _said(payload) if text.strip())
     codes = [shown(text) for kind, text in said if kind == "code"]
     words = [text for kind, text in said if kind == "message"]
-    return Complaint(tuple(codes[:4]), shown(": ".join(words), _READ_CHARS)) if said else None
+    return Complaint(tuple(codes[:4]), shown(": ".join(words), _READ_CHARS))
 
 
 def _said(value: Any) -> Iterator[tuple[str, str]]:
@@ -755,9 +758,9 @@ class ApiClient:
             ServerGoneError: it says that the credit is used up.
         """
         complaint = read_complaint(payload)
-        if status == 200 and complaint is None:
+        if status == 200 and complaint == NO_COMPLAINT:
             return None
-        found = self._refused(status, complaint or Complaint(), is_trial=True)
+        found = self._refused(status, complaint, is_trial=True)
         return found if isinstance(found, Failure) else None
 
     async def send(
@@ -831,8 +834,8 @@ class ApiClient:
         try:
             found = read(plain)
         except ReplyError as exc:
-            complaint = _complaint(plain, is_json=True)
-            if method == "POST" and complaint != Complaint():
+            complaint = _complaint(plain, otherwise=NO_COMPLAINT)
+            if method == "POST" and complaint != NO_COMPLAINT:
                 return self._refused(200, complaint, is_trial=is_trial)
             return Unanswered(f"{exc} ({_words(plain) or 'it is empty'})", may_be_charged=True)
         if method == "POST":  # some list their models to anybody
@@ -954,12 +957,12 @@ def _model_names(payload: Any) -> dict[str, dict[str, Any]]:
     return {model["id"]: model for model in models if isinstance(model.get("id"), str)}
 
 
-def _complaint(plain: bytes, *, is_json: bool = False) -> Complaint:
-    """What an error says, as far as it can be read: of JSON, else its text."""
+def _complaint(plain: bytes, otherwise: Complaint | None = None) -> Complaint:
+    """What an error says, as far as it can be read: of JSON; of anything else its text, where nothing is given."""
     try:
-        return read_complaint(parse_reply(plain)) or Complaint()
+        return read_complaint(parse_reply(plain))
     except ReplyError:
-        return Complaint() if is_json else Complaint(message=_words(plain))
+        return otherwise if otherwise is not None else Complaint(message=_words(plain))
 
 
 def _words(raw: bytes) -> str:

@@ -25,3 +25,10 @@ def test_the_document_is_all_that_is_shown_of_a_pair() -> None:
     _, (ask,), _ = walk(labeler("query"), ROSES._replace(query="SECRET"), fake_engine())
     assert [name for message in ask.messages for name in message.fields] == ["document"]
     assert not any("SECRET" in part for message in ask.messages for part in message.parts)
+
+
+def test_the_fake_engine_makes_a_short_search_of_tags_too() -> None:
+    pair = ROSES._replace(document="0<score>2</score><score >2</score >")
+    for seed in range(16):
+        label, _, _ = walk(labeler("query"), pair, fake_engine(), seed)
+        assert label.columns["made_query"]
