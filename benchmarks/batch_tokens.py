@@ -17,8 +17,8 @@ from collections.abc import Callable
 import pyarrow.parquet as pq
 
 from benchmarks.paired import paired_ratio, turns
-from relabel.distill.students.length_batches import GPU_BATCH_TOKENS, length_batches
 from relabel.distill.students.model import load_student
+from relabel.distill.students.portable import GPU_BATCH_TOKENS, length_batches
 from relabel.export.loader import Student
 
 SIZES = (256, 512, 1024, 2048, 4096, GPU_BATCH_TOKENS)

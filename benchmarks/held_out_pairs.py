@@ -15,8 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.distill.students.examples import TEST, describe_split, split_queries
+from relabel.distill.students.examples import TEST, split_facts, split_queries
 from relabel.distill.students.manifest import read_student_manifest
+from relabel.distill.students.spec import SplitSection
 
 
 def main() -> None:
@@ -32,13 +33,14 @@ def main() -> None:
     table = table.slice(0, options.limit) if options.limit else table
     queries = [str(query) for query in table["query_id"].to_pylist()]
     side = split_queries(queries, dev=split.shares["dev"], test=split.shares["test"], seed=split.seed)
-    sides, digest = describe_split(queries, side)
-    if digest != split.sha256:
+    section = SplitSection(by=split.by, seed=split.seed, **split.shares)
+    found = split_facts(section, queries, queries, side)
+    if found.sha256 != split.sha256:
         raise SystemExit(
             "these are not the pairs that the student's split was made of; is --limit the one of its labels?"
         )
     pq.write_table(table.filter(pa.array(side == TEST)), options.out)
-    print(json.dumps({"rows": sides["test"].rows, "queries": sides["test"].queries}))
+    print(json.dumps({"rows": found.test.rows, "queries": found.test.queries}))
 
 
 if __name__ == "__main__":

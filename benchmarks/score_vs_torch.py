@@ -23,17 +23,17 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from relabel.distill.students.length_batches import length_batches
 from relabel.distill.students.manifest import StudentRecord
-from relabel.distill.students.model import Scorer, StudentModel, load_student, softmax, student_files, write_student
+from relabel.distill.students.model import StudentModel, load_student, softmax, student_files, write_student
 from relabel.distill.students.networks import EncoderStudent, load_backbone
+from relabel.distill.students.portable import length_batches
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import open_run
 from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop
-from relabel.jobs.score.loop import ScoreLoop, score_job, score_rows
+from relabel.jobs.score import ScoreLoop, score_job, score_rows
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
 
@@ -93,12 +93,12 @@ def bare_loop(student: StudentModel, pairs: list[tuple[str, str]], batch_tokens:
     return grades
 
 
-def score_run(scorer: Scorer, request: dict[str, Any]) -> None:
+def score_run(student: StudentModel, request: dict[str, Any]) -> None:
     """Everything `relabel score` does but loading the student: plan, read, tokenize, score, commit, manifest."""
     opened = open_run(score_job(**request, storage=Storage()))
     session = Session(opened, list(range(len(opened.plan.shards))), is_retry=False, stop=Stop(), progress=Progress())
     try:
-        ScoreLoop(scorer, session.commit, progress=session.progress, stop=session.stop).run(session.chunks())
+        ScoreLoop(student, session.commit, progress=session.progress, stop=session.stop).run(session.chunks())
     finally:
         session.close()
     report = conclude(session)
@@ -133,13 +133,12 @@ def compare(
         scratch: folder for outputs.
         forward: False leaves the forward pass out on both sides: the rate of all the rest.
     """
-    student = load_student(folder, device=device)
+    student = load_student(folder, device=device, batch_tokens=batch_tokens)
     student.module.to(getattr(torch, dtype))
     if not forward:
         student.module = lambda input_ids, **_: {
             name: torch.zeros(len(input_ids), k) for name, k in student.record.heads.items()
         }
-    scorer = Scorer(student, batch_tokens=batch_tokens)
 
     def request(number: int) -> dict[str, Any]:
         output = str(scratch / f"scores-{number}")
@@ -150,7 +149,7 @@ def compare(
     texts = [(pair.query, pair.document) for work in session.chunks() if work is not None for pair in work.pairs]
     session.close()
     bare_loop(student, texts[:512], batch_tokens)
-    lengths = [len(row.ids) for row in scorer.encode(texts)]
+    lengths = [len(row.ids) for row in student.encode(texts)]
     padded = sum(len(places) * lengths[places[0]] for places in length_batches(lengths, batch_tokens))
     print(
         f"{len(texts)} pairs, {np.mean(lengths):.1f} tokens on average, padding {1 - sum(lengths) / padded:.2%} "
@@ -160,7 +159,7 @@ def compare(
     for number in range(rounds):
         sides = {
             "bare": lambda: bare_loop(student, texts, batch_tokens),
-            "score": lambda at=number: score_run(scorer, request(at + 1)),
+            "score": lambda at=number: score_run(student, request(at + 1)),
         }
         found.append(Round(**{name: timed(sides[name]) for name in (list(sides) if number % 2 else list(sides)[::-1])}))
         bare, score = found[-1]

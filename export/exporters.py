@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import relabel.export.loader
-from relabel.distill.students import length_batches, query_counts
+from relabel.distill.students import portable
 from relabel.distill.students.model import DecoderTexts, StudentModel
 from relabel.distill.students.spec import KINDS
 from relabel.export.parity import PairSet
@@ -24,11 +24,8 @@ ONNX = "onnx"
 TOKENIZER = "tokenizer.json"
 LOADER = "load.py"
 FUTURE = "from __future__ import annotations\n"
-IMPORTED = {
-    "from relabel.distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
-    "from relabel.distill.students.query_counts import query_counts": query_counts,
-}
-"""What the loader imports of this package, and the module whose text replaces it in `load.py`."""
+IMPORTED = "from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts"
+"""What the loader imports of this package: the text of that module replaces it in `load.py`."""
 _REGISTRY = Registry("format", "relabel.bundle_formats", FORMATS, built_in=(ONNX,))
 
 
@@ -94,10 +91,9 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
 
 
 def write_loader(folder: Path) -> None:
-    """Write `load.py`: the loader, with the texts of the modules that it imports of this package."""
-    text = inspect.getsource(relabel.export.loader)
-    for line, module in IMPORTED.items():
-        text = text.replace(line, inspect.getsource(module).partition(FUTURE)[2].strip("\n"))
+    """Write `load.py`: the loader, with the text of the module that it imports of this package."""
+    shared = inspect.getsource(portable).partition(FUTURE)[2].strip("\n")
+    text = inspect.getsource(relabel.export.loader).replace(IMPORTED, shared)
     (folder / LOADER).write_text(text, encoding="utf-8")
 
 

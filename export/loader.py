@@ -37,8 +37,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from relabel.distill.students.length_batches import batch_tokens_on, length_batches
-from relabel.distill.students.query_counts import query_counts
+from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts
 
 LEAST_ONNXRUNTIME = "1.20"
 """Older ones know neither the graph's operators nor its file's format."""

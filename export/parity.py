@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relabel.distill.students.examples import SIDES, TEST, TRAIN, load_examples
-from relabel.distill.students.labels import NO_GRADE, read_pairs
+from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples, read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
 from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, ParityCheck, SizeFigures, WorstRow

@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from relabel.distill.students.examples import SIDES, folded, split_queries
-from relabel.distill.students.labels import read_pairs
+from relabel.distill.students.examples import SIDES, folded, read_pairs, split_queries
 from relabel.distill.students.manifest import SplitFacts
 from relabel.jobs.exits import Exit
 from relabel.jobs.figures import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut

@@ -13,25 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from relabel.distill.students.examples import DEV, TEST, TRAIN, Examples, load_examples
-from relabel.distill.students.labels import NO_GRADE
+from relabel.distill.students.examples import DEV, NO_GRADE, TEST, TRAIN, Examples, load_examples
 from relabel.distill.students.manifest import (
     STUDENT_MANIFEST_VERSION,
     Figures,
     GateCheck,
     JudgedGates,
-    LearnedGold,
-    LearnedLabels,
     SideFigures,
-    SplitFacts,
     StudentFigures,
     StudentManifest,
-    StudentRecord,
 )
 from relabel.distill.students.model import logits_of_rows, make_texts, softmax, student_files, write_student
-from relabel.distill.students.networks import Trainer, TrainingInputs, check_base, make_record
+from relabel.distill.students.networks import TrainingInputs, check_base, make_record
 from relabel.distill.students.spec import KINDS, DistillSpec
-from relabel.distill.training.curves import Outcome, check_services, write_curves
+from relabel.distill.training.curves import Curve, check_services, write_curves
 from relabel.distill.training.output import (
     CARD_NAME,
     BaseModelUsed,
@@ -48,90 +43,82 @@ from relabel.distill.training.output import (
 )
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.evaluation import (
-    MOST_LEXICAL,
-    Baselines,
-    Evaluation,
-    bm25,
-    evaluate,
-    intervals_of,
-    judge_gate,
-    judge_gates,
-)
+from relabel.manifests.metrics.evaluation import MOST_LEXICAL, bm25, evaluate, intervals_of, judge_gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import DEPTH, TINY, fit_temperature
 from relabel.manifests.models import resolve_model
 from relabel.manifests.process import installed_versions
 from relabel.manifests.records import canonical_json
-from relabel.manifests.secrets import counted
-
-# ------------------------------------------------------------------------------
-# Figures of a student on some rows: by trusted grades, by the labels, and its distance from its teacher. They are those
-# of `relabel evaluate`.
-
 
 # N rows, K grades
 
+# ------------------------------------------------------------------------------
+# Figures of a student and its teacher on rows that it did not learn from: by gold, or where there is none by what the
+# teacher said. They are those of `relabel evaluate`.
 
-def judged_rows(
+
+NDCG = f"ndcg@{DEPTH}"
+RESAMPLES = 1000
+"""Of the intervals."""
+
+
+def figures_of(
     probs_NK: np.ndarray,
     gold_N: np.ndarray,
     *,
     label_N: np.ndarray | None = None,
     queries: Sequence[str] = (),
     texts: Sequence[tuple[str, str]] = (),
-) -> Judged:
-    """Rows to be judged, one at least.
+    resamples: int = 0,
+) -> dict[str, Any]:
+    """Figures, intervals and baselines of distributions against grades, as `SideFigures` names them.
 
     Args:
-        probs_NK: distributions; of a row without one NaN.
+        probs_NK: of a row without one NaN.
         gold_N: grades 0..K-1.
         label_N: the grades said; by default the most probable ones, the lower of equals.
         queries: of each row, where it is ranked.
         texts: of each row, for the lexical baseline.
+        resamples: of the intervals.
+    Returns:
+        `student`: figures by name, None where one is not defined: those of an evaluation, `auc` (the mean over all
+        cuts), `nll` (mean negative log-likelihood, nats) and `rows`; of no row their number alone.
     """
+    if not len(gold_N):
+        return {"student": {"rows": 0}}
     names, query_N = np.unique(queries, return_inverse=True) if queries else ((), None)
-    label_N = probs_NK.argmax(1) if label_N is None else label_N
     probs_NK = probs_NK.astype(np.float64)
     has_probs = not np.isnan(probs_NK).all()
-    lexical_N = bm25(texts) if 0 < len(texts) <= MOST_LEXICAL else None
-    return Judged(
+    judged = Judged(
         grades=probs_NK.shape[1],
         gold=gold_N,
-        labels=label_N,
+        labels=probs_NK.argmax(1) if label_N is None else label_N,
         queries=query_N,
         num_queries=len(names),
         docs=np.arange(len(gold_N)),
         probs=probs_NK / probs_NK.sum(1, keepdims=True) if has_probs else None,
         num_correct=None,
         num_samples=None,
-        lexical=lexical_N,
+        lexical=bm25(texts) if 0 < len(texts) <= MOST_LEXICAL else None,
     )
-
-
-def figures_of(judged: Judged, found: Evaluation) -> Figures:
-    """Figures by name, None where one is not defined: those of an evaluation, `auc` (the mean over all cuts), `nll`
-    (mean negative log-likelihood, nats) and `rows`.
-    """
-    figures: Figures = {"rows": len(judged.gold), **{name: one.value for name, one in found.figures.items()}}
+    found = evaluate(judged, resamples=resamples)
+    figures: Figures = {"rows": len(gold_N), **{name: one.value for name, one in found.figures.items()}}
     if judged.probs is not None and judged.has_probs.all():
         aucs = [value for name, value in figures.items() if name.startswith("auc_") and value is not None]
-        likelihood_N = judged.probs[np.arange(len(judged.gold)), judged.gold]
+        likelihood_N = judged.probs[np.arange(len(gold_N)), gold_N]
         nll = float(-np.log(np.maximum(likelihood_N, TINY)).mean())
         figures |= {"auc": float(np.mean(aucs)) if aucs else None, "nll": nll}
-    return figures
+    return {"student": figures, "intervals": intervals_of(found.figures, figures), "baselines": found.baselines}
 
 
 def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> Figures:
-    """Figures of distributions against grades, without intervals; of no row, their number alone."""
-    if not len(gold_N):
-        return {"rows": 0}
-    judged = judged_rows(probs_NK, gold_N)
-    return figures_of(judged, evaluate(judged, resamples=0))
+    """Figures of distributions against grades, without intervals."""
+    found: Figures = figures_of(probs_NK, gold_N)["student"]
+    return found
 
 
-def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.ndarray) -> dict[str, float | None]:
-    """How far the student lies from its teacher.
+def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.ndarray) -> Figures:
+    """How far the student lies from its teacher, over one row or more.
 
     Args:
         teacher_NK: the teacher's distributions, NaN where it gave none.
@@ -140,8 +127,6 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
         `agreement` (share of equal grades), `f1_macro` by the teacher's grades, `kl` (mean KL(teacher ‖ student) over
         rows with a distribution, nats), `rows`.
     """
-    if not len(teacher_N):
-        return {"rows": 0, "agreement": None, "f1_macro": None, "kl": None}
     has_N = ~np.isnan(teacher_NK).any(1)
     kl = None
     if has_N.any():
@@ -153,54 +138,31 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
     return {"rows": len(teacher_N), "agreement": counts["accuracy"], "f1_macro": counts["f1_macro"], "kl": kl}
 
 
-# ------------------------------------------------------------------------------
-# How good a student and its teacher are on rows that it did not learn from: by gold, or where there is none by what
-# the teacher said.
-
-
-NDCG = f"ndcg@{DEPTH}"
-
-
 def judge(examples: Examples) -> tuple[np.ndarray, str]:
     """The grades that a student is judged by, -1 where there is none, and what they are."""
-    if (examples.gold != NO_GRADE).any():
-        return examples.gold, "gold"
-    return examples.teacher, "labels"
+    has_gold = bool((examples.gold != NO_GRADE).any())
+    return (examples.gold, "gold") if has_gold else (examples.teacher, "labels")
 
 
 def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
-    """Figures on dev while training."""
+    """Figures on dev while training: its loss, and what early stopping may use."""
+    from relabel.distill.students.losses import loss_of
+
     rows = work.examples.rows_of(DEV)
     logits = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
-    found = {"loss": dev_loss(work.spec, work.examples, logits, rows)}
     judge_N, _ = judge(work.examples)
     graded = judge_N[rows] != NO_GRADE
     figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
     names = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
-    return found | {name: float(value) for name in names if (value := figures.get(name)) is not None}
-
-
-def dev_loss(spec: DistillSpec, examples: Examples, logits: dict[str, np.ndarray], rows: np.ndarray) -> float:
-    """The training loss of these rows."""
-    import torch
-
-    from relabel.distill.students.losses import Objective
-
-    objective = Objective(spec.loss, examples.heads, examples.phi)
-    batch = {
-        "targets": {name: torch.from_numpy(values[rows]) for name, values in examples.targets.items()},
-        "weights": {name: torch.from_numpy(values[rows]) for name, values in examples.weights.items()},
-        "row_weight": torch.from_numpy(examples.row_weight[rows]),
-    }
-    sums = objective.sums({name: torch.from_numpy(values) for name, values in logits.items()}, batch)
-    return float(objective.loss(sums, {name: weight.sum() for name, weight in objective.row_weights(batch).items()}))
+    found = {name: float(value) for name in names if (value := figures.get(name)) is not None}
+    return {"loss": loss_of(work.spec.loss, work.examples, rows, logits)} | found
 
 
 def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> SideFigures:
     """All figures of one side: student and teacher by the judge, student by teacher, nodes by the labels.
 
     Args:
-        probs: calibrated.
+        probs: calibrated, by head [N, K].
         trained_NK: the relevance head's before calibration, which may have moved it away from its teacher and towards
             trusted grades.
     """
@@ -209,52 +171,25 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     judge_N, by = judge(examples)
     judged = rows[judge_N[rows] != NO_GRADE]
     taught = rows[examples.teacher[rows] != NO_GRADE]
-    both = judged[examples.teacher[judged] != NO_GRADE]
-    has_teacher = by == "gold" and len(both) > 0
-    by_node = {}
+
+    def figures(probs_NK: np.ndarray, rows: np.ndarray, **options: Any) -> dict[str, Any]:
+        return figures_of(probs_NK[rows], judge_N[rows], queries=[examples.queries[row] for row in rows], **options)
+
+    found = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=RESAMPLES)
+    both = np.intersect1d(judged, taught)
+    if by == "gold" and len(both):
+        of_teacher = figures(examples.teacher_probs, both, label_N=examples.teacher[both])
+        found["teacher"] = of_teacher["student"]
+        if len(both) != len(judged):
+            found["student_where_teacher"] = figures(probs["relevance"], both)["student"]
+    if len(taught):
+        found["to_teacher"] = teacher_figures(
+            trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught]
+        )
     for name in set(examples.heads) - {"relevance"}:
         own = rows[examples.weights[name][rows] > 0]
-        by_node[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
-    relevance_NK = probs["relevance"]
-    student, intervals, baselines = _judged(examples, relevance_NK, judge_N, judged)
-    taught_sets = (trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught])
-    return SideFigures(
-        rows=len(rows),
-        judged_by=by,
-        student=student,
-        teacher=_teacher_against(examples, both) if has_teacher else None,
-        student_where_teacher=(
-            _judged(examples, relevance_NK, judge_N, both)[0] if has_teacher and len(both) != len(judged) else None
-        ),
-        to_teacher=teacher_figures(*taught_sets) if len(taught) else None,
-        baselines=baselines,
-        intervals=intervals,
-        **by_node,
-    )
-
-
-def _judged(
-    examples: Examples, probs_NK: np.ndarray, grade_N: np.ndarray, rows: np.ndarray
-) -> tuple[Figures, dict[str, tuple[float, float]] | None, Baselines | None]:
-    """The student's figures on some rows, their intervals, and the baselines."""
-    if not len(rows):
-        return {"rows": 0}, None, None
-    queries, texts = [examples.queries[row] for row in rows], [examples.texts[row] for row in rows]
-    judged = judged_rows(probs_NK[rows], grade_N[rows], queries=queries, texts=texts)
-    found = evaluate(judged)
-    figures = figures_of(judged, found)
-    return figures, intervals_of(found.figures, figures), found.baselines
-
-
-def _teacher_against(examples: Examples, rows: np.ndarray) -> Figures:
-    """The teacher's own figures by gold: of the grades that it wrote, with those of its distributions where it gave
-    them.
-    """
-    queries = [examples.queries[row] for row in rows]
-    judged = judged_rows(
-        examples.teacher_probs[rows], examples.gold[rows], label_N=examples.teacher[rows], queries=queries
-    )
-    return figures_of(judged, evaluate(judged, resamples=0))
+        found[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
+    return SideFigures(rows=len(rows), judged_by=by, **found)
 
 
 # ------------------------------------------------------------------------------
@@ -294,21 +229,16 @@ def check_stopping(spec: DistillSpec, examples: Examples) -> None:
         InputError: dev has no rows, or too few grades among them.
     """
     stopping = spec.train.early_stopping
-    rows = examples.rows_of(DEV)
     if stopping is None:
         return
-    if not len(rows):
-        raise InputError(
-            "`train.early_stopping` needs the dev split, and no query fell there. Raise split.dev, or bring more "
-            "queries."
-        )
+    rows = examples.rows_of(DEV)
     judge_N, by = judge(examples)
     num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
     wanted = {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2)
-    if num_grades < wanted:
+    if not len(rows) or num_grades < wanted:
         raise InputError(
-            f"train.early_stopping uses {stopping.metric}, which wants {counted(wanted, 'grade')} on dev; its "
-            f"{len(rows)} rows have {num_grades} ({by}). Raise split.dev, bring more {by}, or choose the metric `loss`."
+            f"train.early_stopping uses {stopping.metric}, and the dev split has {len(rows)} rows with {num_grades} "
+            f"grades ({by}). Raise split.dev, bring more queries or {by}, or choose the metric `loss`."
         )
 
 
@@ -410,100 +340,92 @@ def _data_digest(examples: Examples) -> str:
 # The model card: what a student is, what it learned from and how well, for a person who finds the folder.
 
 
+CARD = """\
+# {{ m.name }}
+
+{{ kind.title }} that {{ kind.does }}, by `relabel distill` {{ m.relabel }}.
+
+- Starts from: `{{ m.model.reference }}` (digest `{{ m.model.digest[:16] }}`)
+- Heads: \
+{% for name, grades in m.heads.items() %}{{ name }} ({{ grades }} grades){{ ", " if not loop.last }}{% endfor %}
+
+- Reads at most {{ max_tokens }} tokens of a pair; what is longer is cut.
+- Trained: {{ m.training.steps }} steps, {{ m.training.epochs }} epochs, on {{ m.training.device }}.
+- Temperatures (logits are divided by them): \
+{% for name, value in m.temperature.items() %}{{ name }} {{ "%.4f" % value }}{{ ", " if not loop.last }}{% endfor %}
+
+{% for note in m.notes %}
+- Note: {{ note }}
+{% endfor %}
+
+## Learned from
+
+{% for source in m.labels %}
+- `{{ source.path }}`: {{ "{:,}".format(source.labels) }} labels (\
+{% if source.fingerprint %}
+labeler {{ source.labeler }}, fingerprint `{{ source.fingerprint[:12] }}`\
+{% else %}
+a label file\
+{% endif %}
+; {{ "{:,}".format(source.rows.quarantined or 0) }} rows in quarantine; weight {{ "%g" % source.weight }})
+{% endfor %}
+{% if m.gold %}
+- `{{ m.gold.path }}`, column `{{ m.gold.grade }}`: trusted grades of {{ "{:,}".format(m.gold.graded_rows) }} rows, \
+{{ "learned from with weight %g, and judged by" % gold_weight if gold_weight else "judged by, not learned from" }}
+{% endif %}
+
+Split by {{ m.split.by }} (seed {{ m.split.seed }}):
+
+| split | rows | queries |
+|---|---|---|
+{% for name, side in m.split.sides().items() %}
+| {{ name }} | {{ "{:,}".format(side.rows) }} | {{ "{:,}".format(side.queries) }} |
+{% endfor %}
+
+## Figures on the test split
+
+{% if m.metrics.test.student.rows %}
+{% for row in m.metrics.test.figure_rows() %}
+| {{ row | join(" | ") }} |
+{{ "|---" * (row | length) + "|\n" if loop.first }}\
+{% endfor %}
+{% else %}
+No test row has a grade to judge by.
+{% endif %}
+
+{% if m.gate.checks %}
+Gate: {{ "passed" if m.gate.has_passed else "FAILED" }}
+
+{% for check in m.gate.checks %}
+- {{ check.text }}
+{% endfor %}
+
+{% endif %}
+![training curve](curves.svg)
+
+## Use
+
+    relabel score THIS_FOLDER --input pairs.parquet --to scores
+
+It answers for texts like those it saw: other languages, longer documents or another notion of relevance want labels of
+their own. It inherits its teacher's mistakes; judge it with trusted grades (`relabel evaluate`) before it decides
+anything.
+
+{{ spec_section }}"""
+
+
 def render_card(manifest: StudentManifest, spec: DistillSpec) -> str:
     """Markdown from a student's manifest, and the spec that is in it."""
-    heads = ", ".join(f"{name} ({grades} grades)" for name, grades in manifest.heads.items())
-    lines = [
-        f"# {manifest.name}",
-        "",
-        (
-            f"{KINDS[spec.student.kind].title} that {KINDS[spec.student.kind].does}, by `relabel "
-            f"distill` {manifest.relabel}."
-        ),
-        "",
-        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
-        f"- Heads: {heads}",
-        f"- Reads at most {spec.train.max_tokens} tokens of a pair; what is longer is cut.",
-        (
-            f"- Trained: {manifest.training.steps} steps, {manifest.training.epochs} epochs, on "
-            f"{manifest.training.device}."
-        ),
-        f"- Temperatures (logits are divided by them): {_pairs(manifest.temperature)}",
-        *(f"- Note: {note}" for note in manifest.notes),
-        "",
-        "## Learned from",
-        "",
-        *(_source(source) for source in manifest.labels),
-        *([_gold(manifest.gold, spec.loss.gold_weight)] if manifest.gold else []),
-        "",
-        *_split(manifest.split),
-        "",
-        "## Figures on the test split",
-        "",
-        *_figures(manifest.metrics.test),
-        "",
-        *_gate(manifest.gate),
-        "![training curve](curves.svg)",
-        "",
-        "## Use",
-        "",
-        "    relabel score THIS_FOLDER --input pairs.parquet --to scores",
-        "",
-        (
-            "It answers for texts like those it saw: other languages, longer documents or another notion of "
-            "relevance want labels of their"
-        ),
-        (
-            "own. It inherits its teacher's mistakes; judge it with trusted grades (`relabel evaluate`) before it "
-            "decides anything."
-        ),
-        "",
-        *spec_section(manifest.spec),
-    ]
-    return "\n".join(lines)
+    from jinja2 import Template
 
-
-def _source(source: LearnedLabels) -> str:
-    made = (
-        f"labeler {source.labeler}, fingerprint `{source.fingerprint[:12]}`" if source.fingerprint else "a label file"
+    text: str = Template(CARD, trim_blocks=True, lstrip_blocks=True).render(
+        m=manifest,
+        kind=KINDS[spec.student.kind],
+        max_tokens=spec.train.max_tokens,
+        gold_weight=spec.loss.gold_weight,
+        spec_section="\n".join(spec_section(manifest.spec)),
     )
-    quarantined = (source.rows and source.rows.quarantined) or 0
-    return (
-        f"- `{source.path}`: {source.labels:,} labels ({made}; {quarantined:,} rows in quarantine; weight "
-        f"{source.weight:g})"
-    )
-
-
-def _gold(gold: LearnedGold, share: float) -> str:
-    role = f"learned from with weight {share:g}, and judged by" if share else "judged by, not learned from"
-    return f"- `{gold.path}`, column `{gold.grade}`: trusted grades of {gold.graded_rows:,} rows, {role}"
-
-
-def _split(split: SplitFacts) -> list[str]:
-    rows = [f"| {name} | {side.rows:,} | {side.queries:,} |" for name, side in split.sides().items()]
-    return [f"Split by {split.by} (seed {split.seed}):", "", "| split | rows | queries |", "|---|---|---|", *rows]
-
-
-def _figures(test: SideFigures) -> list[str]:
-    if not test.student.get("rows"):
-        return ["No test row has a grade to judge by."]
-    head, *rows = [f"| {' | '.join(row)} |" for row in test.figure_rows()]
-    return [head, "|---" * (head.count("|") - 1) + "|", *rows]
-
-
-def _gate(gate: JudgedGates) -> list[str]:
-    if not gate.checks:
-        return []
-    return [
-        f"Gate: {'passed' if gate.has_passed else 'FAILED'}",
-        "",
-        *(f"- {check.text}" for check in gate.checks),
-        "",
-    ]
-
-
-def _pairs(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return text
 
 
 # ------------------------------------------------------------------------------
@@ -511,9 +433,6 @@ def _pairs(values: dict[str, float]) -> str:
 #
 # What costs nothing is checked first (spec, model config, labels, split, gate names), so that no hour of training ends
 # in a typo. `manifest.json` is written last: a folder without one holds no finished student.
-
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -537,23 +456,13 @@ class Report:
         return self.gate.has_passed
 
 
-@dataclass
-class _Trained:
-    """What training left: the module, its record, and its figures."""
-
-    module: Any
-    record: StudentRecord
-    metrics: StudentFigures
-    outcome: Outcome
-
-
 def distill(
     spec: DistillSpec,
     storage: Storage,
     *,
     start: Start = "new",
     cache_dir: Path | None = None,
-    say: Say = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
     is_writer: bool = True,
 ) -> Report:
     """Train the student of a spec.
@@ -593,44 +502,29 @@ def distill(
     tokens = texts.encode(examples.texts)
     work = TrainingInputs(spec, base, record, examples, tokens, texts, output.checkpoints, say, notes)
     if not is_writer:
-        manifest = _manifest(work, _train(work), training.fingerprint)
+        _, _, manifest = _train(work, training.fingerprint)
     else:
         with training_in(output, training, start):
-            trained = _train(work)
-            manifest = write_finished(output, lambda folder: _write(work, trained, folder, training.fingerprint))
+            module, curve, trained = _train(work, training.fingerprint)
+            manifest = write_finished(output, lambda folder: _write(folder, work, module, curve, trained))
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 
 
-def _train(work: TrainingInputs) -> _Trained:
-    """Train, calibrate, judge."""
-    trainer: Trainer = pkgutil.resolve_name(KINDS[work.spec.student.kind].trainer)
+def _train(work: TrainingInputs, fingerprint: str) -> tuple[Any, Curve, StudentManifest]:
+    """Train, calibrate, judge: the module, its curve, and its manifest without the files' digests."""
+    spec, base = work.spec, work.base
+    trainer = pkgutil.resolve_name(KINDS[spec.student.kind].trainer)
     module, outcome = trainer(work, lambda found: dev_figures(work, found))
     work.notes += outcome.notes
-    merge = getattr(module, "merge", None)
-    if merge is not None:
-        merge()
+    if hasattr(module, "merge"):
+        module.merge()
     module.eval()
     logits = judged_logits(work, module)
-    temperature = fitted_temperatures(work, logits, work.notes)
-    probs = {name: softmax(values / temperature[name]) for name, values in logits.items()}
-    trained = softmax(logits["relevance"])
-    metrics = StudentFigures(*(side_figures(work, probs, trained, side) for side in (DEV, TEST)))
-    return _Trained(module, replace(work.record, temperature=temperature), metrics, outcome)
-
-
-def _write(work: TrainingInputs, trained: _Trained, folder: Path, fingerprint: str) -> StudentManifest:
-    """Write all files but the manifest."""
-    write_student(folder, trained.record, trained.module, work.base.tokenizer)
-    write_curves(folder, trained.outcome.curve, title=work.spec.name)
-    manifest = replace(_manifest(work, trained, fingerprint), files=student_files(folder))
-    (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
-    return manifest
-
-
-def _manifest(work: TrainingInputs, trained: _Trained, fingerprint: str) -> StudentManifest:
-    """The manifest of a student, without its files' digests."""
-    spec, record, base = work.spec, trained.record, work.base
-    return StudentManifest(
+    record = replace(work.record, temperature=fitted_temperatures(work, logits, work.notes))
+    probs = {name: softmax(values / record.temperature[name]) for name, values in logits.items()}
+    trained_NK = softmax(logits["relevance"])
+    metrics = StudentFigures(*(side_figures(work, probs, trained_NK, side) for side in (DEV, TEST)))
+    manifest = StudentManifest(
         version=STUDENT_MANIFEST_VERSION,
         relabel=importlib.metadata.version("relabel-ir"),
         name=spec.name,
@@ -640,11 +534,22 @@ def _manifest(work: TrainingInputs, trained: _Trained, fingerprint: str) -> Stud
         temperature=record.temperature,
         phi=record.phi if len(record.heads) > 1 else None,
         **vars(work.examples.about),
-        training=trained.outcome.facts,
-        metrics=trained.metrics,
-        gate=judged_gates(spec, trained.metrics.test),
+        training=outcome.facts,
+        metrics=metrics,
+        gate=judged_gates(spec, metrics.test),
         notes=work.notes,
         versions=installed_versions(LIBRARIES),
         spec=spec.model_dump(mode="json"),
         student=asdict(record),
     )
+    return module, outcome.curve, manifest
+
+
+def _write(folder: Path, work: TrainingInputs, module: Any, curve: Curve, trained: StudentManifest) -> StudentManifest:
+    """Write all files but the manifest."""
+    record = replace(work.record, temperature=trained.temperature)
+    write_student(folder, record, module, work.base.tokenizer)
+    write_curves(folder, curve, title=work.spec.name)
+    manifest = replace(trained, files=student_files(folder))
+    (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
+    return manifest

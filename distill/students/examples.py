@@ -1,32 +1,513 @@
-"""Training examples as arrays: targets, masks and weights by head, and the train, dev and test split by a hash of the
-query."""
+"""What a student learns from: labels of finished runs or of Parquet files, the texts of their pairs and trusted grades
+joined to them, as arrays of targets and weights by head; and the train, dev and test split by a hash of the query."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from relabel.distill.students.labels import (
-    NO_GRADE,
-    GoldGrades,
-    LabelTable,
-    Said,
-    grade_array,
-    load_gold,
-    load_labels,
-    refuse_twice,
+from relabel.distill.students.manifest import (
+    DataFacts,
+    LearnedGold,
+    LearnedLabels,
+    SourceRows,
+    SplitFacts,
+    SplitSide,
 )
-from relabel.distill.students.manifest import DataFacts, SplitFacts, SplitSide
-from relabel.distill.students.spec import HEADS, KINDS, NODE_HEADS, DistillSpec
-from relabel.manifests.errors import InputError
-from relabel.manifests.files import Storage
-from relabel.manifests.gold import check_scale
-from relabel.manifests.labels import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
-from relabel.manifests.records import digest_of
-from relabel.manifests.specs import Columns
+from relabel.distill.students.spec import (
+    HEADS,
+    KINDS,
+    NODE_HEADS,
+    DistillSpec,
+    GoldSource,
+    LabelSource,
+    LossSection,
+    SplitSection,
+)
+from relabel.manifests.errors import ConfigError, InputError, ManifestError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.gold import (
+    PairGrades,
+    check_scale,
+    grades_by_pair,
+    load_gold_by_row,
+    load_qrels,
+    mapped,
+    own_input,
+)
+from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.labels import (
+    DEFAULT_PHI,
+    NODE_SCORES,
+    Pair,
+    PhiTable,
+    check_phi,
+    default_phi,
+    unreached_grades,
+)
+from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan
+from relabel.manifests.records import digest_of, plain, sha256_bytes
+from relabel.manifests.rows import open_run_input, read_chunks
+from relabel.manifests.run import MANIFEST_NAME, RunFolder, RunManifest, load_manifest, open_planned, read_labels
+from relabel.manifests.schemas import KINDS as COLUMN_KINDS
+from relabel.manifests.schemas import LABELS, table_of
+from relabel.manifests.specs import Columns, InputSpec
+from relabel.manifests.store import read_whole
+from relabel.manifests.tables import PARQUET_SUFFIXES, Column, read_grades, reading
+
+# N rows, K grades
+
+# ------------------------------------------------------------------------------
+# Texts of labelled rows, read from the pairs that were labelled.
+
+
+READ_ROWS = 4096
+
+
+def rejoin(columns: dict[str, list[Any]], dataset: Dataset, where: str) -> list[Pair]:
+    """The pair that each label is of.
+
+    Args:
+        columns: `row_id`, `query_id` and `doc_id` of the labels.
+        where: they are, for errors.
+    Raises:
+        InputError: the pairs have other rows than the labels name.
+    """
+    rows = np.array(columns["row_id"], dtype=np.int64)
+    total = sum(file.rows for file in dataset.files)
+    beyond = rows[(rows < 0) | (rows >= total)]
+    if len(beyond):
+        raise InputError(
+            f"{where}: label of row {int(beyond[0])}, while the pairs have rows 0 to {total - 1}. Are they the right "
+            "pairs?"
+        )
+    pairs = read_pairs(dataset, rows)
+    for pair, *ids in zip(pairs, columns["query_id"], columns["doc_id"], strict=True):
+        if (str(ids[0]), str(ids[1])) != (pair.query_id, pair.doc_id):
+            raise InputError(
+                f"{where}: the label of row {pair.row_id} is of query {ids[0]}, document {ids[1]}; that row of the "
+                f"pairs is query {pair.query_id}, document {pair.doc_id}. Are they the right pairs, in the right "
+                "order?"
+            )
+    return pairs
+
+
+def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
+    """The rows with these ids, in their order; row groups without one are not read."""
+    if not len(rows):
+        return []
+    distinct = np.unique(rows)
+    sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
+    is_range = len(distinct) == distinct[-1] - distinct[0] + 1
+    shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
+    chunks = read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes)))
+    found = {pair.row_id: pair for chunk in chunks for pair in chunk.pairs}
+    return [found[row] for row in rows.tolist()]
+
+
+# ------------------------------------------------------------------------------
+# A finished run, opened to train on its labels: proven row by row and byte by byte (what `relabel verify` does), and
+# within its quarantine limit.
+
+
+class ProvenRun(NamedTuple):
+    """A run that is finished and proves itself.
+
+    Args:
+        root: its output.
+    """
+
+    root: str
+    plan: Plan
+    folder: RunFolder
+    manifest: RunManifest
+
+    def about(self, *, weight: float, labels: int) -> LearnedLabels:
+        """The run as a source of labels.
+
+        Args:
+            weight: of each label.
+            labels: those that could be used.
+        """
+        facts, manifest = self.plan.facts, self.manifest
+        return LearnedLabels(
+            path=self.root,
+            kind="run",
+            name=self.plan.name,
+            labeler=facts.labeler.name,
+            model=facts.model,
+            fingerprint=self.plan.fingerprint,
+            manifest_sha256=sha256_bytes(self.folder.store.read(MANIFEST_NAME)),
+            rows=SourceRows(**vars(manifest.rows)),
+            quarantined_by_status=manifest.quarantined_by_status,
+            over_limit=manifest.over_limit,
+            weight=weight,
+            labels=labels,
+        )
+
+
+def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool) -> ProvenRun:
+    """Open a run's output.
+
+    Args:
+        allow_over_limit: take it with more quarantined rows than its limit.
+    Raises:
+        InputError: there is no run.
+        ManifestError: it is unfinished, over its limit or damaged.
+    """
+    no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder."
+    folder = open_planned(root, storage, InputError(no_run))
+    manifest, found = load_manifest(folder.store), folder.snapshot()
+    if manifest is None or manifest.receipts_sha256 != found.digest:
+        raise ManifestError(
+            f"{root}: not finished ({found.tally.rows:,} of {folder.plan.rows:,} rows are done). Run the job again "
+            "until it exits 0."
+        )
+    rows = manifest.rows
+    if manifest.over_limit and not allow_over_limit:
+        raise ManifestError(
+            f"{root}: over its limit ({rows.quarantined:,} of {rows.in_:,} rows quarantined, "
+            f"{manifest.max_failed_fraction:.0%} allowed). What is missing is seldom a fair sample: fix it with "
+            "`relabel retry`, or set allow_over_limit: true to take what is there."
+        )
+    held = folder.prove(found, check_bytes=True).by_kind()
+    if held != rows:
+        raise ManifestError(
+            f"{root}: its manifest says {plain(rows)}, its files hold {plain(held)}. `relabel verify` says more."
+        )
+    return ProvenRun(root, folder.plan, folder, manifest)
+
+
+def refuse_twice(sources: Sequence[LearnedLabels], *, key: str) -> None:
+    """
+    Args:
+        key: of the spec, that names the sources.
+    Raises:
+        InputError: two sources are the same bytes: all their rows would count twice, unnoticed.
+    """
+    seen: dict[str | None, str] = {}
+    for source in sources:
+        digest = source.manifest_sha256 or source.sha256
+        if digest in seen:
+            raise InputError(f"{key}: {seen[digest]} and {source.path} are the same labels. Name them once.")
+        seen[digest] = source.path
+
+
+# ------------------------------------------------------------------------------
+# Labels to learn from: of finished runs, through their manifest alone, or of Parquet files with the label schema; texts
+# rejoined by row. A label's text is the row of the input that it names; query and document id must agree, else somebody
+# changed one of the two.
+
+
+NO_GRADE = -1
+"""Of a row without one, in arrays."""
+SUM_TOLERANCE = 1e-3
+"""How far a distribution's sum may lie from 1: probabilities are stored as float32."""
+COLUMNS = ["row_id", "query_id", "doc_id", "status", "grade", "probs", "outside_mass", "answered_by"]
+"""What is read of a label file, in addition to `NODE_COLUMNS`."""
+NODE_COLUMNS = dict.fromkeys(NODE_HEADS, COLUMN_KINDS["int8"]) | {
+    f"{name}_probs": COLUMN_KINDS["list<float32>"] for name in NODE_HEADS
+}
+
+
+class HeadLabels(NamedTuple):
+    """What labels say about one head.
+
+    Args:
+        grades: int64 [N], -1 where there is none.
+        probs: float64 [N, K], NaN where the teacher gave no distribution; None where it never did.
+    """
+
+    grades: np.ndarray
+    probs: np.ndarray | None = None
+
+
+@dataclass
+class LabelTable:
+    """The usable labels of one source, with their texts.
+
+    Args:
+        where: they are, for messages.
+        said: by head.
+        outside_mass: float64 [N], NaN where the teacher gave no distribution.
+        weight: float32 [N].
+        columns: of the pairs.
+        grades: K of the relevance grade, where the source says; None for a file of bare grades.
+        plan: of a run.
+        phi: of a run whose labeler has a rule map.
+        about: what made the labels, for the manifest; None for rows that have gold grades alone.
+    """
+
+    where: str
+    pairs: list[Pair]
+    said: dict[str, HeadLabels]
+    outside_mass: np.ndarray
+    weight: np.ndarray
+    columns: Columns
+    grades: int | None = None
+    plan: Plan | None = None
+    phi: PhiTable | None = None
+    about: LearnedLabels | None = None
+
+
+def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool) -> LabelTable:
+    """Read one source.
+
+    Raises:
+        InputError: there is nothing, it is not a label file, its texts do not fit, or it holds no usable label.
+        ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
+        ConfigError: a label file without `pairs`.
+    """
+    is_run = not source.path.endswith(PARQUET_SUFFIXES) if is_url(source.path) else Path(source.path).is_dir()
+    if not is_run:
+        return _load_file(source, storage)
+    run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
+    tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in run.manifest.labels]
+    held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
+    labeler = run.plan.facts.labeler
+    table = _usable(held, open_run_input(run.root, run.plan, storage), source, labeler.grades)
+    about = run.about(weight=source.weight, labels=len(table.pairs))
+    return replace(table, plan=run.plan, phi=labeler.phi or None, about=about)
+
+
+def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
+    path = source.path
+    try:
+        data = read_whole(path, storage)
+    except FileNotFoundError as exc:
+        raise InputError(
+            f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
+        ) from exc
+    with reading(path):
+        held = table_of(data, label_columns(pq.read_schema(io.BytesIO(data)), path))
+    if source.pairs is None:
+        raise ConfigError(
+            f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
+        )
+    dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
+    statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
+    table = _usable(held, dataset, source, None)
+    about = LearnedLabels(
+        path=path,
+        kind="file",
+        sha256=sha256_bytes(data),
+        rows=SourceRows(held.num_rows),
+        rows_by_status=dict(sorted(statuses.items())),
+        weight=source.weight,
+        labels=len(table.pairs),
+    )
+    return replace(table, about=about)
+
+
+def label_columns(schema: pa.Schema, path: str) -> list[str]:
+    """What to read of a label file: node columns only if they are of our types. A column that only has such a name, as
+    a product's subject, is none.
+
+    Raises:
+        InputError: it is another schema, or another version.
+    """
+    ours = (LABELS.metadata or {}).get(b"relabel.schema", b"").decode()
+    theirs = (schema.metadata or {}).get(b"relabel.schema", b"").decode()
+    if theirs and theirs.partition("-")[0] != ours.partition("-")[0]:
+        raise InputError(f"{path}: holds {theirs}, labels are wanted ({ours}).")
+    missing = [name for name in ("row_id", "query_id", "doc_id", "grade") if name not in schema.names]
+    if missing:
+        raise InputError(
+            f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel "
+            "schema labels` shows them."
+        )
+    for name, test in {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list}.items():
+        if name in schema.names and not test(schema.field(name).type):
+            raise InputError(
+                f"{path}: column `{name}` holds {schema.field(name).type}, label files hold {LABELS.field(name).type}."
+            )
+    nodes = [name for name, kind in NODE_COLUMNS.items() if name in schema.names and schema.field(name).type == kind]
+    return [name for name in COLUMNS if name in schema.names] + nodes
+
+
+def _is_float_list(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(pa.types.is_null(kind) or (is_list and pa.types.is_floating(kind.value_type)))
+
+
+def _usable(held: pa.Table, dataset: Dataset, source: LabelSource, grades: int | None) -> LabelTable:
+    """The labels of a source that can be learned from; what made them is not known yet."""
+    where, size = source.path, held.num_rows
+    if source.weights and "answered_by" not in held.column_names:
+        raise InputError(f"{where}: `weights` are by the column answered_by, which the labels of a cascade alone have.")
+    is_usable = pc.is_valid(held["grade"])
+    if "status" in held.column_names:
+        is_usable = pc.and_(is_usable, pc.equal(held["status"], "ok"))
+    held = held.filter(is_usable)
+    if not held.num_rows:
+        raise InputError(f"{where}: no row with status ok and a grade, of {size}. There is nothing to learn from.")
+    absent = pa.nulls(held.num_rows)
+    columns = {name: held[name] for name in held.column_names}
+    probs = columns.get("probs", absent)
+    if grades is None and probs.null_count < len(probs):
+        grades = pc.list_value_length(probs).drop_null()[0].as_py()
+    said = {"relevance": head_labels(columns["grade"], probs, grades, f"{where}, `grade`")}
+    for name in NODE_HEADS:
+        node, node_probs = columns.get(name, absent), columns.get(f"{name}_probs", absent)
+        said[name] = head_labels(node, node_probs, NODE_SCORES, f"{where}, `{name}`")
+    by_source = [source.weights.get(by, 1.0) for by in columns.get("answered_by", absent).to_pylist()]
+    pairs = rejoin({name: held[name].to_pylist() for name in ("row_id", "query_id", "doc_id")}, dataset, where)
+    outside = columns.get("outside_mass", absent).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    weight = np.array(by_source, dtype=np.float32) * source.weight
+    return LabelTable(where, pairs, said, outside, weight, dataset.columns, grades)
+
+
+def head_labels(values: Any, probs: Any, grades: int | None, where: str) -> HeadLabels:
+    """Grades and distributions, each checked: one bad number would be learned without a word.
+
+    Args:
+        values, probs: columns of integers, and of lists of floats.
+    Raises:
+        InputError: a grade is off the scale, or a distribution is none.
+    """
+    check_scale(set(values.drop_null().to_pylist()), grades or 11, where=where, option=None)
+    grade_N = values.cast(pa.int64()).fill_null(NO_GRADE).to_numpy(zero_copy_only=False)
+    is_given = pc.and_(pc.is_valid(values), pc.is_valid(probs))
+    given = probs.filter(is_given)
+    if grades is None or not len(given):
+        return HeadLabels(grade_N)
+    found_NK = np.full((len(grade_N), grades), np.nan)
+    if pc.all(pc.equal(pc.list_value_length(given), grades)).as_py():
+        found_NK[is_given.to_numpy(zero_copy_only=False)] = pc.list_flatten(given).to_numpy().reshape(-1, grades)
+    is_right_N = (found_NK >= 0).all(1) & (np.abs(found_NK.sum(1) - 1) <= SUM_TOLERANCE)  # NaN is not
+    if is_right_N.sum() < len(given):
+        raise InputError(f"{where}: a distribution is wanted to be {grades} numbers that sum to 1, and one is not.")
+    return HeadLabels(grade_N, found_NK)
+
+
+def grade_array(values: Sequence[int | None]) -> np.ndarray:
+    """Grades as int64 [N]."""
+    return np.array([NO_GRADE if value is None else value for value in values], dtype=np.int64)
+
+
+# ------------------------------------------------------------------------------
+# Trusted grades: joined to labels by row or by pair, and as rows of their own to learn from.
+
+
+_KEYS = {
+    "input.path": "path",
+    "input.columns.gold": "grade",
+    "input.columns": "columns",
+    "--grade": "grade",
+    "--duplicates mean": "duplicates: mean",
+    "--duplicates first": "duplicates: first",
+    "--by": "columns.query_id",
+    "--doc": "columns.doc_id",
+    "--map": "map",
+}
+
+
+@dataclass
+class GoldGrades:
+    """All grades of a gold source.
+
+    Args:
+        pairs: its rows with texts, where they are learned from; else empty.
+        grades: of those rows, None where there is none.
+        key: of the source in its spec.
+        by_pair: by (query_id, doc_id), filled on first use.
+    """
+
+    source: GoldSource
+    storage: Storage
+    pairs: list[Pair]
+    grades: list[int | None]
+    columns: Columns | None
+    about: LearnedGold
+    key: str = "gold"
+    by_pair: PairGrades | None = field(default=None)
+
+    def of(self, where: str, plan: Plan | None, pairs: Sequence[Pair]) -> list[int | None]:
+        """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
+        doc_id).
+
+        Raises:
+            InputError: grades can't be joined, or a pair has several.
+        """
+        with in_words_of_the_spec(self.key):
+            own = plan and own_input(plan, self.source.path, self.source.grade, self.storage)
+            if own:
+                grades = _grades(load_gold_by_row(*own, self.storage), self.source)
+                self.about = replace(self.about, joined_by="row of the labels' own input")
+                return list(grades.take(pa.array([pair.row_id for pair in pairs], pa.int64())).to_pylist())
+            if self.by_pair is None:
+                source = self.source
+                qrels = load_qrels(
+                    source.path,
+                    self.storage,
+                    grade=source.grade,
+                    by=source.columns.query_id,
+                    doc=source.columns.doc_id,
+                    grade_map=source.map,
+                )
+                self.by_pair = grades_by_pair(qrels, source.duplicates, source.path)
+            self.about = replace(self.about, joined_by="query_id and doc_id")
+            return self.by_pair.grades_of([(pair.query_id, pair.doc_id) for pair in pairs])
+
+
+def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: str = "gold") -> GoldGrades:
+    """Open a gold source; texts are read only where they are learned from.
+
+    Args:
+        key: of the source in its spec, for errors.
+    Raises:
+        InputError: it can't be read, has no texts while it is learned from, or its grades are off.
+    """
+    about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
+    if not is_learned:
+        return GoldGrades(source, storage, [], [], None, about, key)
+    is_folder = not is_url(source.path) and Path(source.path).is_dir()
+    if not is_folder and not source.path.endswith(PARQUET_SUFFIXES):
+        raise InputError(
+            f"{source.path}: gold that is learned from wants Parquet with the pairs' texts and the grades."
+        )
+    columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
+    with in_words_of_the_spec(key):
+        dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
+        column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
+        grades = _grades(column, source).to_pylist()
+    pairs = read_pairs(dataset, np.arange(dataset.rows))
+    about = replace(
+        about,
+        rows=len(grades),
+        without_grade=grades.count(None),
+        inputs_sha256=digest_of([list(file.identity) for file in dataset.files]),
+    )
+    return GoldGrades(source, storage, pairs, grades, dataset.columns, about, key)
+
+
+@contextlib.contextmanager
+def in_words_of_the_spec(spec_key: str) -> Iterator[None]:
+    """Readers are those of `relabel evaluate` and of a job's input, and name their flags and keys."""
+    try:
+        yield
+    except InputError as exc:
+        text = str(exc).replace("nothing to label", "nothing to learn from")
+        for flag, key in _KEYS.items():
+            text = text.replace(flag, f"`{spec_key}.{key}`")
+        raise InputError(text) from exc
+
+
+def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
+    found = read_grades(column).readable(source.path, source.grade)
+    return mapped(found, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")
+
 
 # ------------------------------------------------------------------------------
 # Which side a query falls on: train, dev or test, by a hash of the query alone.
@@ -63,26 +544,24 @@ def folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def describe_split(keys: Sequence[str], side_N: np.ndarray) -> tuple[dict[str, SplitSide], str]:
-    """Rows and queries of each side, by its name, and a digest of which query lies where, for the manifest."""
-    queries: list[set[str]] = [set(), set(), set()]
-    for key, side in zip(keys, side_N.tolist(), strict=True):
-        queries[side].add(key)
-    sides = {name: SplitSide(int((side_N == side).sum()), len(queries[side])) for side, name in enumerate(SIDES)}
-    return sides, digest_of([sorted(keys_of) for keys_of in queries])
-
-
-def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarray) -> dict[str, int]:
-    """By side, how many queries of dev and test have the text of a training query: ids that keep such queries apart
-    leak.
+def split_facts(split: SplitSection, keys: Sequence[str], texts: Sequence[str], side_N: np.ndarray) -> SplitFacts:
+    """Rows and queries of each side, and a digest of which query lies where. Counted are also queries of dev and test
+    that have the text of a training query: ids that keep such queries apart leak.
 
     Args:
         texts: each row's query text, folded.
     """
-    sides = side_N.tolist()
-    seen = {text for text, side in zip(texts, sides, strict=True) if side == TRAIN}
-    rows = list(zip(keys, texts, sides, strict=True))
-    return {SIDES[side]: len({key for key, text, of in rows if of == side and text in seen}) for side in (DEV, TEST)}
+    rows = list(zip(side_N.tolist(), keys, texts, strict=True))
+    queries = [{key for side, key, _ in rows if side == number} for number in range(len(SIDES))]
+    seen = {text for side, _, text in rows if side == TRAIN}
+    sides = {}
+    for number, name in enumerate(SIDES):
+        leaking = {key for side, key, text in rows if side == number and text in seen}
+        num_leaking = None if number == TRAIN else len(leaking)
+        sides[name] = SplitSide(int((side_N == number).sum()), len(queries[number]), num_leaking)
+    shares = {"dev": split.dev, "test": split.test}
+    digest = digest_of([sorted(keys_of) for keys_of in queries])
+    return SplitFacts(split.by, split.seed, shares, **sides, sha256=digest)
 
 
 # ------------------------------------------------------------------------------
@@ -90,8 +569,6 @@ def leaking_queries(keys: Sequence[str], texts: Sequence[str], side_N: np.ndarra
 #
 # A row without a node is masked for that head, never guessed.
 
-
-# N rows, K grades
 
 SAME_TARGET = 1e-3
 """Distributions that differ by less are one and the same target."""
@@ -141,26 +618,13 @@ class Examples:
         return np.flatnonzero(self.side == side)
 
 
-def balance_weights(examples: Examples) -> np.ndarray:
-    """N / (K · N_k) for each row by its target's most probable grade k, counted on the training rows; 1 for grades that
-    do not occur.
-    """
-    grade_N = examples.targets["relevance"].argmax(1)
-    rows = examples.rows_of(TRAIN)
-    count_K = np.bincount(grade_N[rows], minlength=examples.grades)
-    occurring = int((count_K > 0).sum())
-    factor_K = np.where(count_K > 0, len(rows) / (occurring * np.maximum(count_K, 1)), 1.0)
-    return np.asarray(factor_K[grade_N], dtype=np.float32)
-
-
 def check_examples(found: Examples) -> None:
-    """What is left can be trained on.
+    """What is left can be trained on; remarks are added where it teaches little.
 
     Raises:
         InputError: no training row, one grade only, or a head without a training row.
     """
     rows = found.rows_of(TRAIN)
-    split = found.about.split
     if not len(rows):
         raise InputError(
             f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more "
@@ -184,18 +648,16 @@ def check_examples(found: Examples) -> None:
             f"grade {seen[0]} is the most probable one of every row to train on: the student learns how sure the "
             "teacher was"
         )
-    judging = (("dev", split.dev, split.shares["dev"]), ("test", split.test, split.shares["test"]))
-    found.notes += [
-        f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs"
-        for name, side, share in judging
-        if share and not side.rows
-    ]
-    found.notes += [
-        f"{side.texts_seen_in_train} queries of the {name} split have the text of a training query, under another id: "
-        "its figures flatter. `split.by: query` keeps them together"
-        for name, side, _ in judging
-        if side.texts_seen_in_train
-    ]
+    split = found.about.split
+    for name in ("dev", "test"):
+        side = split.sides()[name]
+        if split.shares[name] and not side.rows:
+            found.notes.append(f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs")
+        if side.texts_seen_in_train:
+            found.notes.append(
+                f"{side.texts_seen_in_train} queries of the {name} split have the text of a training query, under "
+                "another id: its figures flatter. `split.by: query` keeps them together"
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -209,24 +671,79 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         InputError, ManifestError, ConfigError: a source is off, scales differ, or what is left can't be trained on.
     """
     tables = [load_labels(source, storage, allow_over_limit=spec.allow_over_limit) for source in spec.labels]
-    refuse_twice([table.about for table in tables if table.about is not None], key="labels")
-    for table in tables:
-        if table.about is not None and table.about.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
+    sources = [table.about for table in tables if table.about is not None]
+    refuse_twice(sources, key="labels")
+    for source in sources:
+        if source.labeler == "complexity" and not KINDS[spec.student.kind].reads_query:
             raise InputError(
-                f"{table.where}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
+                f"{source.path}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
                 "Set student.kind: logistic."
             )
     gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
-    gold_of = [
-        grade_array(gold.of(table.where, table.plan, table.pairs) if gold else [None] * len(table.pairs))
-        for table in tables
-    ]
+    gold_of = [grade_array(gold.of(table.where, table.plan, table.pairs)) for table in tables] if gold else []
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
         gold_of.append(tables[-1].said["relevance"].grades)
-    gold_N = np.concatenate(gold_of)
-    rows = _Rows(spec, tables, gold_N, _scale(spec, tables, gold_N))
-    return rows.examples(gold)
+    pairs = [pair for table in tables for pair in table.pairs]
+    gold_N = np.concatenate(gold_of) if gold_of else np.full(len(pairs), NO_GRADE)
+    if gold is not None and not (gold_N >= 0).any():  # else the labels would judge themselves, unnoticed
+        raise InputError(
+            f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by "
+            f"{gold.about.joined_by or 'row'}. Do the ids mean the same things, and does `gold.grade` name the "
+            "right column? Fix it, or leave `gold` out."
+        )
+    is_labelled_N = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
+    num_labelled = int(is_labelled_N.sum())
+    widths = {"relevance": _scale(spec, tables, gold_N), **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
+    said = {name: _stacked(tables, name, width) for name, width in widths.items()}
+    heads = {name: widths[name] for name in _trained_heads(spec, said)}
+    probs_NK = np.asarray(said["relevance"].probs, dtype=np.float32)
+    row_weight = _row_weight(spec.loss, tables, probs_NK)
+    targets = {name: _targets(said[name], is_soft=spec.loss.target_kind(name) == "soft") for name in heads}
+    weights = {name: np.where(said[name].grades != NO_GRADE, row_weight, 0.0).astype(np.float32) for name in heads}
+    if share := spec.loss.gold_weight:
+        # (1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone
+        both = np.flatnonzero(is_labelled_N & (gold_N >= 0))
+        targets["relevance"][both] *= 1.0 - share
+        targets["relevance"][both, gold_N[both]] += share
+        weights["relevance"][~is_labelled_N] = row_weight[~is_labelled_N] * share
+    split, texts = spec.split, [folded(pair.query) for pair in pairs]
+    keys = texts if split.by == "query" else [pair.query_id for pair in pairs]
+    side_N = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
+    about = DataFacts(
+        labels=sources,
+        gold=None if gold is None else replace(gold.about, graded_rows=int((gold_N >= 0).sum())),
+        rows={"all": len(pairs), "labelled": num_labelled, "gold_alone": len(pairs) - num_labelled},
+        rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
+        split=split_facts(split, keys, texts, side_N),
+    )
+    found = Examples(
+        texts=[(pair.query, pair.document) for pair in pairs],
+        names=[(table.where, pair.row_id) for table in tables for pair in table.pairs],
+        queries=keys,
+        targets=targets,
+        weights=weights,
+        row_weight=row_weight,
+        teacher=np.where(is_labelled_N, said["relevance"].grades, NO_GRADE),
+        teacher_probs=probs_NK,
+        gold=gold_N,
+        side=side_N,
+        heads=heads,
+        phi=DEFAULT_PHI,
+        columns=tables[0].columns,
+        about=about,
+    )
+    check_examples(found)
+    num_train, num_alone = len(found.rows_of(TRAIN)), int((~is_labelled_N[found.rows_of(TRAIN)]).sum())
+    if num_alone and num_labelled:
+        found.notes.append(
+            f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs {spec.loss.gold_weight:g} "
+            "of a labelled one (loss.gold_weight)"
+        )
+    found.phi = _phi(spec, tables, heads)  # after the labels were checked: what is off the scale is reported as that
+    if spec.train.class_balance == "weights":
+        _balance(found)
+    return found
 
 
 def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
@@ -241,12 +758,12 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
         raise InputError(
             f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from."
         )
-    nothing = [None] * len(kept)
-    said = {name: Said(grade_array(nothing), nothing) for name in NODE_HEADS}
-    said["relevance"] = Said(grade_array([grade for _, grade in kept]), nothing)
+    size = len(kept)
+    said = {name: HeadLabels(np.full(size, NO_GRADE)) for name in NODE_HEADS}
+    said["relevance"] = HeadLabels(grade_array([grade for _, grade in kept]))
     assert gold.columns is not None
-    pairs = [pair for pair, _ in kept]
-    return LabelTable(gold.source.path, None, pairs, said, nothing, None, None, gold.columns, None)
+    weight = np.ones(size, dtype=np.float32)
+    return LabelTable(gold.source.path, [pair for pair, _ in kept], said, np.full(size, np.nan), weight, gold.columns)
 
 
 def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) -> int:
@@ -274,169 +791,87 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) 
     return found
 
 
-class _Rows:
-    """All sources concatenated."""
+def _stacked(tables: Sequence[LabelTable], name: str, width: int) -> HeadLabels:
+    """What all sources say about a head of so many grades."""
+    said = [table.said[name] for table in tables]
+    nothing = [np.full((len(one.grades), width), np.nan) for one in said]
+    probs = [empty if one.probs is None else one.probs for one, empty in zip(said, nothing, strict=True)]
+    return HeadLabels(np.concatenate([one.grades for one in said]), np.concatenate(probs))
 
-    def __init__(self, spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray, grades: int) -> None:
-        self.spec = spec
-        self.tables = tables
-        self.pairs = [pair for table in tables for pair in table.pairs]
-        self.size = len(self.pairs)
-        self.grades = grades
-        self.gold = gold_N
-        self.is_labelled = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
-        self.said = {
-            name: Said(
-                np.concatenate([table.said[name].grades for table in tables]),
-                [given for table in tables for given in table.said[name].probs],
-            )
-            for name in HEADS
-        }
-        self.widths = {"relevance": grades, **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
-        self.source_weight = np.concatenate(
-            [
-                np.array(table.weights or [1.0] * len(table.pairs), dtype=np.float32)
-                * (1.0 if table.about is None else table.about.weight)
-                for table in tables
-            ]
+
+def _trained_heads(spec: DistillSpec, said: Mapping[str, HeadLabels]) -> list[str]:
+    """Relevance, and where none are named, nodes with labels that some weight trains.
+
+    Raises:
+        InputError: nothing would train relevance.
+    """
+    loss, found = spec.loss, ["relevance"]
+    if spec.student.heads == "auto" and KINDS[spec.student.kind].has_nodes:
+        labelled = [name for name in NODE_HEADS if (said[name].grades != NO_GRADE).any()]
+        induces = loss.consistency > 0 and len(labelled) == len(NODE_HEADS)
+        found += [name for name in labelled if getattr(loss, name) > 0 or induces]
+    if loss.relevance == 0 and (loss.consistency == 0 or len(found) < len(HEADS)):
+        raise InputError(
+            "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
+            f"attribute (there are {', '.join(found)}). Raise loss.relevance, or bring labels with both nodes."
         )
-        self.outside = [mass for table in tables for mass in table.outside_mass]
+    return found
 
-    def examples(self, gold: GoldGrades | None) -> Examples:
-        heads = self._heads()
-        loss = self.spec.loss
-        if loss.relevance == 0 and (loss.consistency == 0 or not set(NODE_HEADS) <= set(heads)):
-            raise InputError(
-                "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
-                f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
-            )
-        if gold is not None and not (self.gold >= 0).any():  # else the labels would judge themselves, unnoticed
-            raise InputError(
-                f"{gold.source.path}: none of its grades belongs to a labelled pair, joined by "
-                f"{gold.about.joined_by or 'row'}. Do the ids mean the same things, and does `gold.grade` name the "
-                "right column? Fix it, or leave `gold` out."
-            )
-        teacher, probs = self._teacher()
-        row_weight = self._row_weight(probs)
-        targets, weights = {}, {}
-        for name, width in heads.items():
-            targets[name], has_N = self._target(name, width)
-            weights[name] = np.where(has_N, row_weight, 0.0).astype(np.float32)
-            if name == "relevance":
-                self._mix_gold(targets[name], weights[name], row_weight)
-        keys = [folded(pair.query) if self.spec.split.by == "query" else pair.query_id for pair in self.pairs]
-        split = self.spec.split
-        side = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
-        sides, split_digest = describe_split(keys, side)
-        for name, count in leaking_queries(keys, [folded(pair.query) for pair in self.pairs], side).items():
-            sides[name] = replace(sides[name], texts_seen_in_train=count)
-        num_labelled = int(self.is_labelled.sum())
-        shares = {"dev": split.dev, "test": split.test}
-        about = DataFacts(
-            labels=[table.about for table in self.tables if table.about is not None],
-            gold=None if gold is None else replace(gold.about, graded_rows=int((self.gold >= 0).sum())),
-            rows={"all": self.size, "labelled": num_labelled, "gold_alone": self.size - num_labelled},
-            rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
-            split=SplitFacts(split.by, split.seed, shares, **sides, sha256=split_digest),
-        )
-        found = Examples(
-            [(pair.query, pair.document) for pair in self.pairs],
-            [(table.where, pair.row_id) for table in self.tables for pair in table.pairs],
-            keys,
-            targets,
-            weights,
-            row_weight,
-            teacher,
-            probs,
-            self.gold,
-            side,
-            heads,
-            DEFAULT_PHI,
-            self.tables[0].columns,
-            about,
-        )
-        check_examples(found)
-        num_train = len(found.rows_of(TRAIN))
-        num_alone = int((~self.is_labelled[found.rows_of(TRAIN)]).sum())
-        if num_alone and self.is_labelled.any():
-            found.notes.append(
-                f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs "
-                f"{self.spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
-            )
-        found.phi = self._phi(heads)  # after the labels were checked: what is off the scale is reported as that
-        if self.spec.train.class_balance == "weights":
-            factor_N = balance_weights(found)
-            found.weights = {name: (weight * factor_N).astype(np.float32) for name, weight in found.weights.items()}
-            found.row_weight = (found.row_weight * factor_N).astype(np.float32)
-        return found
 
-    def _heads(self) -> dict[str, int]:
-        """Which heads there are: relevance, and where none are named, nodes with labels that some weight trains."""
-        loss = self.spec.loss
-        has = {name: bool((said.grades != NO_GRADE).any()) for name, said in self.said.items()}
-        if self.spec.student.heads != "auto" or not KINDS[self.spec.student.kind].has_nodes:
-            return {"relevance": self.grades}
-        induces = loss.consistency > 0 and all(has[name] for name in NODE_HEADS)
-        trained = {name: has[name] and (getattr(loss, name) > 0 or induces) for name in NODE_HEADS}
-        return {name: self.widths[name] for name in HEADS if name == "relevance" or trained[name]}
+def _targets(said: HeadLabels, *, is_soft: bool) -> np.ndarray:
+    """What a head learns of each row, float32 [N, K]: the teacher's distribution if it may be soft, else the grade."""
+    assert said.probs is not None
+    has_N = said.grades != NO_GRADE
+    target_NK = np.zeros(said.probs.shape, dtype=np.float32)
+    target_NK[has_N, said.grades[has_N]] = 1.0
+    if is_soft:
+        given_N = ~np.isnan(said.probs).any(1)
+        target_NK[given_N] = said.probs[given_N] / said.probs[given_N].sum(1, keepdims=True)
+    return target_NK
 
-    def _teacher(self) -> tuple[np.ndarray, np.ndarray]:
-        """The teacher's grade [N] and distribution [N, K] of labelled rows."""
-        said = self.said["relevance"]
-        probs = np.full((self.size, self.grades), np.nan, dtype=np.float32)
-        for row, given in enumerate(said.probs):
-            if given is not None:
-                probs[row] = given
-        return np.where(self.is_labelled, said.grades, NO_GRADE), probs
 
-    def _target(self, name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-        said = self.said[name]
-        has_N = said.grades != NO_GRADE
-        target_NK = np.zeros((self.size, width), dtype=np.float32)
-        target_NK[has_N, said.grades[has_N]] = 1.0
-        if self.spec.loss.target_kind(name) == "soft":
-            for row, given in enumerate(said.probs):
-                if given is not None and has_N[row]:
-                    target_NK[row] = np.asarray(given, dtype=np.float64) / np.sum(given)
-        return target_NK, has_N
+def _row_weight(loss: LossSection, tables: Sequence[LabelTable], probs_NK: np.ndarray) -> np.ndarray:
+    """Weight of each row, float32 [N]: its source's, by the teacher's confidence and its mass outside the grades."""
+    weight = np.concatenate([table.weight for table in tables])
+    if "confidence" in loss.weight_by:
+        weight *= np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
+    if "outside_mass" in loss.weight_by:
+        outside = np.concatenate([table.outside_mass for table in tables])
+        weight *= np.clip(1.0 - np.nan_to_num(outside), 0.0, 1.0)
+    return weight
 
-    def _mix_gold(self, target_NK: np.ndarray, weight_N: np.ndarray, row_weight: np.ndarray) -> None:
-        """(1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone; in place."""
-        share = self.spec.loss.gold_weight
-        if share == 0:
-            return
-        both = np.flatnonzero(self.is_labelled & (self.gold >= 0))
-        target_NK[both] *= 1.0 - share
-        target_NK[both, self.gold[both]] += share
-        alone = ~self.is_labelled
-        weight_N[alone] = row_weight[alone] * share
 
-    def _row_weight(self, probs_NK: np.ndarray) -> np.ndarray:
-        weight = self.source_weight.copy()
-        if "confidence" in self.spec.loss.weight_by:
-            highest = np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
-            weight *= highest
-        if "outside_mass" in self.spec.loss.weight_by:
-            weight *= np.array([1.0 if mass is None else min(max(1.0 - mass, 0.0), 1.0) for mass in self.outside])
-        return np.asarray(weight, dtype=np.float32)
+def _phi(spec: DistillSpec, tables: Sequence[LabelTable], heads: Mapping[str, int]) -> PhiTable:
+    """The rule map: of the spec, of the runs, or the default.
 
-    def _phi(self, heads: dict[str, int]) -> PhiTable:
-        """The rule map: of the spec, of the runs, or the default.
+    Raises:
+        InputError: runs with different maps, and the spec chooses none.
+        ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction needs,
+            or is missing where there are more or fewer than three grades.
+    """
+    given = {table.phi for table in tables if table.phi is not None}
+    if spec.phi is None and len(given) > 1:
+        raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
+    phi = spec.phi or next(iter(given), None)
+    if len(heads) < len(HEADS):
+        return phi or DEFAULT_PHI
+    grades = heads["relevance"]
+    found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
+    missing = unreached_grades(found, grades)
+    if missing and spec.loss.consistency and spec.loss.consistency_direction == "direct_to_induced":
+        raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
+    return found
 
-        Raises:
-            InputError: runs with different maps, and the spec chooses none.
-            ConfigError: the map gives grades that the relevance head has not, misses one that the loss's direction
-                needs, or is missing where there are more or fewer than three grades.
-        """
-        given = {table.phi for table in self.tables if table.phi is not None}
-        if self.spec.phi is None and len(given) > 1:
-            raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
-        phi = self.spec.phi or next(iter(given), None)
-        if not set(NODE_HEADS) <= set(heads):
-            return phi or DEFAULT_PHI
-        grades = heads["relevance"]
-        found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
-        missing = unreached_grades(found, grades)
-        if missing and self.spec.loss.consistency and self.spec.loss.consistency_direction == "direct_to_induced":
-            raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
-        return found
+
+def _balance(found: Examples) -> None:
+    """Multiply weights by N / (K · N_k) of each row's most probable grade k, counted on the training rows; by 1 for
+    grades that do not occur there.
+    """
+    grade_N = found.targets["relevance"].argmax(1)
+    rows = found.rows_of(TRAIN)
+    count_K = np.bincount(grade_N[rows], minlength=found.grades)
+    occurring = int((count_K > 0).sum())
+    factor_K = np.where(count_K > 0, len(rows) / (occurring * np.maximum(count_K, 1)), 1.0)
+    factor_N = factor_K[grade_N].astype(np.float32)
+    found.weights = {name: (weight * factor_N).astype(np.float32) for name, weight in found.weights.items()}
+    found.row_weight = (found.row_weight * factor_N).astype(np.float32)

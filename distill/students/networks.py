@@ -1,14 +1,14 @@
-"""The PyTorch modules of transformer students: an encoder with one linear head per node, and a decoder that reads the
-logits of the grade tokens."""
+"""The PyTorch modules of students: an encoder with one linear head per node, a decoder that reads the logits of the
+grade tokens, and a linear layer over a frozen embedding of the query; and the models that they start from."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from relabel.distill.students.manifest import STUDENT_NAME, STUDENT_VERSION, Stu
 from relabel.distill.students.model import (
     HEADS_NAME,
     PROBES,
-    DecoderTexts,
     EncoderTexts,
     PairTexts,
     TokenRow,
-    check_batches,
     grade_token_ids,
     logits_of_rows,
     make_texts,
@@ -32,8 +30,8 @@ from relabel.distill.students.model import (
     refuse_leaks,
     render_prompt,
 )
+from relabel.distill.students.portable import COUNT_NAMES
 from relabel.distill.students.spec import KINDS, BaseKind, DistillSpec
-from relabel.distill.training.curves import Outcome
 from relabel.distill.training.spec import LoraSpec, adapted, check_targets, open_base
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.labels import PhiTable
@@ -42,17 +40,37 @@ from relabel.manifests.process import require
 from relabel.manifests.records import sha256_bytes
 from relabel.manifests.specs import Columns
 
-# ------------------------------------------------------------------------------
-# An encoder student: one shared representation of a pair, and a linear head for each node.
-
-
 # B rows, T tokens, D hidden, K grades of a head
+
+HEAD = "relevance"
+"""The head that every student has."""
+Pooling = Literal["mean", "cls"]
+
+# ------------------------------------------------------------------------------
+# Encoder students: one shared representation of a pair, and a linear head for each node.
+
 
 HEAD_STD = 0.02
 """Spread of a fresh head's weights, BERT's own."""
 
 
-class EncoderStudent(nn.Module):  # type: ignore[misc]
+class StudentNetwork(nn.Module):  # type: ignore[misc]
+    """A student as a module: called with what its texts collate, it gives logits [B, K] by head.
+
+    A subclass has `own_parts`, `start`, `load`, `save`, `inner` and `output_rows` as `EncoderStudent`.
+    """
+
+    inner: Any
+
+    @property
+    def layers(self) -> Any:
+        """The longest list of equal layers, which compile and shard one by one; empty where there is none."""
+        lists = [module for module in self.inner.modules() if isinstance(module, nn.ModuleList)]
+        alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
+        return max(alike, key=len, default=nn.ModuleList())
+
+
+class EncoderStudent(StudentNetwork):
     """A backbone with heads.
 
     Args:
@@ -93,32 +111,37 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
         return {name: head(pooled_BD) for name, head in self.heads.items()}
 
     @staticmethod
-    def own_parts(_spec: DistillSpec, _path: Path, _tokenizer: Any, _grades: int) -> dict[str, Any]:
-        """None: how it pools is in every record."""
-        return {}
-
-    @staticmethod
-    def texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
-        """Both texts, with the tokenizer's marks between them."""
-        return EncoderTexts(tokenizer, record.max_tokens)
+    def own_parts(spec: DistillSpec, _path: Path, _tokenizer: Any, _grades: int) -> dict[str, Any]:
+        """What its record says that others' do not."""
+        return {"pooling": spec.student.pooling}
 
     @classmethod
     def start(cls, spec: DistillSpec, path: Path, _tokenizer: Any, record: StudentRecord) -> Self:
-        """With fresh heads, but for those of an earlier student that have the same name and size."""
+        """To be trained: with fresh heads, but for those of an earlier student that have the same name and size."""
         dropout, seed = spec.student.dropout, spec.train.seed
         module = cls(load_backbone(path), record.heads, pooling=record.pooling, dropout=dropout, seed=seed)
         if (path / STUDENT_NAME).is_file():
-            held = read_student(path).heads
-            same = [name for name, head in module.heads.items() if held.get(name) == head.out_features]
-            load_heads(module, path, same)
+            module.load_heads(path, dict(record.heads.items() & read_student(path).heads.items()))
         return module
 
     @classmethod
     def load(cls, record: StudentRecord, folder: Path) -> Self:
         """A trained one, from its folder."""
         module = cls(load_backbone(folder), record.heads, pooling=record.pooling)
-        load_heads(module, folder)
+        module.load_heads(folder, record.heads)
         return module
+
+    def load_heads(self, folder: Path, names: Collection[str]) -> None:
+        """Take over these heads of a student's folder.
+
+        Raises:
+            ModelError: a head is missing there.
+        """
+        held = load_file(folder / HEADS_NAME)
+        for name in names:
+            if f"{name}.weight" not in held:
+                raise ModelError(f"{folder / HEADS_NAME} holds no head {name}")
+            self.heads[name].load_state_dict({part: held[f"{name}.{part}"] for part in ("weight", "bias")})
 
     def save(self, folder: Path) -> None:
         """Write the backbone as transformers does but for its config's name, and the heads in a file of their own."""
@@ -129,16 +152,11 @@ class EncoderStudent(nn.Module):  # type: ignore[misc]
 
     @property
     def inner(self) -> Any:
-        """The backbone."""
+        """The model of transformers in it."""
         return self.backbone
 
-    @property
-    def layers(self) -> Any:
-        """The backbone's transformer layers, for compiling them one by one; empty where they are not found."""
-        return find_layers(self.backbone)
-
     def output_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Weight and bias by head."""
+        """Weight [K, D] and bias [K] of the last layer, by head."""
         return {name: (head.weight, head.bias) for name, head in self.heads.items()}
 
 
@@ -160,23 +178,6 @@ def fresh_head(name: str, width: int, grades: int, seed: int) -> nn.Linear:
     return head
 
 
-def load_heads(module: Any, folder: Path, names: Sequence[str] | None = None) -> None:
-    """Put the heads of a student's folder into an encoder student.
-
-    Args:
-        names: of the heads to take; None for all that the module has.
-    Raises:
-        ModelError: a head is missing there or has another shape.
-    """
-    held = load_file(folder / HEADS_NAME)
-    whole = module.heads.state_dict()
-    state = {name: tensor for name, tensor in whole.items() if names is None or name.partition(".")[0] in names}
-    for name, tensor in state.items():
-        if name not in held or held[name].shape != tensor.shape:
-            raise ModelError(f"{folder / HEADS_NAME} holds no {name} of shape {list(tensor.shape)}")
-    module.heads.load_state_dict({**whole, **{name: held[name] for name in state}})
-
-
 def load_backbone(path: Path, where: str | None = None, *, device: str | None = None) -> Any:
     """The encoder of a model directory in float32, without a pooling layer that nothing trains, see `read_weights`."""
     from transformers import AutoConfig, AutoModel
@@ -189,14 +190,61 @@ def load_backbone(path: Path, where: str | None = None, *, device: str | None = 
     return read_weights(AutoModel, path, where or str(path), device=device, config=config, dtype=torch.float32, **extra)
 
 
-def find_layers(model: Any) -> Any:
-    """The longest list of equal layers in a transformer."""
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
-    ]
-    return max(lists, key=len, default=nn.ModuleList())
+class LogisticStudent(EncoderStudent):
+    """A linear head over the vectors of a backbone that is not trained, and the logarithms of nineteen counts of the
+    query's text. The document is not read: what is predicted is a property of the query, say how complex it is.
+
+    Source:
+        R2RAG, section 3.1 (logistic regression over a 128-dimensional embedding and 19 linguistic features, which the
+        paper does not list; these are ours).
+    """
+
+    extra_width: ClassVar[int] = len(COUNT_NAMES)
+
+    def forward(  # type: ignore[override]  # torch calls a module by the names of its own batch
+        self, input_ids: Tensor, attention_mask: Tensor, counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Logits of every head, by head float [B, K].
+
+        Args:
+            input_ids, attention_mask: of the query, int64 [B, T].
+            counts: int64 [B, 19].
+        """
+        columns_BC = self.columns(input_ids, attention_mask, counts)
+        return {name: head(columns_BC) for name, head in self.heads.items()}
+
+    def columns(self, input_ids: Tensor, attention_mask: Tensor, counts: Tensor) -> Tensor:
+        """What the head reads, [B, D + 19]: a vector of length 1, then log(1 + count)."""
+        vectors_BD = sentence_vectors(self.backbone, input_ids, attention_mask, self.pooling)
+        return torch.cat([vectors_BD, torch.log1p(counts.float()).to(vectors_BD.dtype)], dim=-1)
+
+    @staticmethod
+    def own_parts(_spec: DistillSpec, path: Path, tokenizer: Any, _grades: int) -> dict[str, Any]:
+        """Pooling and the text before a query, as the model's own files say."""
+        if (path / STUDENT_NAME).is_file():
+            held = read_student(path)
+            return {"pooling": held.pooling, "prompt": held.prompt}
+        settings = read_settings(path)
+        if settings.is_lower and tokenizer("ABC").input_ids != tokenizer("abc").input_ids:
+            raise ModelError(f"{path}: wants lower-cased texts, and its tokenizer does not make them. Take another.")
+        return {"pooling": settings.pooling, "prompt": (settings.prompts["query"], "", "")}
+
+    @classmethod
+    def start(cls, _spec: DistillSpec, path: Path, _tokenizer: Any, record: StudentRecord) -> Self:
+        """With a head that is to be fitted: an earlier student's is not used."""
+        return cls(load_backbone(path), record.heads, pooling=record.pooling)
+
+
+class HeadColumns(nn.Module):  # type: ignore[misc]
+    """A logistic student that gives what its head reads, under the name `columns`."""
+
+    def __init__(self, student: LogisticStudent) -> None:
+        super().__init__()
+        self.student = student
+
+    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
+        """[B, C]."""
+        return {"columns": self.student.columns(**batch)}
 
 
 # ------------------------------------------------------------------------------
@@ -209,14 +257,11 @@ def find_layers(model: Any) -> Any:
 # Source: R3A, equation 3 (the student sees query and document and generates nothing).
 
 
-# B rows, T tokens, D hidden, K grades
-
-HEAD = "relevance"
 PROBE_TOLERANCE = 1e-3
 """Largest difference between gathered logits and the model's own, relative to their size, in float32."""
 
 
-class DecoderStudent(nn.Module):  # type: ignore[misc]
+class DecoderStudent(StudentNetwork):
     """A causal language model read at the last token of each row.
 
     Args:
@@ -228,9 +273,8 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.lm = lm
         self.register_buffer("grade_ids", torch.tensor(list(grade_ids)), persistent=False)
-        self._adapted: list[
-            Any
-        ] = []  # peft's wrapper, in a list so that its parameters are not registered a second time
+        # peft's wrapper, in a list so that its parameters are not registered a second time
+        self._adapted: list[Any] = []
 
     def forward(
         self,
@@ -283,20 +327,32 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         prompt = render_prompt(tokenizer, style=style, **pieces)
         return {"prompt": prompt, "grade_ids": grade_token_ids(tokenizer, grades, after=prompt[2])}
 
-    @staticmethod
-    def texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
-        """The prompt around both texts."""
-        return DecoderTexts(tokenizer, record.max_tokens, record.prompt, packs=record.packs)
-
     @classmethod
     def start(cls, spec: DistillSpec, path: Path, tokenizer: Any, record: StudentRecord) -> Self:
         """With its output matrix checked, and with adapters if they are asked for."""
         module = cls(load_lm(path), record.grade_ids)
-        probe = cls.texts(record, tokenizer).encode([("running shoes", "Trail shoe for runners.")])[0]
-        check_grade_logits(module, torch.tensor([probe.ids]))
+        probe = make_texts(record, tokenizer).encode(PROBES[1:2])[0]
+        module.eval().check_grade_logits(torch.tensor([probe.ids]))
         if spec.student.lora is not None:
             module.adapt(spec.student.lora, seed=spec.train.seed)
         return module
+
+    def check_grade_logits(self, input_ids: Tensor) -> None:
+        """Compare gathered logits with those of the model's own forward pass, which may scale or cap them.
+
+        Args:
+            input_ids: one prompt, int64 [1, T].
+        Raises:
+            ModelError: they differ.
+        """
+        with torch.no_grad():
+            ours_K = self(input_ids)[HEAD][0]
+            theirs_K = self.lm(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[0, -1, self.grade_ids]
+        if float((ours_K - theirs_K).abs().max()) > PROBE_TOLERANCE * max(1.0, float(theirs_K.abs().max())):
+            raise ModelError(
+                f"a {self.lm.config.model_type} scales or caps its logits after the output matrix, which this "
+                "student's head does not do. Take another model."
+            )
 
     @classmethod
     def load(cls, record: StudentRecord, folder: Path) -> Self:
@@ -312,11 +368,6 @@ class DecoderStudent(nn.Module):  # type: ignore[misc]
         """The language model."""
         return self.lm
 
-    @property
-    def layers(self) -> Any:
-        """The model's transformer layers, for compiling them one by one."""
-        return find_layers(self.lm)
-
     def output_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The output matrix's rows of the grade tokens; zeros where it has no bias."""
         rows_KD, bias_K = self._grade_rows()
@@ -330,30 +381,6 @@ def load_lm(path: Path, where: str | None = None, *, device: str | None = None) 
     return read_weights(AutoModelForCausalLM, path, where or str(path), device=device, dtype=torch.float32)
 
 
-def check_grade_logits(student: DecoderStudent, input_ids: Tensor) -> None:
-    """Compare gathered logits with those of the model's own forward pass, which may scale or cap them.
-
-    Args:
-        input_ids: one prompt, int64 [1, T].
-    Raises:
-        ModelError: they differ.
-    """
-    was_training = student.training
-    student.eval()
-    with torch.no_grad():
-        ours_K = student(input_ids)[HEAD][0].float()
-        whole_V = student.lm(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
-    student.train(was_training)
-    theirs_K = whole_V[student.grade_ids]
-    size = max(1.0, float(theirs_K.abs().max()))
-    tolerance = PROBE_TOLERANCE if student.lm.dtype == torch.float32 else 0.05
-    if float((ours_K - theirs_K).abs().max()) > tolerance * size:
-        raise ModelError(
-            f"a {student.lm.config.model_type} scales or caps its logits after the output matrix, which this "
-            "student's head does not do. Take another model."
-        )
-
-
 # ------------------------------------------------------------------------------
 # The model that a student starts from: its kind and limits checked, its module built, its texts encoded.
 #
@@ -363,16 +390,11 @@ def check_grade_logits(student: DecoderStudent, input_ids: Tensor) -> None:
 
 @dataclass
 class Base:
-    """A model that was checked.
-
-    Args:
-        limit: longest row that it can read, in tokens; None where it knows none.
-    """
+    """A model that was checked."""
 
     resolved: ResolvedModel
     config: Any
     tokenizer: Any
-    limit: int | None
 
 
 def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
@@ -383,40 +405,35 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         ConfigError: `train.max_tokens` is over its limit, `student.lora.targets` names layers that it does not have, or
             it is a student of the other kind.
     """
-
-    path, reference = resolved.path, resolved.reference
-    transformers, config = open_base(
-        Path(config_file(path)), f"model {reference!r}", extra="cpu", purpose="relabel distill"
-    )
-    tokenizer = read_tokenizer(transformers, path, reference)
+    path, where = resolved.path, f"model {resolved.reference!r}"
+    transformers, config = open_base(Path(config_file(path)), where, extra="cpu", purpose="relabel distill")
+    tokenizer = read_tokenizer(transformers, path, resolved.reference)
     if not (path / "tokenizer.json").is_file() and not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"model {reference!r}: no fast tokenizer in {path}; a tokenizer.json is wanted.")
+        raise ModelError(f"{where}: no fast tokenizer in {path}; a tokenizer.json is wanted.")
     kind = kind_of(config)
     if kind != KINDS[spec.student.kind].base:
         is_what = {"encoder": "an encoder", "decoder": "a decoder"}.get(kind or "", "neither an encoder nor a decoder")
         raise ModelError(
-            f"model {reference!r} (a {config.model_type}) is {is_what}, and student.kind is {spec.student.kind}. "
-            "Set student.kind to what it is, or name another model."
+            f"{where} (a {config.model_type}) is {is_what}, and student.kind is {spec.student.kind}. Set student.kind "
+            "to what it is, or name another model."
         )
     if kind == "encoder" and tokenizer.pad_token_id is None:
         raise ModelError(
-            f"model {reference!r}: its tokenizer has no padding token, which batches of an encoder need. Name one as "
-            "`pad_token` in its tokenizer_config.json."
+            f"{where}: its tokenizer has no padding token, which batches of an encoder need. Name one as `pad_token` "
+            "in its tokenizer_config.json."
         )
-    load_inner = load_backbone if kind == "encoder" else load_lm
     # shapes alone: what is missing would start from noise
-    inner = load_inner(path, f"model {reference!r}", device="meta")
+    inner = (load_backbone if kind == "encoder" else load_lm)(path, where, device="meta")
     if not _reads_types(inner):
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if spec.student.lora is not None:
         check_targets(inner, spec.student.lora, key="student.lora")
-    limits = [limit for limit in (_positions(inner), tokenizer.model_max_length) if limit and 0 < limit < 10**9]
-    limit = min(limits, default=None)
-    if limit is not None and spec.train.max_tokens > limit:
+    limit = min(_positions(inner) or spec.train.max_tokens, tokenizer.model_max_length)
+    if spec.train.max_tokens > limit:
         raise ConfigError(
-            f"train.max_tokens is {spec.train.max_tokens}; model {reference!r} reads at most {limit} tokens. Lower it."
+            f"train.max_tokens is {spec.train.max_tokens}; {where} reads at most {limit} tokens. Lower it."
         )
-    return Base(resolved, config, tokenizer, limit)
+    return Base(resolved, config, tokenizer)
 
 
 def _positions(model: Any) -> int | None:
@@ -452,7 +469,7 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         ModelError: the tokenizer has no token for a grade.
         ConfigError: the prompt is off.
     """
-    own = module_class(spec.student.kind).own_parts(spec, base.resolved.path, base.tokenizer, heads["relevance"])
+    own = module_class(spec.student.kind).own_parts(spec, base.resolved.path, base.tokenizer, heads[HEAD])
     return StudentRecord(
         version=STUDENT_VERSION,
         kind=spec.student.kind,
@@ -463,7 +480,7 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         temperature=dict.fromkeys(heads, 1.0),
         phi=phi,
         packs=spec.student.batching == "packed",
-        **{"pooling": spec.student.pooling, **own},
+        **own,
     )
 
 
@@ -474,13 +491,10 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
     Raises:
         ModelError: weights can't be loaded, a decoder scales its logits, or rows of a batch are not answered apart.
     """
-    module: Any = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record)
-    check_batches(module.eval(), make_texts(record, base.tokenizer), record, f"model {base.resolved.reference!r}")
+    module = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record).eval()
+    texts = make_texts(record, base.tokenizer)
+    refuse_leaks(module, texts, record.heads, texts.encode(PROBES), f"model {base.resolved.reference!r}")
     return module
-
-
-# ------------------------------------------------------------------------------
-# What trains a student, whatever its kind: what it is given, and what it gives back.
 
 
 @dataclass
@@ -505,12 +519,6 @@ class TrainingInputs:
     notes: list[str]
 
 
-DevFigures: TypeAlias = Callable[[Any], dict[str, float]]
-"""Figures of a module on dev, by name."""
-Trainer: TypeAlias = Callable[[TrainingInputs, DevFigures], tuple[Any, Outcome]]
-"""Trains a student of its kind: the trained module on the CPU, and how training ended."""
-
-
 # ------------------------------------------------------------------------------
 # Texts as vectors, by an encoder: what sentence-transformers computes of a model that is a transformer, a mean or CLS
 # pooling and a normalisation.
@@ -518,10 +526,7 @@ Trainer: TypeAlias = Callable[[TrainingInputs, DevFigures], tuple[Any, Outcome]]
 # Documents are hostile: text that spells a control token is encoded as the characters it consists of.
 
 
-# N texts, T tokens, D hidden
-
 Role = Literal["query", "document"]
-Pooling = Literal["mean", "cls"]
 _POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 _PROMPT_NAMES: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 _MODULES = ("Transformer", "Pooling", "Normalize")
@@ -638,9 +643,9 @@ class Embedder:
         self.max_tokens = min(limit for limit in limits if limit is not None)
         self.texts = EncoderTexts(tokenizer, self.max_tokens, has_types=False)
         self._module = SentenceEncoder(backbone, self.settings.pooling)
-        self._width, self._batch_tokens = backbone.config.hidden_size, batch_tokens
+        self._widths, self._batch_tokens = {VECTOR: backbone.config.hidden_size}, batch_tokens
         probes = self.texts.token_rows([f"{query} {document}" for query, document in PROBES])
-        refuse_leaks(lambda rows: self._vectors(rows, len(rows) * self.max_tokens), probes, str(folder))
+        refuse_leaks(self._module, self.texts, self._widths, probes, str(folder))
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._module.to(self.device)
 
@@ -651,10 +656,8 @@ class Embedder:
         whole = [self.settings.prompts[role] + text for text in texts]
         if self.settings.is_lower:
             whole = [text.lower() for text in whole]
-        return self._vectors(self.texts.token_rows(whole) if whole else [], self._batch_tokens)
-
-    def _vectors(self, rows: Sequence[TokenRow], batch_tokens: int | None) -> np.ndarray:
-        return logits_of_rows(self._module, self.texts, rows, {VECTOR: self._width}, batch_tokens=batch_tokens)[VECTOR]
+        rows = self.texts.token_rows(whole)
+        return logits_of_rows(self._module, self.texts, rows, self._widths, batch_tokens=self._batch_tokens)[VECTOR]
 
 
 def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:

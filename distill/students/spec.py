@@ -93,7 +93,7 @@ KINDS = {
         int8_narrows=False,
     ),
     "logistic": StudentKind(
-        "relabel.distill.students.logistic:LogisticStudent",
+        "relabel.distill.students.networks:LogisticStudent",
         "A logistic regression",
         "encoder",
         refuses=(
@@ -102,7 +102,7 @@ KINDS = {
         ),
         does="grades a query by its own text",
         reads_query=True,
-        trainer="relabel.distill.students.logistic:fit_student",
+        trainer="relabel.distill.students.losses:fit_student",
     ),
 }
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relabel.distill.students.labels import (
+from relabel.distill.students.examples import (
     GoldGrades,
     ProvenRun,
     load_gold,
@@ -106,10 +106,7 @@ def load_answered_rows(spec: TeacherSpec, data: SftData, storage: Storage) -> An
                 f"data.runs: {source.path} is a file, which does not say what its labeler asked. Name outputs of "
                 "finished runs."
             )
-    opened = [
-        open_proven_run(source.path, storage, allow_over_limit=source.allow_over_limit, then="train")
-        for source in data.runs
-    ]
+    opened = [open_proven_run(source.path, storage, allow_over_limit=source.allow_over_limit) for source in data.runs]
     options = _options(spec, opened)
     found = AnsweredRows(labeler_class(options.name)(options), options)
     _note_other_prompts(found, opened)
@@ -190,7 +187,7 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
         rejoin(columns, dataset, run.root)  # the labels are of these rows
         chosen = {row.row_id: row.columns["selected"] for row in held}
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
-            pairs = read_pairs(dataset, shard_row_ids(run.store, shard))
+            pairs = read_pairs(dataset, shard_row_ids(run.folder.store, shard))
             for query in chosen_in(chosen, pairs):
                 assert query.sets is not None
                 found.rows.append(

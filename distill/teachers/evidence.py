@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from relabel.distill.students.labels import in_words_of_the_spec, read_pairs
+from relabel.distill.students.examples import in_words_of_the_spec, read_pairs
 from relabel.distill.students.manifest import LearnedGold
 from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout

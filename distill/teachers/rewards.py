@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from relabel.distill.students.examples import DEV, folded, split_queries
-from relabel.distill.students.labels import in_words_of_the_spec, read_pairs
+from relabel.distill.students.examples import DEV, folded, in_words_of_the_spec, read_pairs, split_queries
 from relabel.distill.students.manifest import LearnedGold
 from relabel.distill.teachers.manifest import EDGE_SCHEMA, EDGES_NAME, NODES, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME
 from relabel.distill.teachers.rollouts import (

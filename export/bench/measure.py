@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.portable import batch_tokens_on, length_batches
 from relabel.export.bench.results import (
     FEWEST_SAMPLES,
     HALVINGS,

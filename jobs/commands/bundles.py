@@ -34,7 +34,7 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid
 from relabel.jobs.run.progress import Metric, check_metrics_file, write_metrics
 from relabel.jobs.run.stop import span_s
-from relabel.jobs.score.students import local_student
+from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage

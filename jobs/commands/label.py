@@ -221,8 +221,7 @@ def score(
     from relabel.jobs.commands.labeling import dry_run_result, execute, session_of
     from relabel.jobs.run.results import report_json, report_text
     from relabel.jobs.run.stop import choose_deadline
-    from relabel.jobs.score.loop import score_job
-    from relabel.jobs.score.students import local_student
+    from relabel.jobs.score import local_student, score_job
     from relabel.manifests.files import Storage
 
     deadline, storage = choose_deadline(until, duration), Storage()

@@ -15,7 +15,7 @@ from relabel.jobs.output import emit_record, note
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter, tree_pairs
 from relabel.jobs.pairs.citations import CitationRule, add_cosines, cited_pairs, open_compared
 from relabel.jobs.pairs.queries import QueryRule, made_pairs, with_context
-from relabel.jobs.score.students import local_student
+from relabel.jobs.score import local_student
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage

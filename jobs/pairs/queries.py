@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.distill.students.model import PairScorer
-from relabel.jobs.score.loop import StudentEngine, score_job
+from relabel.jobs.score import Scorer, StudentEngine, score_job
 from relabel.jobs.tables import (
     document_of,
     load_polars,
@@ -360,7 +359,7 @@ def _candidates(
         ranked = index.ranked(scores, rule.depth)
         kind, seen = "student", [own_text, *(text for text in ranked if text != own_text)]
         scores = np.zeros_like(scores)
-        scores[[place_of[text] for text in seen]] = _expected_grades(student.scorer, query, seen)
+        scores[[place_of[text] for text in seen]] = _expected_grades(student.model, query, seen)
     of_own = float(scores[own])
     if rule.margin is not None:
         scores[scores > rule.margin * of_own] = 0.0
@@ -396,9 +395,9 @@ def _asked(run: RunLabels, place_of: Mapping[str, int], storage: Storage) -> Ite
             yield query, place_of.get(text)
 
 
-def _expected_grades(scorer: PairScorer, query: str, texts: Sequence[str]) -> np.ndarray:
+def _expected_grades(student: Scorer, query: str, texts: Sequence[str]) -> np.ndarray:
     """A student's, as float64 [texts]; 0, which is no candidate's, where its probabilities are NaN."""
-    probs_BK = (scorer.score(scorer.encode([(query, text) for text in texts])) or {})["relevance"]
+    probs_BK = (student.score(student.encode([(query, text) for text in texts])) or {})["relevance"]
     return np.nan_to_num(probs_BK.astype(np.float64) @ np.arange(probs_BK.shape[1]))
 
 

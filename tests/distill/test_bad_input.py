@@ -246,7 +246,7 @@ def test_weights_that_are_pickle_are_refused(
 
 
 def test_no_query_for_a_side_is_reported(run: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match="no query fell there"):
+    with pytest.raises(InputError, match="the dev split has 0 rows"):
         run(split={"dev": 0.0001, "test": 0.1}, train={"early_stopping": {"metric": "loss"}})
     report = run(split={"dev": 0.0001, "test": 0.0}, train={"max_steps": 1})
     assert any("dev split is empty" in note for note in report.manifest.notes)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from relabel.distill.students.distillation import teacher_figures
 from relabel.distill.students.examples import TRAIN, Examples, load_examples, split_queries
-from relabel.distill.students.length_batches import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, batch_tokens_on, length_batches
 from relabel.distill.students.losses import (
     Objective,
     consistency,
@@ -31,7 +30,14 @@ from relabel.distill.students.losses import (
     soft_targets,
     weighted_sum,
 )
-from relabel.distill.students.query_counts import COUNT_NAMES, query_counts
+from relabel.distill.students.portable import (
+    COUNT_NAMES,
+    CPU_BATCH_TOKENS,
+    GPU_BATCH_TOKENS,
+    batch_tokens_on,
+    length_batches,
+    query_counts,
+)
 from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, student_schema
 from relabel.jobs.cli import main
 from relabel.labelers.direct import GraphGrpo

@@ -20,12 +20,11 @@ from tests.distill.test_distill import assert_no_pickle
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from relabel.distill.students.logistic import Basis, fit_softmax
-from relabel.distill.students.losses import Objective
+from relabel.distill.students.losses import Basis, Objective, fit_softmax
 from relabel.distill.students.manifest import read_student
 from relabel.distill.students.model import module_class
 from relabel.distill.students.networks import Embedder
-from relabel.distill.students.query_counts import query_counts
+from relabel.distill.students.portable import query_counts
 from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, student_schema, takers
 from relabel.manifests.errors import InputError, TrainingError
 from relabel.manifests.labels import DEFAULT_PHI
@@ -34,7 +33,7 @@ from tests.distill.conftest import ATTRIBUTES, SUBJECTS, label_rows, write_label
 from tests.distill.test_training import same_weights
 from tests.killing import killed_at
 
-MEMBERS = ("own_parts", "texts", "start", "load", "save", "inner", "layers", "output_rows")
+MEMBERS = ("own_parts", "start", "load", "save", "inner", "layers", "output_rows")
 
 
 @pytest.mark.parametrize("name", list(KINDS))

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import relabel.jobs.score as students
 from relabel.export import exporting, loader
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import STATIC, VNNI, Student, check_answers
 from relabel.export.parity import PairsFile, answers
 from relabel.export.specs import ExportSpec
-from relabel.jobs.score import students
 from relabel.manifests.errors import ConfigError, GateError, MissingExtraError
 from relabel.manifests.files import Storage
 from tests.export.conftest import HOSTILE

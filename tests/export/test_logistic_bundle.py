@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from relabel.distill.students.distillation import distill
-from relabel.distill.students.logistic import LogisticStudent
 from relabel.distill.students.model import load_student
+from relabel.distill.students.networks import LogisticStudent
 from relabel.distill.students.spec import DistillSpec
 from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student

@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from relabel.distill.students.labels import load_labels
+from relabel.distill.students.examples import load_labels
 from relabel.distill.students.spec import LabelSource
 from relabel.jobs.cli import relabel
 from relabel.jobs.job import load_job, open_run

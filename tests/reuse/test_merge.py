@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from relabel.distill.students.examples import load_examples
-from relabel.distill.students.labels import load_labels
+from relabel.distill.students.examples import load_examples, load_labels
 from relabel.distill.students.spec import DistillSpec, LabelSource
 from relabel.jobs.cli import relabel
 from relabel.labelers.engines.fake import Fake

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import relabel.jobs.score as students
 from relabel.distill.students.model import student_digest
 from relabel.export.bundle_facts import choose_precision, read_parity
 from relabel.export.bundles import open_bundle, seal_bundle
@@ -23,7 +24,6 @@ from relabel.export.loader import AVX512, Checked, Student
 from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
 from relabel.jobs.report.artifacts import open_artifacts, trace
-from relabel.jobs.score import students
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from tests.score.test_score import command, run, write_scattered_pairs

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.model import Scorer, StudentModel, load_student, student_digest
+from relabel.distill.students.model import StudentModel, load_student, student_digest
 from relabel.manifests.errors import ModelError
 from relabel.manifests.labels import DEFAULT_PHI
 from tests.export.conftest import decoder  # noqa: F401
@@ -106,7 +106,7 @@ def test_done_means_done_and_starts_no_student(
     def never(*_: Any) -> None:
         raise AssertionError("nothing to do, and the student was loaded")
 
-    monkeypatch.setattr("relabel.jobs.score.loop.start_student", never)
+    monkeypatch.setattr("relabel.jobs.score.start_student", never)
     again = score("--output", "json")
     assert (again.code, again.json["labelled"], again.json["this_run"]["pairs"]) == (10, 24, 0)
     assert score("--done-ok").code == 0
@@ -200,7 +200,7 @@ def test_a_folder_that_is_not_the_whole_student_that_was_trained_is_refused(
     (student / "tokenizer_config.json").unlink()
     score(student="copy").refused(3, "tokenizer_config.json", "changed since")
     (student / "manifest.json").unlink()
-    score(student="copy").refused(3, "without manifest.json", "relabel distill")
+    score(student="copy").refused(3, "manifest.json: is missing", "relabel distill")
 
 
 def test_scores_never_go_into_a_students_folder(
@@ -228,17 +228,16 @@ def student(tiny: Path) -> StudentModel:
 
 
 def scored(student: StudentModel, batch_tokens: int, pairs: list[tuple[str, str]] = PAIRS) -> dict[str, np.ndarray]:
-    scorer = Scorer(student, batch_tokens=batch_tokens)
-    return scorer.score(scorer.encode(pairs))
+    student.batch_tokens = batch_tokens
+    return student.score(student.encode(pairs))
 
 
 def test_a_decoder_is_scored_like_an_encoder_and_reports_cut_documents(decoder: Path) -> None:  # noqa: F811
-    student = load_student(decoder)
+    student = load_student(decoder, batch_tokens=400)
     pairs = [("red shoe", "a"), ("red shoe", "long " * 300), ("blue", "fits")]
-    scorer = Scorer(student, batch_tokens=400)
-    rows = scorer.encode(pairs)
+    rows = student.encode(pairs)
     assert [row.is_cut for row in rows] == [False, True, False]
-    found = scorer.score(rows)
+    found = student.score(rows)
     alone = np.concatenate([student.probabilities([pair])["relevance"] for pair in pairs])
     assert found["relevance"] == pytest.approx(alone, abs=1e-4)
 
@@ -278,14 +277,14 @@ def test_a_pair_that_does_not_fit_alone_is_an_error_that_says_so(student: Studen
 
 
 def test_a_stop_amid_a_block_gives_it_up(student: StudentModel) -> None:
-    scorer = Scorer(student, batch_tokens=60)
+    student.batch_tokens = 60
     reported: list[int] = []
 
     def on_progress(rows: int) -> bool:
         reported.append(rows)
         return len(reported) < 3
 
-    assert scorer.score(scorer.encode(PAIRS), on_progress) is None
+    assert student.score(student.encode(PAIRS), on_progress) is None
     assert len(reported) == 3
 
 

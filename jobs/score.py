@@ -1,0 +1,692 @@
+"""A score run: the job whose engine is a student or a bundle.
+
+The job is planned, locked, committed and proven as any other; only what labels differs: a student is given whole
+chunks, sorted by length, and generates nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, StudentRecord, read_student
+from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_files
+from relabel.distill.students.portable import CPU_BATCH_TOKENS, batch_tokens_on, length_batches
+from relabel.distill.students.spec import NODE_HEADS
+from relabel.export.bundle_facts import ChosenPrecision, choose_precision, read_parity, student_facts
+from relabel.export.bundles import MANIFEST_NAME, open_bundle
+from relabel.export.exporters import LOADER
+from relabel.export.loader import (
+    AMX,
+    HINTS,
+    OPENVINO,
+    PROVIDERS,
+    BundleError,
+    Student,
+    check_answers,
+    check_files,
+    choose_openvino,
+    cpu_flags,
+    read_manifest,
+)
+from relabel.export.parity import provider_here
+from relabel.jobs.delivery import fetch_folder
+from relabel.jobs.job import Job, cache_dir
+from relabel.jobs.run.chunks import ChunkWork, StageSeen
+from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.loop import IDLE_S
+from relabel.jobs.run.session import CommitThreads
+from relabel.jobs.run.stop import Stop
+from relabel.jobs.settings import Places, resolved
+from relabel.labelers.registry import Labeler
+from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Engine, EngineFacts, Message, Request
+from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
+from relabel.manifests.files import Storage, is_url
+from relabel.manifests.inputs import Dataset
+from relabel.manifests.labels import DEFAULT_PHI, Label, LabelColumn, Pair, PhiTable
+from relabel.manifests.models import default_cache_dir
+from relabel.manifests.process import require
+from relabel.manifests.records import checked, digest_of, sha256_bytes
+from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.specs import EngineArgs, EngineSpec, JobSpec, LabelerOptions, validate_spec
+from relabel.manifests.store import read_url
+
+# B rows, K grades
+
+STUDENT = "student"
+"""Of a score run: its engine, its labeler and the kind of its plan."""
+STAGE = "score"
+PURPOSE = "relabel score of a bundle"
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+# ------------------------------------------------------------------------------
+# Which student or bundle it is: its record and manifest are read, its weights are not.
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A student's, or a bundle's.
+
+    Args:
+        digest: over the files that decide what it answers, as the manifest has them.
+        files: sha256 of each of these files.
+        manifest_sha256: of its `manifest.json`.
+    """
+
+    path: str
+    record: StudentRecord
+    files: dict[str, str]
+    manifest_sha256: str
+
+    @property
+    def digest(self) -> str:
+        """What `student_digest` gives for files that are those of the manifest."""
+        return digest_of(self.files)
+
+
+def is_bundle(path: str) -> bool:
+    """Whether a folder is a bundle's and no student's."""
+    return not (Path(path) / STUDENT_NAME).exists() and (Path(path) / LOADER).is_file()
+
+
+def identify(path: str) -> Identity:
+    """Read the record and the manifest of a student, or the manifest of a bundle; of that, names and sizes of its files
+    are checked.
+
+    A bundle's digest is over graphs, tokenizer and contract: a new page or model card does not change it.
+
+    Raises:
+        ManifestError: there is neither; the manifest is missing, strange or damaged; or a bundle's file is.
+    """
+    if is_bundle(path):
+        return _identify_bundle(path)
+    file = Path(path) / MANIFEST_NAME
+    if not (Path(path) / STUDENT_NAME).exists():
+        raise ManifestError(
+            f"{path}: holds no {STUDENT_NAME}, so no student, and is no bundle. Give the output of `relabel distill` "
+            f"or of `relabel export`; where a bundle was pulled to, {path}/current."
+        )
+    record = read_student(path)
+    try:
+        data = file.read_bytes()
+        files = checked(StudentFiles, json.loads(data)).files
+    except (OSError, ValueError) as exc:
+        raise ManifestError(
+            f"{file}: is missing, or does not name the student's files. Run `relabel distill` again until it ends, or "
+            "restore the folder from a copy."
+        ) from exc
+    return Identity(path, record, files, sha256_bytes(data))
+
+
+def _identify_bundle(path: str) -> Identity:
+    bundle = open_bundle(Path(path), check_bytes=False)
+    facts = student_facts(bundle)
+    deciding = {facts.inputs.tokenizer, *(name for model in facts.models for name in model.files)}
+    files = {file.path: file.sha256 for file in bundle.files if file.path in deciding}
+    contract = {key: value for key, value in bundle.facts["inputs"].items() if key != "lengths"}
+    record = StudentRecord(
+        version=1,
+        kind=facts.inputs.kind,
+        name=facts.name,
+        heads=facts.heads,
+        max_tokens=facts.inputs.max_tokens,
+        columns=facts.inputs.columns,
+        temperature=facts.temperature or {},
+        phi=facts.phi or DEFAULT_PHI,
+    )
+    return Identity(path, record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256)
+
+
+def local_student(reference: str, storage: Storage) -> str:
+    """The folder of a student: as it was named, or fetched from a URL into the cache, under the digest of its manifest,
+    so that a student that was trained again is another one.
+
+    Raises:
+        ManifestError: there is no finished student at the URL.
+        ModelError: it can't be fetched.
+    """
+    if not is_url(reference):
+        return reference
+    try:
+        data = read_url(f"{reference.rstrip('/')}/{MANIFEST_NAME}", storage)
+    except FileNotFoundError as exc:
+        raise ManifestError(
+            f"{reference}: holds no {MANIFEST_NAME}, so no finished student. Give a copy of `relabel distill`'s output."
+        ) from exc
+    slot = (cache_dir() or default_cache_dir()) / "students" / sha256_bytes(data)[:32]
+
+    def check(folder: Path) -> None:
+        if (folder / MANIFEST_NAME).read_bytes() != data:
+            raise ModelError(f"{reference}: replaced while it was fetched. Run again, once it stays as it is.")
+
+    if not slot.is_dir():
+        fetch_folder(reference, slot, check, storage)
+    return str(slot)
+
+
+# ------------------------------------------------------------------------------
+# A student or a bundle, loaded and proven to be what its manifest says.
+
+
+class StudentArgs(EngineArgs):
+    """Options of scoring."""
+
+    speed_only: ClassVar[frozenset[str]] = frozenset({"batch_tokens", "device"})
+
+    batch_tokens: int | None = None
+    """Tokens of a batch, padding included; by default what suits the device. Changes the last bits of a score at
+    most.
+    """
+    device: str = "auto"
+    """What torch calls it; `auto` is a GPU where one is."""
+    dtype: Dtype = "float32"
+    """In what the student computes."""
+
+
+class BundleArgs(EngineArgs):
+    """Options of scoring with a bundle. An int8 answer depends on its batch, so the size of batches is no matter of
+    speed alone.
+    """
+
+    speed_only: ClassVar[frozenset[str]] = frozenset({"device"})
+
+    batch_tokens: int = CPU_BATCH_TOKENS
+    """Tokens of a batch, padding included."""
+    device: str = "cpu"
+    """The provider: `cpu`, `cuda` or `openvino`."""
+    precision: str = "fp32"
+    """Of the bundle's ONNX models, or in what OpenVINO computes."""
+    runtime: Literal["openvino"] | None = None
+    """Where it is not onnxruntime: answers of the two differ, so a run has one of them."""
+
+
+def start_student(path: str, args: StudentArgs) -> tuple[StudentModel, EngineFacts]:
+    """Load the student on its device, and say what it is.
+
+    Raises:
+        ManifestError: a file is not the one that its manifest names.
+        MissingExtraError: torch or the device is absent.
+    """
+    identity, held = identify(path), student_files(path)
+    changed = sorted(name for name in held.keys() | identity.files if held.get(name) != identity.files.get(name))
+    if changed:
+        raise ManifestError(
+            f"{path}: {', '.join(changed)} changed since the student was trained (no file of it, missing, or its "
+            "sha256 is not the manifest's). Restore the folder from a copy, or train again."
+        )
+    torch = require("torch", extra="cpu", purpose="relabel score")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    try:
+        student = load_student(path, device=device, batch_tokens=args.batch_tokens)
+    except (RuntimeError, AssertionError) as exc:  # torch's words for a device that it does not know, or has not
+        raise MissingExtraError(
+            f"--device {device}: torch can't use it ({exc}). `relabel doctor` shows what is here."
+        ) from exc
+    student.module.to(getattr(torch, args.dtype))
+    details = {
+        "kind": identity.record.kind,
+        "manifest_sha256": identity.manifest_sha256,
+        "temperature": identity.record.temperature,
+    }
+    name, digest = identity.record.name, identity.digest
+    return student, EngineFacts(
+        STUDENT, version("torch"), name, digest, device=device, dtype=args.dtype, details=details
+    )
+
+
+def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
+    """The provider and the precision to label with, see `choose_precision` and, of OpenVINO, `choose_openvino`. The
+    file that it computes from has to have passed its gate.
+
+    Raises:
+        UsageError: no such provider, or precision.
+        MissingExtraError: it is not to be had here.
+        ManifestError: the bundle's parity is damaged.
+    """
+    if device not in ("auto", "cpu", "cuda", OPENVINO):
+        raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
+    bundle = open_bundle(Path(path), check_bytes=False)
+    parity = read_parity(bundle.facts.get("parity"), f"{path}/{MANIFEST_NAME}")
+    why, refused = "named", list[str]()
+    if device == OPENVINO:
+        wish, held = precision, {model.precision for model in parity.models}
+        try:
+            device, precision, refused = choose_openvino(wish, cpu_flags(), held)
+        except BundleError as exc:
+            raise UsageError(f"--precision {wish}: {exc}") from exc
+        if wish is None:
+            why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
+    provider = provider_here(device, option="--device", purpose=PURPOSE)
+    choice = choose_precision(parity, provider, precision, why)
+    return choice._replace(reason="; ".join([choice.reason, *refused]))
+
+
+class BundleModel:
+    """A bundle that scores as `StudentModel` does; batches follow from the rows that are given alone.
+
+    Args:
+        record: what the bundle says of its student.
+        student: the bundle's own loader.
+        batch_tokens: tokens of a batch, padding included.
+    """
+
+    def __init__(self, record: StudentRecord, student: Student, batch_tokens: int) -> None:
+        self.record = record
+        self._student = student
+        self._batch_tokens = batch_tokens
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
+        """Token rows; a logistic student has counts where others have segments."""
+        return [TokenRow(*row) for row in self._student.encoder.encode_marked(pairs)]
+
+    def score(
+        self, rows: Sequence[TokenRow], on_batch: Callable[[int], bool] = lambda _: True
+    ) -> dict[str, np.ndarray] | None:
+        """Calibrated distributions by head, float32 [B, K], in the order of the rows; None if `on_batch` gave up.
+
+        Raises:
+            ModelError: onnxruntime can't run the model on a batch.
+        """
+        heads = self._student.heads
+        found = {name: np.empty((len(rows), grades), dtype=np.float32) for name, grades in heads.items()}
+        for places in length_batches([len(row.ids) for row in rows], self._batch_tokens):
+            batch = self._student.encoder.collate([(rows[place].ids, rows[place].types or []) for place in places])
+            try:
+                values = self._student.session.run(list(heads), batch)
+            except Exception as exc:  # onnxruntime's errors share no class but this
+                raise ModelError(
+                    f"{self._student.folder}: onnxruntime can't run {self._student.precision} on {len(places)} pairs "
+                    f"({str(exc)[:300]}). Take smaller batches (--batch-tokens), or another --precision."
+                ) from exc
+            for name, values_BK in zip(heads, values, strict=True):
+                found[name][places] = values_BK
+            if not on_batch(len(places)):
+                return None
+        return found
+
+
+def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]:
+    """Prove a bundle's bytes, open its model, and say what it is.
+
+    OpenVINO's answers to the reference pairs are checked before the first label: its gate is this machine's.
+
+    Raises:
+        ManifestError: a file is not the one that the manifest names, or openvino is asked for and no pairs are sealed.
+        MissingExtraError: the runtime or the provider is absent.
+        GateError: openvino answers the reference pairs otherwise than at export.
+    """
+    identity, bundle = identify(path), open_bundle(Path(path), check_bytes=False)
+    provider = provider_here(args.device, option="--device", purpose=PURPOSE)
+    try:
+        check_files(bundle.folder.resolve(), read_manifest(bundle.folder.resolve()))
+    except BundleError as exc:
+        raise ManifestError(f"{path}: is not the bundle that its manifest names, and labels nothing. {exc}") from exc
+    try:
+        student = Student(bundle.folder, provider=provider, precision=args.precision, check_digests=False)
+    except BundleError as exc:
+        raise MissingExtraError(f"--device {args.device}: {exc}") from exc
+    details: dict[str, Any] = {"runtime": PROVIDERS.get(provider, provider)}
+    if provider == OPENVINO:
+        details |= {"precision_hint": HINTS[student.precision], "has_amx": AMX in cpu_flags()}
+        try:
+            parity = check_answers(student)
+        except BundleError as exc:
+            raise ManifestError(f"--device {OPENVINO}: {exc}") from exc
+        if not parity.has_passed:
+            raise GateError(f"{parity}")
+    details |= {
+        "bundle": bundle.version,
+        "student": student_facts(bundle).lineage.student.digest,
+        "manifest_sha256": identity.manifest_sha256,
+    }
+    onnxruntime = require("onnxruntime", extra="cpu", purpose=PURPOSE)
+    release = version(OPENVINO) if provider == OPENVINO else str(onnxruntime.__version__)
+    name, digest = identity.record.name, identity.digest
+    model = BundleModel(identity.record, student, args.batch_tokens)
+    return model, EngineFacts(STUDENT, release, name, digest, device=provider, dtype=args.precision, details=details)
+
+
+# ------------------------------------------------------------------------------
+# The job of `relabel score`.
+
+
+class StudentOptions(LabelerOptions):
+    """The `labeler` of a score run: its scale is the student's."""
+
+
+class StudentLabeler(Labeler):
+    """A score run as a labeler: one decision a pair, on query and document alone. Its asks tell prompts apart; the
+    engine reads pairs by the chunk instead.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = StudentOptions
+
+    def __init__(self, options: StudentOptions, record: StudentRecord) -> None:
+        super().__init__(options)
+        nodes = [name for name in NODE_HEADS if name in record.heads]
+        for name in nodes:
+            self.columns += (
+                LabelColumn(name, "int8", f"The most probable {name} score, 0 to 4."),
+                LabelColumn(f"{name}_probs", "list<float32>", "Its distribution over the five scores."),
+            )
+        if len(nodes) == len(NODE_HEADS):
+            self.columns += (
+                LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
+                LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
+            )
+        self._decisions = (Decision("relevance", "", tuple(map(str, range(options.grades)))),)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, whose answer holds no text but the distribution."""
+        answer = yield self._ask(pair)
+        distribution = answer.distributions["relevance"]
+        return Label(distribution.argmax, distribution, flags=list(answer.flags))
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter."))]
+
+    def _ask(self, pair: Pair) -> Ask:
+        message = Message("user", ("", pair.query, "", pair.document, ""), ("query", DOCUMENT_FIELD))
+        return Ask(STAGE, (message,), None, 0, self._decisions)
+
+
+class ScoreJob(Job):
+    """A job whose engine is a student. Its plan says so, so that readers of its labels know."""
+
+    __slots__ = ()
+
+    def parts(self, dataset: Dataset) -> dict[str, Any]:
+        """What the fingerprint is made of: the input, the student, and in what it computes."""
+        found = super().parts(dataset)
+        args = {key: value for key, value in found["engine"]["args"].items() if value is not None}
+        labeler = {"name": STUDENT, "grades": self.spec.labeler.grades}
+        return {**found, "labeler": labeler, "engine": {"name": STUDENT, "args": args}, "kind": STUDENT}
+
+
+def score_job(
+    student: str,
+    input: Sequence[str],
+    to: str,
+    storage: Storage,
+    *,
+    columns: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    limit: int | None = None,
+    shards: int = 1,
+    chunk_rows: int = 2048,
+    batch_tokens: int | None = None,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    precision: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> ScoreJob:
+    """The job of `relabel score`, whose options these are; None is the student's own.
+
+    Args:
+        student: folder of a student or a bundle.
+        columns: by role; the student's where none are named.
+        dtype: of a student alone; float32 by default.
+        precision: of a bundle alone; the fastest that passed its gate by default.
+        say: called with what was chosen for the user, in a line.
+    Raises:
+        ManifestError: no student or bundle there.
+        ConfigError: a value is off.
+        UsageError: an option that goes with the other of student and bundle; see `choose`.
+        MissingExtraError: a bundle's provider is not to be had here.
+    """
+    record = identify(student).record
+    args: StudentArgs | BundleArgs
+    if is_bundle(student):
+        if dtype is not None:
+            raise UsageError(
+                f"--dtype {dtype}: {student} is a bundle, which computes in what it was exported in. Name one of its "
+                "precisions with --precision."
+            )
+        choice = choose(student, device, precision)
+        if precision is None:
+            say(f"precision {choice.precision} on {choice.provider}: {choice.reason}")
+        args = BundleArgs(
+            batch_tokens=batch_tokens or batch_tokens_on(choice.provider),
+            device=choice.provider,
+            precision=choice.precision,
+            runtime=OPENVINO if choice.provider == OPENVINO else None,
+        )
+    elif precision is not None:
+        raise UsageError(
+            f"--precision {precision}: {student} is a student, which computes in --dtype. Export it to a bundle to "
+            "label in int8."
+        )
+    else:
+        args = StudentArgs(batch_tokens=batch_tokens, device=device, dtype=dtype or "float32")
+    own = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
+    options = StudentOptions(name=STUDENT, grades=record.grades)
+    values = {
+        "name": name or record.name,
+        "input": {"path": input, "columns": {**own, **(columns or {})}, "limit": limit},
+        "labeler": options,
+        "engine": EngineSpec(name=STUDENT, model=student, max_prompt_tokens=max(64, record.max_tokens), args=args),
+        "output": to,
+        "shards": shards,
+        "run": {"chunk_rows": chunk_rows},
+    }
+    here = str(Path.cwd())
+    spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
+    return ScoreJob(spec, StudentLabeler(options, record), StudentEngine, f"relabel score {student}", storage)
+
+
+# ------------------------------------------------------------------------------
+# The engine: a thread reads and tokenizes ahead, the main thread keeps the student busy, committers write.
+#
+# A chunk's rows are sorted by length together, its batches follow from it alone, and its order is restored when it is
+# committed. So a run that was killed ends with the bytes of one that was not.
+
+
+CHUNKS_AHEAD = 2
+"""Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep
+memory flat.
+"""
+CHECK_EVERY_S = 0.2
+
+
+class StudentEngine(Engine):
+    """A student, or a bundle, as the engine of a run: it labels whole chunks (`LabelsChunks`) and takes no asks.
+
+    Raises:
+        ManifestError: the files of student or bundle are not those of its manifest.
+        ModelError, MissingExtraError: it can't be loaded, or not on this device.
+    """
+
+    def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> None:
+        self.model: Scorer
+        if isinstance(spec.args, BundleArgs):
+            self.model, self._facts = start_bundle(str(spec.model), spec.args)
+        else:
+            self.model, self._facts = start_student(str(spec.model), StudentArgs.of(spec))
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str:
+        """The digest of the student, or of the bundle."""
+        return identify(str(spec.model)).digest
+
+    @property
+    def capacity(self) -> int:
+        return 1
+
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def submit(self, request: Request) -> None:
+        raise NotImplementedError("a student labels chunks, see `label_chunks`")
+
+    def poll(self) -> list[Answer]:
+        return []
+
+    def close(self) -> None:
+        """Nothing to free: the process ends with its student."""
+
+    def label_chunks(
+        self, chunks: Iterator[ChunkWork | None], commit: Callable[[ChunkWork], bool], **loop: Any
+    ) -> bool:
+        """See `LabelsChunks` and `ScoreLoop`."""
+        return ScoreLoop(self.model, commit, **loop).run(chunks)
+
+
+Scorer: TypeAlias = StudentModel | BundleModel
+"""What a score run asks."""
+
+
+class ScoreLoop:
+    """Scores chunks until they run out or a stop is asked for.
+
+    Args:
+        commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
+        on_progress: called often, for progress display.
+    """
+
+    def __init__(
+        self,
+        model: Scorer,
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model = model
+        self.progress = progress
+        self.stop = stop
+        self.on_progress = on_progress
+        self._commits = CommitThreads(commit, progress)
+        self._seconds_a_chunk = 0.0
+
+    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
+        """Work through the chunks.
+
+        Args:
+            chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were
+                committed.
+        Returns:
+            True if all of them were committed, False if a stop left some undone.
+        Raises:
+            InputError: rows can't be read; raised once the chunks before them are committed.
+            StoreError, DiskFullError: as they come; chunks that were complete are committed.
+        """
+        gc.freeze()  # what torch and the student brought along is not collected again: 0.25 s a full collection
+        try:
+            with self._commits, ThreadPoolExecutor(1, thread_name_prefix="tokenize") as reader:
+                ahead = deque(reader.submit(self._read, chunks) for _ in range(CHUNKS_AHEAD))
+                while not self._is_stopped():
+                    self._commits.settle(wait_for_all=False)
+                    if not wait([ahead[0]], timeout=CHECK_EVERY_S).done:
+                        self.on_progress()
+                        continue
+                    work, tokens = ahead.popleft().result()
+                    if work is _END:
+                        return True
+                    ahead.append(reader.submit(self._read, chunks))
+                    if work is None:
+                        time.sleep(IDLE_S)
+                    elif not self._score(work, tokens):
+                        return False
+                return False
+        finally:
+            gc.unfreeze()
+
+    def _is_stopped(self) -> bool:
+        self.stop.mind(self._seconds_a_chunk)
+        return self.stop.reason is not None
+
+    def _read(self, chunks: Iterator[ChunkWork | None]) -> tuple[Any, list[TokenRow]]:
+        """The next chunk, tokenized; `_END` after the last one. In a thread of its own."""
+        work = _END if self.stop.reason is not None else next(chunks, _END)
+        if work is None or work is _END:
+            return work, []
+        return work, self.model.encode([(pair.query, pair.document) for pair in work.pairs])
+
+    def _score(self, work: ChunkWork, tokens: list[TokenRow]) -> bool:
+        """Score one chunk and hand it to a committer; False if a stop came that leaves no time for it."""
+        work.started_s, work.started_clock = time.perf_counter(), time.time()
+        probs = self.model.score(tokens, self._counted)
+        if probs is None:
+            return False
+        rows = score_rows(work.pairs, work.keys, probs, tokens, self.model.record.phi)
+        work.rows = list(rows)
+        work.left = 0
+        num_tokens = sum(len(row.ids) for row in tokens)
+        work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
+        self._seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * self._seconds_a_chunk)
+        self.progress.statuses.update(Counter(row.status for row in rows))
+        self.progress.requests += len(rows)
+        self.progress.prompt_tokens += num_tokens
+        self._commits.add(work)
+        return True
+
+    def _counted(self, num_rows: int) -> bool:
+        """Count the rows of a batch; False if their chunk can't be finished in time."""
+        self.progress.pairs += num_rows
+        self.on_progress()
+        return not (self.stop.is_now or time.perf_counter() > self.stop.deadline_s)
+
+
+_END: Any = object()
+
+
+def score_rows(
+    pairs: Sequence[Pair],
+    keys: Sequence[bytes | None],
+    probs: Mapping[str, np.ndarray],
+    tokens: Sequence[TokenRow],
+    phi: PhiTable,
+) -> list[LabelRow | QuarantineRow]:
+    """Rows of a chunk from a student's distributions.
+
+    The grade is the most probable one, the lower of equals. A row without finite probabilities at any head is
+    quarantined: NaN's argmax is 0, and a failure is not a grade.
+
+    Args:
+        probs: by head, float32 [B, K].
+    """
+    relevance_BK = probs["relevance"]
+    is_whole_B = np.all([np.isfinite(values_BK).all(axis=1) for values_BK in probs.values()], axis=0)
+    grades = relevance_BK.argmax(axis=1).tolist()
+    expected = (relevance_BK * np.arange(relevance_BK.shape[1], dtype=np.float64)).sum(axis=1).tolist()
+    own = _node_columns(probs, phi, grades)
+    rows: list[LabelRow | QuarantineRow] = []
+    columns = (pairs, keys, grades, relevance_BK.tolist(), expected, own, tokens, is_whole_B.tolist())
+    for pair, key, grade, row, mean, mine, token, is_whole in zip(*columns, strict=True):
+        ids, length = (pair.row_id, pair.query_id, pair.doc_id), len(token.ids)
+        if is_whole:
+            flags = ["document_truncated"] if token.is_cut else []
+            rows.append(
+                LabelRow(
+                    *ids, "ok", grade, row, None, mean, [], None, None, flags, None, length, 0, False, key, columns=mine
+                )
+            )
+        else:
+            rows.append(QuarantineRow(*ids, "engine", "the student's probabilities are NaN", [], length, 0))
+    return rows
+
+
+def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[int]) -> list[dict[str, Any]]:
+    """Subject and attribute of students that have these heads, and what φ makes of the most probable scores."""
+    columns: dict[str, list[Any]] = {}
+    for name in NODE_HEADS:
+        if name in probs:
+            columns |= {name: probs[name].argmax(axis=1).tolist(), f"{name}_probs": probs[name].tolist()}
+    if set(NODE_HEADS) <= set(probs):
+        by_rule = [phi[subject][attribute] for subject, attribute in zip(*map(columns.get, NODE_HEADS), strict=True)]
+        agrees = [one == grade for one, grade in zip(by_rule, grades, strict=True)]
+        columns |= {"phi_grade": by_rule, "phi_agrees": agrees}
+    if not columns:
+        return [{} for _ in grades]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
