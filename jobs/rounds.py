@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,10 @@ from relabel.jobs.run.results import RunReport
 from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.labelers.base import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints
-from relabel.manifests.errors import ConfigError, InputError, ManifestError, StaleRunError
+from relabel.manifests.errors import ConfigError, InputError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
-from relabel.manifests.records import checked, readable_json
+from relabel.manifests.records import read_record, readable_json
 from relabel.manifests.run import MANIFEST_NAME, BudgetState, RunLabels, open_run_labels, read_labels
 from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
 from relabel.manifests.specs import InputSpec, RoundsSpec
@@ -53,6 +52,8 @@ def stop_reason(useful_tokens: int, *, is_sufficient: bool, num_rounds: int, lim
 
 
 TEXTS = pa.list_(pa.string())
+SAID = ["is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
+"""The columns of a label of `review` that say something of its question."""
 ROUND = pa.struct(
     [
         ("query", pa.string()),
@@ -268,7 +269,8 @@ def digest_of_rows(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 SEARCHES_PER_FILE = 512
-_TEXTS = pa.list_(pa.string())
+SAID = ["is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
+"""The columns of a label of `review` that say something of its question."""
 ROWS = pa.schema(
     [
         ("query_id", pa.string()),
@@ -277,9 +279,9 @@ ROWS = pa.schema(
         ("document", pa.string()),
         ("num_tokens", pa.int64()),
         (ASPECT.name, pa.string()),
-        (PREVIOUS_QUERIES.name, _TEXTS),
-        (PREVIOUS_SUMMARIES.name, _TEXTS),
-        (PREVIOUS_DOCS.name, _TEXTS),
+        (PREVIOUS_QUERIES.name, TEXTS),
+        (PREVIOUS_SUMMARIES.name, TEXTS),
+        (PREVIOUS_DOCS.name, TEXTS),
     ]
 )
 """The input of a round, as `review` reads it: for each search that goes on the documents that were found, best first,
@@ -288,10 +290,6 @@ or one row without a document where none was. `num_tokens` is the document's.
 
 Offered = dict[str, dict[str, int]]
 """By question: the tokens of each document that was found for it, by id."""
-
-
-_REVIEWED = ["row_id", "query_id", "doc_id", "is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
-"""The columns of a label of `review` that are read."""
 
 
 def folder_of(number: int) -> str:
@@ -364,7 +362,7 @@ def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     """What a finished round says of each question."""
     labels: dict[str, list[dict[str, Any]]] = {}
     for file in run.labels:
-        for row in read_labels(run.folder, file, _REVIEWED).to_pylist():
+        for row in read_labels(run.folder, file, ["row_id", "query_id", "doc_id", *SAID]).to_pylist():
             labels.setdefault(row["query_id"], []).append(row)
     failures: dict[str, RoundReview] = {}
     for file in run.quarantine:
@@ -409,21 +407,14 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
     """
     held = read_if_there(store, ROUNDS_NAME)
     if held is None:
-        for name in (PLAN_NAME, MANIFEST_NAME):
-            if read_if_there(store, name) is not None:
-                raise StaleRunError(
-                    f"{store.root}: holds a {name}, so it belongs to something else, say to a run. Name another "
-                    "`output`."
-                )
+        if any(read_if_there(store, name) is not None for name in (PLAN_NAME, MANIFEST_NAME)):
+            raise StaleRunError(f"{store.root}: belongs to something else, say to a run. Name another `output`.")
         store.check_conditional_writes()
         store.sweep("")
         store.create(ROUNDS_NAME, readable_json(parts))
         held = store.read(ROUNDS_NAME)
-    where = f"{store.root}/{ROUNDS_NAME}"
-    try:
-        was = checked(dict[str, Any], json.loads(held))
-    except ValueError as exc:
-        raise ManifestError(f"{where}: can't be read. Restore it from a copy, or name another `output`.") from exc
+    advice = "Restore it from a copy, or name another `output`."
+    was = read_record(dict[str, Any], held, f"{store.root}/{ROUNDS_NAME}", "not the record of a search", advice)
     if changed := list(differences(was, parts)):
         listed = "\n  ".join(changed)
         raise StaleRunError(
@@ -438,8 +429,6 @@ def claim(store: RunStore, parts: dict[str, Any]) -> None:
 # what it costs a run, and the same command goes on.
 
 TRAJECTORIES_NAME = "trajectories.parquet"
-_SAID = {"is_sufficient", "sufficient_probs", "new_query", "useful", "summary"}
-_NAMES_OF_QUESTIONS = {"query_id", "query"}
 
 
 @dataclass(slots=True)
@@ -543,16 +532,10 @@ def _limits(job: Job) -> RoundsSpec:
             f"{job.where}: `rounds` is missing; it needs at least `rounds: {{corpus: docs.parquet}}`. A job without it "
             "is for `relabel run`."
         )
-    columns = {column.name for column in job.labeler.columns}
-    if not columns >= _SAID:
+    if not set(SAID) <= {column.name for column in job.labeler.columns}:
         raise ConfigError(
             f"{job.where}: `labeler.name` = {spec.labeler.name}: what is found in a round is judged by `review`. Write "
             "`labeler: {name: review}`."
-        )
-    if strange := spec.input.columns.model_fields_set - _NAMES_OF_QUESTIONS:
-        raise ConfigError(
-            f"{job.where}: `input.columns.{min(strange)}`: of the input, the questions alone are read (query_id, "
-            f"query); documents come from {CORPUS_KEY}. Remove the key."
         )
     if spec.input.table is not None:
         raise ConfigError(

@@ -78,12 +78,10 @@ class Identity:
     """A student's, or a bundle's.
 
     Args:
-        digest: over the files that decide what it answers, as the manifest has them.
-        files: sha256 of each of these files.
+        files: sha256 of each file that decides what it answers, as the manifest has it.
         manifest_sha256: of its `manifest.json`.
     """
 
-    path: str
     record: StudentRecord
     files: dict[str, str]
     manifest_sha256: str
@@ -125,7 +123,7 @@ def identify(path: str) -> Identity:
             f"{file}: is missing, or does not name the student's files. Run `relabel distill` again until it ends, or "
             "restore the folder from a copy."
         ) from exc
-    return Identity(path, record, files, sha256_bytes(data))
+    return Identity(record, files, sha256_bytes(data))
 
 
 def _identify_bundle(path: str) -> Identity:
@@ -144,7 +142,7 @@ def _identify_bundle(path: str) -> Identity:
         temperature=facts.temperature or {},
         phi=facts.phi or DEFAULT_PHI,
     )
-    return Identity(path, record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256)
+    return Identity(record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256)
 
 
 def local_student(reference: str, storage: Storage) -> str:
@@ -360,18 +358,14 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]
 # The job of `relabel score`.
 
 
-class StudentOptions(LabelerOptions):
-    """The `labeler` of a score run: its scale is the student's."""
-
-
 class StudentLabeler(Labeler):
     """A score run as a labeler: one decision a pair, on query and document alone. Its asks tell prompts apart; the
     engine reads pairs by the chunk instead.
     """
 
-    Options: ClassVar[type[LabelerOptions]] = StudentOptions
+    Options: ClassVar[type[LabelerOptions]] = LabelerOptions
 
-    def __init__(self, options: StudentOptions, record: StudentRecord) -> None:
+    def __init__(self, options: LabelerOptions, record: StudentRecord) -> None:
         super().__init__(options)
         nodes = [name for name in NODE_HEADS if name in record.heads]
         for name in nodes:
@@ -469,7 +463,7 @@ def score_job(
     else:
         args = StudentArgs(batch_tokens=batch_tokens, device=device, dtype=dtype or "float32")
     own = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
-    options = StudentOptions(name=STUDENT, grades=record.grades)
+    options = LabelerOptions(name=STUDENT, grades=record.grades)
     values = {
         "name": name or record.name,
         "input": {"path": input, "columns": {**own, **(columns or {})}, "limit": limit},

@@ -14,8 +14,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from relabel.distill.students.examples import DEV, TRAIN, Examples
-from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, logits_of_rows, pad_multiple_for
-from relabel.distill.students.networks import HEAD, HeadColumns, LogisticStudent, TrainingInputs, build_module
+from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, answers_of, pad_multiple_for
+from relabel.distill.students.networks import HEAD, LogisticStudent, TrainingInputs, build_module
 from relabel.distill.students.spec import NODE_HEADS, LossSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.curves import Curve, Outcome, TrainingFacts
@@ -464,7 +464,10 @@ def fit_student(
     width = module.heads[HEAD].in_features
     chosen = [inputs.tokens[rows[place]] for place in first_Q]
     say(f"the vectors of {len(chosen):,} queries, on {device}")
-    found = logits_of_rows(HeadColumns(module.to(device).eval()), inputs.texts, chosen, {"columns": width})["columns"]
+    student = module.to(device).eval()
+    found = answers_of(
+        lambda **batch: {"columns": student.columns(**batch)}, inputs.texts, chosen, {"columns": width}, device
+    )["columns"]
     if not np.isfinite(found).all():
         raise TrainingError(
             f"{inputs.base.resolved.reference}: a training query's vector is not finite. Is the model whole?"

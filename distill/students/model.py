@@ -349,15 +349,27 @@ class RowModel:
         return found
 
 
-def logits_of_rows(
-    module: Any, texts: PairTexts, rows: Sequence[TokenRow], heads: dict[str, int], *, batch_tokens: int | None = None
+def answers_of(
+    module: Callable[..., dict[str, Any]],
+    texts: PairTexts,
+    rows: Sequence[TokenRow],
+    heads: dict[str, int],
+    device: Any,
+    *,
+    batch_tokens: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """A module's answers to token rows on the device that it is on, see `RowModel.answers`."""
-    device = next(module.parameters()).device
-    tokens = batch_tokens or batch_tokens_on(device.type)
+    """What a module on a device says of token rows, see `RowModel.answers`."""
+    tokens = batch_tokens or batch_tokens_on(str(device))
     found = RowModel(module=module, texts=texts, heads=heads, device=device, batch_tokens=tokens).answers(rows)
     assert found is not None
     return found
+
+
+def logits_of_rows(
+    module: Any, texts: PairTexts, rows: Sequence[TokenRow], heads: dict[str, int]
+) -> dict[str, np.ndarray]:
+    """Logits of token rows by head, on the device that the module is on."""
+    return answers_of(module, texts, rows, heads, next(module.parameters()).device)
 
 
 def softmax(logits_BK: np.ndarray) -> np.ndarray:
@@ -396,7 +408,7 @@ def refuse_leaks(module: Any, texts: PairTexts, heads: dict[str, int], rows: Seq
     import torch
 
     def answer_to_second(rows: Sequence[TokenRow], place: int) -> np.ndarray:
-        found = logits_of_rows(module, texts, rows, heads, batch_tokens=len(rows) * texts.max_tokens)
+        found = answers_of(module, texts, rows, heads, "cpu", batch_tokens=len(rows) * texts.max_tokens)
         return np.concatenate([values_BK[place] for values_BK in found.values()])
 
     try:

@@ -23,8 +23,8 @@ from relabel.distill.students.model import (
     EncoderTexts,
     PairTexts,
     TokenRow,
+    answers_of,
     grade_token_ids,
-    logits_of_rows,
     make_texts,
     module_class,
     refuse_leaks,
@@ -233,18 +233,6 @@ class LogisticStudent(EncoderStudent):
     def start(cls, _spec: DistillSpec, path: Path, _tokenizer: Any, record: StudentRecord) -> Self:
         """With a head that is to be fitted: an earlier student's is not used."""
         return cls(load_backbone(path), record.heads, pooling=record.pooling)
-
-
-class HeadColumns(nn.Module):  # type: ignore[misc]
-    """A logistic student that gives what its head reads, under the name `columns`."""
-
-    def __init__(self, student: LogisticStudent) -> None:
-        super().__init__()
-        self.student = student
-
-    def forward(self, **batch: Tensor) -> dict[str, Tensor]:
-        """[B, C]."""
-        return {"columns": self.student.columns(**batch)}
 
 
 # ------------------------------------------------------------------------------
@@ -592,27 +580,11 @@ def _pooling_of(folder: Path, pooled: dict[str, Any] | None) -> Pooling:
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{path}: can't be read ({exc}). Fetch the model again.") from exc
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 VECTOR = "vector"
-
-
-class SentenceEncoder(nn.Module):  # type: ignore[misc]
-    """A backbone that gives what a text's vector is, under the name `vector`."""
-
-    def __init__(self, backbone: Any, pooling: Pooling) -> None:
-        super().__init__()
-        self.backbone, self.pooling = backbone, pooling
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-        """[N, D]."""
-        return {VECTOR: sentence_vectors(self.backbone, input_ids, attention_mask, self.pooling)}
+"""The name of what an embedder computes."""
 
 
 class Embedder:
@@ -642,12 +614,16 @@ class Embedder:
         limits = (max_tokens, self.settings.max_tokens, tokenizer.model_max_length, _positions(backbone))
         self.max_tokens = min(limit for limit in limits if limit is not None)
         self.texts = EncoderTexts(tokenizer, self.max_tokens, has_types=False)
-        self._module = SentenceEncoder(backbone, self.settings.pooling)
+        self._backbone = backbone
         self._widths, self._batch_tokens = {VECTOR: backbone.config.hidden_size}, batch_tokens
         probes = self.texts.token_rows([f"{query} {document}" for query, document in PROBES])
-        refuse_leaks(self._module, self.texts, self._widths, probes, str(folder))
+        refuse_leaks(self._vectors, self.texts, self._widths, probes, str(folder))
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        self._module.to(self.device)
+        self._backbone.to(self.device)
+
+    def _vectors(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """[N, D]."""
+        return {VECTOR: sentence_vectors(self._backbone, input_ids, attention_mask, self.settings.pooling)}
 
     def embed(self, texts: Sequence[str], role: Role) -> np.ndarray:
         """Vectors of length 1, float32 [N, D], in the order of the texts; of a text without tokens that count, the
@@ -657,7 +633,8 @@ class Embedder:
         if self.settings.is_lower:
             whole = [text.lower() for text in whole]
         rows = self.texts.token_rows(whole)
-        return logits_of_rows(self._module, self.texts, rows, self._widths, batch_tokens=self._batch_tokens)[VECTOR]
+        tokens = self._batch_tokens
+        return answers_of(self._vectors, self.texts, rows, self._widths, self.device, batch_tokens=tokens)[VECTOR]
 
 
 def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:

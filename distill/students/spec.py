@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from relabel.distill.training.spec import (
     DevSplit,
@@ -124,14 +124,8 @@ HEADS = ("relevance", *NODE_HEADS)
 # The section `student` of a spec: the model that learns.
 
 
-def _known_kind(name: str) -> str:
-    if name not in KINDS:
-        raise ValueError(f"there are {', '.join(KINDS)}, not {name!r}")
-    return name
-
-
-KindName = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(KINDS), "type": "string"})]
-"""Of a kind of student that is registered."""
+KindName = Literal["encoder", "decoder", "logistic"]
+"""A key of `KINDS`."""
 
 
 class PromptSpec(Spec):

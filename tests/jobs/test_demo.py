@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.commands.demo import Step, call, steps_of
+from relabel.jobs.commands.setup import Step, call, steps_of
 from relabel.jobs.exits import Exit
 from relabel.jobs.report.artifacts import changes, open_artifacts, trace
 from relabel.manifests.files import Storage
