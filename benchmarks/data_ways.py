@@ -7,7 +7,7 @@ Two ways, each one command in an interpreter of its own: a pair from Parquet to 
 fake engine), and a student from its spec to its folder (`relabel distill`, a random encoder of one layer). Only files
 of relabel count; a file that is imported and never called does not.
 
-`run` is called with 60 pairs and with 600, and what calls grow by tells what a file is for: each pair (at least one
+`run` is called with 60 pairs and with 600, and a file belongs to what its calls grow with: each pair (at least one
 call more for a pair more), each chunk or file (fewer), or the command's start and end (none).
 """
 
