@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from relabel.jobs.output import grid
 from relabel.manifests.secrets import one_line
@@ -17,13 +17,19 @@ SHADES = 8
 """Steps of a shaded cell."""
 
 
+class _Kind:
+    @property
+    def kind(self) -> str:
+        """By which the templates of the page know it."""
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True)
-class Shade:
+class Shade(_Kind):
     """A number in a cell whose background gets darker with its share, 0 to 1."""
 
     text: str
     share: float
-    kind: ClassVar[str] = "shade"
 
     @property
     def step(self) -> int:
@@ -31,43 +37,39 @@ class Shade:
 
 
 @dataclass(frozen=True)
-class Badge:
+class Badge(_Kind):
     """A word with a tone: `good`, `bad`, `warn` or `plain`."""
 
     text: str
     tone: str = "plain"
-    kind: ClassVar[str] = "badge"
 
 
 Cell: TypeAlias = str | int | float | Shade | Badge | None
 
 
 @dataclass(frozen=True)
-class Paragraph:
+class Paragraph(_Kind):
     """A paragraph; `tone` as a badge's."""
 
     text: str
     tone: str = "plain"
-    kind: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(_Kind):
     """Names and values, a line each."""
 
     title: str
     rows: Sequence[tuple[str, Cell]]
-    kind: ClassVar[str] = "facts"
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(_Kind):
     """Rows under a head; columns of numbers are aligned to the right."""
 
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    kind: ClassVar[str] = "table"
 
     def is_number(self, column: int) -> bool:
         cells = [row[column] for row in self.rows if row[column] is not None]
@@ -85,7 +87,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plot:
+class Plot(_Kind):
     """A drawing; the terminal leaves it out.
 
     Args:
@@ -99,7 +101,6 @@ class Plot:
     label: str
     value: str = ""
     note: str = ""
-    kind: ClassVar[str] = "plot"
 
     @property
     def alt(self) -> str:
@@ -108,29 +109,26 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(_Kind):
     """Text as it is in a file."""
 
     label: str
     text: str
-    kind: ClassVar[str] = "code"
 
 
 @dataclass(frozen=True)
-class Remarks:
+class Remarks(_Kind):
     """Sentences that a reader should know, of lesser weight."""
 
     items: Sequence[str]
-    kind: ClassVar[str] = "remarks"
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(_Kind):
     """Blocks under a line that opens them; the terminal leaves them out."""
 
     summary: str
     blocks: Sequence[Block]
-    kind: ClassVar[str] = "fold"
 
 
 Block: TypeAlias = Paragraph | Facts | Table | Plot | Code | Remarks | Fold

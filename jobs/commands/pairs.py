@@ -12,7 +12,7 @@ from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, tog
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
 from relabel.jobs.output import emit_record, note
-from relabel.jobs.pairs.chunks import CHUNK_COUNTS, ChunkRule, chunk_pairs, token_counter, tree_pairs
+from relabel.jobs.pairs.chunks import CHUNK_COUNTS, chunk_pairs, token_counter, tree_pairs
 from relabel.jobs.pairs.citations import CitationRule, add_cosines, cited_pairs, open_compared
 from relabel.jobs.pairs.queries import QueryRule, made_pairs, with_context
 from relabel.jobs.score import local_student
@@ -73,7 +73,7 @@ def chunk(
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     count = token_counter(tokenizer, storage, cache_dir=cache_dir())
-    counts = chunk_pairs(pairs_file, to, ChunkRule(form, column, count, max_tokens), storage)
+    counts = chunk_pairs(pairs_file, to, form, column, storage, max_tokens=max_tokens, count=count)
     result = {
         "output": to,
         "pairs": counts["pairs"],

@@ -1,75 +1,30 @@
-"""Splits documents into chunks of at most a given number of tokens, and adds the chunks to the pairs."""
+"""Adds to pairs what is read of their documents: the structure tree of each, or its chunks of at most a given number of
+tokens."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from relabel.jobs.pairs.pages import BlockKind, CleanedPage, Draft, Extent, JsonLd, PageBlock, fit, lay_out, read_html
-from relabel.jobs.pairs.wikitext import wikitext_html
+from relabel.jobs.pairs.pages import BlockKind, CleanedPage, Extent, Form, PageBlock, fit, read_page
 from relabel.jobs.tables import PairsFile, add_columns, check_columns, open_pairs, refuse_taken
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
-from relabel.manifests.process import require
 from relabel.manifests.tables import CHUNK, values_of
 
 if TYPE_CHECKING:
     from relabel.labelers.engines.transformers import TokenizerFolder
 
 # ------------------------------------------------------------------------------
-# Reads the document of each pair (HTML, Markdown, wikitext or text) and adds columns to the pairs, such as the
-# heading tree. Memory does not grow with the file.
-
-
-Form = Literal["html", "markdown", "wikitext", "text"]
-_BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
-_PREFIX = re.compile(r"^(?:[ \t>]|[-+*](?=[ \t])|\d{1,9}[.)](?=[ \t]))*", re.MULTILINE)
-_MOST_PREFIX = 40
-"""Columns of `> - 1.` and blanks that a line begins with at most: markdown-it leaves out what is nested more deeply."""
-_MOST_NESTING = 100
-
-
-def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
-    """Read texts, one after the other, as one document.
-
-    Markdown is CommonMark with tables and struck-out text; HTML in it is read as HTML, and so are its links: their text
-    stays, their targets go; of wikitext likewise (`wikitext.py`). Of text, paragraphs are parted by blank lines and
-    their lines stay as they are.
-
-    Raises:
-        MissingExtraError: what reads the form is not installed.
-    """
-    drafts, json_ld = list[Draft](), JsonLd()
-    for text, form in texts:
-        if form == "text":
-            lines = fit(text).replace("\r\n", "\n").replace("\r", "\n")
-            drafts += [Draft("text", [one.strip()]) for one in _BLANK.split(lines) if one.strip()]
-        else:
-            drafts += read_html(_AS_HTML[form](text), json_ld)
-    return lay_out(drafts, json_ld.items, json_ld.unreadable)
-
-
-def _html_of(markdown: str) -> str:
-    library: Any = require("markdown_it", extra="pairs", purpose="documents in Markdown")
-    reader = library.MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
-    lines = fit(markdown).replace("\r\n", "\n").replace("\r", "\n")
-    rendered: str = reader.render(_PREFIX.sub(lambda match: _shallow(match[0]), lines))
-    return rendered
-
-
-def _shallow(prefix: str) -> str:
-    return prefix if len(prefix) <= _MOST_PREFIX // 4 else prefix.expandtabs(4)[:_MOST_PREFIX]
-
-
-_AS_HTML: dict[Form, Callable[[str], str]] = {"html": str, "markdown": _html_of, "wikitext": wikitext_html}
+# Reads the document of each pair and adds columns to the pairs. Memory does not grow with the file.
 
 
 DOCUMENT, TITLE = "document", "title"
@@ -78,26 +33,13 @@ _BATCH_ROWS = 32
 """Rows read at a time; a page may have megabytes."""
 
 
-class PageRow(NamedTuple):
-    """A pair's document.
-
-    Args:
-        title: of the column `title`; empty where there is none.
-        has_title: whether the page begins with it.
-    """
-
-    page: CleanedPage
-    title: str
-    has_title: bool
-
-
 def add_page_columns(
     pairs_path: str,
     to: str,
     form: Form,
     column: str | None,
     added: Mapping[str, pa.DataType],
-    values: Callable[[PageRow], Sequence[Any]],
+    values: Callable[[CleanedPage, str, bool], Sequence[Any]],
     storage: Storage,
 ) -> None:
     """Write the pairs with further columns, rows in the order of the input.
@@ -106,7 +48,8 @@ def add_page_columns(
         form: of the documents; a title is text in any case.
         column: that holds the documents; None for `html`, else the columns that a job would read.
         added: name and type of each; `document` may take the place of the one that was read.
-        values: of a pair, one for each added column.
+        values: one for each added column, of a page, its title (of the column `title`, else empty), and whether the
+            title is the page's first block.
     Raises:
         InputError: a file or column is off, or a column that is written is there already.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
@@ -120,7 +63,7 @@ def add_page_columns(
     def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
         texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
         rows = [
-            values(_read(dict(zip(texts, row, strict=True)), columns, form, column))
+            values(*_read(dict(zip(texts, row, strict=True)), columns, form, column))
             for row in zip(*texts.values(), strict=True)
         ]
         return dict(zip(added, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(added, ())
@@ -146,12 +89,14 @@ def _document_columns(column: str | None, pairs: PairsFile) -> tuple[str, ...]:
     return columns
 
 
-def _read(row: Mapping[str, str | None], columns: Sequence[str], form: Form, column: str | None) -> PageRow:
+def _read(
+    row: Mapping[str, str | None], columns: Sequence[str], form: Form, column: str | None
+) -> tuple[CleanedPage, str, bool]:
     has_title = TITLE in columns and column is None
     texts = [(text, name) for name in columns if (text := row[name])]
     page = read_page((text, "text" if name == TITLE and has_title else form) for text, name in texts)
     title = " ".join((row.get(TITLE) or "").split()) if column != TITLE else ""
-    return PageRow(page, title, has_title and bool(title))
+    return page, title, has_title and bool(title)
 
 
 # The structure tree of a page: its headings, and what is under each.
@@ -171,13 +116,13 @@ def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage
     """
     counts = Counter[str]()
 
-    def values(row: PageRow) -> Sequence[Any]:
-        nodes = tree_of(row.page, row.title, has_title=row.has_title)
+    def values(page: CleanedPage, title: str, has_title: bool) -> Sequence[Any]:
+        nodes = tree_of(page, title, has_title=has_title)
         counts["pairs"] += 1
         counts["documents_without_content"] += not any(node.is_content for node in nodes)
         counts["content_nodes"] += sum(node.is_content for node in nodes[1:])
         counts["structure_nodes"] += sum(not node.is_content for node in nodes[1:])
-        return row.page.text, [node._asdict() for node in nodes]
+        return page.text, [node._asdict() for node in nodes]
 
     add_page_columns(pairs_path, to, form, column, _TREE_COLUMNS, values, storage)
     return counts
@@ -282,13 +227,13 @@ def _folder(reference: str, storage: Storage, cache_dir: Path | None) -> Tokeniz
     return tokenizer_folder(reference, str(cache_dir) if cache_dir else None)
 
 
-_LINE = re.compile(r"[^\n]+")
 _CLOSING = "[\"')\\]\u2019\u201d\u00bb\u300d\u300f\u3011\uff09]*+"
 _SENTENCE_END = re.compile(
     # A small letter goes on ("approx. five"). The rest is for time that grows with the text alone.
     rf"(?<![.!?…])[.!?…]++{_CLOSING}(?=\s++[^\sa-z])|(?<![。！？｡])[。！？｡]++{_CLOSING}"
 )
-_WORD = re.compile(r"\S+")
+_LEVELS = (re.compile("\n"), _SENTENCE_END, re.compile(r"\s+"))
+"""What ends a line, a sentence and a word."""
 
 
 class Piece(NamedTuple):
@@ -342,29 +287,18 @@ def _fitting(
         if num_tokens <= max_tokens or span.end - span.start == 1:
             yield Piece(span, num_tokens)
         else:
-            finer = [*_LEVELS[level](text, span)] if level < len(_LEVELS) else [*_cuts(span, max_tokens)]
+            finer = [*_stretches(text, span, _LEVELS[level])] if level < len(_LEVELS) else [*_cuts(span, max_tokens)]
             yield from _fitting(text, finer, max_tokens, count, level + 1)
 
 
-def _lines(text: str, span: Extent) -> Iterator[Extent]:
-    for match in _LINE.finditer(text, span.start, span.end):
-        if stripped := _stripped(text, Extent(*match.span())):
-            yield stripped
-
-
-def _sentences(text: str, span: Extent) -> Iterator[Extent]:
+def _stretches(text: str, span: Extent, ends: re.Pattern[str]) -> Iterator[Extent]:
+    """What lies between the ends that a pattern finds, without white space around it."""
     start = span.start
-    for match in _SENTENCE_END.finditer(text, span.start, span.end):
-        if stripped := _stripped(text, Extent(start, match.end())):
-            yield stripped
-        start = match.end()
-    if stripped := _stripped(text, Extent(start, span.end)):
-        yield stripped
-
-
-def _words(text: str, span: Extent) -> Iterator[Extent]:
-    for match in _WORD.finditer(text, span.start, span.end):
-        yield Extent(*match.span())
+    for end in itertools.chain((match.end() for match in ends.finditer(text, *span)), [span.end]):
+        stretch = text[start:end]
+        if stretch.strip():
+            yield Extent(start + len(stretch) - len(stretch.lstrip()), start + len(stretch.rstrip()))
+        start = end
 
 
 def _cuts(span: Extent, max_tokens: int) -> Iterator[Extent]:
@@ -373,18 +307,6 @@ def _cuts(span: Extent, max_tokens: int) -> Iterator[Extent]:
     step = max_tokens if length > max_tokens else -(-length // 2)
     for start in range(span.start, span.end, step):
         yield Extent(start, min(start + step, span.end))
-
-
-def _stripped(text: str, span: Extent) -> Extent | None:
-    """Without white space at its ends; None where nothing else is in it."""
-    stretch = text[span.start : span.end]
-    lead = len(stretch) - len(stretch.lstrip())
-    if lead == len(stretch):
-        return None
-    return Extent(span.start + lead, span.start + len(stretch.rstrip()))
-
-
-_LEVELS: tuple[Callable[[str, Extent], Iterator[Extent]], ...] = (_lines, _sentences, _words)
 
 
 # Chunks of a document: what a labeler chooses evidence from.
@@ -493,35 +415,30 @@ CHUNK_COUNTS = (
 """What is counted besides pairs, in the order in which it is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRule:
-    """How documents are read and cut.
-
-    Args:
-        form: of the documents; a title is text in any case.
-        column: that holds them; None for `html`, else the columns that a job would read.
-        max_tokens: of a chunk.
-        count: tokens of a text.
-    """
-
-    form: Form
-    column: str | None
-    count: CountTokens
-    max_tokens: int
-
-
-def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> Counter[str]:
+def chunk_pairs(
+    pairs_path: str,
+    to: str,
+    form: Form,
+    column: str | None,
+    storage: Storage,
+    *,
+    max_tokens: int,
+    count: CountTokens,
+) -> Counter[str]:
     """Write the pairs with the columns `document`, `chunks` and `jsonld`, rows in the order of the input; pairs, chunks
     by type, and what was left out.
 
+    Args:
+        form, column: see `add_page_columns`.
+        max_tokens: of a chunk.
+        count: tokens of a text.
     Raises:
         InputError, DiskFullError, StoreError, MissingExtraError: see `add_page_columns`.
     """
     counts = Counter[str]()
 
-    def values(row: PageRow) -> Sequence[Any]:
-        page = row.page
-        cut, num_duplicates = chunk_page(page, rule.max_tokens, rule.count)
+    def values(page: CleanedPage, *_: object) -> Sequence[Any]:
+        cut, num_duplicates = chunk_page(page, max_tokens, count)
         counts["pairs"] += 1
         counts["documents_without_chunks"] += not cut
         counts["duplicates_left_out"] += num_duplicates
@@ -532,5 +449,5 @@ def chunk_pairs(pairs_path: str, to: str, rule: ChunkRule, storage: Storage) -> 
         counts.update(f"{chunk.type}_chunks" for chunk in cut)
         return page.text, cut, page.json_ld
 
-    add_page_columns(pairs_path, to, rule.form, rule.column, _CHUNK_COLUMNS, values, storage)
+    add_page_columns(pairs_path, to, form, column, _CHUNK_COLUMNS, values, storage)
     return counts

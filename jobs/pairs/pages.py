@@ -1,12 +1,16 @@
-"""Documents as cleaned text and blocks (headings, paragraphs, tables, lists), and the HTML reader that produces
-them."""
+"""Reads documents (HTML, Markdown, wikitext or text) as cleaned text and blocks: headings, paragraphs, tables, lists.
+
+`read_page` is the door. All forms but text become HTML, which one reader takes apart.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import html
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -79,9 +83,29 @@ class Draft(NamedTuple):
     title: str = ""
 
 
-def lay_out(drafts: Iterable[Draft], json_ld: Sequence[str] = (), unreadable_json_ld: int = 0) -> CleanedPage:
-    """The blocks one after the other."""
-    texts: list[str] = []
+Form = Literal["html", "markdown", "wikitext", "text"]
+_BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
+    """Read texts, one after the other, as one document.
+
+    Markdown is CommonMark with tables and struck-out text; HTML in it is read as HTML, and so are its links: their text
+    stays, their targets go; of wikitext likewise. Of text, paragraphs are parted by blank lines and their lines stay as
+    they are.
+
+    Raises:
+        MissingExtraError: what reads the form is not installed.
+    """
+    drafts: list[Draft] = []
+    scripts: list[str] = []
+    for text, form in texts:
+        if form == "text":
+            drafts += [Draft("text", [one.strip()]) for one in _BLANK.split(_lines(text)) if one.strip()]
+        else:
+            page = read_html(_AS_HTML[form](text))
+            drafts += drafts_of(page.root)
+            scripts += page.scripts
     blocks: list[PageBlock] = []
     at = 0
     for draft in drafts:
@@ -89,11 +113,14 @@ def lay_out(drafts: Iterable[Draft], json_ld: Sequence[str] = (), unreadable_jso
         for part in draft.parts:
             spans.append(Extent(at, at + len(part)))
             at += len(part) + 1
-        texts.append("\n".join(draft.parts))
         span = Extent(spans[0].start, spans[-1].end)
         blocks.append(PageBlock(draft.kind, span, tuple(spans), draft.level, draft.title))
         at = span.end + len(_BETWEEN)
-    return CleanedPage(_BETWEEN.join(texts), tuple(blocks), tuple(json_ld), unreadable_json_ld)
+    return CleanedPage(_BETWEEN.join("\n".join(one.parts) for one in drafts), tuple(blocks), *json_ld_of(scripts))
+
+
+def _lines(text: str) -> str:
+    return fit(text).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def fit(text: str) -> str:
@@ -213,30 +240,20 @@ def _table(node: Node) -> Draft | None:
     return Draft("table", lines)
 
 
-_TYPE = "application/ld+json"
-
-
-class JsonLd:
-    """What scripts of JSON-LD hold: their objects, those of an array at the outside one by one, as extruct has it. Line
-    ends within texts are borne with; other faults make a script unreadable.
+def json_ld_of(scripts: Iterable[str]) -> tuple[tuple[str, ...], int]:
+    """What scripts of JSON-LD hold, and how many are no JSON: their objects, those of an array at the outside one by
+    one, as extruct has it. Line ends within texts are borne with.
     """
-
-    def __init__(self) -> None:
-        self.items: list[str] = []
-        self.unreadable = 0
-
-    def add(self, script: str) -> None:
-        """Take a script's text; one without anything in it is no fault."""
-        if not script.strip():
-            return
+    items, unreadable = list[str](), 0
+    for script in filter(str.strip, scripts):
         try:
             value = json.loads(script, strict=False, parse_constant=_refuse)
         except (ValueError, RecursionError):  # no JSON, a number of 5,000 digits, 1,000 open brackets
-            self.unreadable += 1
-            return
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict):
-                self.items.append(fit(json.dumps(item, ensure_ascii=False)))
+            unreadable += 1
+            continue
+        held = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+        items += [fit(json.dumps(one, ensure_ascii=False)) for one in held]
+    return tuple(items), unreadable
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -286,21 +303,15 @@ MOST_NODES = 64
 """Open nodes within which a list or table is text as any other."""
 
 
-def read_html(html: str, json_ld: JsonLd) -> Iterator[Draft]:
-    """A page's blocks, once its JSON-LD is added. Time grows with the page's length alone, whatever it holds.
+def read_html(text: str) -> _Reader:
+    """A page's nodes, and its scripts of JSON-LD. Time grows with the page's length alone, whatever it holds.
 
     Raises:
         MissingExtraError: lxml is not installed.
     """
-    page = _Reader(json_ld)
-    _parse(fit(html), page)
-    return drafts_of(page.root)
-
-
-def _parse(html: str, page: _Reader) -> None:
     etree = require("lxml.etree", extra="pairs", purpose="relabel pairs chunk")
-    parser = None
-    for piece in _pieces(html):
+    page, parser = _Reader(), None
+    for piece in _pieces(fit(text)):
         parser = parser or etree.HTMLParser(target=page, huge_tree=True)
         parser.feed(piece)
         if page.depth > MOST_DEPTH and not page.is_in_script:
@@ -308,6 +319,7 @@ def _parse(html: str, page: _Reader) -> None:
             parser = None
     if parser is not None:
         _close(parser, etree)
+    return page
 
 
 def _close(parser: Any, etree: Any) -> None:
@@ -316,23 +328,23 @@ def _close(parser: Any, etree: Any) -> None:
         parser.close()
 
 
-def _pieces(html: str) -> Iterator[str]:
+def _pieces(text: str) -> Iterator[str]:
     """The page in pieces that end before a `<` where they can."""
     start = 0
-    while start < len(html):
+    while start < len(text):
         end = start + PIECE_CHARS
-        mark = html.rfind("<", start + 1, end) if end < len(html) else -1
+        mark = text.rfind("<", start + 1, end) if end < len(text) else -1
         end = mark if mark > 0 else end
-        yield html[start:end]
+        yield text[start:end]
         start = end
 
 
 class _Reader:
     """What lxml calls: keeps what shows as nodes."""
 
-    def __init__(self, json_ld: JsonLd) -> None:
+    def __init__(self) -> None:
         self.root = Node("page")
-        self._json_ld = json_ld
+        self.scripts: list[str] = []
         self._script: list[str] | None = None
         self._open: list[Node | None] = []
         """For each open element the node that it opened, if any."""
@@ -357,7 +369,7 @@ class _Reader:
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._open.append(None)
-        if tag == "script" and attributes.get("type", "").partition(";")[0].strip().lower() == _TYPE:
+        if tag == "script" and attributes.get("type", "").partition(";")[0].strip().lower() == "application/ld+json":
             self._script = []
         if self._hidden_at is not None:
             return
@@ -383,7 +395,7 @@ class _Reader:
     def end(self, tag: str) -> None:
         depth, node = self.depth, self._open.pop()
         if tag == "script" and self._script is not None:
-            self._json_ld.add("".join(self._script))
+            self.scripts.append("".join(self._script))
             self._script = None
         if self._hidden_at is not None:
             if self._hidden_at == depth:
@@ -459,3 +471,237 @@ def _is_hidden(tag: str, attributes: Mapping[str, str]) -> bool:
         or (tag == "dialog" and "open" not in attributes)
         or ("style" in attributes and _HIDING.search(attributes["style"]) is not None)
     )
+
+
+# ------------------------------------------------------------------------------
+# Markdown as HTML.
+
+_PREFIX = re.compile(r"^(?:[ \t>]|[-+*](?=[ \t])|\d{1,9}[.)](?=[ \t]))*", re.MULTILINE)
+_MOST_PREFIX = 40
+"""Columns of `> - 1.` and blanks that a line begins with at most: markdown-it leaves out what is nested more deeply."""
+_MOST_NESTING = 100
+
+
+def _markdown_html(markdown: str) -> str:
+    library: Any = require("markdown_it", extra="pairs", purpose="documents in Markdown")
+    reader = library.MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
+    rendered: str = reader.render(_PREFIX.sub(lambda match: _shallow(match[0]), _lines(markdown)))
+    return rendered
+
+
+def _shallow(prefix: str) -> str:
+    return prefix if len(prefix) <= _MOST_PREFIX // 4 else prefix.expandtabs(4)[:_MOST_PREFIX]
+
+
+# ------------------------------------------------------------------------------
+# Wikitext as HTML, for the reader of HTML: mwparserfromhell parses, and what a reader of the page sees is written.
+#
+# A template can't be expanded without its wiki: an infobox becomes a table of its fields, a template that only marks
+# words (`{{lang|fr|…}}`) leaves them, any other leaves nothing. Left out too: references, files, categories, comments,
+# magic words, and the targets of links.
+
+_NOT_SHOWN = {"ref", "references", "gallery", "imagemap", "timeline", "score", "templatestyles", "graph", "mapframe"}
+_AS_TEXT = {"nowiki", "math", "chem", "code", "tt", "source", "syntaxhighlight", "pre", "poem"}
+_NO_TEXT_LINK = re.compile(
+    r"\s*(?:(?:file|image|media|category|datei|bild|kategorie|fichier|catégorie)\s*:|[a-z]{2,3}(?:-[a-z]+)?:)",
+    re.IGNORECASE,
+)
+_DEEP_MARKS = re.compile(r"^([*#:;]{10})[*#:;]+", re.MULTILINE)
+_HTML_TAG = re.compile("<[^>]*>")
+_STRAY_TAG = re.compile(r"</?[a-z][a-z0-9]*(?:[\s/][^<>]*)?>", re.IGNORECASE)
+"""A tag without its other end, which the parser leaves in the text."""
+_MAGIC = re.compile(r"__[A-Z]+__")
+_SHOWN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nowrap", "nobr", "small", "big", "angbr", "smallcaps", "abbr", "circa"), ("1",)),
+    **dict.fromkeys(("lang", "transl", "tooltip"), ("2",)),
+    **dict.fromkeys(("convert", "cvt", "sortkeyname", "sortname"), ("1", "2")),
+    **dict.fromkeys(("birth date", "birth date and age", "death date", "death date and age"), ("1", "2", "3")),
+    **dict.fromkeys(("start date", "start date and age", "end date", "dts"), ("1", "2", "3")),
+    **dict.fromkeys(("ubl", "ublist", "unbulleted list", "hlist", "flatlist", "plainlist"), tuple("123456789")),
+    "quote": ("1",),
+}
+"""Templates that leave words, and which of their fields these are."""
+
+
+def wikitext_html(wikitext: str) -> str:
+    """HTML with the text, headings, lists and tables of a page.
+
+    Raises:
+        MissingExtraError: mwparserfromhell is not installed.
+    """
+    parser: Any = require("mwparserfromhell", extra="pairs", purpose="documents in wikitext")
+    return _html_of(parser.parse(_DEEP_MARKS.sub(r"\1", _MAGIC.sub("", _lines(wikitext)))))
+
+
+def _html_of(code: Any) -> str:
+    page = _Wiki()
+    _write(code, page)
+    page.end_lists()
+    return "".join(page.pieces)
+
+
+class _Wiki:
+    """HTML from text whose line ends mean something: lists are lines with a mark, a blank line ends a paragraph."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self._lists = ""
+        """Marks of the lists that are open, the outermost first."""
+        self._mark = ""
+        self._is_line_empty = True
+
+    def mark(self, mark: str) -> None:
+        """A mark of a list; within a line it is text."""
+        if self._is_line_empty:
+            self._mark += mark
+        else:
+            self.inline(f"{mark} ")
+
+    def text(self, text: str) -> None:
+        first, *others = text.split("\n")
+        if first:
+            self._take(html.escape(first, quote=False))
+        for line in others:
+            if self._is_line_empty and not self._mark:
+                self._nest("")
+                self.pieces.append("<p>")
+            self.pieces.append("\n")
+            self._mark, self._is_line_empty = "", True
+            if line:
+                self._take(html.escape(line, quote=False))
+
+    def inline(self, written: str) -> None:
+        """HTML within a line."""
+        self._begin()
+        self.pieces.append(written)
+
+    def block(self, written: str) -> None:
+        """HTML that is a block, which ends all lists."""
+        self.end_lists()
+        self.pieces.append(written)
+        self._is_line_empty = True
+
+    def end_lists(self) -> None:
+        self._mark = ""
+        self._nest("")
+
+    def _take(self, written: str) -> None:
+        if not self._is_line_empty or written.strip():
+            self.inline(written)
+
+    def _begin(self) -> None:
+        """What a line begins with, once there is something on it."""
+        if not self._is_line_empty:
+            return
+        self._is_line_empty = False
+        items = "".join(one for one in self._mark if one in "*#")
+        goes_on = self._mark.endswith(":") and self._lists.startswith(items)
+        if self._mark or self._lists:
+            self._nest(items)
+            self.pieces.append("<br>" if items and goes_on else "<li>" if items else "<p>")
+
+    def _nest(self, wanted: str) -> None:
+        """Close and open lists until those of `wanted` are open."""
+        pairs = zip(self._lists, wanted, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        for mark in reversed(self._lists[same:]):
+            self.pieces.append("</ul>" if mark == "*" else "</ol>")
+        for mark in wanted[same:]:
+            self.pieces.append("<ul>" if mark == "*" else "<ol>")
+        self._lists = wanted
+
+
+def _write(code: Any, page: _Wiki) -> None:
+    for node in () if code is None else code.nodes:
+        match type(node).__name__:
+            case "Text":
+                page.text(_STRAY_TAG.sub("", str(node)))
+            case "HTMLEntity":
+                page.inline(str(node))
+            case "Heading":
+                level = min(max(node.level, 1), 6)
+                page.block(f"<h{level}>{_html_of(node.title)}</h{level}>")
+            case "Wikilink":
+                _write_link(node, page)
+            case "ExternalLink":
+                _write(node.title, page)
+                if node.title is None and not node.brackets:
+                    page.text(str(node.url))
+            case "Template":
+                _write_template(node, page)
+            case "Tag":
+                _write_tag(node, page)
+            case "Argument":
+                _write(node.default, page)
+
+
+def _write_link(node: Any, page: _Wiki) -> None:
+    target = str(node.title)
+    if _NO_TEXT_LINK.match(target):
+        return
+    if node.text is not None and str(node.text).strip():
+        _write(node.text, page)
+    else:
+        page.text(" ".join(target.lstrip(" :").split()))
+
+
+def _write_template(node: Any, page: _Wiki) -> None:
+    name = " ".join(str(node.name).replace("_", " ").split()).lower()
+    if name.startswith("infobox"):
+        fields = [(str(one.name).strip(), _html_of(one.value)) for one in node.params if one.showkey]
+        rows = "".join(
+            f"<tr><th>{html.escape(key)}</th><td>{value}</td></tr>"
+            for key, value in fields
+            if _HTML_TAG.sub("", value).strip()
+        )
+        page.block(f"<table>{rows}</table>")
+    for place, key in enumerate(_SHOWN.get(name, ())):
+        if node.has(key):
+            page.text(" " * (place > 0))
+            _write(node.get(key).value, page)
+
+
+def _write_tag(node: Any, page: _Wiki) -> None:
+    name, mark = str(node.tag).strip().lower(), node.wiki_markup
+    if name in _NOT_SHOWN:
+        return
+    if mark in ("*", "#", ":", ";"):
+        page.mark(mark)
+    elif name == "table":
+        page.block(f"<table>{_rows_of(node.contents)}</table>")
+    elif name == "br":
+        page.inline("<br>")
+    elif name == "hr":
+        page.block("<hr>")
+    elif node.contents is None or name in ("b", "i") or not name.isalnum():
+        _write(node.contents, page)
+    elif name in _AS_TEXT:
+        for number, line in enumerate(str(node.contents).split("\n")):
+            page.inline(("<br>" if number else "") + html.escape(line, quote=False))
+    else:
+        style = node.get("style").value if node.has("style") else ""
+        page.inline(f'<{name} style="{html.escape(str(style))}">')
+        _write(node.contents, page)
+        page.inline(f"</{name}>")
+
+
+def _rows_of(code: Any) -> str:
+    """The rows of a table; the first may have no mark of its own, after a caption."""
+    rows, cells, caption = [], [], ""
+    for node in code.nodes:
+        name = str(node.tag) if type(node).__name__ == "Tag" else ""
+        if name == "tr":
+            rows.append(_cells_of(() if node.contents is None else node.contents.nodes))
+        elif name in ("td", "th") and str(node.contents).startswith("+"):
+            caption = f"<caption>{_html_of(node.contents).replace('+', '', 1)}</caption>"
+        elif name in ("td", "th"):
+            cells.append(node)
+    return caption + "".join(f"<tr>{row}</tr>" for row in (_cells_of(cells), *rows) if row)
+
+
+def _cells_of(nodes: Any) -> str:
+    found = ((str(one.tag), one.contents) for one in nodes if type(one).__name__ == "Tag")
+    return "".join(f"<{name}>{_html_of(contents)}</{name}>" for name, contents in found if name in ("td", "th"))
+
+
+_AS_HTML: dict[Form, Callable[[str], str]] = {"html": str, "markdown": _markdown_html, "wikitext": wikitext_html}

@@ -78,16 +78,12 @@ class Bm25Index:
 
     def scores(self, query: str) -> Any:
         """Of every text, as float64 [texts]; zeros where no word of the query is known."""
-        import numpy as np
-
         known = self._index.vocab_dict if self._has_words else {}
         words = [word for word in re.findall(_WORD, query.lower()) if word in known]
         return np.asarray(self._index.get_scores(words) if words else np.zeros(len(self._texts)), dtype=np.float64)
 
     def ranked(self, scores: Any, k: int) -> list[str]:
         """The k texts with the highest of these scores above 0, best first."""
-        import numpy as np
-
         hits = np.flatnonzero(scores > 0)
         if len(hits) > k:
             least = np.partition(scores[hits], len(hits) - k)[len(hits) - k]
@@ -125,7 +121,9 @@ def with_context(
         texts = source.select(text=document_of(text_columns)).filter(polars.col("text").str.strip_chars() != "")
         documents = texts.unique().collect(engine="streaming")["text"]
     queries = queries_of(pairs, pairs_path)
-    contexts = _best_documents(documents, queries["query"], k)
+    index = Bm25Index(documents.to_list())
+    best = {text: index.best(text, k) for text in queries["query"].unique().to_list()}
+    contexts = [best[text] for text in queries["query"]]
     column = polars.DataFrame(
         {_KEY: queries[_KEY], COLUMN: [[text[:max_chars] for text in context] for context in contexts]},
         schema={_KEY: polars.String, COLUMN: polars.List(polars.String)},
@@ -143,13 +141,6 @@ def with_context(
         "context_documents": sum(sizes),
     }
     return frame, counts
-
-
-def _best_documents(documents: Any, queries: Any, k: int) -> list[list[str]]:
-    """Each query's best documents; a text that several queries have is searched once."""
-    index = Bm25Index(documents.to_list())
-    best = {text: index.best(text, k) for text in queries.unique().to_list()}
-    return [best[text] for text in queries]
 
 
 def queries_of(pairs: Any, path: str) -> Any:

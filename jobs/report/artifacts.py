@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -53,7 +54,6 @@ class RunArtifact(_Opened):
 
     storage: Storage
     plan: Plan
-    manifest_bytes: bytes | None
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -123,10 +123,6 @@ class TeacherArtifact(_Opened):
         return digest_of_files(files)
 
 
-# ------------------------------------------------------------------------------
-# Opening paths: each artifact is recognized by its files.
-
-
 @dataclass
 class StudentArtifact(_Opened):
     """A student's folder."""
@@ -163,7 +159,11 @@ class BundleArtifact(_Opened):
 Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact
 
 
-def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list[Artifact]:
+# ------------------------------------------------------------------------------
+# Opening paths: each artifact is recognized by its files.
+
+
+def open_artifacts(paths: Sequence[str], storage: Storage) -> list[Artifact]:
     """Open every path; two of one name are distinguished by their paths.
 
     Raises:
@@ -171,18 +171,13 @@ def open_artifacts(paths: tuple[str, ...] | list[str], storage: Storage) -> list
         InputError: a path holds nothing that a report knows.
         ManifestError: what it holds is damaged.
     """
-    seen: dict[str, str] = {}
-    for path in paths:
-        place = place_of(path).rstrip("/")
-        if place in seen:
-            raise UsageError(
-                f"PATH: {path} is given twice" + (f", as {seen[place]} too." if seen[place] != path else ".")
-            )
-        seen[place] = path
+    places = [place_of(path).rstrip("/") for path in paths]
+    if twice := [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]:
+        raise UsageError(f"PATH: {twice[0]} is given twice, as {twice[-1]} too.")
     found = [open_artifact(path, storage) for path in paths]
-    named = [(type(one), one.name) for one in found]
-    for one, name in zip(found, named, strict=True):
-        if named.count(name) > 1:
+    named = Counter((type(one), one.name) for one in found)
+    for one in found:
+        if named[type(one), one.name] > 1:
             one.name = f"{one.name} ({one.path})"
     return found
 
@@ -200,18 +195,20 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
             "`export`."
         )
     store = open_run_store(path, storage)
-    if read_if_there(store, PLAN_NAME) is not None:
-        plan = load_plan(store)
-        assert plan is not None
+    if (plan := load_plan(store)) is not None:
         kind = "scores" if plan.facts.kind == "student" else "label run"
-        return RunArtifact(kind, plan.name, path, store, storage, plan, read_if_there(store, MANIFEST_NAME))
+        return RunArtifact(kind, plan.name, path, store, storage, plan)
     manifest, where = read_if_there(store, MANIFEST_NAME) or b"", f"{path}/{MANIFEST_NAME}"
     if not manifest and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
         raise InputError(
             f"{path}: a training that is not finished. Its curves up to the last checkpoint are in "
             f"{path}/{CHECKPOINTS}/{PLOT_NAME}."
         )
-    match manifest and _object(manifest, where).get("kind"):
+    try:
+        of = manifest and json.loads(manifest).get("kind")
+    except (ValueError, AttributeError) as exc:
+        raise ManifestError(f"{where}: not a JSON object ({type(exc).__name__}). Restore it from a copy.") from exc
+    match of:
         case "student":
             student = read_student_manifest(manifest, where)
             return StudentArtifact("student", student.name, path, store, student)
@@ -228,21 +225,11 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     )
 
 
-def _object(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        held = json.loads(data)
-    except ValueError as exc:
-        raise ManifestError(f"{where}: not readable as JSON ({type(exc).__name__}). Restore it from a copy.") from exc
-    if not isinstance(held, dict):
-        raise ManifestError(f"{where}: not a JSON object. Restore it from a copy.")
-    return held
-
-
 # ------------------------------------------------------------------------------
 # Lineage from data to bundle: what each manifest says it was made of, and whether the artifact given here is that.
 
 
-class LineageNode(NamedTuple):
+class Thing(NamedTuple):
     """A thing that something was made of, or was made."""
 
     kind: str
@@ -252,56 +239,32 @@ class LineageNode(NamedTuple):
         return f"{self.kind} {self.title}"
 
 
-class Edge(NamedTuple):
-    """One thing was made of another; `is_same`: the source that is given is what the manifest names, None where
-    nobody knows.
+class Link(NamedTuple):
+    """One thing was made of another; `is_same`: the source that is given is what the manifest names, None where it is
+    not given.
     """
 
-    source: str
-    target: str
+    source: Thing
+    target: Thing
     is_same: bool | None
 
 
-@dataclass
-class Graph:
-    """Nodes by key, which holds a digest of the thing, and the edges between them; `given` are the page's artifacts,
-    the others are only named by a manifest.
-    """
-
-    nodes: dict[str, LineageNode] = field(default_factory=dict)
-    edges: list[Edge] = field(default_factory=list)
-    given: dict[str, Artifact] = field(default_factory=dict)
-
-    def join(self, target: str, key: str, kind: str, title: str, *, is_same: bool | None = None) -> None:
-        """Add what `target` was made of, once; what is given is known by its digest, unless `is_same` says more."""
-        self.nodes.setdefault(key, LineageNode(kind, title))
-        if is_same is None and key in self.given:
-            is_same = True
-        edge = Edge(key, target, is_same)
-        if edge not in self.edges:
-            self.edges.append(edge)
+Source: TypeAlias = tuple[str, str, str, str, bool | None]
+"""Keys of a thing and of what it was made of, which hold digests; kind and title of the latter; see `Link`. Without a
+verdict the source is the same if its key is among those of what is given."""
 
 
-def trace(artifacts: Iterable[Artifact]) -> Graph:
-    """The graph of what is given and what its manifests name."""
-    graph = Graph()
-    for one in artifacts:
-        graph.given[_key(one)] = one
-        graph.nodes[_key(one)] = LineageNode(one.kind, one.name)
-    for key, one in graph.given.items():
-        if isinstance(one, RunArtifact):
-            _trace_run(graph, key, one)
-        elif isinstance(one, TeacherArtifact):
-            _trace_trained(graph, key, one.manifest.data.runs, one.manifest.data.gold, one.manifest.model)
-        elif isinstance(one, StudentArtifact):
-            _trace_trained(graph, key, one.manifest.labels, one.manifest.gold, one.manifest.model)
-        else:
-            student, lineage = one.student.lineage.student, one.student.lineage
-            student_key = f"student {student.digest}"
-            graph.join(key, student_key, "student", student.name)
-            if student_key not in graph.given:
-                _trace_trained(graph, student_key, lineage.labels or (), lineage.gold, student.model)
-    return graph
+def trace(artifacts: Iterable[Artifact]) -> list[Link]:
+    """What was made of what, by what is given and what its manifests name."""
+    given = {_key(one): one for one in artifacts}
+    things = {key: Thing(one.kind, one.name) for key, one in given.items()}
+    links: dict[Link, None] = {}
+    for key, one in given.items():
+        for target, source, kind, title, is_same in _sources(key, one, given):
+            things.setdefault(source, Thing(kind, title))
+            verdict = True if is_same is None and source in given else is_same
+            links[Link(things[source], things[target], verdict)] = None
+    return list(links)
 
 
 def _key(one: Artifact) -> str:
@@ -315,28 +278,36 @@ def _key(one: Artifact) -> str:
     return f"student {one.digest}"
 
 
-def _trace_run(graph: Graph, key: str, run: RunArtifact) -> None:
-    files = run.plan.files
-    name = base_name(files[0].path) if len(files) == 1 else f"{len(files):,} files"
-    graph.join(key, f"data {digest_of([list(file.identity) for file in files])}", "data", name)
-    for engine in run.found.engines:
-        if run.is_scored:
-            _join_scorer(graph, key, engine)
-        else:
-            _join_teacher(graph, key, engine)
-    for source in run.found.reused_from:
-        graph.join(key, f"run {source.fingerprint}", "label run", base_name(source.output))
+def _sources(key: str, one: Artifact, given: Mapping[str, Artifact]) -> Iterator[Source]:
+    if isinstance(one, RunArtifact):
+        files = one.plan.files
+        name = base_name(files[0].path) if len(files) == 1 else f"{len(files):,} files"
+        yield key, f"data {digest_of([list(file.identity) for file in files])}", "data", name, None
+        for engine in one.found.engines:
+            yield from (_scorer(key, engine, given) if one.is_scored else _teacher(key, engine, given))
+        for source in one.found.reused_from:
+            yield key, f"run {source.fingerprint}", "label run", base_name(source.output), None
+    elif isinstance(one, TeacherArtifact):
+        yield from _learned(key, one.manifest.data.runs, one.manifest.data.gold, one.manifest.model, given)
+    elif isinstance(one, StudentArtifact):
+        yield from _learned(key, one.manifest.labels, one.manifest.gold, one.manifest.model, given)
+    else:
+        student, lineage = one.student.lineage.student, one.student.lineage
+        student_key = f"student {student.digest}"
+        yield key, student_key, "student", student.name, None
+        if student_key not in given:
+            yield from _learned(student_key, lineage.labels or (), lineage.gold, student.model, given)
 
 
-def _join_teacher(graph: Graph, key: str, engine: dict[str, Any]) -> None:
+def _teacher(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) -> Iterator[Source]:
     """The model that a run asked: a given teacher where all its files are those that were asked."""
     source, reference = f"model {engine.get('model_digest', '')}", str(engine.get("model", ""))
-    if source not in graph.given:
-        for given, one in graph.given.items():
+    if source not in given:
+        for other, one in given.items():
             if isinstance(one, TeacherArtifact) and _is_at(one, reference):
-                graph.join(key, given, "teacher", one.name, is_same=False)
+                yield key, other, "teacher", one.name, False
                 return
-    graph.join(key, source, "teacher", base_name(reference))
+    yield key, source, "teacher", base_name(reference), None
 
 
 def _is_at(teacher: TeacherArtifact, reference: str) -> bool:
@@ -346,66 +317,65 @@ def _is_at(teacher: TeacherArtifact, reference: str) -> bool:
     return teacher.folder.resolve() == Path(reference).expanduser().resolve()
 
 
-def _join_scorer(graph: Graph, key: str, engine: dict[str, Any]) -> None:
+def _scorer(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) -> Iterator[Source]:
     """What scored: a student, or a bundle with the student that it was made of."""
     name, digest = str(engine.get("model", "")), str(engine.get("model_digest"))
     match engine.get("details"):
         case {"bundle": _, "manifest_sha256": str(manifest_sha256), "student": str(digest)}:
             bundle = f"bundle {manifest_sha256}"
-            graph.join(key, bundle, "bundle", name)
-            if bundle in graph.given:  # its own manifest says what it was made of
+            yield key, bundle, "bundle", name, None
+            if bundle in given:  # its own manifest says what it was made of
                 return
             key = bundle
-    graph.join(key, f"student {digest}", "student", name)
+    yield key, f"student {digest}", "student", name, None
 
 
-def _trace_trained(
-    graph: Graph,
+def _learned(
     key: str,
     labels: Iterable[LearnedLabels],
     gold: LearnedGold | None,
     model: BaseModelUsed | None,
-) -> None:
+    given: Mapping[str, Artifact],
+) -> Iterator[Source]:
     """What a student or a teacher was made of."""
     for source in labels:
         if source.kind != "run":
-            graph.join(key, f"file {source.path}", "label file", base_name(source.path))
+            yield key, f"file {source.path}", "label file", base_name(source.path), None
             continue
-        run_key = f"run {source.fingerprint}"
-        run, is_same = graph.given.get(run_key), None
+        run, is_same = given.get(f"run {source.fingerprint}"), None
         if isinstance(run, RunArtifact):
-            is_same = sha256_bytes(run.manifest_bytes or b"") == source.manifest_sha256
-        graph.join(key, run_key, "label run", source.name or base_name(source.path), is_same=is_same)
+            is_same = sha256_bytes(read_if_there(run.store, MANIFEST_NAME) or b"") == source.manifest_sha256
+        yield key, f"run {source.fingerprint}", "label run", source.name or base_name(source.path), is_same
     if model is not None:
-        graph.join(key, f"model {model.digest}", "base model", base_name(model.reference))
+        yield key, f"model {model.digest}", "base model", base_name(model.reference), None
     if gold is not None:
         kind = "wanted chunks" if isinstance(gold, LearnedGold) and gold.sets is not None else "trusted grades"
-        graph.join(key, f"gold {gold.path}", kind, base_name(gold.path))
+        yield key, f"gold {gold.path}", kind, base_name(gold.path), None
 
 
-def lineage_section(graph: Graph) -> Section:
+def lineage_section(artifacts: Sequence[Artifact]) -> Section:
     """What was made of what, each link with how it is known; changed sources first."""
     known = {
         True: Badge("the same, by digest", "good"),
         False: Badge("changed since", "bad"),
         None: Badge("named by a manifest"),
     }
-    rows = [(str(graph.nodes[one.source]), str(graph.nodes[one.target]), known[one.is_same]) for one in graph.edges]
+    links = trace(artifacts)
+    rows = [(str(one.source), str(one.target), known[one.is_same]) for one in links]
     table = Table("From data to here", ("from", "to", "known"), rows)
-    texts = [Paragraph(sentence, "warn") for sentence in changes(graph)]
+    texts = [Paragraph(sentence, "warn") for sentence in changes(links, artifacts)]
     return Section("lineage", "Lineage", [*texts, table] if rows else [])
 
 
-def changes(graph: Graph) -> list[str]:
+def changes(links: Iterable[Link], artifacts: Iterable[Artifact]) -> list[str]:
     """What is not any more what something was made of, a sentence each."""
     found = []
-    given = {str(graph.nodes[key]) for key in graph.given}
-    for edge in graph.edges:
-        source, target = graph.nodes[edge.source], graph.nodes[edge.target]
-        if edge.is_same is False:
+    given = {f"{one.kind} {one.name}" for one in artifacts}
+    for source, target, is_same in links:
+        if is_same is False:
             what = "files have" if source.kind == "teacher" else "manifest has"
             found.append(f"{source} is not what {target} was made of: its {what} changed since.")
-        if edge.source not in graph.given and str(source) in given:
+        if is_same is None and str(source) in given:
             found.append(
                 f"{target} was made of another {source} than the one that is given here: their digests differ."
             )

@@ -40,7 +40,6 @@ from relabel.jobs.report.artifacts import (
     TeacherArtifact,
     lineage_section,
     open_artifacts,
-    trace,
 )
 from relabel.jobs.report.run_sections import (
     RunTally,
@@ -367,7 +366,7 @@ def build_report(
     browser = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else None
     sections = [
         ran_section(artifacts),
-        lineage_section(trace(artifacts)),
+        lineage_section(artifacts),
         conservation_section(tallies, has_reasons=max_rows > 0),
         labels_section(tallies),
         routes_section(tallies),
@@ -398,24 +397,26 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
     notes: list[Paragraph] = []
     specs: list[Block] = []
     for one in artifacts:
-        spec: Any = None
-        if isinstance(one, RunArtifact):
-            cards.append(run_facts(one))
-            spec = one.spec
-        elif isinstance(one, TeacherArtifact):
-            cards.append(teacher_facts(one))
+        card, spec = _card(one)
+        cards.append(card)
+        if isinstance(one, TeacherArtifact):
             notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
-            spec = one.manifest.spec
-        elif isinstance(one, StudentArtifact):
-            cards.append(student_facts(one))
-            spec = one.manifest.spec
-        else:
-            cards.append(bundle_facts(one))
-            spec = one.facts.get("spec")
         if spec and isinstance(spec, dict):
             text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
             specs.append(Fold(f"Spec of {one.name}, as it was resolved", [Code(f"spec of {one.name}", text)]))
     return Section("ran", "What ran", [*notes, *cards, *specs])
+
+
+def _card(one: Artifact) -> tuple[Facts, Any]:
+    """Facts of an artifact, and its spec."""
+    match one:
+        case RunArtifact():
+            return run_facts(one), one.spec
+        case TeacherArtifact():
+            return teacher_facts(one), one.manifest.spec
+        case StudentArtifact():
+            return student_facts(one), one.manifest.spec
+    return bundle_facts(one), one.facts.get("spec")
 
 
 def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:

@@ -78,10 +78,11 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
     assert trained["data"]["rows"] == 8 * len(learned)
     assert found["labels"] == 192
     shown = [str(root / name) for name in ("teacher", "run", "student", "bundle", "scores")]
-    graph = trace(open_artifacts(shown, Storage()))
-    proved = {(graph.nodes[edge.source].kind, graph.nodes[edge.target].kind) for edge in graph.edges if edge.is_same}
+    artifacts = open_artifacts(shown, Storage())
+    links = trace(artifacts)
+    proved = {(one.source.kind, one.target.kind) for one in links if one.is_same}
     assert proved == {("teacher", "label run"), ("label run", "student"), ("student", "bundle"), ("student", "scores")}
-    assert changes(graph) == []
+    assert changes(links, artifacts) == []
     assert b'id="lineage"' in (root / "report.html").read_bytes()
     split = json.loads((root / "student/manifest.json").read_bytes())["split"]["test"]
     assert (split["rows"], split["queries"]) == (8 * len(held_out), len(held_out))

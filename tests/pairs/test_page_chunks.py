@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from relabel.jobs.pairs.chunks import MOST_HEADING_CHARS, Form, chunk_page, count_pieces, read_page
+from relabel.jobs.pairs.chunks import MOST_HEADING_CHARS, chunk_page, count_pieces
+from relabel.jobs.pairs.pages import Form, read_page
 from tests.pairs.pages import assert_chunked, assert_sound
 from tests.strategies import texts
 

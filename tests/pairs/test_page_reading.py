@@ -14,8 +14,8 @@ pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
 
-from relabel.jobs.pairs.chunks import Form, chunk_page, count_pieces, read_page
-from relabel.jobs.pairs.pages import MOST_DEPTH, PIECE_CHARS, CleanedPage
+from relabel.jobs.pairs.chunks import chunk_page, count_pieces
+from relabel.jobs.pairs.pages import MOST_DEPTH, PIECE_CHARS, CleanedPage, Form, read_page
 from tests.pairs.pages import assert_sound, hostile_markdown, hostile_pages
 from tests.strategies import texts
 

@@ -15,8 +15,8 @@ pytest.importorskip("polars")
 pytest.importorskip("lxml")
 pytest.importorskip("markdown_it")
 
-from relabel.jobs.pairs.chunks import Form, read_page, tree_of
-from relabel.jobs.pairs.pages import CleanedPage
+from relabel.jobs.pairs.chunks import tree_of
+from relabel.jobs.pairs.pages import CleanedPage, Form, read_page
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import CONTENT, NODES, STRUCTURE, Node, read_tree

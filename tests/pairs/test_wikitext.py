@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("lxml")
 pytest.importorskip("mwparserfromhell")
 
-from relabel.jobs.pairs.chunks import read_page
-from relabel.jobs.pairs.pages import CleanedPage
+from relabel.jobs.pairs.pages import CleanedPage, read_page
 from tests.pairs.pages import assert_sound
 from tests.strategies import texts
 

@@ -92,8 +92,7 @@ def teacher(folder: Path) -> Path:
 
 
 def edges(*paths: Path) -> set[tuple[str, str, bool | None]]:
-    graph = trace(open_artifacts([str(path) for path in paths], Storage()))
-    return {(graph.nodes[a].kind, graph.nodes[b].kind, known) for a, b, known in graph.edges}
+    return {(a.kind, b.kind, known) for a, b, known in trace(open_artifacts([str(path) for path in paths], Storage()))}
 
 
 def digest_of(path: Path) -> str:
@@ -144,8 +143,9 @@ def test_teacher_whose_files_changed_since_the_run_is_pointed_at(folder: Path, t
     run = asked(folder, teacher)
     (teacher / WEIGHTS).write_bytes(b"other")
     assert ("teacher", "label run", False) in edges(teacher, run)
-    graph = trace(open_artifacts([str(teacher), str(run)], Storage()))
-    assert changes(graph) == ["teacher tuned is not what label run labels was made of: its files have changed since."]
+    found = open_artifacts([str(teacher), str(run)], Storage())
+    expected = "teacher tuned is not what label run labels was made of: its files have changed since."
+    assert changes(trace(found), found) == [expected]
 
 
 def test_teacher_is_joined_to_the_teacher_and_the_runs_that_it_was_made_of(folder: Path, teacher: Path) -> None:
