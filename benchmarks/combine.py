@@ -91,7 +91,7 @@ def show_ties(votes: Votes, judge: str, human_P: np.ndarray, query_P: np.ndarray
         cells = []
         for first, second in zip(rivals, (cut, order_alone(expected, human_P, query_P)), strict=True):
             drawn = paired_bootstrap(first, second, num_groups=one_R.shape[1], resamples=1000, seed=7)
-            value, (low, high, _) = second(one_R)["auc"][0], drawn[2]["auc"]
+            value, (low, high) = second(one_R)["auc"][0], drawn["auc"]
             cells.append(f"{value:.3f} ({value - first(one_R)['auc'][0]:+.3f}: {low:+.3f} to {high:+.3f})")
         print(f"| ties | {way} | {' | '.join(cells)} |", flush=True)
 
@@ -126,7 +126,7 @@ def main() -> None:
                     grade_P = np.round(probs_PK, 9).argmax(1) if "," in way else grade_P
                     second = order_and_grade(measured_P, query_P, grade_P, probs_PK, all_P)
                     drawn = {
-                        name: paired_bootstrap(one, second, num_groups=left, resamples=1000, seed=7)[2]
+                        name: paired_bootstrap(one, second, num_groups=left, resamples=1000, seed=7)
                         for name, one in first.items()
                     }
                     for name, figure in zip(best, FIGURES, strict=True):

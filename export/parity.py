@@ -284,7 +284,7 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
         lambda weight_RG, count_GKK=count_GKK: {"f1_macro": _f1_macro(np.tensordot(weight_RG, count_GKK, axes=1))}
         for count_GKK in counts
     )
-    *_, drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed)
+    drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed)
     loss = (ours - theirs) * POINTS
     interval = drawn.get("f1_macro")
     # from zero, since a minus alone makes -0.0 of no loss

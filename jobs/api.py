@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from relabel.distill.students.distillation import Report
     from relabel.jobs.ask import AskedRows
-    from relabel.jobs.figures import ComparedSets, JudgedLabels
     from relabel.jobs.run.results import RunReport
+    from relabel.jobs.sections import ComparedSets, JudgedLabels
 
 Spec = str | Mapping[str, Any]
 

@@ -11,17 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.jobs.evaluate import Golds, JudgingOptions, Sides, cut_sets, run_pairs
-from relabel.jobs.figures import (
-    SideCut,
-    both_table,
-    difference_text,
-    figures_plot,
-    figures_table,
-    level_text,
-    resampled_text,
-    top_texts,
-    unjudged_text,
-)
 from relabel.jobs.sections import (
     Block,
     Cell,
@@ -32,9 +21,18 @@ from relabel.jobs.sections import (
     Remarks,
     Section,
     Series,
+    SideCut,
     Table,
+    both_table,
     cell_text,
     confusion_table,
+    difference_text,
+    figures_plot,
+    figures_table,
+    level_text,
+    resampled_text,
+    top_texts,
+    unjudged_text,
 )
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
@@ -163,15 +161,17 @@ TINY = 1e-6
 """Changes below this are float32's."""
 
 
-def moved_queries(moves: QueryMoves, names: pa.LargeBinaryArray, count: int) -> list[dict[str, Any]]:
-    """So many of the queries that moved, the largest change first.
+def moved_queries(moves: QueryMoves, names: pa.LargeBinaryArray, count: int, *, depth: int) -> dict[str, Any]:
+    """How many queries moved, and so many of them, the largest change first.
 
     Args:
         names: the queries' ids.
+        depth: of the top that was compared.
     """
     change_G = moves.second - moves.first
-    shown = [place for place in np.argsort(-np.abs(change_G), kind="stable")[:count] if abs(change_G[place]) > TINY]
-    return [
+    is_moved_G = np.abs(change_G) > TINY
+    shown = [place for place in np.argsort(-np.abs(change_G), kind="stable")[:count] if is_moved_G[place]]
+    furthest = [
         {
             "query_id": name,
             "rows": int(moves.rows[query]),
@@ -185,18 +185,15 @@ def moved_queries(moves: QueryMoves, names: pa.LargeBinaryArray, count: int) -> 
         }
         for query, name in zip(shown, texts_of(names.take(pa.array(shown, pa.int64()))), strict=True)
     ]
-
-
-def summary(moves: QueryMoves) -> dict[str, int]:
-    """How many queries moved, and how."""
-    change_G = moves.second - moves.first
     return {
         "queries": len(moves.rows),
-        "moved": int((np.abs(change_G) > TINY).sum()),
+        "moved": int(is_moved_G.sum()),
         "up": int((change_G > TINY).sum()),
         "down": int((change_G < -TINY).sum()),
         "top_changed": int((moves.entered > 0).sum()),
         "first_changed": int(moves.top_changed.sum()),
+        "depth": depth,
+        "moved_most": furthest,
     }
 
 
@@ -524,11 +521,7 @@ def compare_runs(
         confusion=statistics.counts.by_group.sum(0).tolist(),
         gold=by_gold,
         flips={"rows": num_up + num_down, "up": num_up, "down": num_down, "examples": shown},
-        queries={
-            **summary(statistics.moves),
-            "depth": depth,
-            "moved_most": moved_queries(statistics.moves, query_names, num_queries),
-        },
+        queries=moved_queries(statistics.moves, query_names, num_queries, depth=depth),
         resamples=resamples,
         seed=seed,
         notes=notes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast, get_args
 
@@ -19,7 +19,7 @@ from relabel.manifests.files import Storage, is_url
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
-from relabel.manifests.run import file_schema, open_run_labels
+from relabel.manifests.run import RunLabels, file_schema, open_run_labels
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent
 from relabel.manifests.tables import (
@@ -68,40 +68,26 @@ SUFFIXES: dict[str, Format] = {
 }
 
 
-def source_format(path: str, named: str | None, storage: Storage) -> Format:
-    """The form of a source: as named, else by its suffix; a folder with a plan is a run's labels.
+def format_of(path: str, named: str | None, option: Literal["--from", "--to"], storage: Storage) -> Format:
+    """The form of a source (`--from`) or target: as named, else by its suffix; a source that is a folder with a plan is
+    a run's labels.
 
     Raises:
         UsageError: the form is unclear.
     """
-    if named is not None:
-        return cast("Format", named)
-    found = SUFFIXES.get(PurePosixPath(path).suffix.lower())
-    if not is_url(path) and Path(path).is_dir():  # Spark writes folders named like files
-        is_labels = any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))  # who reads it refuses rounds
-        return "labels" if found is None or is_labels else found
-    if found is None and is_run(path, storage):
-        return "labels"
-    return found or _unclear(path, "--from", SOURCES)
-
-
-def target_format(path: str, named: str | None) -> Format:
-    """The form of a target: as named, else by its suffix.
-
-    Raises:
-        UsageError: the form is unclear.
-    """
-    if named is not None:
-        return cast("Format", named)
-    return SUFFIXES.get(PurePosixPath(path).suffix.lower()) or _unclear(path, "--to", TARGETS)
-
-
-def _unclear(path: str, option: str, known: tuple[str, ...]) -> Format:
-    suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
-    raise UsageError(
-        f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(known)}; known suffixes are "
-        f"{suffixes}."
-    )
+    found = named or SUFFIXES.get(PurePosixPath(path).suffix.lower())
+    if named is None and option == "--from":
+        # Spark writes folders named like files; what reads a run refuses rounds
+        has_plan = not is_url(path) and any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))
+        found = "labels" if has_plan or (found is None and is_run(path, storage)) else found
+    if found is None:
+        known = SOURCES if option == "--from" else TARGETS
+        suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
+        raise UsageError(
+            f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(known)}; known suffixes are "
+            f"{suffixes}."
+        )
+    return cast("Format", found)
 
 
 # ------------------------------------------------------------------------------
@@ -135,26 +121,19 @@ class Source:
     Args:
         files: Parquet on this machine, with all columns that the target wants.
         names: their columns.
-        by, doc, value: columns of query, document, and grade or score.
-        kind: what `value` is.
+        value: column of grades or scores; `kind` is which.
         row_column: column that says where a row comes from, and what to call it in a message; None: its position.
-        num_quarantined: rows of a run that have no label.
-        run_name: of a run.
-        notes: remarks for the user.
+        run: whose labels they are.
     """
 
     path: str
     form: Format
     files: list[str]
     names: list[str]
-    by: str
-    doc: str
     value: str
     kind: Kind
     row_column: str | None = None
-    num_quarantined: int = 0
-    run_name: str | None = None
-    notes: list[str] = field(default_factory=list)
+    run: RunLabels | None = None
 
 
 def open_source(path: str, form: Format, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
@@ -180,14 +159,13 @@ def open_source(path: str, form: Format, target: Format, options: Options, scrat
         table = pa.table(from_trec(path, text, lambda _: wanted, columns))
     row_column = "line" if form in TREC else None
     names = [name for name in table.column_names if name != row_column]
-    by, doc, value, kind = _columns(names, path, form, target, options)
+    value, kind = _columns(names, path, form, target, options)
     if not names:
-        table = pa.table(
-            {by: pa.array([], pa.string()), doc: pa.array([], pa.string()), value: pa.array([], _TYPES[kind])}
-        )
+        names = [options.by, options.doc, value]
+        table = pa.schema(zip(names, (pa.string(), pa.string(), _TYPES[kind]), strict=True)).empty_table()
     with reading(path):
         pq.write_table(table, file, row_group_size=GROUP_ROWS)
-    return Source(path, form, [str(file)], names or [by, doc, value], by, doc, value, kind, row_column)
+    return Source(path, form, [str(file)], names, value, kind, row_column)
 
 
 def _json_table(path: str, text: str, target: Format, options: Options) -> pa.Table:
@@ -213,19 +191,18 @@ def _json_table(path: str, text: str, target: Format, options: Options) -> pa.Ta
 def _from_run(path: str, target: Format, options: Options, file: Path, storage: Storage) -> Source:
     run = open_run_labels(path, storage, allow_partial=options.allow_partial)
     whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
-    by, doc, value, kind = _columns(whole.names, path, "labels", target, options)
-    wanted = list(dict.fromkeys(["row_id", by, doc, value])) if target in TREC else whole.names
+    value, kind = _columns(whole.names, path, "labels", target, options)
+    wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
     schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
     names = None if target not in TREC else wanted
     tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.labels)
     found = tables if joined is None else joined
     write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in found))
-    quarantined, name = run.num_quarantined, run.plan.name
-    return Source(path, "labels", [str(file)], wanted, by, doc, value, kind, "row_id", quarantined, name, run.notes)
+    return Source(path, "labels", [str(file)], wanted, value, kind, "row_id", run)
 
 
-def _columns(names: list[str], path: str, form: Format, target: Format, options: Options) -> tuple[str, str, str, Kind]:
-    """The columns of query, document, and grade or score, by which rows are kept; and which of the two that is.
+def _columns(names: list[str], path: str, form: Format, target: Format, options: Options) -> tuple[str, Kind]:
+    """The column of grades or scores by which rows are kept, and which of the two that is.
 
     Args:
         names: of the source; none where it is empty, and then none is missing.
@@ -242,10 +219,10 @@ def _columns(names: list[str], path: str, form: Format, target: Format, options:
         require_column(options.by, names, path=path, role="the query id", option="--by")
         require_column(options.doc, names, path=path, role="the document id", option="--doc")
         require_column(value, names, path=path, role=f"the {kind}", option=f"--{kind}")
-    return options.by, options.doc, value, kind
+    return value, kind
 
 
-def read_pairs(polars: Any, source: Source, target: Format) -> Any:
+def read_pairs(polars: Any, source: Source, target: Format, options: Options) -> Any:
     """All rows of a source as a frame: `row` (position in the source), `query_id` and `doc_id` as text, `value` as a
     number or null, and `tag` where a run file wants it and the source has one.
 
@@ -261,15 +238,15 @@ def read_pairs(polars: Any, source: Source, target: Format) -> Any:
     wanted = frame.with_row_index(index).select(
         row=polars.col(index).cast(polars.Int64),
         at=polars.col(source.row_column or index).cast(polars.Int64),
-        query_id=polars.col(source.by).cast(polars.String),
-        doc_id=polars.col(source.doc).cast(polars.String),
+        query_id=polars.col(options.by).cast(polars.String),
+        doc_id=polars.col(options.doc).cast(polars.String),
         value=value,
         odd=polars.when(is_odd).then(shown),
         **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
     )
     with translate_polars_errors(source.path):
         found = wanted.collect(engine="streaming")
-    _check(polars, found, source, target)
+    _check(polars, found, source, target, options)
     return found.drop("at", "odd")
 
 
@@ -300,9 +277,9 @@ def _value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[A
     return polars.when(is_number).then(number), text.is_not_null() & ~is_number
 
 
-def _check(polars: Any, found: Any, source: Source, target: Format) -> None:
+def _check(polars: Any, found: Any, source: Source, target: Format, options: Options) -> None:
     """Raise for the first row that is at fault, in the order of values, missing ids, ids that TREC can't hold."""
-    columns = {"odd": source.value, "query_id": source.by, "doc_id": source.doc, "tag": "tag"}
+    columns = {"query_id": options.by, "doc_id": options.doc, "tag": "tag"}
     kept = found.filter(polars.col("value").is_not_null())
     faults = [("odd", found.filter(polars.col("odd").is_not_null()))]
     faults += [(name, kept.filter(polars.col(name).is_null())) for name in ("query_id", "doc_id")]
@@ -397,13 +374,13 @@ def convert(
         DiskFullError, StoreError: the target or scratch files can't be written; what was there before stays.
         MissingExtraError: polars is absent.
     """
-    form, to = source_format(source, from_format, storage), target_format(target, to_format)
+    form, to = format_of(source, from_format, "--from", storage), format_of(target, to_format, "--to", storage)
     _check_options(source, form, to, options, duplicates, tag)
     check_free(target, (source,), storage, force=force)
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
         opened = open_source(source, form, to, options, folder, storage)
-        pairs = read_pairs(polars, opened, to)
+        pairs = read_pairs(polars, opened, to, options)
         valued = pairs.filter(polars.col("value").is_not_null())
         kept, conflicts = _settled(polars, opened, valued, duplicates)
         tag = _tag(opened, tag, has_own="tag" in pairs.columns) if to == "run" else None
@@ -414,7 +391,11 @@ def convert(
             elif to == "run":
                 _write_lines(_ranked(polars, kept, tag), file)
             else:
-                _write_table(polars, opened, kept, to, file, has_means=duplicates == "mean" and conflicts > 0)
+                typed, batches = _batches(opened, kept, has_means=duplicates == "mean" and conflicts > 0)
+                if to == "parquet":
+                    write_grouped(file, typed, batches)
+                else:
+                    _write_json(polars, batches, file)
     return Conversion(
         source=source,
         source_format=form,
@@ -423,33 +404,36 @@ def convert(
         rows=pairs.height,
         written=kept.height,
         nulls=pairs.height - valued.height,
-        quarantined=opened.num_quarantined,
+        quarantined=opened.run.num_quarantined if opened.run else 0,
         duplicates=valued.height - kept.height,
         conflicts=conflicts,
         value=opened.value,
         tag=tag,
-        notes=opened.notes,
+        notes=opened.run.notes if opened.run else [],
     )
 
 
 def _check_options(source: str, form: Format, to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
-    if options.texts and (form != "labels" or to in TREC):
-        raise UsageError(
-            f"--texts: {source} is {form}, the target {to}. Texts are joined from a run's output folder (labels), "
-            "which knows its input, into a table, .parquet or .jsonl."
-        )
-    if duplicates == "keep" and to in TREC:
-        raise UsageError(f"--duplicates keep: a pair occurs once in a TREC file ({to}). Choose first or mean.")
-    if tag is not None and to != "run":
-        raise UsageError("--tag: only run files have one.")
-    if to == "qrels" and options.score is not None:
-        raise UsageError("--score: qrels hold grades. Name their column with --grade, or write a run file.")
-    if to == "run" and options.grade is not None:
-        raise UsageError(
-            "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
-        )
-    if options.grade is not None and options.score is not None:
-        raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")
+    refusals = {
+        f"--texts: {source} is {form}, the target {to}. Texts are joined from a run's output folder (labels), which "
+        "knows its input, into a table, .parquet or .jsonl.": options.texts and (form != "labels" or to in TREC),
+        f"--duplicates keep: a pair occurs once in a TREC file ({to}). Choose first or mean.": (
+            duplicates == "keep" and to in TREC
+        ),
+        "--tag: only run files have one.": tag is not None and to != "run",
+        "--score: qrels hold grades. Name their column with --grade, or write a run file.": (
+            to == "qrels" and options.score is not None
+        ),
+        "--grade: a run file holds scores. Name their column with --score, which may be one of grades.": (
+            to == "run" and options.grade is not None
+        ),
+        "--grade and --score: rows are kept by one column. Name the one that must not be null.": (
+            options.grade is not None and options.score is not None
+        ),
+    }
+    for text, is_so in refusals.items():
+        if is_so:
+            raise UsageError(text)
 
 
 def _tag(source: Source, tag: str | None, *, has_own: bool) -> str | None:
@@ -460,7 +444,7 @@ def _tag(source: Source, tag: str | None, *, has_own: bool) -> str | None:
     """
     if tag is None and has_own:
         return None
-    tag = tag or source.run_name or TAG
+    tag = tag or (source.run.plan.name if source.run else TAG)
     if re.search(UNWRITABLE, tag):
         raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
     return tag
@@ -521,47 +505,40 @@ def _write_lines(frame: Any, file: Path) -> None:
     frame.write_csv(file, include_header=False, separator=" ", quote_style="never")
 
 
-def _write_table(polars: Any, source: Source, kept: Any, target: Format, file: Path, *, has_means: bool) -> None:
-    """All columns of the kept rows, in the order of the source."""
-    batches = _batches(source, kept, has_means=has_means)
-    if target == "jsonl":
-        with file.open("wb") as out:
-            for batch in batches:
-                polars.from_arrow(batch).with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
-        return
-    first = next(batches)
-    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+def _write_json(polars: Any, batches: Iterator[pa.Table], file: Path) -> None:
+    with file.open("wb") as out:
         for batch in batches:
-            if batch.num_rows:  # readers fail at a row group without rows (datasets 5.2)
-                writer.write_table(batch)
+            polars.from_arrow(batch).with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
 
 
-def _batches(source: Source, kept: Any, *, has_means: bool) -> Iterator[pa.Table]:
-    """The kept rows in tables of one schema, an empty one first."""
+def _batches(source: Source, kept: Any, *, has_means: bool) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """All columns of the kept rows, in the order of the source, in tables of the schema."""
     rows, values = kept["row"].to_numpy(), kept["value"].to_arrow()
-    with pq.ParquetFile(source.files[0]) as parquet:
-        held = parquet.schema_arrow
+    held = pq.read_schema(source.files[0])
     schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
     typed, is_read = schema, has_means or source.form in TREC
     if source.form in TREC:
         typed = pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names])
     if has_means and source.kind == "score":
         typed = typed.set(typed.get_field_index(source.value), pa.field(source.value, pa.float64()))
-    yield typed.empty_table()
-    place = 0
-    for path in source.files:
-        with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
-            for batch in parquet.iter_batches(batch_size=_batch_rows(parquet.metadata), columns=source.names):
-                begin, end = np.searchsorted(rows, [place, place + batch.num_rows])
-                table = pa.Table.from_batches([batch]).select(source.names).cast(schema)
-                table = table.take(pa.array(rows[begin:end] - place))
-                place += batch.num_rows
-                if is_read:
-                    at = table.column_names.index(source.value)
-                    table = table.set_column(
-                        at, source.value, values.slice(begin, end - begin).cast(typed.field(at).type)
-                    )
-                yield table.cast(typed)
+
+    def tables() -> Iterator[pa.Table]:
+        place = 0
+        for path in source.files:
+            with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+                for batch in parquet.iter_batches(batch_size=_batch_rows(parquet.metadata), columns=source.names):
+                    begin, end = np.searchsorted(rows, [place, place + batch.num_rows])
+                    table = pa.Table.from_batches([batch]).select(source.names).cast(schema)
+                    table = table.take(pa.array(rows[begin:end] - place))
+                    place += batch.num_rows
+                    if is_read:
+                        at = table.column_names.index(source.value)
+                        new = values.slice(begin, end - begin).cast(typed.field(at).type)
+                        table = table.set_column(at, source.value, new)
+                    if table.num_rows:  # readers fail at a row group without rows (datasets 5.2)
+                        yield table.cast(typed)
+
+    return typed, tables()
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

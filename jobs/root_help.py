@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",
     ),
     "report": (
-        "relabel.jobs.commands.report:report",
+        "relabel.jobs.commands.label_sets:report",
         "Write one HTML page about runs, teachers, students and bundles.",
     ),
     "distill": ("relabel.jobs.commands.train:distill", "Train a student on finished label runs."),

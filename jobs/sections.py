@@ -1,16 +1,22 @@
-"""Results as data: sections of text, facts, tables and plots, which the terminal and the HTML page both show.
+"""Results as data: sections of text, facts, tables and plots, which the terminal and the HTML page both show; and the
+records of `relabel evaluate` with the blocks that show them.
 
-Everything here is text or a number; `as_text` and the templates of `jobs/report` escape it for where it is shown.
+Everything in a block is text or a number; `as_text` and the templates of `jobs/report` escape it for where it is shown.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from relabel.jobs.output import grid
+from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentComparison
+from relabel.manifests.metrics.evaluation import Baselines, Difference, Evaluation, GateVerdict
+from relabel.manifests.metrics.measures import DEPTH
+from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.registry import METRICS, title_of
 from relabel.manifests.secrets import one_line
 
 SHADES = 8
@@ -207,3 +213,344 @@ def _points(one: Series) -> str:
 
 def _short(place: str | float) -> str:
     return place if isinstance(place, str) else f"{place:g}"
+
+
+# ------------------------------------------------------------------------------
+# Results of `relabel evaluate` and of its comparisons: the records of their JSON.
+
+Side: TypeAlias = Literal["train", "dev", "test", "all"]
+
+
+@dataclass
+class SideCut:
+    """Which rows are judged.
+
+    Args:
+        side: of the split of the students among the sets; of several students, a row is on `train` if it trained any.
+        students: whose split is known, by path.
+        rows: of each set by path, its rows by side, before the cut; empty where no split is known.
+        unknown: by path of a set, why nobody knows whether its rows trained what labelled them.
+    """
+
+    side: Side
+    students: list[str]
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The same in words, to be shown before any figure."""
+        shown = []
+        for why in dict.fromkeys(self.unknown.values()):
+            paths = ", ".join(path for path, text in self.unknown.items() if text == why)
+            shown.append(f"{paths}: {why}, so figures may flatter")
+        for path, count in self.rows.items():
+            parts = [f"{number:,} {name}" for name, number in count.items() if number]
+            total = sum(count.values())
+            if self.side == "all":
+                flattered = f"; the {count['train']:,} train rows taught the student, whose figures flatter"
+                shown.append(f"all {total:,} rows of {path}: {', '.join(parts)}{flattered}")
+            else:
+                left = [part for part in parts if not part.endswith(f" {self.side}")]
+                kept = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"
+                shown.append(f"{kept}; left out: {', '.join(left) or 'none'} (--side all: every row)")
+        return shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedLabels(Evaluation):
+    """One set of labels, or several as one, by gold.
+
+    Args:
+        labels: path, kind, grades and origin of each set.
+        counts: labels by what gold says of them, and queries of the judged: `without_label` rows hold none that can be
+            read, `relabelled` are judged labels beyond the first of their pair; the `qrels` are pairs, absent where
+            labels and gold are joined by row.
+    """
+
+    labels: list[dict[str, Any]]
+    qrels: str | None
+    joined_by: list[str]
+    side: SideCut
+    counts: dict[str, int]
+    resamples: int
+    seed: int
+    gates: list[GateVerdict]
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedStudent(StudentComparison):
+    """One student compared with the teacher.
+
+    Args:
+        joined_by: how rows were joined with gold; None without gold.
+        gates: verdicts on this student.
+    """
+
+    teacher: str
+    student: str
+    joined_by: str | None
+    gates: list[GateVerdict]
+
+
+@dataclass(frozen=True)
+class ComparedSets:
+    """All students compared with one teacher; `sets` are name, role, path, kind, quarantined and origin of each."""
+
+    sets: list[dict[str, Any]]
+    side: SideCut
+    qrels: str | None
+    grades: int
+    resamples: int
+    seed: int
+    comparisons: list[ComparedStudent]
+    notes: list[str]
+    exit_code: int
+
+
+# ------------------------------------------------------------------------------
+# Verdicts in a sentence. A difference counts as shown where its 95 % interval lies wholly on one side of zero; a
+# baseline counts as a fixed number.
+
+HEADLINES = ("accuracy", f"ndcg@{DEPTH}")
+
+
+def level_text(found: Evaluation, *, who: str = "") -> str:
+    """Whether each headline figure is above its best baseline; empty where it has none.
+
+    Args:
+        who: begins the sentence, where there are several sets.
+    """
+    kinds = {
+        "constant": f"the constant grade {found.baselines.grade}",
+        "random": "a random order",
+        "lexical": "shared words alone",
+    }
+    parts = []
+    for name in HEADLINES:
+        figure, bounds = found.figures.get(name), found.baselines.of(name)
+        if figure is None or figure.value is None or not bounds:
+            continue
+        kind, bound = max(bounds.items(), key=lambda item: item[1])
+        if figure.low is None or figure.high is None:
+            interval, place = "no interval", "next to"
+        else:
+            interval = f"{figure.low:.3f} to {figure.high:.3f}"
+            place = "above" if figure.low > bound else "below" if figure.high < bound else "not shown to beat"
+        value = f"{title_of(name)} {figure.value:.3f} ({interval}, {figure.over:,} {figure.unit})"
+        parts.append(f"{value} is {place} {kinds[kind]} with {bound:.3f}")
+    return f"{who}{'; '.join(parts)}" if parts else ""
+
+
+def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
+    """Whether two sets differ in the headline figures; empty where they have none. `who` begins the sentence."""
+    verdicts: dict[str, list[str]] = {}
+    for name in HEADLINES:
+        step = steps.get(name)
+        if step is None or step.value is None:
+            continue
+        text, verdict = f"{title_of(name)} {step.value:+.3f}", "no interval, so no difference is shown"
+        if step.low is not None and step.high is not None:
+            text += f", {step.low:+.3f} to {step.high:+.3f}"
+            verdict = "better" if step.low > 0 else "worse" if step.high < 0 else "no difference is shown"
+        verdicts.setdefault(verdict, []).append(text)
+    shown = "; ".join(f"{verdict}: {' and '.join(parts)}" for verdict, parts in verdicts.items())
+    return f"{who}: {shown}" if shown else ""
+
+
+def verdicts_of(one: ComparedStudent) -> list[str]:
+    """Whether a student differs from its teacher by gold, and beats the baselines; empty without gold."""
+    found = one.against_gold
+    if found is None:
+        return []
+    difference = difference_text(f"{one.student} against {one.teacher}, by gold", found.difference)
+    return [difference, level_text(found.student, who=f"{one.student}: ")]
+
+
+# ------------------------------------------------------------------------------
+# Tables and plots of figures.
+
+
+def figure_title(figure: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> str:
+    """A figure's name, with a word where it ranks by the written grade for want of distributions.
+
+    Args:
+        sides: figures of each set, by the set's name.
+    """
+    there = [side for side, figures in sides.items() if figure in figures]
+    by_grade = [side for side in there if sides[side][figure].is_by_grade]
+    whose = "" if len(by_grade) == len(there) else f" of {' and '.join(by_grade)}"
+    return title_of(figure) + (f" by written grade{whose}" if by_grade else "")
+
+
+def figures_table(
+    caption: str,
+    figures: Mapping[str, MetricValue],
+    *,
+    title: Callable[[str], str] | None = None,
+    baselines: Baselines | None = None,
+) -> Table:
+    """Figures with their intervals; `title` names them, where they are not those of `evaluate`."""
+    head = ["figure", "value", "95 % interval", "over", *(["baseline"] if baselines else [])]
+    rows: list[list[Cell]] = [
+        [
+            title(name) if title else figure_title(name, {"": figures}),
+            "undefined" if one.value is None else one.value,
+            "" if one.low is None else f"{one.low:.4f} to {one.high:.4f}",
+            f"{one.over:,} {one.unit}",
+            *([baselines.text(name)] if baselines else []),
+        ]
+        for name, one in figures.items()
+    ]
+    return Table(caption, head, rows)
+
+
+def both_table(
+    caption: str, names: tuple[str, str], first: Evaluation, second: Evaluation, difference: Mapping[str, Difference]
+) -> Table:
+    """Figures of two sets, and the second minus the first with its interval."""
+    sides = {names[0]: first.figures, names[1]: second.figures}
+    rows: list[list[Cell]] = []
+    for figure in {**first.figures, **second.figures}:
+        held = [figures[figure] for figures in sides.values() if figure in figures]
+        step = difference.get(figure)
+        has_interval = step is not None and step.low is not None
+        over = " and ".join(dict.fromkeys(f"{one.over:,}" for one in held))
+        rows.append(
+            [
+                figure_title(figure, sides),
+                *(figures[figure].value if figure in figures else None for figures in sides.values()),
+                "" if step is None or step.value is None else f"{step.value:+.4f}",
+                f"{step.low:+.4f} to {step.high:+.4f}" if step and has_interval else "",
+                f"{over} {held[0].unit}",
+                second.baselines.text(figure),
+            ]
+        )
+    head = ("figure", *names, f"{names[1]} - {names[0]}", "95 % interval", "over", "baseline")
+    return Table(caption, head, rows)
+
+
+def figures_plot(title: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> Plot:
+    """The main figures of some sets, by their names, with intervals."""
+    names = [metric.name for metric in METRICS if metric.is_drawn]
+    series = []
+    for side, figures in sides.items():
+        shown = {name: one for name in names if (one := figures.get(name)) is not None and one.value is not None}
+        titles = [figure_title(name, {"": figures}) for name in shown]
+        values = [one.value for one in shown.values() if one.value is not None]
+        bounds = [one.low for one in shown.values()], [one.high for one in shown.values()]
+        series.append(Series(side, titles, values, *bounds))
+    return Plot(title, "intervals", series, "value, with its 95 % interval")
+
+
+# ------------------------------------------------------------------------------
+# The whole of a result as blocks.
+
+
+def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
+    """One evaluation.
+
+    Args:
+        name: of the set, where several are on a page.
+    """
+    counts = result.counts
+    of, drawn = f" of {name}" if name else "", f"{result.num_groups:,} {result.resampled}"
+    facts: list[tuple[str, Cell]] = [
+        ("labels", f"{counts['labels']:,}, {result.grades} grades"),
+        ("judged", f"{counts['judged']:,}, joined by {' and '.join(result.joined_by)}"),
+        ("unjudged", unjudged_text(counts)),
+        ("quarantined", f"{counts['quarantined']:,}; {counts['without_label']:,} rows without a readable label"),
+        ("resampled", resampled_text(drawn, result.num_groups, result.resamples, result.seed)),
+    ]
+    if "qrels" in counts:
+        without = f"{counts['qrels_without_label']:,} of them graded and not labelled"
+        facts.append(("qrels", f"{counts['qrels']:,} pairs, {without}"))
+    paths = ", ".join(str(source["path"]) for source in result.labels)
+    blocks: list[Block] = [
+        *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),
+        Facts(f"Labels of {paths} judged by {result.qrels}", facts),
+        figures_table(f"figures{of}", result.figures, baselines=result.baselines),
+        confusion_table(result.confusion, "gold", "label", caption=f"gold grades by labels{of}"),
+    ]
+    if result.reliability:
+        bins: list[list[Cell]] = [
+            [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy] for one in result.reliability
+        ]
+        blocks.append(Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins))
+    return [*blocks, *closing_blocks(result.notes, result.gates)]
+
+
+def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]:
+    """One student compared with the teacher."""
+    counts, kinds = one.counts, {held["name"]: held["kind"] for held in result.sets}
+    facts: list[tuple[str, Cell]] = [
+        (
+            "labels",
+            f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result.grades} grades",
+        ),
+        ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {one.matched_by}"),
+        (
+            "unmatched",
+            f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out",
+        ),
+        *(
+            [("judged", f"{counts['judged']:,} of them, joined by {one.joined_by}; {unjudged_text(counts)}")]
+            if one.against_gold
+            else []
+        ),
+        ("resampled", resampled_text("queries", counts["queries"], result.resamples, result.seed)),
+    ]
+    teacher, student = (f"{name} ({kinds[name]})" for name in (one.teacher, one.student))
+    names = one.teacher, one.student
+
+    def title(figure: str) -> str:
+        return title_of(figure, AGAINST_TEACHER).replace("teacher ‖ student", " ‖ ".join(names))
+
+    blocks: list[Block] = [
+        Facts(f"teacher {teacher}, student {student}", facts),
+        figures_table(f"{one.student} against {one.teacher}", one.against_teacher, title=title),
+        confusion_table(one.confusion, *names),
+    ]
+    if one.against_gold:
+        caption = f"both against {result.qrels}"
+        blocks.append(
+            both_table(caption, names, one.against_gold.teacher, one.against_gold.student, one.against_gold.difference)
+        )
+    return [*blocks, Remarks(one.notes)]
+
+
+def sets_blocks(result: ComparedSets) -> list[Block]:
+    """All students: verdicts first."""
+    verdicts = [line for one in result.comparisons for line in verdicts_of(one)]
+    blocks = [block for one in result.comparisons for block in comparison_blocks(one, result)]
+    gates = [verdict for one in result.comparisons for verdict in one.gates]
+    names = [one.student for one in result.comparisons for _ in one.gates] if len(result.comparisons) > 1 else []
+    return [*top_texts(verdicts, result.side), *blocks, *closing_blocks(result.notes, gates, names)]
+
+
+def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Paragraph]:
+    """What comes first: verdicts, a sentence each, and which rows are judged."""
+    return [*(Paragraph(line) for line in verdicts if line), *(Paragraph(line, "warn") for line in side.lines())]
+
+
+def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Sequence[str] = ()) -> list[Block]:
+    """Remarks, then the result of each `--require`; `names` are the students that the gates judge, where several."""
+    rows: list[list[Cell]] = [
+        [gate.gate, Badge("passed", "good") if gate.has_passed else Badge("refused", "bad"), gate.value, gate.bound]
+        for gate in gates
+    ]
+    head = ["gate", "verdict", "value", "bound"]
+    if names:
+        head, rows = ["student", *head], [[name, *row] for name, row in zip(names, rows, strict=True)]
+    return [Remarks(notes), *([Table("", head, rows)] if rows else [])]
+
+
+def unjudged_text(counts: Mapping[str, int]) -> str:
+    return f"{counts['unjudged']:,} without a gold grade, {counts['gold_null']:,} with a null one"
+
+
+def resampled_text(what: str, groups: int, resamples: int, seed: int) -> str:
+    """What the intervals are drawn from."""
+    if not resamples or groups < 2:
+        return "nothing, so there are no intervals"
+    return f"{what}, {resamples:,} times, seed {seed}"

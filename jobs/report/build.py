@@ -23,15 +23,6 @@ import yaml
 from markupsafe import Markup
 
 from relabel.jobs.evaluate import EmptySideError, Golds, JudgingOptions, compare_named, judge, open_set
-from relabel.jobs.figures import (
-    ComparedSets,
-    JudgedLabels,
-    comparison_blocks,
-    evaluation_blocks,
-    figures_plot,
-    top_texts,
-    verdicts_of,
-)
 from relabel.jobs.report.artifacts import (
     Artifact,
     BundleArtifact,
@@ -57,7 +48,26 @@ from relabel.jobs.report.run_sections import (
     teacher_facts,
     training_section,
 )
-from relabel.jobs.sections import Block, Cell, Code, Facts, Fold, Paragraph, Plot, Section, Series, Table, cell_text
+from relabel.jobs.sections import (
+    Block,
+    Cell,
+    Code,
+    ComparedSets,
+    Facts,
+    Fold,
+    JudgedLabels,
+    Paragraph,
+    Plot,
+    Section,
+    Series,
+    Table,
+    cell_text,
+    comparison_blocks,
+    evaluation_blocks,
+    figures_plot,
+    top_texts,
+    verdicts_of,
+)
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD, own_input

@@ -23,15 +23,7 @@ from relabel.manifests.metrics.measures import (
     random_order,
     rank_queries,
 )
-from relabel.manifests.metrics.metric import (
-    NOTHING_DRAWN,
-    Interval,
-    MetricSet,
-    MetricValue,
-    bootstrap,
-    finite,
-    paired_bootstrap,
-)
+from relabel.manifests.metrics.metric import NOTHING_DRAWN, MetricSet, MetricValue, finite, interval_of, resampled
 from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
 from relabel.manifests.schemas import release_unused
 from relabel.manifests.specs import nearest
@@ -200,13 +192,45 @@ def evaluate(
     Raises:
         InputError: a k without so many samples.
     """
-    check_samples([judged], pass_at)
+    (found,), _, _ = _evaluated([judged], resamples, seed, pass_at)
+    return found
+
+
+def _evaluated(
+    sets: Sequence[Judged], resamples: int, seed: int, pass_at: Sequence[int]
+) -> tuple[list[Evaluation], list[MetricSet], list[dict[str, np.ndarray]]]:
+    """Sets of the same rows: what is known of each, its metrics, and their values in the same resamples, [R] each.
+
+    Raises:
+        InputError: a set has samples, and not enough for each k, or none has some.
+    """
+    fewest = min((judged.fewest_samples for judged in sets if judged.fewest_samples), default=0)
+    if pass_at and max(pass_at) > fewest:
+        raise InputError(
+            f"--pass-at {max(pass_at)}: a judged label has {fewest} samples. Label with `labeler.samples`, or leave "
+            "the option out."
+        )
     release_unused()  # what the rows were read and joined with
-    found = JudgedStatistics(judged, pass_at)
-    metrics = MetricSet(METRICS, found, num_groups=found.num_groups)
+    statistics = [JudgedStatistics(judged, pass_at) for judged in sets]
+    metrics = [MetricSet(METRICS, one, num_groups=one.num_groups) for one in statistics]
     release_unused()
-    intervals = bootstrap(metrics.resampled, num_groups=found.num_groups, resamples=resamples, seed=seed)
-    return evaluation_of(found, metrics, intervals, baselines(judged))
+    num_groups = statistics[0].num_groups
+    drawn = resampled([one.resampled for one in metrics], num_groups=num_groups, resamples=resamples, seed=seed)
+    same = baselines(sets[0])
+    evaluations = [
+        Evaluation(
+            found.judged.grades,
+            measured.with_intervals({name: interval_of(value_R) for name, value_R in values.items()}),
+            found.counts.by_group.sum(0).tolist(),
+            "queries" if found.is_by_query else "rows",
+            num_groups,
+            None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
+            [*_notes(found), *_left_out(measured)],
+            same,
+        )
+        for found, measured, values in zip(statistics, metrics, drawn, strict=True)
+    ]
+    return evaluations, metrics, drawn
 
 
 def intervals_of(figures: Mapping[str, MetricValue], names: Collection[str]) -> dict[str, tuple[float, float]]:
@@ -215,38 +239,6 @@ def intervals_of(figures: Mapping[str, MetricValue], names: Collection[str]) -> 
     return {
         name: (low, high) for name, (low, high) in ends.items() if low is not None and high is not None and low < high
     }
-
-
-def evaluation_of(
-    found: JudgedStatistics,
-    metrics: MetricSet,
-    intervals: Mapping[str, Interval],
-    baselines: Baselines,
-) -> Evaluation:
-    return Evaluation(
-        found.judged.grades,
-        metrics.with_intervals(intervals),
-        found.counts.by_group.sum(0).tolist(),
-        "queries" if found.is_by_query else "rows",
-        found.num_groups,
-        None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
-        [*_notes(found), *_left_out(metrics)],
-        baselines,
-    )
-
-
-def check_samples(sets: Sequence[Judged], pass_at: Sequence[int]) -> None:
-    """Every set that has samples has enough for each k, and one at least has some.
-
-    Raises:
-        InputError: names the k, and the samples that there are.
-    """
-    fewest = min((judged.fewest_samples for judged in sets if judged.fewest_samples), default=0)
-    if pass_at and max(pass_at) > fewest:
-        raise InputError(
-            f"--pass-at {max(pass_at)}: a judged label has {fewest} samples. Label with `labeler.samples`, or leave "
-            "the option out."
-        )
 
 
 def reliability_table(bins_B3: np.ndarray) -> list[ReliabilityBin]:
@@ -330,25 +322,14 @@ def evaluate_both(
         first, second: the same rows in the same order, so that gold grades and queries are equal.
         pass_at: see `evaluate`; of the sets that have samples.
     """
-    check_samples([first, second], pass_at)
-    found = [JudgedStatistics(judged, pass_at) for judged in (first, second)]
-    ours, theirs = (MetricSet(METRICS, one, num_groups=one.num_groups) for one in found)
-    release_unused()
-    first_intervals, second_intervals, drawn = paired_bootstrap(
-        ours.resampled, theirs.resampled, num_groups=ours.num_groups, resamples=resamples, seed=seed
-    )
+    judged, (ours, theirs), (first_drawn, second_drawn) = _evaluated([first, second], resamples, seed, pass_at)
     both = [name for name in ours.values if name in theirs.values]
     alike = [name for name in both if ours.is_by_grade(name) == theirs.is_by_grade(name)]
     differences = {}
     for name in alike:
-        low, high = drawn.get(name, NOTHING_DRAWN)
+        low, high = interval_of(second_drawn[name] - first_drawn[name]) if name in first_drawn else NOTHING_DRAWN
         step = theirs.values[name] - ours.values[name]
         differences[name] = Difference(finite(step), finite(low), finite(high))
-    same = baselines(first)
-    judged = [
-        evaluation_of(one, metrics, intervals, same)
-        for one, metrics, intervals in zip(found, (ours, theirs), (first_intervals, second_intervals), strict=True)
-    ]
     if alike != both:
         judged[1].notes.append(
             "one set's AUC is by distributions, the other's by written grades: they are not subtracted"

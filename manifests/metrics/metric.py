@@ -79,20 +79,15 @@ def bootstrap(
 
 def paired_bootstrap(
     first: WeightedStatistic, second: WeightedStatistic, *, num_groups: int, resamples: int, seed: int
-) -> tuple[dict[str, Interval], dict[str, Interval], dict[str, Interval]]:
-    """Intervals over resamples that both sets share: what a query's difficulty does to both cancels in their
-    difference. Of the first set's figures, of the second's, and of second minus first.
+) -> dict[str, Interval]:
+    """Intervals of second minus first over resamples that both share: what a query's difficulty does to both cancels
+    in their difference.
 
     Args:
         first, second: statistics of the same groups, in the same order.
     """
     ours, theirs = resampled([first, second], num_groups=num_groups, resamples=resamples, seed=seed)
-    both = [name for name in ours if name in theirs]
-    return (
-        {name: interval_of(value_R) for name, value_R in ours.items()},
-        {name: interval_of(value_R) for name, value_R in theirs.items()},
-        {name: interval_of(theirs[name] - ours[name]) for name in both},
-    )
+    return {name: interval_of(theirs[name] - ours[name]) for name in ours if name in theirs}
 
 
 def interval_of(value_R: np.ndarray) -> Interval:

@@ -56,7 +56,6 @@ HEAVY = (
     "relabel.distill.teachers.sft",
     "relabel.jobs.commands.bundles",
     "relabel.export.exporting",
-    "relabel.jobs.commands.report",
     "relabel.jobs.report.build",
     "relabel.jobs.commands.label_sets",
 )
