@@ -322,34 +322,6 @@ _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
 """What the fields of TREC files are in a table; all others are text."""
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """What was converted.
-
-    Args:
-        rows: of the source; `written` of them plus `nulls` plus `duplicates` are all.
-        nulls: rows without a grade or score, left out.
-        quarantined: rows of a run that have no label, and so are no rows of it.
-        duplicates: rows beyond the first of their pair, left out; `conflicts` pairs had several values.
-        value: the column of grades or scores.
-        tag: of a run file; None: that of each row.
-    """
-
-    source: str
-    source_format: str
-    target: str
-    target_format: str
-    rows: int
-    written: int
-    nulls: int
-    quarantined: int
-    duplicates: int
-    conflicts: int
-    value: str
-    tag: str | None
-    notes: list[str]
-
-
 def convert(
     source: str,
     target: str,
@@ -361,7 +333,7 @@ def convert(
     duplicates: Rule = "error",
     tag: str | None = None,
     force: bool = False,
-) -> Conversion:
+) -> dict[str, Any]:
     """Convert one file or run into one file, which is there whole or not at all.
 
     In memory are the ids and values of all rows, and of TREC text and JSON lines the whole source; other columns are
@@ -373,6 +345,10 @@ def convert(
         ManifestError: a run is unfinished, over its limit or damaged.
         DiskFullError, StoreError: the target or scratch files can't be written; what was there before stays.
         MissingExtraError: polars is absent.
+    Returns:
+        What was converted: `rows` of the source, which are those `written` plus `nulls` (without a grade or score) plus
+        `duplicates` (beyond the first of their pair, of which `conflicts` had several values); `quarantined` rows of a
+        run, which are none of these; the column `value`; the `tag` of a run file, null for that of each row; `notes`.
     """
     form, to = format_of(source, from_format, "--from", storage), format_of(target, to_format, "--to", storage)
     _check_options(source, form, to, options, duplicates, tag)
@@ -396,21 +372,21 @@ def convert(
                     write_grouped(file, typed, batches)
                 else:
                     _write_json(polars, batches, file)
-    return Conversion(
-        source=source,
-        source_format=form,
-        target=target,
-        target_format=to,
-        rows=pairs.height,
-        written=kept.height,
-        nulls=pairs.height - valued.height,
-        quarantined=opened.run.num_quarantined if opened.run else 0,
-        duplicates=valued.height - kept.height,
-        conflicts=conflicts,
-        value=opened.value,
-        tag=tag,
-        notes=opened.run.notes if opened.run else [],
-    )
+    return {
+        "source": source,
+        "source_format": form,
+        "target": target,
+        "target_format": to,
+        "rows": pairs.height,
+        "written": kept.height,
+        "nulls": pairs.height - valued.height,
+        "quarantined": opened.run.num_quarantined if opened.run else 0,
+        "duplicates": valued.height - kept.height,
+        "conflicts": conflicts,
+        "value": opened.value,
+        "tag": tag,
+        "notes": opened.run.notes if opened.run else [],
+    }
 
 
 def _check_options(source: str, form: Format, to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:

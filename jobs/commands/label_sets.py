@@ -520,7 +520,7 @@ def convert(
         tag=tag,
         force=force,
     )
-    for note in found.notes:
+    for note in found["notes"]:
         logs.say(f"{note}.", event="convert")
-    result = {**plain(found), "seconds": round(time.perf_counter() - started, 3)}
-    return emit_record(f"Wrote {found.written:,} rows to {target} ({found.target_format})", result, output)
+    result = {**found, "seconds": round(time.perf_counter() - started, 3)}
+    return emit_record(f"Wrote {found['written']:,} rows to {target} ({found['target_format']})", result, output)

@@ -484,16 +484,17 @@ POINTS = 400
 
 def training_section(trained: Sequence[StudentArtifact | TeacherArtifact]) -> Section:
     """Losses and rewards by step, figures on dev, and facts of the training."""
-    blocks: list[Block] = []
-    for one in trained:
-        blocks += _curves(one)
-        facts: list[tuple[str, Cell]] = [
-            (name.replace("_", " "), value if isinstance(value, int | float) else str(value))
-            for name, value in vars(one.manifest.training).items()
-            if value is not None
-        ]
-        blocks.append(Facts(f"Training of {one.name}", facts))
-    return Section("training", "Training", blocks)
+    return Section("training", "Training", [block for one in trained for block in _training(one)])
+
+
+def _training(one: StudentArtifact | TeacherArtifact) -> Iterator[Block]:
+    yield from _curves(one)
+    facts: list[tuple[str, Cell]] = [
+        (name.replace("_", " "), value if isinstance(value, int | float) else str(value))
+        for name, value in vars(one.manifest.training).items()
+        if value is not None
+    ]
+    yield Facts(f"Training of {one.name}", facts)
 
 
 def _curves(one: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:
@@ -535,10 +536,9 @@ def _points(one: StudentArtifact | TeacherArtifact) -> list[tuple[int, str, str,
 
 def student_section(students: Sequence[StudentArtifact]) -> Section:
     """Each student's test split, gates and remarks, as its manifest holds them."""
-    blocks: list[Block] = []
-    for student in students:
-        blocks += _student_tables(student.name, student.manifest)
-    return Section("student", "Student", blocks)
+    return Section(
+        "student", "Student", [block for one in students for block in _student_tables(one.name, one.manifest)]
+    )
 
 
 def _student_tables(student: str, manifest: StudentManifest) -> Iterator[Block]:
@@ -568,33 +568,32 @@ _TONES = {"passed": "good", "REFUSED": "bad"}
 
 def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Every model compared with the student that it was exported from, on real pairs."""
-    blocks: list[Block] = []
-    for bundle in bundles:
-        parity = bundle.parity
-        if parity is None:
-            text = (
-                f"The manifest of {bundle.name} holds no parity: how near its models are to the student is not known."
-            )
-            blocks.append(Paragraph(text, "warn"))
-            continue
-        head, *rows = parity_rows(parity)
-        shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
-        weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
-        blocks += [
-            Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}"),
-            Table(f"Parity of {bundle.name}", head, shown),
-            *(Paragraph(sentence, "warn") for sentence in undecided_lines(parity)),
-        ]
-    return Section("parity", "Parity", blocks)
+    return Section("parity", "Parity", [block for bundle in bundles for block in _parity(bundle)])
+
+
+def _parity(bundle: BundleArtifact) -> Iterator[Block]:
+    parity = bundle.parity
+    if parity is None:
+        text = f"The manifest of {bundle.name} holds no parity: how near its models are to the student is not known."
+        yield Paragraph(text, "warn")
+        return
+    head, *rows = parity_rows(parity)
+    weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
+    yield Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}")
+    shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
+    yield Table(f"Parity of {bundle.name}", head, shown)
+    yield from (Paragraph(sentence, "warn") for sentence in undecided_lines(parity))
 
 
 def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
     """Closed loop: ask, wait, ask again. Open loop: requests come at random times, at a rate."""
-    blocks: list[Block] = []
-    for bundle in bundles:
-        for facts in [] if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.manifest_sha256):
-            blocks += _latency(bundle.name, facts)
-    return Section("latency", "Latency", blocks)
+    measured = [
+        (bundle.name, facts)
+        for bundle in bundles
+        if not is_url(bundle.path)
+        for facts in measurements_of(Path(bundle.path), bundle.manifest_sha256)
+    ]
+    return Section("latency", "Latency", [block for name, facts in measured for block in _latency(name, facts)])
 
 
 def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:

@@ -533,7 +533,7 @@ def test_grades_come_back_from_qrels_from_jsonl_and_from_parquet(pairs: dict[tup
         chain = ["a.jsonl", "b.qrels", "c.parquet", "d.qrels", "e.jsonl", "f.parquet", "g.jsonl"]
         for source, target in itertools.pairwise(chain):
             found = convert(str(folder / source), str(folder / target), Storage(), options=PLAIN)
-            assert (found.rows, found.written, found.nulls) == (len(pairs), len(pairs), 0)
+            assert (found["rows"], found["written"], found["nulls"]) == (len(pairs), len(pairs), 0)
         assert (folder / "b.qrels").read_bytes() == (folder / "d.qrels").read_bytes()
         assert list(_read(folder / "g.jsonl", "grade").items()) == list(pairs.items())
         lines = (folder / "b.qrels").read_text(encoding="utf-8").split("\n")
@@ -586,7 +586,7 @@ def test_duplicates_are_settled_as_evaluate_settles_them(rows: list[tuple[str, s
         found = convert(source, target, Storage(), options=PLAIN, duplicates=rule)
         qrels = load_qrels(source, Storage(), grade="grade", by="query_id", doc="doc_id")
         theirs = grades_by_pair(qrels, rule, source)
-        assert (found.duplicates, found.conflicts) == (theirs.num_repeated, theirs.num_conflicts)
+        assert (found["duplicates"], found["conflicts"]) == (theirs.num_repeated, theirs.num_conflicts)
         ours = [tuple(line.split()) for line in Path(target).read_text().splitlines()]
         pairs = [(query, doc) for query, _, doc, _ in ours]
         assert len(set(pairs)) == len(pairs) == len(theirs.keys)
