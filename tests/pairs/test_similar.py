@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from relabel.distill.students.networks import Embedder, read_settings
-from relabel.jobs.pairs.citations import above
+from relabel.jobs.pairs.chunks import above
 from relabel.manifests.errors import ModelError
 from tests.jobs.test_demo import write_tiny_model
 
