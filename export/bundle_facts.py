@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
+import jinja2
 import numpy as np
 from pydantic import Field
 
@@ -108,14 +109,6 @@ class BundleLineage:
     gold: LearnedGold | None = None
 
 
-@dataclass(frozen=True)
-class BundleLicence:
-    """The bundle's own, where it is stated, and the reference of the model that the student starts from."""
-
-    bundle: str | None
-    model: str | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class StudentFacts:
     """A bundle's student.
@@ -125,6 +118,7 @@ class StudentFacts:
         grades: K of its relevance head.
         heads: grades by head; `temperature` what calibrated each, where something did.
         phi: the rule map, where there are heads other than relevance.
+        licence: `bundle`, where it is stated; `model`, the reference of what the student starts from.
     """
 
     name: str
@@ -135,7 +129,7 @@ class StudentFacts:
     inputs: StudentInputs
     models: list[EngineFile | ModelFile]
     lineage: BundleLineage
-    licence: BundleLicence
+    licence: dict[str, str | None]
     made_by: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -292,54 +286,32 @@ def read_parity(held: Any, where: str) -> Parity:
 CARD_NAME = "README.md"
 
 
+def render_card(template: str, **values: Any) -> str:
+    """Markdown of a template in `export/templates`."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("relabel.export"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return made.get_template(template).render(values)
+
+
 def render_bundle_card(student: StudentFacts, parity: Parity) -> str:
-    """Markdown."""
-    heads = ", ".join(f"{name} (grades 0 to {grades - 1})" for name, grades in student.heads.items())
-    models = ", ".join(f"`{model.path}` ({model.precision})" for model in student.models)
-    lines = [
-        f"# {student.name}",
-        "",
-        (
-            f"{KINDS[student.inputs.kind].does.capitalize()}. A student ({student.inputs.kind}), by `relabel export` "
-            f"{student.made_by['relabel']}."
-        ),
-        "",
-        f"- Answers: probabilities of {heads}; calibrated, in the graph.",
-        f"- Reads at most {student.inputs.max_tokens} tokens of a pair; what is longer is cut.",
-        f"- Models: {models}",
-        f"- Licence: {student.licence.bundle or 'not stated; ask its authors before you ship it'}",
-        "",
-        "## Use",
-        "",
-        f"`load.py` needs numpy, onnxruntime ({LEAST_ONNXRUNTIME} or newer) and tokenizers, nothing else:",
-        "",
-        "```python",
-        "from load import Student",
-        "",
-        'student = Student("path/of/this/folder")   # provider="cpu" or "cuda", precision="int8"',
-        'probs = student.probabilities([("red shoe", "A red running shoe, size 9")])',
-        'print(probs["relevance"])                  # float32 [pairs, grades]; rows sum to 1',
-        "```",
-        "",
-        "Or from the command line: `python load.py --score pairs.tsv` takes lines of query, tab, document, and writes",
-        "the score (0 to 1, to rank by), the expected grade (0 to the highest) and the most probable grade of each.",
-        "",
-        "## Parity with the student",
-        "",
-        *_parity(parity),
-        "",
-        "## Made of",
-        "",
-        *_lineage(student.lineage),
-        "",
-        (
-            "It answers for texts like those that it saw, and inherits its teacher's mistakes: judge it with trusted "
-            "grades before it decides"
-        ),
-        "anything.",
-        "",
-    ]
-    return "\n".join(lines)
+    """A bundle's model card."""
+    head, *rows = parity_rows(parity)
+    return render_card(
+        "bundle.md",
+        student=student,
+        does=KINDS[student.inputs.kind].does.capitalize(),
+        onnxruntime=LEAST_ONNXRUNTIME,
+        parity=parity,
+        compared_on=compared_on(parity),
+        head=head,
+        rows=rows,
+        undecided=undecided_lines(parity),
+    )
 
 
 def parity_rows(parity: Parity) -> list[list[str]]:
@@ -424,29 +396,3 @@ def compared_on(parity: Parity) -> str:
         f"On {first.rows:,} real pairs of {first.queries:,} queries, in batches of {sizes}, on {parity.provider} "
         f"(onnxruntime {parity.onnxruntime}); macro F1 and nDCG by {first.figures[0].judged_by}."
     )
-
-
-def _parity(parity: Parity) -> list[str]:
-    weak = f" Fewer than {parity.spec.min_pairs:,}: a weak result." if parity.models[0].is_weak else ""
-    head, *rows = parity_rows(parity)
-    return [
-        f"{compared_on(parity)}{weak} Worst batch size each:",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        *(line for sentence in undecided_lines(parity) for line in ("", sentence)),
-    ]
-
-
-def _lineage(lineage: BundleLineage) -> list[str]:
-    student = lineage.student
-    lines = [f"- Student `{student.name}`, digest `{student.digest[:16]}`"]
-    if student.model:
-        lines.append(f"- which starts from `{student.model.reference}` (digest `{student.model.digest[:16]}`)")
-    for source in lineage.labels or ():
-        run = f"labeler {source.labeler}, fingerprint `{(source.fingerprint or '')[:12]}`"
-        lines.append(f"- Labels `{source.path}`: {source.labels:,} ({run if source.kind == 'run' else 'a label file'})")
-    if lineage.gold:
-        lines.append(f"- Trusted grades `{lineage.gold.path}`, column `{lineage.gold.grade}`")
-    return lines

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,11 +21,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from relabel.distill.students.model import softmax
-from relabel.export.huggingface import RerankServer
-from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Student, load_tokenizer
+from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Encoder, Student, load_tokenizer
 from relabel.export.parity import FAMILY, expected_grade, kept_orders, tau_of
-from relabel.manifests.errors import InputError
-from relabel.manifests.secrets import shortened
+from relabel.manifests.errors import InputError, ServerGoneError
+from relabel.manifests.secrets import redacted, shortened
 
 # N pairs, T tokens, D hidden, K grades
 
@@ -48,22 +49,125 @@ WORST = 5
 MONOTONE_TAU = 0.999
 
 
+# ------------------------------------------------------------------------------
+# The server, by the APIs that such servers have.
+
+
+TIMEOUT_S = 60.0
+
+
+def _text_pair(query: str, documents: Sequence[str], model: str) -> dict[str, Any]:
+    # vLLM refuses what is too long unless it is asked to cut
+    return {"model": model, "text_1": query, "text_2": list(documents), "truncate_prompt_tokens": -1}
+
+
+APIS: Mapping[str, tuple[str, Callable[[str, Sequence[str], str], dict[str, Any]], str | None, str]] = {
+    "cohere": (
+        "/rerank",
+        lambda query, documents, model: {"model": model, "query": query, "documents": list(documents)},
+        "results",
+        "relevance_score",
+    ),
+    "tei": ("/rerank", lambda query, documents, _: {"query": query, "texts": list(documents)}, None, "score"),
+    "vllm-score": ("/score", _text_pair, "data", "score"),
+    "openai-score": ("/v1/score", _text_pair, "data", "score"),
+}
+"""The endpoint's path, its body for a query, documents and the model's name, the key of the list in its reply (None:
+the reply is the list), and the key of a score in each item. Cohere's and Jina's `/rerank` (vLLM and llama.cpp have it
+too), text-embeddings-inference, and vLLM's score task.
+"""
+KSERVE = "kserve-v2"
+"""Triton and OpenVINO Model Server: token ids in, the graph's heads out; `auto` asks it where the URL ends in `/infer`.
+"""
+
+
+class RerankServer:
+    """A server that answers `scores`.
+
+    Args:
+        url: its address, with or without the endpoint's path; of `kserve-v2` without it, `model` is needed.
+        api: a name of `APIS`, `kserve-v2`, or `auto`: the first that answers a made-up pair.
+        model: its name there.
+        key: sent as a bearer token, and never shown.
+        encoder: of the bundle, for `kserve-v2`.
+    Raises:
+        InputError: no API answers there.
+        ServerGoneError: nothing listens there.
+    """
+
+    def __init__(self, url: str, api: str, model: str, key: str | None, encoder: Encoder) -> None:
+        self._url, self._model, self._key, self._encoder = url.rstrip("/"), model, key, encoder
+        self.api, faults = api, []
+        tried = (KSERVE,) if self._url.endswith("/infer") else APIS
+        for self.api in tried if api == "auto" else ():
+            try:
+                self.scores("wool", ["wool socks"])
+                return
+            except InputError as exc:
+                faults.append(f"{self.api}: {exc}")
+        if faults:
+            raise InputError(f"{redacted(url)}: no rerank API answers there. " + " ".join(faults))
+
+    def scores(self, query: str, documents: Sequence[str]) -> np.ndarray:
+        """A score a document, float64 [N], in their order.
+
+        Raises:
+            InputError: the reply is an error, or is not one score a document; names what came.
+        """
+        if self.api == KSERVE:
+            return self._expected_grades([(query, document) for document in documents])
+        path, body, results, score = APIS[self.api]
+        reply = self._post(path, body(query, documents, self._model))
+        try:
+            found = sorted((int(one["index"]), float(one[score])) for one in (reply[results] if results else reply))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise InputError(f"its reply is not one of {self.api}: {shortened(json.dumps(reply), 200)}") from exc
+        if [place for place, _ in found] != list(range(len(documents))):
+            raise InputError(f"{len(documents)} documents were sent, and its reply scores {len(found)}")
+        scores_N = np.array([score for _, score in found])
+        if not np.isfinite(scores_N).all():
+            raise InputError("its reply holds scores that are not finite")
+        return scores_N
+
+    def _expected_grades(self, pairs: Sequence[Pair]) -> np.ndarray:
+        batch = self._encoder.collate(self._encoder.encode(pairs))
+        inputs = [
+            {"name": name, "shape": list(ids.shape), "datatype": "INT64", "data": ids.ravel().tolist()}
+            for name, ids in batch.items()
+        ]
+        path = "" if self._url.endswith("/infer") else f"/v2/models/{self._model}/infer"
+        reply = self._post(path, {"inputs": inputs})
+        found = {one["name"]: one for one in reply.get("outputs", ())} if isinstance(reply, dict) else {}
+        if "relevance" not in found:
+            raise InputError(f"its reply has no output `relevance`: {shortened(json.dumps(reply), 200)}")
+        return _expected(np.array(found["relevance"]["data"], float).reshape(found["relevance"]["shape"]))
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        url = self._url if not path or self._url.endswith(path) else self._url + path
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        try:
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+                return json.loads(reply.read())
+        except urllib.error.HTTPError as exc:
+            said = f"{redacted(url)} answers {exc.code} {shortened(exc.read(2000).decode(errors='replace'), 200)}"
+            raise (ServerGoneError if exc.code in (429, 502, 503, 504) else InputError)(said) from exc
+        except ValueError as exc:
+            raise InputError(f"{redacted(url)}: not a URL of http, or its reply is not JSON ({exc})") from exc
+        except OSError as exc:
+            raise ServerGoneError(f"{redacted(url)}: no answer ({getattr(exc, 'reason', exc)}).") from exc
+
+
+# ------------------------------------------------------------------------------
+# What it is asked.
+
+
 class Asked(NamedTuple):
     """Pairs of one query that go to the server together; `kind` says what they try."""
 
     kind: str
     query: str
     documents: list[str]
-
-
-class Worst(NamedTuple):
-    """A pair and its two scores, from 0 to 1."""
-
-    kind: str
-    query: str
-    document: str
-    expected: float
-    served: float
 
 
 @dataclass(frozen=True)
@@ -77,7 +181,7 @@ class Conformity:
         reason: of a difference; empty where there is none.
         pairs: how many were asked; `max_difference` is over these.
         remarks: what it refused.
-        worst: pairs with the largest differences.
+        worst: pairs with the largest differences: `kind`, `query`, `document`, `expected` and `served`, from 0 to 1.
         tau: Kendall's, over pairs whose expected scores differ by more than the tolerance.
     """
 
@@ -89,7 +193,7 @@ class Conformity:
     max_difference: float
     tau: float
     remarks: list[str]
-    worst: list[Worst]
+    worst: list[dict[str, Any]]
 
 
 def conform(bundle: Path, server: RerankServer) -> Conformity:
@@ -116,20 +220,8 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
             if one.kind == "pair":
                 raise InputError(f"it does not answer a reference pair ({exc})") from exc
             refused.append((one.kind, exc))
-    pairs = [(one.query, document) for one in asked for document in one.documents]
-    kinds = [one.kind for one in asked for _ in one.documents]
-    right = {one.precision: one.probabilities(pairs, batch_tokens=1) for one in students}
-    tolerances = {name: max(TOLERANCE, float(model["tolerance"])) for name, model in reference["models"].items()}
-    return _judged(
-        student,
-        pairs,
-        kinds,
-        np.concatenate(served),
-        right,
-        tolerances,
-        server.api,
-        [f"refuses {kind}: {why}" for kind, why in refused],
-    )
+    remarks = [f"refuses {kind}: {why}" for kind, why in refused]
+    return _judged(students, reference, asked, np.concatenate(served), server.api, remarks)
 
 
 def _questions(sealed: list[Pair], student: Student, refused: Sequence[tuple[str, InputError]]) -> Iterator[Asked]:
@@ -284,49 +376,6 @@ def _readings(student: Student, pairs: Sequence[Pair]) -> Iterator[tuple[str, np
             break
     yield "special tokens are left out", encoded(add_special_tokens=False)
     yield "control tokens in texts are read as control tokens", encoded(escapes=False)
-    yield from _poolings(student, right)
-
-
-POOLED_BY = {"Div", "ReduceSum", "ReduceMean", "Mul", "Gather", "GatherND", "Slice", "Squeeze", "Reshape", "Cast"}
-
-
-POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "first": lambda states_1TD: states_1TD[:, 0],
-    "mean": lambda states_1TD: states_1TD.mean(1),
-    "last": lambda states_1TD: states_1TD[:, -1],
-    "max": lambda states_1TD: states_1TD.max(1),
-}
-
-
-def _poolings(student: Student, rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
-    """What the relevance head [K, D] answers where another vector of the last hidden states [1, T, D] goes into it:
-    the graph names them between the backbone and the head.
-    """
-    import onnx
-    import onnxruntime
-
-    model = onnx.load(student.folder / "model.onnx")
-    makers = {name: node for node in model.graph.node for name in node.output}
-    node = makers["relevance"]
-    while node.op_type not in ("Gemm", "MatMul"):
-        node = makers[node.input[0]]
-    head, weights = node, {one.name: one for one in model.graph.initializer}
-    hidden = head.input[0]
-    while makers[hidden].op_type in POOLED_BY:
-        hidden = makers[hidden].input[0]
-    if head.op_type != "Gemm" or hidden == head.input[0] or not {*head.input[1:]} <= weights.keys():
-        return
-    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(hidden))
-    model.graph.output.append(onnx.helper.make_empty_tensor_value_info(head.input[0]))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    weight_KD, bias_K = (onnx.numpy_helper.to_array(weights[name]) for name in head.input[1:])
-    runs = [session.run([hidden, head.input[0]], student.encoder.collate([row])) for row in rows]
-    own_ND = np.concatenate([own_1D for _, own_1D in runs])
-    for name, pool in POOLINGS.items():
-        pooled_ND = np.concatenate([pool(states_1TD) for states_1TD, _ in runs])
-        if not np.allclose(pooled_ND, own_ND, atol=1e-4):
-            logits_NK = pooled_ND @ weight_KD.T + bias_K
-            yield f"another pooling: {name} of the tokens", softmax(logits_NK / _temperature(student))
 
 
 # ------------------------------------------------------------------------------
@@ -334,20 +383,22 @@ def _poolings(student: Student, rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _judged(
-    student: Student,
-    pairs: list[Pair],
-    kinds: list[str],
+    students: Sequence[Student],
+    reference: Mapping[str, Any],
+    asked: Sequence[Asked],
     served_N: np.ndarray,
-    right: dict[str, dict[str, np.ndarray]],
-    tolerances: dict[str, float],
     api: str,
     remarks: list[str],
 ) -> Conformity:
     """
     Args:
-        right: by precision and head, what the bundle answers; tolerances: by precision.
+        students: the bundle in each precision that may serve, fp32 first.
+        reference: the sealed pairs and the tolerance of each precision.
     """
-    scales = _scales(student.heads["relevance"], _temperature(student))
+    pairs = [(one.query, document) for one in asked for document in one.documents]
+    kinds = [one.kind for one in asked for _ in one.documents]
+    right = {one.precision: one.probabilities(pairs, batch_tokens=1) for one in students}
+    scales = _scales(students[0].heads["relevance"], _temperature(students[0]))
     good = [scale for scale in scales if scale.is_monotone]
 
     def apart(probs_NK: np.ndarray, scale: Scale) -> np.ndarray:
@@ -361,7 +412,7 @@ def _judged(
     expected_N = _expected(right[precision]["relevance"])
     apart_N = apart(right[precision]["relevance"], scale)
     tau = tau_of(kept_orders(np.zeros(len(pairs), int), expected_N, served_N, TOLERANCE)[1]) or 0.0
-    most = tolerances[precision]
+    most = max(TOLERANCE, float(reference["models"][precision]["tolerance"]))
     empty_N = np.array([not document.strip() for _, document in pairs])
     if (odd := float(apart_N[empty_N].max(initial=0.0))) > most:
         remarks.append(f"answers an empty document otherwise than the bundle, by {odd:.2g}; nothing hangs on it")
@@ -376,33 +427,33 @@ def _judged(
         ]
         place_of = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}  # a batch repeats most pairs
         place_N = [place_of[pair] for pair in pairs]
-        for name, probs_PK in _readings(student, list(place_of)):
+        for name, probs_PK in _readings(students[0], list(place_of)):
             mistakes += [(float(apart(probs_PK[place_N], one).mean()), name) for one in good]
         nearest, name = min(mistakes)
         reason = name if nearest <= TOLERANCE and nearest * CLEARLY_BETTER < apart_N.mean() else ""
     if apart_N.max() > most:
         reason = _disorder(pairs, kinds, served_N) or reason
     verdict: Verdict = "equal" if scale is scales[0] else "monotone"
-    if reason:
-        verdict = "different"
-    elif apart_N.max() > most and tau >= MONOTONE_TAU:
-        verdict, scale = "monotone", Scale("a scale of its own", _expected)
+    named = scale.name
+    if reason or (apart_N.max() > most and tau < MONOTONE_TAU):
+        verdict, named = "different", "not known"
+        reason = reason or "no mistake that was tried explains it: other weights, another head or another pooling"
     elif apart_N.max() > most:
-        verdict, reason = "different", "no mistake that was tried explains it: other weights, or another head"
+        verdict, named = "monotone", "a scale of its own"
     worst = [
-        Worst(
-            kinds[place],
-            shortened(pairs[place][0], 60),
-            shortened(pairs[place][1], 60),
-            float(expected_N[place]),
-            float(served_N[place]),
-        )
+        {
+            "kind": kinds[place],
+            "query": shortened(pairs[place][0], 60),
+            "document": shortened(pairs[place][1], 60),
+            "expected": float(expected_N[place]),
+            "served": float(served_N[place]),
+        }
         for place in np.argsort(-apart_N)[:WORST].tolist()
     ]
     return Conformity(
         verdict=verdict,
         api=api,
-        scale=scale.name if verdict != "different" else "not known",
+        scale=named,
         reason=reason,
         pairs=len(pairs),
         max_difference=float(apart_N.max()),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import inspect
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +22,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from relabel.distill.students import length_batches, query_counts
 from relabel.distill.students.manifest import StudentFiles, read_student
-from relabel.distill.students.model import StudentModel, load_student, make_texts, student_digest, student_files
+from relabel.distill.students.model import (
+    DecoderTexts,
+    StudentModel,
+    load_student,
+    make_texts,
+    student_digest,
+)
 from relabel.distill.students.spec import KINDS
+from relabel.export import loader
 from relabel.export.bundle_facts import (
     CARD_NAME,
     ModelFile,
@@ -32,27 +42,8 @@ from relabel.export.bundle_facts import (
     read_student_facts,
     render_bundle_card,
 )
-from relabel.export.bundles import (
-    Bundle,
-    link_or_copy,
-    locked,
-    made_before,
-    new_folder_for,
-    open_bundle,
-    seal_bundle,
-    switch,
-)
-from relabel.export.exporters import (
-    ONNX,
-    check_tokens,
-    input_contract,
-    input_names,
-    load_format,
-    output_names,
-    write_loader,
-    write_tokenizer,
-)
-from relabel.export.loader import LEAST_ONNXRUNTIME, STATIC, Encoder
+from relabel.export.bundles import Bundle, made_before, new_folder_for, open_bundle, seal_bundle
+from relabel.export.loader import LEAST_ONNXRUNTIME, LOADER, STATIC, Encoder
 from relabel.export.parity import (
     PairSet,
     PairsFile,
@@ -69,15 +60,23 @@ from relabel.export.parity import (
 )
 from relabel.export.quantization import drop_notes, quiet, require_nncf, write_fp16, write_int8, write_int8_static
 from relabel.export.specs import ExportSpec
+from relabel.export.tensorrt_engines import ENGINE_PRECISIONS, build_into, check_machine
 from relabel.manifests.errors import ConfigError, GateError, ManifestError, ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import installed_versions, require
-from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json
+from relabel.manifests.records import digest_of, first_changed, plain, read_record, readable_json
 
 FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx", STATIC: "model.int8-static.onnx"}
 CALIBRATION_PAIRS = 300
 """NNCF's own default."""
 PARITY_NAME = "parity.json"
+TOKENIZER = "tokenizer.json"
+FUTURE = "from __future__ import annotations\n"
+IMPORTED = {
+    "from relabel.distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
+    "from relabel.distill.students.query_counts import query_counts": query_counts,
+}
+"""What the loader imports of this package, and the module whose text replaces it in `load.py`."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage copies from its student's manifest."""
@@ -122,9 +121,8 @@ def export_bundle(
     if (done := made_before(target, _opened, recipe, is_replacing=is_replacing, what="bundle")) is not None:
         return done, True
     provider = provider_here(provider)
-    further = {name: load_format(name) for name in spec.formats if name != ONNX}
-    for form in further.values():
-        form.check()
+    if "tensorrt" in spec.formats:
+        check_machine()
     manifest = student_manifest(path)
     if pairs is None:
         whole, spare = lineage_pairs(manifest, storage, grades=record.grades)
@@ -149,10 +147,10 @@ def export_bundle(
         contract = input_contract(student)
         encoder = Encoder(folder, contract)
         batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
-        made = _write_models(student, folder, spec, batches, say)
+        models, made = _write_models(student, folder, spec, batches, say)
         rows = encoder.encode(compared.pairs)
-        models = _list_models(folder, spec)
         parity = _compare(student, folder, models, compared, (encoder, rows), spec, provider, say)
+        logits = {f"{name}_logits": grades for name, grades in record.heads.items() if spec.logits}
         facts = {
             "name": record.name,
             "grades": record.grades,
@@ -160,10 +158,7 @@ def export_bundle(
             "temperature": record.temperature,
             "phi": record.phi if len(record.heads) > 1 else None,
             "inputs": {**contract, "lengths": plain(describe_lengths([len(ids) for ids, _ in rows]))},
-            "outputs": {
-                "probabilities": list(record.heads),
-                "logits": [f"{name}_logits" for name in record.heads if spec.logits],
-            },
+            "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
             "models": plain(models),
             "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
             "lineage": {
@@ -184,7 +179,6 @@ def export_bundle(
         card = render_bundle_card(read_student_facts(facts, str(target)), judged)
         (folder / CARD_NAME).write_text(card, encoding="utf-8")
         if spec.triton:
-            logits = {f"{name}_logits": grades for name, grades in record.heads.items() if spec.logits}
             write_repository(folder, record.name, models, contract["names"], record.heads | logits)
         if refused := [one for one in judged.models if not one.has_passed]:
             aside = target.with_name(target.name + ".refused")
@@ -193,13 +187,11 @@ def export_bundle(
             folder.rename(aside)
             raise GateError(refusal_text(refused, aside))
         seal_bundle(folder, facts)
-        with locked(target, waits=True):
-            switch(folder, target)
-    bundle = open_bundle(target, check_bytes=False)
-    for name, form in further.items():
-        for precision in [one for one in spec.precisions if one in form.precisions]:
-            say(f"{precision}: making {name}")
-            bundle = form.add(target, precision)
+    bundle = open_bundle(target)
+    for precision in spec.precisions if "tensorrt" in spec.formats else ():
+        if precision in ENGINE_PRECISIONS:
+            say(f"{precision}: building an engine")
+            bundle = build_into(target, target, precision=precision, capability=None, is_replacing=True)
     return bundle, False
 
 
@@ -212,18 +204,11 @@ def student_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
         return {}
-    try:
-        held: dict[str, Any] = json.loads(file.read_bytes())
-        files = checked(StudentFiles, held).files
-    except (OSError, ValueError) as exc:
-        raise ManifestError(
-            f"{file}: not readable as a student's manifest ({fault_of(exc)}). Restore it, or train again."
-        ) from exc
-    found = student_files(path)
-    if changed := sorted(name for name in files if found.get(name) != files[name]):
-        raise ManifestError(
-            f"{path}: {', '.join(changed)} changed since the student was trained. Restore the folder from a copy."
-        )
+    what, advice = "not readable as a student's manifest", "Restore the folder from a copy, or train again."
+    files = read_record(StudentFiles, file.read_bytes(), str(file), what, advice).files
+    if changed := first_changed(path, files):
+        raise ManifestError(f"{path}: {changed} changed since the student was trained. {advice}")
+    held: dict[str, Any] = json.loads(file.read_bytes())
     return held
 
 
@@ -249,25 +234,88 @@ def _calibration_pairs(pairs: PairSet, compared: PairSet, *, seed: int) -> Seque
     return draw_pairs(spare, CALIBRATION_PAIRS, seed=seed)
 
 
+# ------------------------------------------------------------------------------
+# The input contract that every exported model keeps: the bundle's tokenizer and its loader.
+
+
+def input_names(student: StudentModel) -> list[str]:
+    """The graph's inputs, in order; every one int64 [B, T], but for `counts`, which is [B, 19]."""
+    return list(student.texts.collate(student.texts.encode([("a", "b")])))
+
+
+def input_contract(student: StudentModel) -> dict[str, Any]:
+    """What the loader must know, see `loader.Inputs`; `inputs` in the bundle's manifest."""
+    record, tokenizer = student.record, student.tokenizer
+    pads_left = KINDS[record.kind].pads_left
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    contract = {
+        "kind": record.kind,
+        "tokenizer": TOKENIZER,
+        "max_tokens": record.max_tokens,
+        "names": input_names(student),
+        "padding_side": "left" if pads_left else "right",
+        "pad_id": int(pad or 0),
+        "pad_type_id": 0 if pads_left else int(tokenizer.pad_token_type_id),
+        "truncation_side": tokenizer.truncation_side,
+        "columns": record.columns,
+    }
+    if any(record.prompt):
+        contract["prompt"] = list(record.prompt)
+    if isinstance(student.texts, DecoderTexts):
+        contract["prompt_ids"] = [list(piece) for piece in student.texts.prompt_ids]
+    return contract
+
+
+def write_tokenizer(student: StudentModel, folder: Path) -> None:
+    """Write the tokenizer as the `tokenizers` library reads it, without the padding and cutting of its last
+    user.
+
+    Raises:
+        ModelError: the tokenizer is written in Python alone.
+    """
+    backend = getattr(student.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ModelError(
+            f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle "
+            "needs one that the tokenizers library loads. Take a model with a tokenizer.json."
+        )
+    held = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
+    (folder / TOKENIZER).write_text(json.dumps(held, ensure_ascii=False), encoding="utf-8")
+
+
+def write_loader(folder: Path) -> None:
+    """Write `load.py`: the loader, with the texts of the modules that it imports of this package."""
+    text = inspect.getsource(loader)
+    for line, module in IMPORTED.items():
+        text = text.replace(line, inspect.getsource(module).partition(FUTURE)[2].strip())
+    (folder / LOADER).write_text(text, encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------
+# Models in each precision, and their comparison with the student.
+
+
 def _write_models(
     student: StudentModel, folder: Path, spec: ExportSpec, batches: Sequence[Mapping[str, np.ndarray]], say: Say
-) -> dict[str, Any]:
+) -> tuple[list[ModelFile], dict[str, Any]]:
     """Write every ONNX file of a bundle: the graph as it is exported, and what is made of it in fewer bits.
 
     Args:
         batches: to calibrate static int8 on.
     Returns:
-        What made each: versions, fusions that were found, operators quantized.
+        The files as the manifest lists them, and what made each: versions, fusions that were found, operators
+        quantized.
     Raises:
         ModelError: a step can't be done with this model.
     """
     full = folder / FILES["fp32"]
-    say("fp32: exporting")
-    made: dict[str, Any] = {"fp32": export_onnx(student, full, spec)}
-    for precision in spec.onnx_precisions[1:]:
+    made: dict[str, Any] = {}
+    for precision in spec.onnx_precisions:
         target = folder / FILES[precision]
         say(f"{precision}: writing {target.name}")
-        if precision == "fp16":
+        if precision == "fp32":
+            made[precision] = export_onnx(student, full, spec)
+        elif precision == "fp16":
             config = student.module.inner.config
             heads, width = config.num_attention_heads, config.hidden_size
             made[precision] = write_fp16(full, target, num_heads=heads, hidden_size=width)
@@ -275,19 +323,13 @@ def _write_models(
             made[precision] = write_int8_static(full, target, batches)
         else:
             made[precision] = write_int8(full, target, narrowing=KINDS[student.record.kind].int8_narrows)
-    for precision in spec.onnx_precisions:  # last: fp16 is made by the notes of fp32
-        drop_notes(folder / FILES[precision])
-    return made
-
-
-def _list_models(folder: Path, spec: ExportSpec) -> list[ModelFile]:
-    """The ONNX files as the manifest lists them."""
-    found = []
+    models = []
     for precision in spec.onnx_precisions:
         path = FILES[precision]
+        drop_notes(folder / path)  # last: fp16 is made by the notes of fp32
         files = [name for name in (path, path + ".data") if (folder / name).is_file()]
-        found.append(ModelFile(path=path, format="onnx", precision=precision, files=files))
-    return found
+        models.append(ModelFile(path=path, format="onnx", precision=precision, files=files))
+    return models, made
 
 
 def _compare(
@@ -313,7 +355,7 @@ def _compare(
 
     encoder, rows = tokens
     say(f"parity: {len(pairs.pairs):,} pairs, the student in torch")
-    check_tokens(student, rows, pairs)
+    _check_tokens(student, rows, pairs)
     reference = student.probabilities(pairs.pairs)
     places = choose_rows(pairs, spec.reference_pairs)
     found, answered = [], {}
@@ -329,6 +371,25 @@ def _compare(
     return {**about, "onnxruntime": onnxruntime.__version__, "models": plain(found)}
 
 
+def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
+    """Compare the loader's tokens with the student's.
+
+    Args:
+        rows: the loader's.
+    Raises:
+        ModelError: they differ, so no comparison of answers means anything.
+    """
+    for number, (row, want) in enumerate(zip(rows, student.texts.encode(pairs.pairs), strict=True)):
+        segments = want.types if want.counts is None else want.counts
+        if row[0] != want.ids or (segments is not None and row[1] != segments):
+            source, place = pairs.names[number]
+            raise ModelError(
+                f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the "
+                "student. Its tokenizer does something that the tokenizers library alone does not; take another base "
+                "model."
+            )
+
+
 def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
     """What a gate refused, and the rows that differ most."""
     lines = ["parity failed, so no bundle was made:"]
@@ -337,13 +398,9 @@ def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
             if not check.has_passed:
                 lines.append(f"  {one.precision}: {check.check} is {check.value:.3g}, the bound {check.bound:g}")
         for row in one.worst:
-            flip = ", flipped" if row.is_flip else ""
-            student, model = (
-                " ".join("none" if value is None else f"{value:.3f}" for value in side)
-                for side in (row.student, row.model)
-            )
-            place = f"row {row.row} of {row.source}, batch of {row.batch_size}{flip}"
-            lines.append(f"    {place}: [{student}] became [{model}]")
+            place = f"row {row.row} of {row.source}, batch of {row.batch_size}{', flipped' if row.is_flip else ''}"
+            student, model = (np.round(np.array(side, dtype=float), 3) for side in (row.student, row.model))
+            lines.append(f"    {place}: {student} became {model}")
     figures = f"All figures are in {aside / PARITY_NAME}."
     lines.append(f"{figures} Leave that precision out of --precisions, or set its bound (--set parity.…).")
     return "\n".join(lines)
@@ -370,7 +427,11 @@ def write_repository(
         folder = bundle / "triton" / label
         (folder / "1").mkdir(parents=True)
         for file in model.files:  # data next to the graph keeps the name that the graph knows it by
-            link_or_copy(bundle / file, folder / "1" / ("model.onnx" if file == model.path else Path(file).name))
+            name = "model.onnx" if file == model.path else Path(file).name
+            try:
+                os.link(bundle / file, folder / "1" / name)
+            except OSError:
+                shutil.copy2(bundle / file, folder / "1" / name)
         lines = [
             f'name: "{label}"',
             'backend: "onnxruntime"',
@@ -428,7 +489,7 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
         ModelError: torch can't trace the model.
     """
     require("onnxscript", extra="cpu", purpose="An export")
-    names = input_names(student)
+    names, heads = input_names(student), list(student.record.heads)
     serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits).eval()
     batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
     longest = max(student.record.max_tokens, 2)
@@ -441,7 +502,7 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
                 dynamo=True,
                 opset_version=options.opset,
                 input_names=names,
-                output_names=output_names(student, options),
+                output_names=[*heads, *(f"{name}_logits" for name in heads if options.logits)],
                 dynamic_shapes=(tuple({0: axes[0]} if name == "counts" else dict(axes) for name in names),),
                 verbose=False,
             )

@@ -13,12 +13,10 @@ from __future__ import annotations
 import copy
 import json
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import yaml
@@ -33,139 +31,57 @@ from relabel.distill.students.model import (
     softmax,
     student_digest,
 )
-from relabel.export.bundles import locked, made_before, new_folder_for, switch
+from relabel.export.bundle_facts import CARD_NAME, render_card
+from relabel.export.bundles import made_before, new_folder_for
 from relabel.export.exporting import student_manifest
-from relabel.export.loader import Encoder
-from relabel.export.parity import expected_grade
-from relabel.manifests.errors import ConfigError, InputError, ModelError, ServerGoneError
+from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.models import config_file
 from relabel.manifests.records import readable_json
-from relabel.manifests.secrets import redacted, shortened
 
-# ------------------------------------------------------------------------------
-# A student as a folder that Hugging Face's libraries load: the relevance head alone, its temperature folded in. Form
-# `hf` answers a logit a grade; `rerank`, for endpoints that want one number a pair, the expected grade as its log-
-# odds. A decoder's prompt is in the folder's tokenizer, which puts it around each pair. The weights are those of
-# transformers' class for the task where that can answer the same, else sentence-transformers' modules. Only
-# transformers and safetensors are needed to write either. What transformers loads is loaded again and compared with
-# the student. The modules lie in folders of their own, so that a class that would put a random head on the encoder
-# finds nothing to load.
-
-
-CARD_NAME = "README.md"
 _HUB = re.compile(r"hf:(?P<repo>[^@]+)(@.*)?")
 _SHOWN = ("accuracy", "f1_macro", "kappa_quadratic", "auc")
 """Figures of the test split that the Hub shows."""
-_PAIR = '[("red shoe", "A red running shoe, size 9")]'
 
 
 def render_hub_card(
     manifest: StudentManifest, record: StudentRecord, form: Form, score: Score, library: str, licence: str | None
 ) -> str:
-    """Markdown below the Hub's metadata.
+    """Markdown below the Hub's metadata, in which a base model that is not of the Hub is left out.
 
     Args:
         library: `transformers` or `sentence-transformers`.
         licence: SPDX expression; the Hub knows them in small letters.
     """
-    top = record.grades - 1
-    usage = {
-        "hf": [
-            f"probabilities = model.predict({_PAIR}, apply_softmax=True)  # calibrated, a column a grade",
-            f"expected_grade = probabilities @ {list(range(record.grades))}  # what to rank by",
-        ],
-        "rerank": [f"scores = model.predict({_PAIR})  # {SCORES[score][1].format(top=top)}, what to rank by"],
-    }[form]
-    data = _metadata(manifest, library, licence)
-    left_out = [name for name in record.heads if name != "relevance"]
-    lines = [
-        "---",
-        yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip(),
-        "---",
-        "",
-        f"# {manifest.name}",
-        "",
-        (
-            f"Grades how relevant a document is to a query, 0 to {record.grades - 1}. A student by `relabel distill`, "
-            f"exported by `relabel export --format {form}`; starts from "
-            f"`{manifest.model.reference.rsplit('/', 1)[-1]}`."
-        ),
-        "",
-        "```python",
-        "from sentence_transformers import CrossEncoder",
-        "",
-        'model = CrossEncoder("path/of/this/folder")',
-        *usage,
-        "```",
-        "",
-        *_loading(record, form, library),
-        "",
-        f"- Reads at most {record.max_tokens} tokens of a pair; what is longer is cut.",
-        "- The temperature that calibrated it is in the head"
-        + (": softmax of the logits is the probabilities." if form == "hf" else "."),
-        *([f"- Without the student's other heads ({', '.join(left_out)})."] if left_out else []),
-        f"- Licence: {licence or 'not stated; ask its authors before you ship it'}",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _loading(record: StudentRecord, form: Form, library: str) -> list[str]:
-    """What the card says of the classes and servers that load it."""
-    is_decoder = record.kind == "decoder"
-    if library == "sentence-transformers":
-        return [*_MODULES, *(_PROMPT if is_decoder else [])]
-    if is_decoder:
-        return [*_PROMPT, *(_DECODER_SERVERS if form == "rerank" else [])]
-    return _TRANSFORMERS if form == "hf" else _SERVERS
-
-
-_PROMPT = [
-    "The tokenizer puts the prompt around a pair: call it with query and document as its two texts, and truncation.",
-    "Of a pair that is too long it cuts the document, as in training, unless the query fills more than half of the",
-    "room: then it cuts the query too.",
-]
-_DECODER_SERVERS = [
-    "",
-    "One logit a pair, the log-odds of the expected grade over the highest. vLLM (`--runner pooling --dtype float32`)",
-    "serves it as `/rerank` and `/score`; `relabel conform URL BUNDLE` compares such a server with the bundle.",
-]
-_TRANSFORMERS = [
-    "`AutoModelForSequenceClassification.from_pretrained` loads it too, with its own head and `id2label`. The dense",
-    "layer before the head does nothing but scale by a power of two, which the head takes back: keep it in float32 or",
-    "bfloat16.",
-]
-_SERVERS = [
-    "One logit a pair, the log-odds of the expected grade over the highest. `AutoModelForSequenceClassification` loads",
-    "it; vLLM (`--dtype float32`) and text-embeddings-inference serve it as `/rerank` and `/score`; `relabel conform",
-    "URL BUNDLE` compares such a server with the bundle. Keep the head in float32: its tanh units stand for the",
-    "logarithms of the expected grade.",
-]
-_MODULES = [
-    "The folder holds modules (Transformer, Pooling, Dense) and no config at its top, so that transformers' Auto",
-    "classes refuse it: they would put a random head on the encoder. While it loads, transformers may report",
-    "`pooler.*` MISSING, newly initialized: the encoder's own pooler, which nothing here asks.",
-]
-
-
-def _metadata(manifest: StudentManifest, library: str, licence: str | None) -> dict[str, Any]:
-    """What the Hub reads; a base model that is not of the Hub is named in the text alone."""
     hub = _HUB.fullmatch(manifest.model.reference)
-    figures = {name: manifest.metrics.test.student.get(name) for name in _SHOWN}
-    known = {name: float(value) for name, value in figures.items() if value is not None}
-    result = {
+    test = manifest.metrics.test
+    known = {name: float(value) for name in _SHOWN if (value := test.student.get(name)) is not None}
+    results = {
         "task": {"type": "text-ranking"},
-        "dataset": {"type": "private", "name": f"queries held out, judged by {manifest.metrics.test.judged_by}"},
+        "dataset": {"type": "private", "name": f"queries held out, judged by {test.judged_by}"},
         "metrics": [{"type": name, "value": round(value, 4)} for name, value in known.items()],
     }
-    return {
+    metadata = {
         **({"base_model": hub["repo"]} if hub else {}),
         "library_name": library,
         **({"license": licence.lower()} if licence else {}),
         "pipeline_tag": "text-ranking",
         "tags": ["cross-encoder", "reranker", "relabel"],
-        **({"metrics": list(known), "model-index": [{"name": manifest.name, "results": [result]}]} if known else {}),
+        **({"metrics": list(known), "model-index": [{"name": manifest.name, "results": [results]}]} if known else {}),
     }
+    return render_card(
+        "hub.md",
+        metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).rstrip(),
+        name=manifest.name,
+        base=manifest.model.reference.rsplit("/", 1)[-1],
+        form=form,
+        library=library,
+        kind=record.kind,
+        top=record.grades - 1,
+        answers=SCORES[score][1].format(top=record.grades - 1),
+        max_tokens=record.max_tokens,
+        left_out=[name for name in record.heads if name != HEAD],
+        licence=licence,
+    )
 
 
 # B rows, K grades, D hidden
@@ -222,7 +138,8 @@ def write_model(
         (folder / "sentence_bert_config.json").write_bytes(  # vLLM cuts texts at this length, not at the tokenizer's
             readable_json({"max_seq_length": student.record.max_tokens, "do_lower_case": False})
         )
-        if (apart := _apart(student, form, _reloaded(folder), folder)) <= MOST_APART:
+        reloaded = type(model).from_pretrained(folder).eval()
+        if (apart := _apart(student, form, reloaded, folder)) <= MOST_APART:
             say(f"transformers: {type(model).__name__}, at most {apart:.1g} from the student")
             return "transformers"
         raise ModelError(
@@ -331,20 +248,6 @@ def _folded(student: StudentModel) -> tuple[Any, Any]:
     weight_KD, bias_K = student.module.output_rows()[HEAD]
     temperature = student.record.temperature.get(HEAD, 1.0)
     return weight_KD.detach() / temperature, bias_K.detach() / temperature
-
-
-def _reloaded(folder: Path) -> Any:
-    """What a user gets.
-
-    Raises:
-        ModelError: not all of its weights are in the folder.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
-    if info["missing_keys"]:
-        raise ModelError(f"{folder}: weights are missing: {', '.join(sorted(info['missing_keys']))}.")
-    return model.eval()
 
 
 def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = None) -> float:
@@ -539,8 +442,6 @@ def export_to_hub_folder(
         text = render_hub_card(manifest, record, form, score, library, licence)
         (folder / CARD_NAME).write_text(text, encoding="utf-8")
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, "library": library}))
-        with locked(target, waits=True):
-            switch(folder, target)
     return library, left_out, False
 
 
@@ -548,134 +449,3 @@ def _noted(target: Path) -> tuple[str, Any]:
     """Whose classes load a folder, and the recipe that it was made by."""
     held = json.loads((target / RECORD_NAME).read_bytes())
     return str(held.pop("library")), held
-
-
-# ------------------------------------------------------------------------------
-# Asking a running rerank server for the scores of a query's documents, by the APIs that such servers have.
-
-
-TIMEOUT_S = 60.0
-
-
-class Api(NamedTuple):
-    """How a server is asked and answers.
-
-    Args:
-        path: of the endpoint, below the server's address.
-        body: of a query, its documents and the model's name.
-        scores: of a reply: (place of the document, score), in any order.
-    """
-
-    path: str
-    body: Callable[[str, Sequence[str], str], dict[str, Any]]
-    scores: Callable[[Any], list[tuple[int, float]]]
-
-
-def _text_pair(query: str, documents: Sequence[str], model: str) -> dict[str, Any]:
-    # vLLM refuses what is too long unless it is asked to cut
-    return {"model": model, "text_1": query, "text_2": list(documents), "truncate_prompt_tokens": -1}
-
-
-def _indexed(key: str | None, score: str) -> Callable[[Any], list[tuple[int, float]]]:
-    def read(reply: Any) -> list[tuple[int, float]]:
-        return [(int(one["index"]), float(one[score])) for one in (reply if key is None else reply[key])]
-
-    return read
-
-
-APIS: Mapping[str, Api] = {
-    "cohere": Api(
-        "/rerank",
-        lambda query, documents, model: {"model": model, "query": query, "documents": list(documents)},
-        _indexed("results", "relevance_score"),
-    ),
-    "tei": Api(
-        "/rerank", lambda query, documents, _: {"query": query, "texts": list(documents)}, _indexed(None, "score")
-    ),
-    "vllm-score": Api("/score", _text_pair, _indexed("data", "score")),
-    "openai-score": Api("/v1/score", _text_pair, _indexed("data", "score")),
-}
-"""Cohere's and Jina's `/rerank` (vLLM and llama.cpp have it too), text-embeddings-inference, and vLLM's score task."""
-KSERVE = "kserve-v2"
-"""Triton and OpenVINO Model Server: token ids in, the graph's heads out; `auto` asks it where the URL ends in `/infer`.
-"""
-
-
-class RerankServer:
-    """A server that answers `scores`.
-
-    Args:
-        url: its address, with or without the endpoint's path; of `kserve-v2` without it, `model` is needed.
-        api: a name of `APIS`, `kserve-v2`, or `auto`: the first that answers a made-up pair.
-        model: its name there.
-        key: sent as a bearer token, and never shown.
-        encoder: of the bundle, for `kserve-v2`.
-    Raises:
-        InputError: no API answers there.
-        ServerGoneError: nothing listens there.
-    """
-
-    def __init__(self, url: str, api: str, model: str, key: str | None, encoder: Encoder) -> None:
-        self._url, self._model, self._key, self._encoder = url.rstrip("/"), model, key, encoder
-        self.api = api
-        if api != "auto":
-            return
-        faults = []
-        for name in (KSERVE,) if self._url.endswith("/infer") else APIS:
-            self.api = name
-            try:
-                self.scores("wool", ["wool socks"])
-                return
-            except InputError as exc:
-                faults.append(f"{name}: {exc}")
-        raise InputError(f"{redacted(url)}: no rerank API answers there. " + " ".join(faults))
-
-    def scores(self, query: str, documents: Sequence[str]) -> np.ndarray:
-        """A score a document, float64 [N], in their order.
-
-        Raises:
-            InputError: the reply is an error, or is not one score a document; names what came.
-        """
-        if self.api == KSERVE:
-            return self._expected_grades([(query, document) for document in documents])
-        api = APIS[self.api]
-        reply = self._post(api.path, api.body(query, documents, self._model))
-        try:
-            found = api.scores(reply)
-        except (KeyError, TypeError, ValueError) as exc:
-            raise InputError(f"its reply is not one of {self.api}: {shortened(json.dumps(reply), 200)}") from exc
-        if sorted(place for place, _ in found) != list(range(len(documents))):
-            raise InputError(f"{len(documents)} documents were sent, and its reply scores {len(found)}")
-        scores_N = np.array([score for _, score in sorted(found)])
-        if not np.isfinite(scores_N).all():
-            raise InputError("its reply holds scores that are not finite")
-        return scores_N
-
-    def _expected_grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        batch = self._encoder.collate(self._encoder.encode(pairs))
-        inputs = [
-            {"name": name, "shape": list(ids.shape), "datatype": "INT64", "data": ids.ravel().tolist()}
-            for name, ids in batch.items()
-        ]
-        path = "" if self._url.endswith("/infer") else f"/v2/models/{self._model}/infer"
-        reply = self._post(path, {"inputs": inputs})
-        found = {one["name"]: one for one in reply.get("outputs", ())} if isinstance(reply, dict) else {}
-        if "relevance" not in found:
-            raise InputError(f"its reply has no output `relevance`: {shortened(json.dumps(reply), 200)}")
-        probs_NK = np.array(found["relevance"]["data"], float).reshape(found["relevance"]["shape"])
-        return np.asarray(expected_grade(probs_NK) / (probs_NK.shape[1] - 1))
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        url = self._url if not path or self._url.endswith(path) else self._url + path
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        try:
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-                return json.loads(reply.read())
-        except urllib.error.HTTPError as exc:
-            said = f"{redacted(url)} answers {exc.code} {shortened(exc.read(2000).decode(errors='replace'), 200)}"
-            raise (ServerGoneError if exc.code in (429, 502, 503, 504) else InputError)(said) from exc
-        except ValueError as exc:
-            raise InputError(f"{redacted(url)}: not a URL of http, or its reply is not JSON ({exc})") from exc
-        except OSError as exc:
-            raise ServerGoneError(f"{redacted(url)}: no answer ({getattr(exc, 'reason', exc)}).") from exc

@@ -7,8 +7,6 @@ where it is asked for, openvino) and tokenizers alone.
     print(student.version, student.provider, student.precision)
     print(student.score([("red shoe", "A red running shoe, size 9")]))
 
-`python load.py --score pairs.tsv` scores lines of query, tab, document.
-
 `python load.py --check` asks the pairs again that were sealed at export, and compares this machine's answers with the
 sealed ones: exit 0 where they agree, 5 where they do not, 3 where the bundle is damaged or can't be opened, 4 where a
 library is missing.
@@ -102,9 +100,9 @@ PYTHON_CACHE = "__pycache__"
 MANIFEST = "manifest.json"
 VERSION_DIGITS = 16
 KINDS = ("encoder", "decoder", "logistic")
+LOADER = "load.py"
 REFERENCE = "reference.json"
 REFERENCE_FORMAT = 1
-SCORED_LINES = 1024
 
 
 class BundleError(RuntimeError):
@@ -213,15 +211,15 @@ class Encoder:
         places_T = np.arange(width)
         mask_BT = (places_T >= width - lengths_B1 if is_left else places_T < lengths_B1).astype(np.int64)
         batch = {
-            "input_ids": _padded([ids for ids, _ in rows], width, inputs.pad_id, is_left=is_left),
+            "input_ids": _padded([ids for ids, _ in rows], mask_BT, inputs.pad_id),
             "attention_mask": mask_BT,
             "position_ids": np.maximum(mask_BT.cumsum(1) - 1, 0),
         }
         types = [found for _, found in rows]
         if "counts" in inputs.names:
             batch["counts"] = np.array(types, dtype=np.int64)
-        else:
-            batch["token_type_ids"] = _padded(types, width, inputs.pad_type_id, is_left=is_left)
+        elif "token_type_ids" in inputs.names:
+            batch["token_type_ids"] = _padded(types, mask_BT, inputs.pad_type_id)
         return {name: batch[name] for name in inputs.names}
 
     def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
@@ -449,23 +447,19 @@ def check_answers(student: Student) -> Checked:
     """
     held = _json(student.folder / REFERENCE)
     models = held.get("models", {}) if held.get("format") == REFERENCE_FORMAT else {}
-    is_openvino, sealed_in = student.provider == OPENVINO, student.precision
-    sealed_in = ROUNDED.get(sealed_in, sealed_in) if is_openvino else sealed_in
-    if sealed_in not in models:
+    precision, is_openvino = student.precision, student.provider == OPENVINO
+    sealed = models.get(ROUNDED.get(precision, precision) if is_openvino else precision)
+    if sealed is None:
         known = f"answers in {', '.join(models)} alone" if models else "no reference pairs"
-        advice = "Name another precision, or export" if models else "Export"
         raise BundleError(
-            f"{student.folder}: holds {known}, so {student.precision} can't be checked. {advice} the student again "
+            f"{student.folder}: holds {known}, so {precision} can't be checked. Export the student again "
             "(`reference_pairs` says how many are sealed)."
         )
-    sealed = models[sealed_in]
-    tolerance = float(sealed["tolerance"])
-    if is_openvino and student.precision == "bf16":
-        tolerance = max(tolerance, BF16_TOLERANCE)
+    tolerance = max(float(sealed["tolerance"]), BF16_TOLERANCE if is_openvino and precision == "bf16" else 0.0)
     found = student.probabilities([(query, document) for query, document in held["pairs"]], batch_tokens=1)
     apart = [np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads]
     largest_B = np.nan_to_num(np.max(apart, axis=0), nan=np.inf)
-    name = f"{student.manifest['name']} {student.version}, {student.precision} on {student.provider}"
+    name = f"{student.manifest['name']} {student.version}, {precision} on {student.provider}"
     return Checked(name, tolerance, largest_B.tolist())
 
 
@@ -534,12 +528,10 @@ def choose_provider(wish: str) -> str:
     there = onnxruntime.get_available_providers()
     if wish == "auto":
         return "cuda" if PROVIDERS["cuda"] in there else "cpu"
-    if wish not in PROVIDERS:
-        raise BundleError(f"no provider {wish!r}; known are auto, {', '.join(PROVIDERS)}, {OPENVINO}.")
-    if PROVIDERS[wish] not in there:
+    if PROVIDERS.get(wish) not in there:
         raise BundleError(
-            f"this onnxruntime has no {PROVIDERS[wish]} (it has {', '.join(there)}). Install onnxruntime-gpu, or take "
-            "cpu."
+            f"this onnxruntime has no {PROVIDERS.get(wish, wish)} (it has {', '.join(there)}). Take auto or cpu; for a GPU "
+            "install onnxruntime-gpu."
         )
     return wish
 
@@ -649,16 +641,11 @@ def choose_model(models: Sequence[Mapping[str, Any]], provider: str, precision: 
         BundleError: the bundle has none of that precision.
     """
     graphs = {str(model["precision"]): model for model in models if model["format"] == "onnx"}
-    if precision is not None and precision not in graphs:
-        raise BundleError(f"the bundle has no ONNX model in {precision}; it has {', '.join(graphs)}.")
-    wished = (
-        [precision]
-        if precision is not None
-        else [name for name in PREFERRED[provider] if name in graphs] or list(graphs)
-    )
-    if not wished:
-        raise BundleError("the bundle lists no ONNX model.")
-    return graphs[str(wished[0])]
+    wished = PREFERRED[provider] if precision is None else (precision,)
+    for name in (*wished, *(graphs if precision is None else ())):
+        if name in graphs:
+            return graphs[name]
+    raise BundleError(f"the bundle has no ONNX model in {precision or 'any precision'}; it has {', '.join(graphs)}.")
 
 
 def open_session(path: Path, provider: str, *, precision: str = "fp32", threads: int = 0) -> Any:
@@ -676,11 +663,6 @@ def open_session(path: Path, provider: str, *, precision: str = "fp32", threads:
         return OpenVinoSession(path, precision, threads=threads)
     import onnxruntime
 
-    if _release(onnxruntime.__version__) < _release(LEAST_ONNXRUNTIME):
-        raise BundleError(
-            f"{path}: needs onnxruntime {LEAST_ONNXRUNTIME} or newer, and this is {onnxruntime.__version__}. Run "
-            f"`pip install 'onnxruntime>={LEAST_ONNXRUNTIME}'`."
-        )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -702,10 +684,6 @@ def open_session(path: Path, provider: str, *, precision: str = "fp32", threads:
             f"{path}: asked for {name}, onnxruntime fell back to {', '.join(got)}. Fix its driver, or name the CPU."
         )
     return session
-
-
-def _release(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")[:2]]
 
 
 class OpenVinoSession:
@@ -799,13 +777,13 @@ def gpu_capability() -> str | None:
     except OSError:
         return None
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
-        return None
-    if driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device) or driver.cuDeviceGetAttribute(
-        ctypes.byref(minor), 76, device
-    ):
-        return None
-    return f"{major.value}.{minor.value}"
+    has_failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), 0)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+    )
+    return None if has_failed else f"{major.value}.{minor.value}"
 
 
 def _tensorrt_version(names: Sequence[str]) -> str | None:
@@ -822,14 +800,11 @@ def _tensorrt_version(names: Sequence[str]) -> str | None:
     return None
 
 
-def _padded(rows: Sequence[Sequence[int]], width: int, pad: int, *, is_left: bool) -> np.ndarray:
-    out = np.full((len(rows), width), pad, dtype=np.int64)
-    for number, row in enumerate(rows):
-        if is_left:
-            out[number, width - len(row) :] = row
-        else:
-            out[number, : len(row)] = row
-    return out
+def _padded(rows: Sequence[Sequence[int]], mask_BT: np.ndarray, pad: int) -> np.ndarray:
+    """Rows where the mask is 1, padding elsewhere, int64 [B, T]."""
+    out_BT = np.full(mask_BT.shape, pad, dtype=np.int64)
+    out_BT[mask_BT == 1] = list(itertools.chain.from_iterable(rows))
+    return out_BT
 
 
 def _pair(row: int, pair: Any) -> tuple[str, str]:
@@ -909,26 +884,14 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python load.py --check` or `--score FILE`: the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="load.py", description="Check that a bundle answers here as where it was made, or score pairs with it."
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="ask the sealed reference pairs again")
-    what.add_argument(
-        "--score",
-        metavar="FILE",
-        help="lines QUERY<tab>DOCUMENT (- is stdin); writes score (0 to 1), expected grade (0 to the highest), grade",
-    )
+    """`python load.py --check`: the exit code."""
+    parser = argparse.ArgumentParser("load.py", description="Check that a bundle answers here as where it was made.")
+    parser.add_argument("--check", action="store_true", required=True, help="ask the sealed reference pairs again")
     parser.add_argument("--provider", default="auto", help=f"auto, {', '.join(PROVIDERS)}, {OPENVINO}")
     parser.add_argument("--precision", help="fp32, fp16, int8, bf16 …; by default what the provider takes")
     asked = parser.parse_args(arguments)
     try:
         student = Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision)
-        if asked.provider == OPENVINO:
-            sys.stderr.writelines(f"{why}\n" for why in student.refused)
-        if asked.score is not None:
-            return _score(student, asked.score)
         checked = check_answers(student)
     except ModuleNotFoundError as exc:
         sys.stderr.write(NEEDS_OPENVINO if exc.name == OPENVINO else NEEDS.format(exc.name))
@@ -939,34 +902,10 @@ def main(arguments: Sequence[str]) -> int:
     except BundleError as exc:
         sys.stderr.write(f"{exc}\n")
         return 3
+    if asked.provider == OPENVINO:
+        sys.stderr.writelines(f"{why}\n" for why in student.refused)
     (sys.stdout if checked.has_passed else sys.stderr).write(f"{checked}\n")
     return 0 if checked.has_passed else 5
-
-
-def _score(student: Student, path: str) -> int:
-    """Write a line for each pair of a file, in its order.
-
-    Raises:
-        BundleError: the file can't be read, or a line is no pair.
-    """
-    try:
-        with open(0 if path == "-" else path, encoding="utf-8", newline="\n", closefd=path != "-") as file:
-            sys.stdout.write("score\texpected_grade\tgrade\n")
-            lines = enumerate(file, start=1)
-            while block := list(itertools.islice(lines, SCORED_LINES)):
-                pairs = []
-                for number, line in block:
-                    query, tab, document = line.rstrip("\r\n").partition("\t")
-                    if not tab:
-                        raise BundleError(f"{path}: line {number} has no tab. A line is QUERY<tab>DOCUMENT.")
-                    pairs.append((query, document))
-                probs_BK = student.probabilities(pairs)["relevance"].astype(np.float64)
-                for probs_K in probs_BK:
-                    expected, highest = float(probs_K @ np.arange(len(probs_K))), len(probs_K) - 1
-                    sys.stdout.write(f"{expected / highest:.6f}\t{expected:.6f}\t{int(probs_K.argmax())}\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise BundleError(f"{path}: can't be read: {exc}") from exc
-    return 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import ge, le
 from pathlib import Path
 from typing import Any, Literal
 
@@ -179,13 +180,9 @@ def draw_queries(pairs: PairSet, at_least: int, *, seed: int) -> PairSet:
     if not pairs.pairs:
         raise ConfigError("no pair to compare on: the student's test split is empty. Name some with --pairs.")
     groups = rows_by_group(pairs.queries, int(pairs.queries.max()) + 1)
-    order = np.random.default_rng(seed).permutation(len(groups))
-    rows: list[int] = []
-    for group in order.tolist():
-        if len(rows) >= at_least:
-            break
-        rows.extend(groups[group].tolist())
-    return pairs.take(np.array(sorted(rows)))
+    drawn = [groups[group] for group in np.random.default_rng(seed).permutation(len(groups)).tolist()]
+    number = np.searchsorted(np.cumsum([len(rows) for rows in drawn]), at_least) + 1
+    return pairs.take(np.sort(np.concatenate(drawn[:number])))
 
 
 def draw_pairs(pairs: PairSet, number: int, *, seed: int) -> Sequence[tuple[str, str]]:
@@ -319,8 +316,8 @@ FAMILY = {"fp32": "fp32", "fp16": "fp16", "bf16": "fp16", "int8": "int8", STATIC
 """Which gate a precision passes."""
 LEAST_OUTCOMES = 30
 """See `doubts_of`."""
-Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""A session: one batch to probabilities by head, [B, K] each."""
+Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""A session: one batch to probabilities by head, [B, K] each, which lie in host memory when it returns."""
 
 
 def answers(
@@ -364,38 +361,34 @@ def measure(
 
 
 def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[ParityCheck]:
-    """The gate of a precision, over all batch sizes; answers that are no numbers never pass."""
+    """The gate of a precision, over all batch sizes: checks that have no value are left out (a student that gives no
+    two documents of a query different scores has no order to keep). Answers that are no numbers never pass.
+    """
+    ranked = [one for one in figures if one.tau is not None]
+    taus = [float(one.tau or 0.0) for one in ranked]
+    highs = [float(one.tau or 0.0) if one.tau_high is None else one.tau_high for one in ranked]
+    losses = [one.ndcg.loss for one in figures if one.ndcg.loss is not None]
+    f1_low = max(one.f1_macro.loss_low for one in figures)
+    flips = max(one.flip_share for one in figures)
+    gates: dict[str, list[tuple[str, float | None, Callable[[float, float], bool], float | None]]] = {
+        "fp32": [("max |Δp|", max(one.max_abs for one in figures), le, spec.fp32_max_abs)],
+        "fp16": [
+            ("share of flipped grades", flips, le, spec.fp16_max_flips),
+            ("Kendall tau per query", min(taus, default=None), ge, spec.fp16_min_tau),
+            ("nDCG@10 loss", max(losses, default=None), le, spec.fp16_max_ndcg_loss),
+        ],
+        "int8": [
+            ("low end of the macro F1 loss, points", f1_low, le, spec.int8_max_f1_loss),
+            ("high end of Kendall tau per query", min(highs, default=None), ge, spec.int8_min_tau),
+            ("share of flipped grades", flips, le, spec.int8_max_flips),
+        ],
+    }
     are_numbers = all(one.is_finite for one in figures)
-    flips = ("share of flipped grades", max(one.flip_share for one in figures))
-    checks = [ParityCheck("answers are numbers", float(are_numbers), 1.0, are_numbers)]
-    family = FAMILY[precision]
-    if family == "fp32":
-        checks.append(_at_most("max |Δp|", max(one.max_abs for one in figures), spec.fp32_max_abs))
-    elif family == "fp16":
-        checks.append(_at_most(*flips, spec.fp16_max_flips))
-        taus = [one.tau for one in figures if one.tau is not None]
-        if taus:  # else the student gives no two documents of a query different scores, and there is no order to keep
-            checks.append(_at_least("Kendall tau per query", min(taus), spec.fp16_min_tau))
-        losses = [one.ndcg.loss for one in figures if one.ndcg.loss is not None]
-        if losses:
-            checks.append(_at_most("nDCG@10 loss", max(losses), spec.fp16_max_ndcg_loss))
-    else:
-        low = max(one.f1_macro.loss_low for one in figures)
-        checks.append(_at_most("low end of the macro F1 loss, points", low, spec.int8_max_f1_loss))
-        highs = [one.tau if one.tau_high is None else one.tau_high for one in figures if one.tau is not None]
-        if highs:
-            checks.append(_at_least("high end of Kendall tau per query", min(highs), spec.int8_min_tau))
-        if spec.int8_max_flips is not None:
-            checks.append(_at_most(*flips, spec.int8_max_flips))
-    return checks
-
-
-def _at_most(check: str, value: float, bound: float) -> ParityCheck:
-    return ParityCheck(check, value, bound, bool(value <= bound))
-
-
-def _at_least(check: str, value: float, bound: float) -> ParityCheck:
-    return ParityCheck(check, value, bound, bool(value >= bound))
+    found = [ParityCheck("answers are numbers", float(are_numbers), 1.0, are_numbers)]
+    for check, value, holds, bound in gates[FAMILY[precision]]:
+        if value is not None and bound is not None:
+            found.append(ParityCheck(check, value, bound, bool(holds(value, bound))))
+    return found
 
 
 def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[str]:
@@ -510,29 +503,28 @@ def provider_here(wish: str, *, option: str = "--provider", purpose: str = "An e
         raise MissingExtraError(f"{option} {wish}: {exc}") from exc
 
 
-def model_runner(path: Path, provider: str, heads: Sequence[str]) -> Run:
+def model_runner(path: Path, provider: str, heads: Sequence[str], *, precision: str = "fp32", threads: int = 0) -> Run:
     """One exported model on one provider, and on no other.
 
     Args:
         heads: names of the outputs to ask for.
+        precision: in what openvino computes; elsewhere the file says it.
+        threads: of the CPU; 0 is as many as this process may use.
     Raises:
         MissingExtraError: this machine can't open it there, or, of what is returned, can't run it.
     """
     try:
-        session = open_session(path, provider)
+        session = open_session(path, provider, precision=precision, threads=threads)
     except BundleError as exc:
-        raise MissingExtraError(
-            f"{exc} A model that can't be tried here can't be vouched for: leave its precision out, or export where it "
-            "runs."
-        ) from exc
+        raise MissingExtraError(f"{exc} Leave its precision out here, or go where it runs.") from exc
 
-    def run(batch: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def run(batch: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         try:
             return dict(zip(heads, session.run(heads, batch), strict=True))
-        except Exception as exc:  # onnxruntime's errors share no other class
-            raise MissingExtraError(
-                f"{path}: this machine's onnxruntime loads it and can't run it ({str(exc)[:300]})."
-            ) from exc
+        except Exception as exc:  # the runtimes' errors share no other class
+            rows, tokens = next(iter(batch.values())).shape
+            reason = str(exc).splitlines()[0].rpartition(" : ")[2][:200]
+            raise MissingExtraError(f"{path}: can't run {rows} rows of {tokens} tokens here ({reason}).") from exc
 
     return run
 
@@ -549,14 +541,6 @@ def choose_rows(pairs: PairSet, number: int) -> list[int]:
     return [short[place] for place in np.linspace(0, len(short) - 1, number).round().astype(int).tolist()]
 
 
-def tolerance(model: ModelParity, spec: ParitySpec) -> float:
-    """How far another machine's answers may lie from these: fp32's bound, or where a smaller precision moved them
-    further from the student's at export, as far as that.
-    """
-    least = spec.fp32_max_abs
-    return least if model.precision == "fp32" else max(least, *(one.max_abs for one in model.figures))
-
-
 def write_reference(
     folder: Path,
     pairs: Sequence[tuple[str, str]],
@@ -565,19 +549,22 @@ def write_reference(
     spec: ParitySpec,
 ) -> None:
     """Write `reference.json`: pairs, each model's probabilities of them, and how far another machine's may differ.
-    `load.py --check` and `relabel pull --check-parity` ask them again where the bundle serves. No file without pairs.
+    `load.py --check` and `relabel pull --check-parity` ask them again where the bundle serves: answers may lie fp32's
+    bound apart, or where a smaller precision moved them further from the student's at export, as far as that. No file
+    without pairs.
 
     Args:
         answered: by precision and head, [B, K].
     """
     if not pairs:
         return
+    apart = {one.precision: max(figure.max_abs for figure in one.figures) for one in models if one.precision != "fp32"}
     held = {
         "format": loader.REFERENCE_FORMAT,
         "pairs": [list(pair) for pair in pairs],
         "models": {
             model.precision: {
-                "tolerance": tolerance(model, spec),
+                "tolerance": max(spec.fp32_max_abs, apart.get(model.precision, 0.0)),
                 "answers": {name: values_BK.tolist() for name, values_BK in answered[model.precision].items()},
             }
             for model in models

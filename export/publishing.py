@@ -1,312 +1,408 @@
-"""Publishing to a bundle store: uploads of versions, moves and rollbacks of channels, and garbage collection in two
-phases, which spares what a publisher claims."""
+"""The records of a bundle store (versions, channels that point to them, signatures), publishing, moves of channels, and
+garbage collection.
+
+    objects/ab/ab12…                  a file, by its sha256; shared by all versions that hold it
+    NAME/versions/VERSION.json        a version: files with sizes and digests, and signatures
+    NAME/channels/CHANNEL.json        a pointer with its history
+    gc.json                           names that are on their way out
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from relabel.export.bundles import Bundle, translate_refusals
-from relabel.export.puller import File, Progress, strict_json
-from relabel.export.store import (
-    OBJECTS,
-    Channel,
-    SigningKey,
-    Version,
-    before,
-    channels_of,
-    check_may_move,
-    check_name,
-    check_same,
-    check_whole,
-    facts_of,
-    is_name,
-    move_channel,
-    object_name,
-    stem,
-    write_version,
-)
+from relabel.export import puller
+from relabel.export.bundles import MANIFEST_NAME, Bundle, read_manifest, translate_refusals
+from relabel.export.puller import STABLE, Address, File, Progress, Trust
 from relabel.manifests import failpoints
-from relabel.manifests.errors import GateError, InputError, LockHeldError, ManifestError, StoreError, TransientError
+from relabel.manifests.errors import (
+    ChannelMovedError,
+    ConfigError,
+    GateError,
+    InputError,
+    LockHeldError,
+    ManifestError,
+    StoreError,
+    TransientError,
+    UsageError,
+)
 from relabel.manifests.files import translate_errors
-from relabel.manifests.objects import Entry
-from relabel.manifests.records import checked, fault_of, readable_json
+from relabel.manifests.process import require
+from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json, sha256_bytes
+from relabel.manifests.secrets import keep_secret
 from relabel.manifests.store import Held, Store, digest_of_blocks
 
-# ------------------------------------------------------------------------------
-# What `gc` has marked: names of objects and versions that nothing points to, on their way out in two steps.
-#
-# A name is first marked, in one small record that is replaced by compare and swap; a later `gc` claims it, and only
-# then deletes. Who is about to rely on a name (a publisher that finds an object already there, a channel set to an
-# old version) first takes it off the list. So a name is either spared or claimed, never both; and no clock but the
-# bundle store's decides.
+if TYPE_CHECKING:
+    from relabel.manifests.objects import Entry
 
-
-RECORD_NAME = "gc.json"
-KIND = "gc"
+OBJECTS = "objects"
 _SWAPS = 8
+"""Tries of a compare and swap while others write the same record."""
+
+# ------------------------------------------------------------------------------
+# Signatures by ed25519: who publishes holds the private key, who pulls is given the public one.
+#
+# What is signed is a line that names the kind of record and then the canonical JSON of its body, so that a signature of
+# one kind is none of another. Keys are PEM as `openssl genpkey -algorithm ed25519` writes them.
+
+
+_PRIMITIVES = "cryptography.hazmat.primitives"
+Signature = dict[str, str]
+"""`algorithm`, `key_id` and `signature` (64 bytes in base64), as a record holds it."""
+
+
+class SigningKey:
+    """A private key.
+
+    Args:
+        source: path of a PEM file, or the PEM text itself.
+    Raises:
+        ConfigError, ManifestError: no unencrypted ed25519 private key there.
+        MissingExtraError: the package cryptography is not here.
+    """
+
+    def __init__(self, source: str) -> None:
+        private_key = require(f"{_PRIMITIVES}.asymmetric.ed25519", extra="sign", purpose="Signing").Ed25519PrivateKey
+        serialization = require(f"{_PRIMITIVES}.serialization", extra="sign", purpose="Signing")
+        with translate_refusals(), translate_errors("read the signing key from", Path(source)):
+            where, pem = puller.read_pem(source, "the signing key")
+        keep_secret(pem.decode(errors="replace"), "the signing key")
+        try:
+            self._key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError):  # TypeError: it is encrypted
+            self._key = None
+        if not isinstance(self._key, private_key):
+            raise ConfigError(
+                f"{where}: no unencrypted PEM private key of ed25519. Make one: openssl genpkey -algorithm ed25519."
+            )
+        self.public_key = self._key.public_key()
+        self.key_id = puller.key_id(self.public_key)
+
+    def sign(self, kind: str, body: Mapping[str, Any]) -> Signature:
+        """Sign a record's body."""
+        signed = self._key.sign(puller.signed_bytes(kind, body))
+        return {"algorithm": "ed25519", "key_id": self.key_id, "signature": base64.b64encode(signed).decode()}
+
+
+@translate_refusals()
+def trusted_keys(sources: Sequence[str]) -> Trust:
+    """Public keys, each of which is good enough: give the old and the new one while they change.
+
+    Args:
+        sources: paths of PEM files, or PEM text; without one nothing need be signed.
+    Raises:
+        ManifestError: one is not an ed25519 public key.
+        MissingExtraError: the package cryptography is not here.
+    """
+    if sources:
+        require(f"{_PRIMITIVES}.serialization", extra="sign", purpose="Checking a signature")
+    return Trust(sources)
+
+
+# ------------------------------------------------------------------------------
+# Names and records.
+
+
+@translate_refusals()
+def parse_address(text: str) -> Address:
+    """Read `URL/NAME`, `URL/NAME@CHANNEL` or `URL/NAME@VERSION`.
+
+    Raises:
+        UsageError: no name in it, or one that can't be a name.
+    """
+    return puller.parse_address(text)
+
+
+def check_name(text: str, what: str) -> str:
+    """A bundle's, version's or channel's name.
+
+    Raises:
+        UsageError: it can't be one.
+    """
+    if not puller.fits(text, puller.NAME):
+        raise UsageError(
+            f"{text!r} can't be a {what}: letters, digits, dots, dashes and underscores, at most 100, not {OBJECTS!r}."
+        )
+    return text
+
+
+def object_name(sha256: str) -> str:
+    """Where a file of that digest lies."""
+    return f"{OBJECTS}/{sha256[:2]}/{sha256}"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What one `gc` is deleting, or was when it was killed.
+class StoredRecord:
+    """A version's or channel's record.
 
     Args:
-        owner: made up by that `gc`.
-        renewed_s: when it last said that it is alive, by the bundle store's clock.
+        body: what is signed, of the shape that `puller.BODIES` gives.
+        signatures: of the whole body; not checked yet.
+        tag: of the record as it was read, which a compare and swap holds it to; empty for one that is not written yet.
     """
 
-    owner: str
-    renewed_s: float
-    names: tuple[str, ...]
+    kind: ClassVar[str]
+    body: dict[str, Any]
+    signatures: tuple[Signature, ...] = ()
+    tag: str = ""
 
+    @classmethod
+    def path_of(cls, name: str, at: str) -> str:
+        """Where a record lies."""
+        return f"{name}/{cls.kind}s/{at}.json"
 
-@dataclass(frozen=True, slots=True)
-class GcMarks:
-    """The list.
+    @classmethod
+    @translate_refusals()
+    def find(cls, bundle_store: Store, name: str, at: str) -> Self | None:
+        """Read a record; None if there is none.
 
-    Args:
-        since: name → when it was marked, seconds since the epoch by the bundle store's clock.
-    """
+        Raises:
+            ManifestError: it is damaged, hostile, or of another version or channel than its name says.
+        """
+        path = cls.path_of(name, at)
+        try:
+            data, tag = bundle_store.read_tagged(path)
+        except FileNotFoundError:
+            return None
+        found = puller.parse_record(data, cls.kind, name, at, f"{bundle_store.url}/{path}")
+        return cls(found.body, tuple(found.signatures), tag)
 
-    since: dict[str, float] = field(default_factory=dict)
-    claim: Claim | None = None
+    @classmethod
+    def load(cls, bundle_store: Store, name: str, at: str) -> Self:
+        """Read a record.
+
+        Raises:
+            InputError: there is none.
+            ManifestError: as `find`.
+        """
+        found = cls.find(bundle_store, name, at)
+        if found is None:
+            where = f"{bundle_store.url}/{name}"
+            raise InputError(f"{where}: no {cls.kind} {at} there. See what there is: relabel show {where}.")
+        return found
+
+    @classmethod
+    def load_all(cls, bundle_store: Store, name: str) -> list[Self]:
+        """All of a bundle, newest first."""
+        entries = sorted(bundle_store.entries(f"{name}/{cls.kind}s"), key=lambda entry: (-entry.written_s, entry.name))
+        return [cls.load(bundle_store, name, PurePath(entry.name).stem) for entry in entries]
+
+    @property
+    def name(self) -> str:
+        """The bundle's."""
+        return str(self.body["name"])
+
+    @property
+    def at(self) -> str:
+        """Its own name."""
+        return str(self.body[self.kind])
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return self.path_of(self.name, self.at)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the body; what a channel points to."""
+        return digest_of(self.body)
+
+    @property
+    def signed_by(self) -> list[str]:
+        """Ids of the keys that are said to have signed it."""
+        return [signature["key_id"] for signature in self.signatures]
 
     def record(self) -> bytes:
-        """The list as it is written."""
-        return readable_json(
-            {"kind": KIND, "format": 1, "since": self.since, "claim": asdict(self.claim) if self.claim else None}
-        )
+        """The record as it is written."""
+        return readable_json({"kind": self.kind, "format": 1, "body": self.body, "signatures": list(self.signatures)})
+
+    def is_signed_by(self, key: SigningKey) -> bool:
+        """Whether this key signed all that the record says; a key id alone proves nothing."""
+        return puller.is_signed(self.kind, self.body, self.signatures, {key.key_id: key.public_key})
+
+    def signed(self, key: SigningKey | None) -> Self:
+        """The record with a signature by the key, if one is given."""
+        if key is None or self.is_signed_by(key):
+            return self
+        return replace(self, signatures=(*self.signatures, key.sign(self.kind, self.body)))
+
+    def write(self, bundle_store: Store, held: StoredRecord | None) -> bool:
+        """Write the record in place of the one that was read; whether that is still as it was read."""
+        if held is None:
+            return bundle_store.create(self.path, self.record())
+        return bundle_store.replace(self.path, self.record(), held.tag)
 
 
-def load_gc_marks(bundle_store: Store) -> tuple[GcMarks, str]:
-    """The list and its tag; an empty one without a tag where no `gc` ran yet.
-
-    Raises:
-        ManifestError: it is damaged.
-    """
-    try:
-        data, tag = bundle_store.read_tagged(RECORD_NAME)
-    except FileNotFoundError:
-        return GcMarks(), ""
-    where = f"{bundle_store.url}/{RECORD_NAME}"
-    with translate_refusals():
-        held = strict_json(data, where)
-    try:
-        since, claim = checked(dict[str, float], held.get("since")), held.get("claim")
-        return GcMarks(since, None if claim is None else checked(Claim, claim)), tag
-    except ValueError as exc:
-        raise ManifestError(
-            f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc starts over."
-        ) from exc
-
-
-def change_gc_marks(bundle_store: Store, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
-    """Replace the list by what `change` makes of it, again if others change it meanwhile.
-
-    Args:
-        change: pure; may raise, and then nothing is written.
-    Raises:
-        TransientError: others keep changing it.
-    """
-    for _ in range(_SWAPS):
-        held, tag = load_gc_marks(bundle_store)
-        wanted = change(held)
-        if wanted == held:
-            return held
-        was_first = (
-            bundle_store.replace(RECORD_NAME, wanted.record(), tag)
-            if tag
-            else bundle_store.create(RECORD_NAME, wanted.record())
-        )
-        if was_first or load_gc_marks(bundle_store)[0] == wanted:
-            return wanted
-    raise TransientError(f"{bundle_store.url}/{RECORD_NAME}: others keep changing it. Run the same command again.")
-
-
-def spare(bundle_store: Store, names: Iterable[str]) -> None:
-    """Take names off the list, before anything relies on them.
-
-    Raises:
-        LockHeldError: `gc` is deleting one of them right now.
-    """
-    wanted = set(names)
-
-    def without(held: GcMarks) -> GcMarks:
-        if held.claim is not None and (taken := wanted & set(held.claim.names)):
-            raise LockHeldError(
-                f"{bundle_store.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
-                f"`relabel gc {bundle_store.url} --delete` ends its work."
-            )
-        return GcMarks({name: since for name, since in held.since.items() if name not in wanted}, held.claim)
-
-    change_gc_marks(bundle_store, without)
-
-
-# ------------------------------------------------------------------------------
-# Garbage in a bundle store: versions that no channel points to any more, and objects that no version names.
-#
-# Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and
-# every object of a kept version. The rest is marked by one `gc` and deleted by a later one (see gc_marks.py): first
-# versions, then their objects.
-
-
-SETTLE_S = 24 * 3600.0
-"""How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from its
-begin to its end.
-"""
-RENEW_S = 300.0
-TAKE_OVER_S = 900.0
-"""A `gc` that has not renewed its claim for so long is dead."""
-
-
-class Garbage(NamedTuple):
-    """What nothing points to.
-
-    Args:
-        kept_versions, kept_objects: how many stay.
+class Version(StoredRecord):
+    """A version of a published bundle, written once and last, after all its objects. Its body never changes;
+    signatures are added to it, and each is of the whole body.
     """
 
-    versions: list[Entry]
-    objects: list[Entry]
-    kept_versions: int
-    kept_objects: int
+    kind = "version"
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All files of the bundle, its manifest among them."""
+        return tuple(File(**file) for file in self.body["files"])
+
+    @property
+    def distinct_files(self) -> list[File]:
+        """One file for each digest: what a bundle store holds of it."""
+        return list({file.sha256: file for file in self.files}.values())
 
     @property
     def names(self) -> list[str]:
-        """Versions first: no version may outlive its objects."""
-        return [entry.name for entry in (*self.versions, *self.objects)]
+        """What a bundle store holds of it: its record and its objects."""
+        return [self.path, *(object_name(file.sha256) for file in self.distinct_files)]
+
+    def about(self) -> dict[str, Any]:
+        """What is shown of it."""
+        size_bytes = sum(file.size_bytes for file in self.files)
+        known = {"version": self.at, "sha256": self.sha256, "files": len(self.files), "size_bytes": size_bytes}
+        return {**known, "signed_by": self.signed_by}
 
 
-class Collected(NamedTuple):
-    """What a `gc` found and did.
-
-    Args:
-        marked: names on the list now, that a later gc will delete.
-        deleted: names that were deleted, or would be.
-        swept: leavings of killed uploads that were removed.
-    """
-
-    garbage: Garbage
-    marked: list[str]
-    deleted: list[str]
-    deleted_bytes: int
-    swept: int
+Reason = Literal["publish", "set", "rollback"]
 
 
-def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> Garbage:
-    """Find what nothing points to.
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One move of a channel.
 
     Args:
-        keep: how many of a channel's last moves keep their versions.
-        grace_s: what is younger stays, seconds.
-    Raises:
-        ManifestError: a record can't be read; nothing is garbage while one can't.
+        sequence: 1 for the first, one more each time.
+        version: what it points to from then on.
+        version_sha256: digest of that version's body.
+        restores: a rollback's: the sequence of the move that it goes back to.
+        moved: when, by the mover's clock; for people.
+        write: the write's own id.
     """
-    now_s = bundle_store.now_s()
-    objects: list[Entry] = []
-    records: dict[str, list[Entry]] = {}
-    for entry in bundle_store.entries(""):  # all are listed before a record is read: what that one adds is young
-        name, _, rest = entry.name.partition("/")
-        if name == OBJECTS:
-            objects.append(entry)
-        elif is_name(name) and rest.startswith(("versions/", "channels/")):
-            records.setdefault(name, []).append(entry)
-    live: set[str] = set()
-    versions, kept = [], 0
-    for name, entries in records.items():
-        pointed = {move.version for channel in channels_of(bundle_store, name) for move in channel.moves[-keep:]}
-        for entry in (one for one in entries if one.name.startswith(f"{name}/versions/")):
-            version = Version.load(bundle_store, name, stem(entry))
-            if version.version in pointed or now_s - entry.written_s < grace_s:
-                live |= {object_name(file.sha256) for file in version.files}
-                kept += 1
-            else:
-                versions.append(entry)
-    dead = [entry for entry in objects if entry.name not in live and now_s - entry.written_s >= grace_s]
-    return Garbage(sorted(versions), sorted(dead), kept, len(objects) - len(dead))
+
+    sequence: int
+    version: str
+    version_sha256: str
+    reason: Reason
+    restores: int | None
+    moved: str
+    write: str
 
 
-def collect(
-    bundle_store: Store, *, keep: int, grace_s: float, deletes: bool, on_progress: Callable[[int], None]
-) -> Collected:
-    """Mark what is garbage now, delete what was marked long enough ago and still is.
-
-    Args:
-        deletes: otherwise only say what would happen.
-        on_progress: called with each name that was deleted.
-    Raises:
-        LockHeldError: another gc is running.
+class Channel(StoredRecord):
+    """A pointer with its history, newest move last. Its sequence rises by one with every move, a rollback's too, so
+    that a reader that has seen 7 can refuse 6: an old pointer that somebody put back.
     """
-    settle_s = min(grace_s, SETTLE_S)
-    garbage = find_garbage(bundle_store, keep=keep, grace_s=grace_s)
-    sizes = {entry.name: entry.size_bytes for entry in (*garbage.versions, *garbage.objects)}
-    now_s = bundle_store.now_s()
-    owner = secrets.token_hex(8)
 
-    def mark(held: GcMarks) -> GcMarks:
-        since = {name: held.since.get(name, now_s) for name in garbage.names}
-        ripe = [name for name, when in since.items() if now_s - when >= settle_s]
-        left = _left_by_another(held, now_s, bundle_store.url)
-        claimed = tuple(dict.fromkeys((*left, *ripe)))
-        since = {name: when for name, when in since.items() if name not in claimed}
-        return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
+    kind = "channel"
 
-    if not deletes:
-        wanted = mark(load_gc_marks(bundle_store)[0])
-        names = list(wanted.claim.names) if wanted.claim else []
-        return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), 0)
-    wanted = change_gc_marks(bundle_store, mark)
-    names = list(wanted.claim.names) if wanted.claim else []
-    _delete(bundle_store, owner, names, on_progress)
-    swept = bundle_store.sweep_uploads(max(grace_s, SETTLE_S))
-    return Collected(garbage, sorted(wanted.since), names, sum(sizes.get(name, 0) for name in names), swept)
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """All that it remembers, oldest first, at least one; the last says where it points."""
+        return tuple(Move(**move) for move in self.body["moves"])
+
+    @property
+    def head(self) -> Move:
+        """The last move."""
+        return self.moves[-1]
+
+    def points_to(self, version: Version, key: SigningKey | None) -> bool:
+        """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
+        is_there = (self.head.version, self.head.version_sha256) == (version.at, version.sha256)
+        return is_there and (key is None or self.is_signed_by(key))
+
+    def about(self) -> dict[str, Any]:
+        """What is shown of it."""
+        head = self.head
+        known = {"channel": self.at, "version": head.version, "sequence": head.sequence}
+        return {**known, "moved": head.moved, "reason": head.reason, "signed_by": self.signed_by}
 
 
-def _left_by_another(held: GcMarks, now_s: float, url: str) -> tuple[str, ...]:
-    """Names that a killed gc had claimed.
+# ------------------------------------------------------------------------------
+# What a bundle store holds, as JSON, without changing it.
+
+
+def _is_record(name: str) -> bool:
+    bundle, _, rest = name.partition("/")
+    return puller.fits(bundle, puller.NAME) and rest.startswith(("versions/", "channels/"))
+
+
+def _by_name(channels: Iterable[Channel]) -> list[Channel]:
+    return sorted(channels, key=lambda channel: channel.at)
+
+
+def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
+    """Every bundle with its channels and the number of its versions; records are read of channels alone."""
+    paths = [PurePath(entry.name).parts for entry in bundle_store.entries("") if _is_record(entry.name)]
+    versions = Counter(name for name, kind, *_ in paths if kind == "versions")
+    return [
+        {
+            "name": name,
+            "versions": versions[name],
+            "channels": [one.about() for one in _by_name(Channel.load_all(bundle_store, name))],
+        }
+        for name in sorted({name for name, *_ in paths})
+    ]
+
+
+def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
+    """One bundle: its versions, newest first, and its channels with their history.
 
     Raises:
-        LockHeldError: it may be alive.
+        InputError: there is none of that name.
     """
-    if held.claim is None:
-        return ()
-    if now_s - held.claim.renewed_s < TAKE_OVER_S:
-        raise LockHeldError(
-            f"{url}: another gc is running, or was killed less than {TAKE_OVER_S / 60:.0f} minutes ago. Try again "
-            "later."
+    versions, channels = Version.load_all(bundle_store, name), _by_name(Channel.load_all(bundle_store, name))
+    if not versions and not channels:
+        raise InputError(
+            f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
+            f"{name} is a bundle store itself: relabel list {bundle_store.url}/{name}"
         )
-    return held.claim.names
+    return {
+        "name": name,
+        "versions": [
+            {**version.about(), "channels": [one.at for one in channels if one.head.version == version.at]}
+            for version in versions
+        ],
+        "channels": [{**channel.about(), "moves": plain(channel.moves)} for channel in channels],
+    }
 
 
-def _delete(bundle_store: Store, owner: str, names: list[str], on_progress: Callable[[int], None]) -> None:
-    """Delete what is claimed, versions before objects, and give the claim back."""
-    renewed_s = time.monotonic()
-    for name in names:
-        if time.monotonic() - renewed_s > RENEW_S:
-            _renew(bundle_store, owner)
-            renewed_s = time.monotonic()
-        bundle_store.remove(name)
-        on_progress(1)
-    if names:
-        change_gc_marks(
-            bundle_store,
-            lambda held: GcMarks(held.since, None) if held.claim is not None and held.claim.owner == owner else held,
-        )
+def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
+    """One version: its files, and what its own manifest says of it.
+
+    Raises:
+        InputError: neither a channel nor a version of that name.
+        ManifestError: its manifest is not the one published.
+    """
+    at = address.at or STABLE
+    channel = Channel.find(bundle_store, address.name, at)
+    version = Version.load(bundle_store, address.name, channel.head.version if channel else at)
+    facts = facts_of(bundle_store, version)
+    about = {**version.about(), "channel": channel.about() if channel else None, "list": plain(version.files)}
+    return {**about, "facts": facts}
 
 
-def _renew(bundle_store: Store, owner: str) -> None:
-    now_s = bundle_store.now_s()
+def facts_of(bundle_store: Store, version: Version) -> dict[str, Any]:
+    """What a published version's own manifest says of it, without its files.
 
-    def renewed(held: GcMarks) -> GcMarks:
-        if held.claim is None or held.claim.owner != owner:
-            raise LockHeldError(f"{bundle_store.url}: another gc took over while this one slept. Nothing is lost.")
-        return GcMarks(held.since, Claim(owner, now_s, held.claim.names))
-
-    change_gc_marks(bundle_store, renewed)
+    Raises:
+        ManifestError: its manifest is not the one published.
+    """
+    sha256 = next(file.sha256 for file in version.files if file.path == MANIFEST_NAME)
+    where, data = f"{bundle_store.url}/{object_name(sha256)}", b""
+    with contextlib.suppress(FileNotFoundError):
+        data = bundle_store.read_tagged(object_name(sha256)).data
+    if sha256_bytes(data) != sha256:
+        raise ManifestError(f"{where}: is missing, or not the manifest that was published. Publish the bundle again.")
+    return {key: value for key, value in read_manifest(data, where).items() if key != "files"}
 
 
 # ------------------------------------------------------------------------------
@@ -319,21 +415,21 @@ def _renew(bundle_store: Store, owner: str) -> None:
 
 UPLOAD_TRIES = 3
 """Uploads of one file before a bundle store that keeps holding other bytes is given up."""
+HISTORY_KEPT = 200
+"""Moves that a pointer remembers; at 300 bytes each it stays a small object."""
 
 
 class Published(NamedTuple):
     """What a publish did.
 
     Args:
-        uploaded: objects that were uploaded, and their bytes; the rest was there.
+        uploaded: objects that were uploaded; the rest was there.
         channel: the pointer afterwards, None if none was asked for.
         has_changed: whether anything was written at all.
     """
 
     version: Version
-    uploaded: int
-    uploaded_bytes: int
-    objects: int
+    uploaded: list[File]
     channel: Channel | None
     has_changed: bool
 
@@ -369,64 +465,109 @@ def publish(
     """
     if channel is not None and not is_anyway:
         _check_baselines(bundle.facts, str(bundle.folder))
-    name = check_name(name or bundle.name, "name")
-    at = check_name(version, "version") if version else bundle.version
+    name, at = check_name(name or bundle.name, "name"), check_name(version or bundle.version, "version")
     files = [file._asdict() for file in bundle.all_files]
     wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files})
-    pointer = None
-    if channel is not None:  # read first, so that a move made during a long upload is not overruled
-        check_name(channel, "channel")
-        _check_no_version(bundle_store, name, channel)
-        pointer = Channel.find(bundle_store, name, channel)
-        check_may_move(pointer, key, f"{bundle_store.url}/{name}@{channel}")
-    if Channel.find(bundle_store, name, wanted.version) is not None:
-        raise InputError(f"{bundle_store.url}/{name}: {wanted.version} is a channel there. Give another --version.")
-    distinct = wanted.distinct_files
-    names = [object_name(file.sha256) for file in distinct]
-    spare(bundle_store, [wanted.path, *names])
-    held = Version.find(bundle_store, name, wanted.version)
-    if held is not None:
-        check_same(bundle_store, held, wanted)
-    sizes = bundle_store.sizes(names)
+    # read first, so that a move made during a long upload is not overruled
+    pointer = None if channel is None else _find_channel(bundle_store, name, channel, key)
+    if Channel.find(bundle_store, name, at) is not None:
+        raise InputError(f"{bundle_store.url}/{name}: {at} is a channel there. Give another --version.")
+    spare(bundle_store, wanted.names)
+    held = Version.find(bundle_store, name, at)
+    _check_same(bundle_store, held, wanted)
+    sizes = bundle_store.sizes(wanted.names[1:])
+    uploaded = []
     with translate_errors("publish", bundle.folder):
-        uploaded = [
-            file
-            for file in distinct
-            if _ensure_object(
-                bundle_store,
-                bundle,
-                file,
-                sizes[object_name(file.sha256)],
-                is_vouched=held is not None,
-                rereads=rereads,
-                progress=progress,
-            )
-        ]
+        for file in wanted.distinct_files:
+            is_there = sizes[object_name(file.sha256)] == file.size_bytes
+            is_vouched = is_there and held is not None and not rereads
+            if not is_vouched and _upload(bundle_store, bundle, file, progress, is_there=is_there, rereads=rereads):
+                uploaded.append(file)
     failpoints.hit("after_objects")
-    has_changed = write_version(bundle_store, wanted, held, key) or bool(uploaded)
+    has_changed = _write_version(bundle_store, wanted, held, key) or bool(uploaded)
     failpoints.hit("after_version")
     if channel is not None and (pointer is None or not pointer.points_to(wanted, key)):
-        pointer = move_channel(bundle_store, name, channel, pointer, wanted, "publish", key=key)
+        pointer = _move(bundle_store, channel, pointer, wanted, "publish", key=key)
         has_changed = True
-    size = sum(file.size_bytes for file in uploaded)
-    return Published(wanted, len(uploaded), size, len(distinct), pointer, has_changed)
+    return Published(wanted, uploaded, pointer, has_changed)
+
+
+def _upload(
+    bundle_store: Store, bundle: Bundle, file: File, progress: Progress, *, is_there: bool, rereads: bool
+) -> bool:
+    """See to it that the bundle store holds a file, whole; whether it had to be uploaded.
+
+    An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it
+    is proven too.
+
+    Raises:
+        StoreError: the bundle store keeps holding other bytes than it was given.
+    """
+    failpoints.hit("before_object")
+    name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
+
+    def on_upload(count: int) -> None:
+        failpoints.hit("during_upload")
+        progress(f"uploading {file.path}", count)
+
+    def on_check(_count: int) -> None:
+        progress("checking", 0)
+
+    def is_whole() -> bool:
+        try:
+            if rereads:
+                return digest_of_blocks(bundle_store.blocks(name, 0), on_check) == wanted
+            return bundle_store.digest(name, on_check) == wanted
+        except FileNotFoundError:
+            return False
+
+    if is_there and is_whole():
+        return False
+    for _ in range(UPLOAD_TRIES):
+        bundle_store.put_file(name, bundle.folder / file.path, wanted, on_upload)
+        if is_whole():
+            failpoints.hit("after_object")
+            return True
+    raise StoreError(
+        f"{bundle_store.url}/{name}: after {UPLOAD_TRIES} uploads the bundle store still holds other bytes than "
+        f"{file.path}. Check its disk."
+    )
+
+
+def _check_same(bundle_store: Store, held: Version | None, version: Version) -> None:
+    """Refuse to give one version two contents."""
+    if held is not None and held.sha256 != version.sha256:
+        raise ManifestError(
+            f"{bundle_store.url}/{version.name}: version {version.at} is there with other contents, and versions "
+            "never change. Give another --version, or none: then the contents name it."
+        )
+
+
+def _write_version(bundle_store: Store, version: Version, held: Version | None, key: SigningKey | None) -> bool:
+    """Write a version's record if there is none, and add our signature if it lacks it; whether anything was written."""
+    for _ in range(_SWAPS):
+        _check_same(bundle_store, held, version)
+        signed = (held or version).signed(key)
+        if signed is held:
+            return False
+        if signed.write(bundle_store, held):
+            return True
+        held = Version.find(bundle_store, version.name, version.at)
+    raise TransientError(f"{bundle_store.url}/{version.path}: others keep signing it. Run the same command again.")
 
 
 def _check_baselines(facts: Mapping[str, Any], where: str) -> None:
     """Compare the student's figures on its test split, as a bundle carries them, with its baselines; older bundles have
     none.
     """
-    from relabel.manifests.metrics.evaluation import (
-        Baselines,
-        not_beaten,  # brings numpy, which a move does without
-    )
-
     test: Any = facts
     for name in ("lineage", "student", "metrics", "test"):
         test = test.get(name) if isinstance(test, dict) else None
-    baselines = test.get("baselines") if isinstance(test, dict) else None
-    below = not_beaten(test["student"], checked(Baselines, baselines)) if baselines else []
-    if below:
+    if not isinstance(test, dict) or not test.get("baselines"):
+        return
+    from relabel.manifests.metrics.evaluation import Baselines, not_beaten  # brings numpy, which a move does without
+
+    if below := not_beaten(test["student"], checked(Baselines, test["baselines"])):
         raise GateError(
             f"{where}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a better "
             "one, or point the channel at it with --anyway. Nothing was uploaded, and the channel is where it was."
@@ -448,109 +589,345 @@ def set_channel(
         ManifestError: the version is not whole.
         ChannelMovedError: another process moved it meanwhile.
     """
-    check_name(channel, "channel")
-    held = Channel.find(bundle_store, name, channel)
-    _check_no_version(bundle_store, name, channel)
+    held = _find_channel(bundle_store, name, channel, key)
     wanted = Version.load(bundle_store, name, version)
     if held is not None and held.points_to(wanted, key):
         return held, False
     _rely_on(bundle_store, wanted)
     if not is_anyway:
         _check_baselines(facts_of(bundle_store, wanted), f"{bundle_store.url}/{name}: version {version}")
-    return move_channel(bundle_store, name, channel, held, wanted, "set", key=key), True
+    return _move(bundle_store, channel, held, wanted, "set", key=key), True
 
 
 def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | None) -> Channel:
-    """Point a channel at the version that it pointed to before; again: one further back.
+    """Point a channel at the version that it pointed to before; again: one further back. A rollback of a rollback goes
+    further back, never forth again: a move that restored an earlier one counts as that earlier one.
 
     Raises:
         GateError: its history holds nothing earlier, or is not signed by the key given.
         ManifestError: that version is not whole any more.
         ChannelMovedError: another process moved it meanwhile.
     """
-    held = Channel.load(bundle_store, name, channel)
-    where = f"{bundle_store.url}/{name}@{channel}"
-    check_may_move(held, key, where)
+    held = _find_channel(bundle_store, name, channel, key) or Channel.load(bundle_store, name, channel)
+    where, head = f"{bundle_store.url}/{name}@{channel}", held.head
     if key is not None and not held.is_signed_by(key):
-        raise GateError(
-            f"{where}: its history is not signed by the key given, so it may be forged. Name the version: "
-            "relabel channel set."
-        )
-    target = before(held, where)
+        raise GateError(f"{where}: its history is not signed by the key given, so it may be forged. {_SET}")
+    place = head.restores or head.sequence
+    earlier = [one for one in held.moves if one.sequence < place and one.version_sha256 != head.version_sha256]
+    if not earlier:
+        raise GateError(f"{where}: points to {head.version}, and its history holds nothing earlier. {_SET}")
+    target = earlier[-1]
     version = Version.load(bundle_store, name, target.version)
     if version.sha256 != target.version_sha256:
-        raise GateError(
-            f"{where}: version {target.version} is no longer what it was when the channel pointed to it. Set another "
-            "one."
-        )
+        raise GateError(f"{where}: version {target.version} is no longer what it was when it pointed there. {_SET}")
     _rely_on(bundle_store, version)
-    return move_channel(
-        bundle_store, name, channel, held, version, "rollback", key=key, restores=target.restores or target.sequence
-    )
+    restores = target.restores or target.sequence
+    return _move(bundle_store, channel, held, version, "rollback", key=key, restores=restores)
 
 
-def _check_no_version(bundle_store: Store, name: str, channel: str) -> None:
-    if bundle_store.size(Version.path_of(name, channel)) is not None:
-        raise InputError(f"{bundle_store.url}/{name}: {channel} is a version there, so no channel can be called that.")
+_SET = "Name the version: relabel channel set."
+
+
+def _find_channel(bundle_store: Store, name: str, channel: str, key: SigningKey | None) -> Channel | None:
+    """A channel that is to be moved, None where there is none yet.
+
+    Raises:
+        InputError: a version has its name.
+        UsageError: it can't be a name; the pointer is signed and no key was given: everybody who pulls with a key would
+            refuse it from then on.
+    """
+    where = f"{bundle_store.url}/{name}"
+    if bundle_store.size(Version.path_of(name, check_name(channel, "channel"))) is not None:
+        raise InputError(f"{where}: {channel} is a version there, so no channel can be called that.")
+    held = Channel.find(bundle_store, name, channel)
+    if held is not None and held.signatures and key is None:
+        raise UsageError(
+            f"{where}@{channel}: this channel is signed. Give --sign-key, or pulls with a key will refuse the move."
+        )
+    return held
 
 
 def _rely_on(bundle_store: Store, version: Version) -> None:
-    spare(bundle_store, [version.path, *(object_name(file.sha256) for file in version.files)])
+    spare(bundle_store, version.names)
     check_whole(bundle_store, version)
 
 
-def _ensure_object(
-    bundle_store: Store,
-    bundle: Bundle,
-    file: File,
-    size: int | None,
-    *,
-    is_vouched: bool,
-    rereads: bool,
-    progress: Progress,
-) -> bool:
-    """See to it that the bundle store holds a file, whole; whether it had to be uploaded.
+def check_whole(bundle_store: Store, version: Version) -> None:
+    """Check that every object of a version is there with its size; reads no object.
 
-    An object that is there but not vouched for by a version's record may be what a killed or broken publisher left: it
-    is proven too.
+    Raises:
+        ManifestError: one is missing or cut off.
+    """
+    sizes = bundle_store.sizes(version.names[1:])
+    for file in version.files:
+        found = sizes[object_name(file.sha256)]
+        if found != file.size_bytes:
+            what = "is missing" if found is None else f"holds {found:,} bytes of {file.size_bytes:,}"
+            raise ManifestError(
+                f"{bundle_store.url}/{version.name}: version {version.at} is not whole: {file.path} "
+                f"({object_name(file.sha256)}) {what}. Publish the bundle again."
+            )
+
+
+def _move(
+    bundle_store: Store,
+    channel: str,
+    held: Channel | None,
+    version: Version,
+    reason: Reason,
+    *,
+    key: SigningKey | None,
+    restores: int | None = None,
+) -> Channel:
+    """Point a channel at a version that is whole, if it is still as it was read.
+
+    With a key, a history that this key did not sign is dropped and only its sequence goes on: signing it would make
+    true what anybody may have written. A write carries an id of its own, so that a mover whose reply was lost finds its
+    move.
 
     Args:
-        size: bytes that the bundle store held under its name just now; None if there was none.
+        held: the pointer as it was read, None where there was none.
+        restores: a rollback's: the sequence of the move that it goes back to.
     Raises:
-        StoreError: the bundle store keeps holding other bytes than it was given.
+        ChannelMovedError: another mover was first.
     """
-    failpoints.hit("before_object")
-    name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
-    if size == file.size_bytes and (
-        (is_vouched and not rereads) or _holds(bundle_store, name, wanted, progress, rereads=rereads)
-    ):
-        return False
-    for _ in range(UPLOAD_TRIES):
-        bundle_store.put_file(name, bundle.folder / file.path, wanted, lambda count: _uploading(progress, file, count))
-        if _holds(bundle_store, name, wanted, progress, rereads=rereads):
-            failpoints.hit("after_object")
-            return True
-    raise StoreError(
-        f"{bundle_store.url}/{name}: after {UPLOAD_TRIES} uploads the bundle store still holds other bytes than "
-        f"{file.path}. Check its disk."
+    moves = held.moves if held and (key is None or held.is_signed_by(key)) else ()
+    move = Move(
+        sequence=held.head.sequence + 1 if held else 1,
+        version=version.at,
+        version_sha256=version.sha256,
+        reason=reason,
+        restores=restores,
+        moved=datetime.now(UTC).isoformat(timespec="seconds"),
+        write=secrets.token_hex(8),
     )
-
-
-def _holds(bundle_store: Store, name: str, wanted: Held, progress: Progress, *, rereads: bool) -> bool:
-    def on_progress(_count: int) -> None:
-        progress("checking", 0)
-
-    try:
-        found = (
-            digest_of_blocks(bundle_store.blocks(name, 0), on_progress)
-            if rereads
-            else bundle_store.digest(name, on_progress)
+    kept = [asdict(one) for one in (*moves, move)[-HISTORY_KEPT:]]
+    moved = Channel({"kind": Channel.kind, "name": version.name, "channel": channel, "moves": kept}).signed(key)
+    failpoints.hit("before_channel")
+    was_first = moved.write(bundle_store, held)
+    failpoints.hit("after_channel")
+    now = moved if was_first else Channel.load(bundle_store, version.name, channel)
+    if not any(one.write == move.write for one in now.moves):
+        raise ChannelMovedError(
+            f"{bundle_store.url}/{version.name}@{channel}: another process moved it to {now.head.version} (sequence "
+            f"{now.head.sequence}) in the meantime. Nothing is lost: check that this is what you want, then run the "
+            "same command again."
         )
-        return found == wanted
+    return moved
+
+
+# ------------------------------------------------------------------------------
+# Garbage: versions that no channel points to any more, and objects that no version names.
+#
+# Kept are: every version among the last moves of a channel, every version and object younger than the grace time, and
+# every object of a kept version. The rest leaves in two steps. A name is first marked, in one small record that is
+# replaced by compare and swap; a later `gc` claims it, and only then deletes, versions before objects. Who is about to
+# rely on a name (a publisher that finds an object already there, a channel set to an old version) first takes it off
+# the list. So a name is either spared or claimed, never both; and no clock but the bundle store's decides.
+
+
+GC_NAME = "gc.json"
+SETTLE_S = 24 * 3600.0
+"""How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from its
+begin to its end.
+"""
+RENEW_S = 300.0
+TAKE_OVER_S = 900.0
+"""A `gc` that has not renewed its claim for so long is dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one `gc` is deleting, or was when it was killed.
+
+    Args:
+        owner: made up by that `gc`.
+        renewed_s: when it last said that it is alive, by the bundle store's clock.
+    """
+
+    owner: str
+    renewed_s: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GcMarks:
+    """The list.
+
+    Args:
+        since: name → when it was marked, seconds since the epoch by the bundle store's clock.
+    """
+
+    since: dict[str, float] = field(default_factory=dict)
+    claim: Claim | None = None
+
+    def record(self) -> bytes:
+        """The list as it is written."""
+        return readable_json({"kind": "gc", "format": 1, **plain(self)})
+
+
+def load_gc_marks(bundle_store: Store) -> tuple[GcMarks, str]:
+    """The list and its tag; an empty one without a tag where no `gc` ran yet.
+
+    Raises:
+        ManifestError: it is damaged.
+    """
+    try:
+        data, tag = bundle_store.read_tagged(GC_NAME)
     except FileNotFoundError:
-        return False
+        return GcMarks(), ""
+    where = f"{bundle_store.url}/{GC_NAME}"
+    with translate_refusals():
+        held = puller.strict_json(data, where)
+    try:
+        return checked(GcMarks, {key: held.get(key) for key in ("since", "claim")}), tag
+    except ValueError as exc:
+        raise ManifestError(
+            f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc starts over."
+        ) from exc
 
 
-def _uploading(progress: Progress, file: File, count: int) -> None:
-    failpoints.hit("during_upload")
-    progress(f"uploading {file.path}", count)
+def change_gc_marks(bundle_store: Store, change: Callable[[GcMarks], GcMarks]) -> GcMarks:
+    """Replace the list by what `change` makes of it, again if others change it meanwhile.
+
+    Args:
+        change: pure; may raise, and then nothing is written.
+    Raises:
+        TransientError: others keep changing it.
+    """
+    for _ in range(_SWAPS):
+        held, tag = load_gc_marks(bundle_store)
+        wanted = change(held)
+        if wanted == held:
+            return held
+        data = wanted.record()
+        is_written = bundle_store.replace(GC_NAME, data, tag) if tag else bundle_store.create(GC_NAME, data)
+        if is_written or load_gc_marks(bundle_store)[0] == wanted:  # or its reply was lost
+            return wanted
+    raise TransientError(f"{bundle_store.url}/{GC_NAME}: others keep changing it. Run the same command again.")
+
+
+def spare(bundle_store: Store, names: Iterable[str]) -> None:
+    """Take names off the list, before anything relies on them.
+
+    Raises:
+        LockHeldError: `gc` is deleting one of them right now.
+    """
+    wanted = set(names)
+
+    def without(held: GcMarks) -> GcMarks:
+        if held.claim is not None and (taken := wanted & set(held.claim.names)):
+            raise LockHeldError(
+                f"{bundle_store.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
+                f"`relabel gc {bundle_store.url} --delete` ends its work."
+            )
+        return replace(held, since={name: since for name, since in held.since.items() if name not in wanted})
+
+    change_gc_marks(bundle_store, without)
+
+
+class Collected(NamedTuple):
+    """What a `gc` found and did.
+
+    Args:
+        garbage: what nothing points to, versions first: no version may outlive its objects.
+        kept_versions, kept_objects: how many stay.
+        marked: names on the list now, that a later gc will delete.
+        deleted: names that were deleted, or would be.
+        swept: leavings of killed uploads that were removed.
+    """
+
+    garbage: list[Entry]
+    kept_versions: int
+    kept_objects: int
+    marked: list[str]
+    deleted: list[str]
+    deleted_bytes: int
+    swept: int
+
+
+def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[list[Entry], int, int]:
+    """Find what nothing points to.
+
+    Args:
+        keep: how many of a channel's last moves keep their versions.
+        grace_s: what is younger stays, seconds.
+    Returns:
+        The garbage, versions first, and how many versions and objects stay.
+    Raises:
+        ManifestError: a record can't be read; nothing is garbage while one can't.
+    """
+    now_s = bundle_store.now_s()
+    entries = list(bundle_store.entries(""))  # all are listed before a record is read: what that one adds is young
+    pointed, live = set[tuple[str, str]](), set[str]()
+    for name in {entry.name.partition("/")[0] for entry in entries if _is_record(entry.name)}:
+        channels = Channel.load_all(bundle_store, name)
+        pointed |= {(name, move.version) for channel in channels for move in channel.moves[-keep:]}
+    versions = [entry for entry in entries if _is_record(entry.name) and "/versions/" in entry.name]
+    dead_versions = []
+    for entry in versions:
+        version = Version.load(bundle_store, entry.name.partition("/")[0], PurePath(entry.name).stem)
+        if (version.name, version.at) in pointed or now_s - entry.written_s < grace_s:
+            live |= set(version.names)
+        else:
+            dead_versions.append(entry)
+    objects = [entry for entry in entries if entry.name.startswith(f"{OBJECTS}/")]
+    dead_objects = [entry for entry in objects if entry.name not in live and now_s - entry.written_s >= grace_s]
+    garbage = [*sorted(dead_versions), *sorted(dead_objects)]
+    return garbage, len(versions) - len(dead_versions), len(objects) - len(dead_objects)
+
+
+def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) -> Collected:
+    """Mark what is garbage now, delete what was marked long enough ago and still is.
+
+    Args:
+        deletes: otherwise only say what would happen.
+    Raises:
+        LockHeldError: another gc is running.
+    """
+    garbage, kept_versions, kept_objects = find_garbage(bundle_store, keep=keep, grace_s=grace_s)
+    now_s, owner = bundle_store.now_s(), secrets.token_hex(8)
+
+    def mark(held: GcMarks) -> GcMarks:
+        if held.claim is not None and now_s - held.claim.renewed_s < TAKE_OVER_S:
+            raise LockHeldError(
+                f"{bundle_store.url}: another gc is running, or was killed less than {TAKE_OVER_S / 60:.0f} minutes "
+                "ago. Try again later."
+            )
+        since = {entry.name: held.since.get(entry.name, now_s) for entry in garbage}
+        ripe = [name for name, when in since.items() if now_s - when >= min(grace_s, SETTLE_S)]
+        claimed = tuple(dict.fromkeys([*(held.claim.names if held.claim else ()), *ripe]))
+        since = {name: when for name, when in since.items() if name not in claimed}
+        return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
+
+    marks = change_gc_marks(bundle_store, mark) if deletes else mark(load_gc_marks(bundle_store)[0])
+    names, swept = list(marks.claim.names) if marks.claim else [], 0
+    if deletes:
+        _delete(bundle_store, owner, names)
+        swept = bundle_store.sweep_uploads(max(grace_s, SETTLE_S))
+    sizes = {entry.name: entry.size_bytes for entry in garbage}
+    size_bytes = sum(sizes.get(name, 0) for name in names)
+    return Collected(garbage, kept_versions, kept_objects, sorted(marks.since), names, size_bytes, swept)
+
+
+def _delete(bundle_store: Store, owner: str, names: list[str]) -> None:
+    """Delete what is claimed, and give the claim back.
+
+    Raises:
+        LockHeldError: another gc took over.
+    """
+    renewed = time.monotonic()
+    for name in names:
+        if time.monotonic() - renewed > RENEW_S:
+            now_s, renewed = bundle_store.now_s(), time.monotonic()
+            change_gc_marks(bundle_store, partial(_with_claim, owner=owner, now_s=now_s))
+        bundle_store.remove(name)
+    if names:
+        change_gc_marks(bundle_store, partial(_with_claim, owner=owner, now_s=None))
+
+
+def _with_claim(held: GcMarks, owner: str, now_s: float | None) -> GcMarks:
+    """The list with our claim renewed; None: without it."""
+    if held.claim is None or held.claim.owner != owner:
+        raise LockHeldError("another gc took over while this one slept. Nothing is lost.")
+    return replace(held, claim=None if now_s is None else replace(held.claim, renewed_s=now_s))

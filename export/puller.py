@@ -23,15 +23,12 @@ import fcntl
 import hashlib
 import hmac
 import http.client
-import importlib.util
 import json
 import os
 import random
 import re
-import secrets
 import shutil
 import signal
-import ssl
 import stat
 import subprocess
 import sys
@@ -45,7 +42,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 DONE, USAGE, BAD, MISSING, GATE, NOTHING, AGAIN, LOCKED, STOPPED = 0, 2, 3, 4, 5, 10, 20, 75, 130
-ASKING = ("numpy", "onnxruntime", "tokenizers")
 TRIES, RETRY_S, TIMEOUT_S = 12, 120.0, 60.0
 BLOCK_BYTES, RECORD_BYTES, SPARE_BYTES = 1 << 20, 64 << 20, 16 << 20
 MANIFEST, VERSIONS, STABLE = "manifest.json", ".versions", "stable"
@@ -69,9 +65,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "version": {"kind": "version", "name": NAME, "version": NAME, "files": [FILE]},
     "channel": {"kind": "channel", "name": NAME, "channel": NAME, "moves": [MOVE]},
 }
-SEEN = {"sequence": int, "version_sha256": SHA256}
 SERVED: dict[str, Any] = {"folder": "[^/]+", "version": NAME, "version_sha256": f"({SHA256})?"}
 SERVED |= {"manifest_sha256": SHA256, "channel": (NAME, None), "sequence": (int, None)}
+STATE: dict[str, Any] = {"format": int, "name": NAME, "served": [SERVED], "held": {"*": int}, "left": {"*": [SHA256]}}
+STATE |= {"seen": {"*": {"sequence": int, "version_sha256": SHA256}}}
 SIGNATURE = {"algorithm": TEXT, "key_id": "[0-9a-f]{16}", "signature": TEXT}
 
 
@@ -95,8 +92,7 @@ def need(is_so: bool, text: str, code: int = BAD) -> None:
 class Store(Protocol):
     """What a pull reads from."""
 
-    @property
-    def url(self) -> str: ...
+    url: str
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """A file's bytes from an offset on. Raises FileNotFoundError."""
@@ -111,8 +107,6 @@ class FolderStore:
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """A file's bytes from an offset on. Raises FileNotFoundError."""
         path = Path(self.url, name)
-        if path.is_dir():
-            raise FileNotFoundError(str(path))
         need(stat.S_ISREG(path.stat().st_mode), f"{path}: is not an ordinary file.")
         with path.open("rb") as file:
             file.seek(start)
@@ -131,11 +125,14 @@ class WebStore:
     """A bundle store at an https:// URL, or at an s3:// URL with requests that are signed (SigV4)."""
 
     def __init__(self, url: str) -> None:
-        self.url, self._base, self._keys = url, url, None
-        if url.startswith("s3://"):
-            self._keys = s3_keys()
-            self._base = f"{self._keys.endpoint}/{url.removeprefix('s3://')}"
-        scheme, _, rest = self._base.partition("://")
+        self.url, base, self._is_s3 = url, url, url.startswith("s3://")
+        if self._is_s3:
+            how = 'eval "$(aws configure export-credentials --format env)"'
+            is_set = bool(variable("AWS_ACCESS_KEY_ID") and variable("AWS_SECRET_ACCESS_KEY"))
+            need(is_set, f"AWS_ACCESS_KEY_ID or its secret is not set. Of a role or profile: {how}.")
+            endpoint = variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or f"https://s3.{region()}.amazonaws.com"
+            base = f"{endpoint.rstrip('/')}/{url.removeprefix('s3://')}"
+        scheme, _, rest = base.partition("://")
         self._base = f"{scheme}://{urllib.parse.quote(rest, safe='/:-_.~[]')}"
         self._opener = urllib.request.build_opener(NoRedirects)
 
@@ -155,19 +152,14 @@ class WebStore:
                         return
                     why = "the reply was cut short"
             except urllib.error.HTTPError as exc:
-                found = None
-                with exc, contextlib.suppress(OSError, http.client.HTTPException):
-                    found = re.search(rb"<Code>(\w+)</Code>", exc.read(1 << 16))
-                why = f"{exc.code} {found[1].decode() if found else exc.reason}"
+                why = f"{exc.code} {exc.reason}"
                 if exc.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # no byte is left
                     return
                 if exc.code == http.client.NOT_FOUND:
                     raise FileNotFoundError(where) from exc
-                is_passing = exc.code in (408, 409, 425, 429) or exc.code >= 500 or "Timeout" in why
+                is_passing = exc.code in (408, 409, 425, 429) or exc.code >= 500
                 need(is_passing, f"{where}: refused ({why}). Check the URL, the credentials and what they allow.")
             except (OSError, http.client.HTTPException) as exc:
-                is_stranger = isinstance(getattr(exc, "reason", exc), ssl.SSLCertVerificationError)
-                need(not is_stranger, f"{where}: the server's certificate is not trusted (SSL_CERT_FILE).")
                 why = f"{type(exc).__name__} {getattr(exc, 'reason', '')}".strip()
             failures += 1
             pause = random.uniform(0, min(15.0, 0.2 * 2 ** (failures - 1)))
@@ -177,59 +169,46 @@ class WebStore:
 
     def _ask(self, name: str, start: int) -> Any:
         url, headers = f"{self._base}/{name}", {"range": f"bytes={start}-"} if start else {}
-        if self._keys is not None:
-            headers = signed(url, headers, self._keys, time.time())
+        if self._is_s3:
+            headers = signed(url, headers, time.time())
         return self._opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
 
 
-class S3Keys(NamedTuple):
-    """Where S3 answers, and by what requests are signed."""
-
-    endpoint: str
-    region: str
-    access_key: str
-    secret_key: str
-    token: str = ""
+def variable(*names: str) -> str:
+    """The first environment variable of these that is set; empty without one."""
+    return next(filter(None, map(os.environ.get, names)), "")
 
 
-def s3_keys() -> S3Keys:
-    """From the usual variables."""
-
-    def variable(*names: str) -> str:
-        return next(filter(None, map(os.environ.get, names)), "")
-
-    region = variable("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
-    endpoint = variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com"
-    access_key, secret_key = variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY")
-    how = 'eval "$(aws configure export-credentials --format env)"'
-    need(bool(access_key and secret_key), f"AWS_ACCESS_KEY_ID or its secret is not set. Of a role or profile: {how}.")
-    return S3Keys(endpoint.rstrip("/"), region, access_key, secret_key, variable("AWS_SESSION_TOKEN"))
+def region() -> str:
+    return variable("AWS_REGION", "AWS_DEFAULT_REGION") or "us-east-1"
 
 
-def signed(url: str, headers: Mapping[str, str], keys: S3Keys, now_s: float) -> dict[str, str]:
-    """Headers of a GET with AWS's Signature Version 4 over all of them."""
+def signed(url: str, headers: Mapping[str, str], now_s: float) -> dict[str, str]:
+    """Headers of a GET with AWS's Signature Version 4 over all of them, by the keys of the usual variables."""
     parts, stamp = urllib.parse.urlsplit(url), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
-    token = {"x-amz-security-token": keys.token} if keys.token else {}
-    held = {**headers, **token, "host": parts.netloc, "x-amz-date": stamp, "x-amz-content-sha256": EMPTY_SHA256}
+    held = {**headers, "host": parts.netloc, "x-amz-date": stamp, "x-amz-content-sha256": EMPTY_SHA256}
+    if token := variable("AWS_SESSION_TOKEN"):
+        held["x-amz-security-token"] = token
     names = sorted(held)
     lines = ["GET", parts.path, "", *(f"{name}:{held[name]}" for name in names), "", ";".join(names), EMPTY_SHA256]
-    scope = f"{stamp[:8]}/{keys.region}/s3/aws4_request"
+    scope = f"{stamp[:8]}/{region()}/s3/aws4_request"
     text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256("\n".join(lines).encode()).hexdigest()])
-    key = b"AWS4" + keys.secret_key.encode()
+    key = b"AWS4" + variable("AWS_SECRET_ACCESS_KEY").encode()
     for part in (*scope.split("/"), text):
         key = hmac.new(key, part.encode(), "sha256").digest()
-    who = f"Credential={keys.access_key}/{scope}, SignedHeaders={';'.join(names)}, Signature={key.hex()}"
-    return {**held, "Authorization": f"AWS4-HMAC-SHA256 {who}"}
+    who = f"{variable('AWS_ACCESS_KEY_ID')}/{scope}, SignedHeaders={';'.join(names)}, Signature={key.hex()}"
+    return {**held, "Authorization": f"AWS4-HMAC-SHA256 Credential={who}"}
 
 
 # Records: strict JSON of a known shape, signed where a key was given.
 
 
 def fits(value: Any, shape: Any) -> bool:
-    """Whether a JSON value is what a shape says: exactly these keys, a list of one shape, a text of a pattern, a whole
-    number (`int`), None, or one of several (a tuple).
+    """Whether a JSON value is what a shape says: exactly these keys (`*`: any), a list of one shape, a text of a
+    pattern, a whole number (`int`), None, or one of several (a tuple).
     """
     if isinstance(shape, dict):
+        shape = dict.fromkeys(value, shape["*"]) if "*" in shape and isinstance(value, dict) else shape
         is_object = isinstance(value, dict) and value.keys() == shape.keys()
         return is_object and all(fits(value[key], inner) for key, inner in shape.items())
     if isinstance(shape, list):
@@ -297,6 +276,15 @@ class Record(NamedTuple):
     def sha256(self) -> str:
         return hashlib.sha256(canonical(self.body)).hexdigest()
 
+    @property
+    def files(self) -> list[File]:
+        """Of a version."""
+        return [File(**one) for one in self.body["files"]]
+
+    @property
+    def manifest_sha256(self) -> str:
+        return next(file.sha256 for file in self.files if file.path == MANIFEST)
+
 
 def parse_record(data: bytes, kind: str, name: str, at: str, where: str) -> Record:
     """The record of a channel or version, with all checks that need no other file."""
@@ -355,29 +343,39 @@ def key_id(public_key: Any) -> str:
     return hashlib.sha256(public_key.public_bytes_raw()).hexdigest()[:16]
 
 
+def read_pem(source: str, what: str) -> tuple[str, bytes]:
+    """Where a key comes from, for messages that must not show it, and its bytes.
+
+    Blanks, quotes, a byte order mark around a key and a written-out `\\n` in it, which variables often bring along, do
+    no harm.
+    """
+    text = source.strip("\ufeff'\"` \t\r\n")
+    if "-----BEGIN " in text:
+        return what, text.replace("\\r", "").replace("\\n", "\n").encode()
+    is_there = os.path.exists(text)  # noqa: PTH110 (a text may be no path at all)
+    need(is_there, f"{what}: neither a PEM text nor the path of a file that is there (is a variable not set?).")
+    return text, Path(text).read_bytes().removeprefix(b"\xef\xbb\xbf")
+
+
 class Trust:
     """Public ed25519 keys, by PEM files or PEM text; without one nothing need be signed."""
 
     def __init__(self, sources: Sequence[str] = ()) -> None:
         self._keys: dict[str, Any] = {}
-        if sources:
-            try:
-                from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-                from cryptography.hazmat.primitives.serialization import load_pem_public_key
-            except ImportError as exc:
-                raise Refused(MISSING, "a key was given, and checking signatures needs `cryptography`.") from exc
+        if not sources:
+            return
+        try:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+            from cryptography.hazmat.primitives.serialization import load_pem_public_key
+        except ImportError as exc:
+            raise Refused(MISSING, "a key was given, and checking signatures needs `cryptography`.") from exc
         for source in sources:
-            text = source.strip("\ufeff'\"` \t\r\n").replace("\\r", "").replace("\\n", "\n")
-            is_text = "-----BEGIN " in text
-            pem = text.encode() if is_text else Path(text).read_bytes().removeprefix(b"\xef\xbb\xbf")
-            try:
+            where, pem = read_pem(source, "the public key")
+            key = None
+            with contextlib.suppress(ValueError):
                 key = load_pem_public_key(pem)
-            except ValueError:
-                key = None
             if not isinstance(key, Ed25519PublicKey):
-                raise Refused(
-                    BAD, "a key that was given is no PEM public key of ed25519. Make one: openssl pkey -pubout."
-                )
+                raise Refused(BAD, f"{where}: no PEM public key of ed25519. Make one: openssl pkey -pubout.")
             self._keys[key_id(key)] = key
 
     def check(self, record: Record) -> None:
@@ -393,12 +391,6 @@ class Trust:
 
 
 @dataclass(frozen=True)
-class SeenMove:
-    sequence: int
-    version_sha256: str
-
-
-@dataclass(frozen=True)
 class Served:
     folder: str
     version: str
@@ -410,19 +402,25 @@ class Served:
 
 @dataclass(frozen=True)
 class ServingState:
-    """`.pull.json`: versions that are kept, the active one first; by channel the newest that was seen, the sequence up
-    to which somebody rolled back here, and the versions that the channel left by a rollback.
+    """`.pull.json`: versions that are kept, the active one first; by channel the newest move that was seen (`sequence`,
+    `version_sha256`), the sequence up to which somebody rolled back here, and the versions that the channel left by a
+    rollback, by digest.
     """
 
     name: str
-    seen: dict[str, SeenMove] = field(default_factory=dict)
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     served: tuple[Served, ...] = ()
     held: dict[str, int] = field(default_factory=dict)
-    left: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    left: dict[str, list[str]] = field(default_factory=dict)
 
     def leavers(self, served: Served) -> list[str]:
         """Channels that left a version by a rollback."""
         return sorted(channel for channel, versions in self.left.items() if served.version_sha256 in versions)
+
+    def describe(self, served: Served) -> str:
+        """A version, and who left it."""
+        by = ", ".join(self.leavers(served))
+        return f"{served.version} ({by} left it by a rollback)" if by else served.version
 
 
 class ServingFolder:
@@ -444,23 +442,13 @@ class ServingFolder:
         need(path.is_file() or not path.exists(), f"{path}: is not an ordinary file. Move it away and pull again.")
         try:
             found = json.loads(path.read_bytes())
-            need(found["format"] == 1, f"{path}: written by another relabel. Pull to a new folder.")
-            seen, held, left = (found.get(key, {}) for key in ("seen", "held", "left"))
-            served = found.get("served", [])
-            is_known = fits(found["name"], NAME) and fits([*seen.values()], [SEEN]) and fits(served, [SERVED])
-            is_known = is_known and fits([*held.values()], [int]) and fits([*left.values()], [[SHA256]])
-            need(is_known, f"{path}: not what a pull writes. Move it away and pull again.")
         except FileNotFoundError:
             return None
-        except (ValueError, LookupError, TypeError, AttributeError) as exc:
-            raise Refused(BAD, f"{path}: not what a pull writes. Move it away and pull again.") from exc
-        state = ServingState(
-            found["name"],
-            {channel: SeenMove(**one) for channel, one in seen.items()},
-            tuple(Served(**one) for one in served),
-            held,
-            {channel: tuple(one) for channel, one in left.items()},
-        )
+        except ValueError:
+            found = None
+        is_state = fits(found, STATE) and found.pop("format") == 1
+        need(is_state, f"{path}: not what a pull of this version writes. Move it away and pull again.")
+        state = ServingState(**{**found, "served": tuple(Served(**one) for one in found["served"])})
         if not state.served or serving in (None, self.path_of(state.served[0])) or serving.parent != self.versions:
             return state
         known = [place for place, one in enumerate(state.served) if one.folder == serving.name]
@@ -496,7 +484,7 @@ class ServingFolder:
 
     def write(self, state: ServingState) -> None:
         """Make the state durable; the switch lock is held."""
-        temp = self.folder / f".tmp-{secrets.token_hex(8)}"
+        temp = self.folder / f".tmp-{os.urandom(4).hex()}"
         text = json.dumps({"format": 1, **asdict(state)}, indent=1, ensure_ascii=False) + "\n"
         temp.write_bytes(text.encode())
         sync(temp)
@@ -505,7 +493,7 @@ class ServingFolder:
 
     def switch(self, state: ServingState, to: Served, keep: int) -> ServingState:
         """Let a whole version serve, in one step; the switch lock is held."""
-        link = self.folder / f".link-{secrets.token_hex(4)}"
+        link = self.folder / f".link-{os.urandom(4).hex()}"
         link.symlink_to(Path(VERSIONS, to.folder))
         link.replace(self.link)
         sync(self.folder)
@@ -537,36 +525,27 @@ class ServingFolder:
             yield
 
 
-def plain(path: Path) -> os.stat_result | None:
-    """What the system says of a plain file that its owner may read; None for anything else."""
+def sha256_of(path: Path, size_bytes: int | None = None) -> str:
+    """sha256 of a plain file that its owner may read; empty of anything else, and of a file of another size."""
     with contextlib.suppress(OSError):
-        held = path.lstat()
-        if stat.S_ISREG(held.st_mode) and held.st_mode & stat.S_IRUSR:
-            return held
-    return None
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a plain file; empty where it can't be read."""
-    held, now_ns = plain(path), time.time_ns()
-    if held is None:
-        return ""
-    stamp = (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns)
-    if stamp not in PROVEN:
-        try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
+        held, now_ns = path.lstat(), time.time_ns()
+        is_plain = stat.S_ISREG(held.st_mode) and held.st_mode & stat.S_IRUSR
+        if not is_plain or size_bytes not in (None, held.st_size):
             return ""
-        if now_ns - held.st_ctime_ns <= YOUNG_NS:
-            return found
-        PROVEN[stamp] = found
-    return PROVEN[stamp]
+        stamp = (held.st_dev, held.st_ino, held.st_size, held.st_mtime_ns, held.st_ctime_ns)
+        if stamp in PROVEN:
+            return PROVEN[stamp]
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if now_ns - held.st_ctime_ns > YOUNG_NS:
+            PROVEN[stamp] = found
+        return found
+    return ""
 
 
-def is_file(path: Path, file: File, *, reads: bool = True) -> bool:
-    held = plain(path)
-    return held is not None and held.st_size == file.size_bytes and (not reads or sha256_of(path) == file.sha256)
+def is_file(path: Path, file: File) -> bool:
+    """Whether a plain file lies there with the bytes that it must have."""
+    return sha256_of(path, file.size_bytes) == file.sha256
 
 
 def entries_in(folder: Path) -> Iterator[Path]:
@@ -586,21 +565,6 @@ def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], list[File]]:
     return held, read_files([*held["files"], itself._asdict()], where)
 
 
-def fault_among(folder: Path, files: Sequence[File], *, reads: bool = True) -> str:
-    """What is wrong with a folder that should hold these files and no other; empty where nothing is."""
-    try:
-        found = {path.relative_to(folder).as_posix() for path in entries_in(folder)}
-    except OSError as exc:
-        return f"{folder}: can't be listed ({exc.strerror})"
-    for file in files:
-        path = folder / file.path
-        above = [folder / parent for parent in Path(file.path).parents]
-        if not is_file(path, file, reads=reads) or any(one.stat().st_mode & 0o500 != 0o500 for one in above):
-            return f"{path}: {'is not what its manifest says' if os.path.lexists(path) else 'is missing'}"
-    strangers = found - {file.path for file in files}
-    return f"{folder}/{min(strangers)}: is not in the manifest" if strangers else ""
-
-
 def fault_in(folder: Path, manifest_sha256: str) -> tuple[str, list[File]]:
     """What is wrong with a bundle, every byte of it read, and the files that it lists."""
     where = folder / MANIFEST
@@ -613,12 +577,26 @@ def fault_in(folder: Path, manifest_sha256: str) -> tuple[str, list[File]]:
     return fault_among(folder, files), files
 
 
+def fault_among(folder: Path, files: Sequence[File]) -> str:
+    """What is wrong with a folder that should hold these files and no other; empty where nothing is."""
+    try:
+        strangers = {path.relative_to(folder).as_posix() for path in entries_in(folder)} - {one.path for one in files}
+    except OSError as exc:
+        return f"{folder}: can't be listed ({exc.strerror})"
+    for file in files:
+        path = folder / file.path
+        above = [folder / parent for parent in Path(file.path).parents]
+        if not is_file(path, file) or any(one.stat().st_mode & 0o500 != 0o500 for one in above):
+            return f"{path}: {'is not what its manifest says' if os.path.lexists(path) else 'is missing'}"
+    return f"{folder}/{min(strangers)}: is not in the manifest" if strangers else ""
+
+
 def remove(path: Path) -> None:
     """Remove what lies there; a folder loses its name first, so that nobody finds half of it."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    trash = path.with_name(f".trash-{secrets.token_hex(4)}")
+    trash = path.with_name(f".trash-{os.urandom(4).hex()}")
     path.rename(trash)
     trash.chmod(0o700)
     for top, folders, _ in os.walk(trash):
@@ -638,24 +616,6 @@ def sync(path: Path) -> None:
 # The pull: what may be trusted first, then files, then the link.
 
 
-class TrustedVersion(NamedTuple):
-    """A version that may be trusted, and the moves of the channel that named it, oldest first."""
-
-    version: str
-    sha256: str
-    files: list[File]
-    channel: str | None = None
-    moves: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def manifest_sha256(self) -> str:
-        return next(file.sha256 for file in self.files if file.path == MANIFEST)
-
-    @property
-    def sequence(self) -> int | None:
-        return self.moves[-1]["sequence"] if self.moves else None
-
-
 class Pulled(NamedTuple):
     """What a pull did; `is_held` where it left a version that somebody rolled back to."""
 
@@ -667,15 +627,13 @@ class Pulled(NamedTuple):
     repaired: str = ""
 
     def __str__(self) -> str:
-        served, how = self.served, f"{self.fetched_bytes:,} bytes fetched"
+        by = f" ({self.served.channel}, sequence {self.served.sequence})" if self.served.channel else ""
+        notes = [f"{self.fetched_bytes:,} bytes fetched" if self.has_switched else "already"]
         if self.repaired:
-            how = f"repaired, {how}. Damaged: {self.repaired}"
-        elif self.is_held:
-            how = "left so after a rollback, until the channel moves on (--unhold follows now)"
-        elif not self.has_switched:
-            how = "already"
-        by = f" ({served.channel}, sequence {served.sequence})" if served.channel else ""
-        return f"{self.dest}: serves {served.version}{by}, {how}."
+            notes.append(f"repaired what was damaged: {self.repaired}")
+        if self.is_held:
+            notes.append("left so after a rollback until the channel moves on (--unhold follows now)")
+        return f"{self.dest}: serves {self.served.version}{by}, {'; '.join(notes)}."
 
 
 class Address(NamedTuple):
@@ -695,19 +653,20 @@ def parse_address(text: str) -> Address:
     return Address(url or ".", name, at or None)
 
 
-def find_wanted(store: Store, address: Address, trust: Trust) -> TrustedVersion:
-    """What an address names; a channel goes before a version of the same name."""
+def find_wanted(store: Store, address: Address, trust: Trust) -> tuple[Record, Record | None]:
+    """The version that an address names, and the channel that points to it, which goes before a version of the same
+    name; both may be trusted.
+    """
     at = address.at or STABLE
     pointer = read_record(store, "channel", address.name, at)
     if pointer is None:
-        return find_version(store, address.name, at, trust)
+        return find_version(store, address.name, at, trust), None
     trust.check(pointer)
-    moves = pointer.body["moves"]
-    found = find_version(store, address.name, moves[-1]["version"], trust, moves[-1]["version_sha256"])
-    return found._replace(channel=at, moves=moves)
+    head = pointer.body["moves"][-1]
+    return find_version(store, address.name, head["version"], trust, head["version_sha256"]), pointer
 
 
-def find_version(store: Store, name: str, at: str, trust: Trust, sha256: str | None = None) -> TrustedVersion:
+def find_version(store: Store, name: str, at: str, trust: Trust, sha256: str | None = None) -> Record:
     """A version by its name, and by its digest where that is known."""
     record = read_record(store, "version", name, at)
     if record is None:
@@ -715,33 +674,32 @@ def find_version(store: Store, name: str, at: str, trust: Trust, sha256: str | N
         raise Refused(BAD, f"{where}@{at}: neither a channel nor a version. List them: relabel show {where}.")
     need(sha256 in (None, record.sha256), f"{record.where}: is not the record that was named by its digest. Refused.")
     trust.check(record)
-    return TrustedVersion(at, record.sha256, read_files(record.body["files"], record.where))
+    return record
 
 
-def note_seen(dest: ServingFolder, state: ServingState, wanted: TrustedVersion) -> ServingState:
+def note_seen(dest: ServingFolder, state: ServingState, pointer: Record | None) -> ServingState:
     """Note the newest of the channel before anything is fetched, and refuse a pointer that somebody put back."""
-    if wanted.channel is None or wanted.sequence is None:
+    if pointer is None:
         return state
-    last, now = state.seen.get(wanted.channel), SeenMove(wanted.sequence, wanted.sha256)
-    is_newer = last is None or now.sequence > last.sequence or now == last
-    where = f"{dest.folder}: {state.name}@{wanted.channel}"
-    why = f"a newer sequence than {now.sequence}, or another version under it, was seen already"
+    channel, moves = pointer.body["channel"], pointer.body["moves"]
+    last, now = state.seen.get(channel), {key: moves[-1][key] for key in ("sequence", "version_sha256")}
+    is_newer = last is None or now["sequence"] > last["sequence"] or now == last
+    why = f"a newer sequence than {now['sequence']}, or another version under it, was seen already"
+    where = f"{dest.folder}: {state.name}@{channel}"
     need(is_newer, f"{where}: downgraded: {why}. Move the channel until its sequence is higher.", GATE)
-    left = left_by_rollback(wanted.moves, state.left.get(wanted.channel, ()), last)
-    noted = replace(
-        state,
-        seen={**state.seen, wanted.channel: now},
-        left={**state.left, wanted.channel: tuple(sorted(left))},
-    )
+    left = sorted(left_by_rollback(moves, state.left.get(channel, ()), last))
+    noted = replace(state, seen={**state.seen, channel: now}, left={**state.left, channel: left})
     if noted != state:
         dest.write(noted)
     return noted
 
 
-def left_by_rollback(moves: Sequence[Mapping[str, Any]], known: Collection[str], last: SeenMove | None) -> set[str]:
+def left_by_rollback(
+    moves: Sequence[Mapping[str, Any]], known: Collection[str], last: Mapping[str, Any] | None
+) -> set[str]:
     """Versions, by digest, that a channel left by a rollback and was not pointed to since."""
     found = set(known)
-    at = last.version_sha256 if last and last.sequence == moves[0]["sequence"] - 1 else None
+    at = last["version_sha256"] if last and last["sequence"] == moves[0]["sequence"] - 1 else None
     for move in moves:
         if at is not None and move["reason"] == "rollback":
             found.add(at)
@@ -750,20 +708,21 @@ def left_by_rollback(moves: Sequence[Mapping[str, Any]], known: Collection[str],
     return found
 
 
-def fetch(store: Store, dest: ServingFolder, state: ServingState, wanted: TrustedVersion, progress: Progress) -> str:
+def fetch(store: Store, dest: ServingFolder, state: ServingState, version: Record, progress: Progress) -> str:
     """Bring a version into `.versions`, whole; the name of its folder."""
-    here = [dest.versions / wanted.version, *sorted(dest.versions.glob(f"{wanted.version}~*"))]
+    at, listed = str(version.body["version"]), sorted(version.files)
+    here = [dest.versions / at, *sorted(dest.versions.glob(f"{at}~*"))]
     for path in here:
-        fault, files = fault_in(path, wanted.manifest_sha256)
-        if not fault and sorted(files) == sorted(wanted.files):
+        fault, files = fault_in(path, version.manifest_sha256)
+        if not fault and sorted(files) == listed:
             return path.name
-    building = dest.versions / f".new-{wanted.sha256[:16]}"  # found again by the next pull, if this one is killed
-    bring_in(store, dest, building, wanted, [*here, *map(dest.path_of, state.served)], progress)
-    fault, files = fault_in(building, wanted.manifest_sha256)
-    if fault or sorted(files) != sorted(wanted.files):
+    building = dest.versions / f".new-{version.sha256[:16]}"  # found again by the next pull, if this one is killed
+    bring_in(store, dest, building, version.files, [*here, *map(dest.path_of, state.served)], progress)
+    fault, files = fault_in(building, version.manifest_sha256)
+    if fault or sorted(files) != listed:
         remove(building)
-        raise Refused(BAD, f"{fault or f'version {wanted.version} lists other files than its own {MANIFEST}'}.")
-    names = [wanted.version, *(f"{wanted.version}~{number}" for number in range(2, 100))]
+        raise Refused(BAD, f"{fault or f'version {at} lists other files than its own {MANIFEST}'}.")
+    names = [at, *(f"{at}~{number}" for number in range(2, 100))]
     name = next(name for name in names if not os.path.lexists(dest.versions / name))
     for top, _, _ in os.walk(building):
         sync(Path(top))
@@ -776,41 +735,42 @@ def bring_in(
     store: Store,
     dest: ServingFolder,
     building: Path,
-    wanted: TrustedVersion,
+    files: Sequence[File],
     kept: Sequence[Path],
     progress: Progress,
 ) -> None:
     """Every file of a version into a folder: copied from versions that are kept, else fetched."""
-    partial, ours = dest.folder / ".partial", {file.path for file in wanted.files}
+    partial, ours = dest.folder / ".partial", {file.path for file in files}
     for folder in (building, partial):
         folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(building.rglob("*"), reverse=True):  # what a killed pull left there, or anybody else
         if path.is_symlink() or path.is_dir() == (path.relative_to(building).as_posix() in ours):
             remove(path)
-    missing = [file for file in wanted.files if not is_file(building / file.path, file)]
+    missing = [file for file in files if not is_file(building / file.path, file)]
     held = {path.name: path.stat().st_size for path in partial.iterdir()}
     sizes = {file.sha256: file.size_bytes - held.get(file.sha256, 0) for file in missing}
     needed, free = sum(sizes.values()) + SPARE_BYTES, shutil.disk_usage(building).free
     need(needed <= free, f"{dest.folder}: {needed:,} bytes are needed, {free:,} are free.", AGAIN)
     for file in missing:
-        target, copy = building / file.path, partial / f"{file.sha256}.copy"
+        target = building / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        same = [one.path for one in wanted.files if one.sha256 == file.sha256]
-        twins = [building / path for path in same if path != file.path]
-        for source in (*twins, *(folder / path for folder in kept for path in same)):
-            copy.unlink(missing_ok=True)
-            if is_file(source, file):
-                progress(f"copying {file.path}", 0)
-                if source in twins:  # a file that the bundle holds twice takes its space once
-                    copy.hardlink_to(source)
-                else:
-                    shutil.copyfile(source, copy)
-            if is_file(copy, file):
-                sync(copy)
-                copy.replace(target)
-                break
-        else:
+        same = [one.path for one in files if one.sha256 == file.sha256]
+        if not copy_from([folder / path for folder in (building, *kept) for path in same], file, target, partial):
             download(store, file, target, partial, progress)
+
+
+def copy_from(sources: Sequence[Path], file: File, target: Path, partial: Path) -> bool:
+    """Copy a file from where its bytes lie already; whether they did."""
+    copy = partial / f"{file.sha256}.copy"
+    for source in sources:
+        copy.unlink(missing_ok=True)
+        if is_file(source, file):
+            shutil.copyfile(source, copy)
+        if is_file(copy, file):
+            sync(copy)
+            copy.replace(target)
+            return True
+    return False
 
 
 def download(store: Store, file: File, target: Path, partial: Path, progress: Progress) -> None:
@@ -870,11 +830,12 @@ def pull(
     for one in (MANIFEST, "objects"):
         is_free = not (dest.folder / one).exists()
         need(is_free, f"{dest.folder}: holds {one}, so it is a bundle, an output or a store. Pull to another folder.")
-    lacking = [one for one in ASKING if checks_parity and importlib.util.find_spec(one) is None]
-    need(not lacking, f"--check-parity needs {', '.join(lacking)}: pip install {' '.join(ASKING)}.", MISSING)
-    name, state = address.name, dest.state() or ServingState(address.name)
-    need(state.name == name, f"{dest.folder}: holds {state.name}; {name} needs a folder of its own.")
-    wanted, fetched = find_wanted(store, address, trust), [0]
+    name, fetched = address.name, [0]
+    is_ours = (dest.state() or ServingState(name)).name == name
+    need(is_ours, f"{dest.folder}: holds another bundle; {name} needs a folder of its own.")
+    version, pointer = find_wanted(store, address, trust)
+    channel = pointer.body["channel"] if pointer else None
+    sequence = pointer.body["moves"][-1]["sequence"] if pointer else None
 
     def counted(what: str, count: int) -> None:
         fetched[0] += count
@@ -882,25 +843,25 @@ def pull(
 
     with dest.locked("pull", waits=False):
         with dest.locked("switch", waits=True):
-            noted = note_seen(dest, dest.state() or ServingState(name), wanted)
-        served, was = noted.served[0] if noted.served else None, dest.serving()
-        is_held = bool(served) and (wanted.sequence or 0) <= noted.held.get(wanted.channel or "", -1)
-        is_held, fault = is_held and not lifts_hold, ""
-        if served is not None and (is_held or served.version_sha256 == wanted.sha256):
+            noted = note_seen(dest, dest.state() or ServingState(name), pointer)
+        served, was, fault = noted.served[0] if noted.served else None, dest.serving(), ""
+        is_held = served is not None and (sequence or 0) <= noted.held.get(channel or "", -1) and not lifts_hold
+        if served is not None and (is_held or served.version_sha256 == version.sha256):
             progress("checking the active version", 0)
             fault = dest.fault(served)
             if not fault:
                 dest.tidy(noted)
                 return Pulled(dest.folder, served, is_held=is_held)
             if is_held:  # the active version is repaired, and stays what it is
-                wanted = find_version(store, name, served.version, trust, served.version_sha256)
-            to = replace(served, folder=fetch(store, dest, noted, wanted, counted))
+                version = find_version(store, name, served.version, trust, served.version_sha256)
+            to = replace(served, folder=fetch(store, dest, noted, version, counted))
         else:
-            folder, manifest_sha256 = fetch(store, dest, noted, wanted, counted), wanted.manifest_sha256
+            folder = fetch(store, dest, noted, version, counted)
             if checks_parity:
                 progress("asking the reference pairs", 0)
                 check_parity(dest.versions / folder)
-            to = Served(folder, wanted.version, wanted.sha256, manifest_sha256, wanted.channel, wanted.sequence)
+            at, manifest_sha256 = version.body["version"], version.manifest_sha256
+            to = Served(folder, at, version.sha256, manifest_sha256, channel, sequence)
         with dest.locked("switch", waits=True):
             state = dest.state() or ServingState(name)
             if state != noted and not lifts_hold:  # somebody rolled back while files came in
@@ -917,33 +878,34 @@ def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:
     dest.pulled()  # before a lock makes a folder where none was
     with dest.locked("switch", waits=True):
         state, was = dest.pulled(), dest.serving()
-        for place, target in enumerate(state.served):
-            if target.version == to or (to is None and place > 0 and not state.leavers(target)):
-                break
-        else:
-            notes = [[f"{by} left it by a rollback" for by in state.leavers(one)] for one in state.served]
-            notes[0].insert(0, "serves")
-            names = [one.version for one in state.served]
-            kept = "; ".join(
-                f"{name} ({', '.join(note)})" if note else name for name, note in zip(names, notes, strict=True)
-            )
-            why = f"version {to} is not kept" if to is not None else "keeps no version to go back to"
-            raise Refused(
-                BAD, f"{dest.folder}: {why}. Here are: {kept}. Name one of them: --to VERSION; or pull another."
-            )
+        places = [place for place, one in enumerate(state.served) if one.version == to]
+        if to is None:
+            places = [place for place, one in enumerate(state.served) if place > 0 and not state.leavers(one)]
+        why = f"version {to} is not kept" if to else "keeps no version to go back to"
+        kept = "; ".join(map(state.describe, state.served))
+        need(bool(places), f"{dest.folder}: {why}. Here are: {kept}. Name one of them: --to VERSION; or pull another.")
+        left = replace(state, served=state.served[places[0] :])
+        target = left.served[0]
         fault = fault_in(dest.path_of(target), target.manifest_sha256)[0]
         need(not fault, f"{fault}. Name another one by --to VERSION, or pull it again.")
-        held = {**state.held, **{channel: seen.sequence for channel, seen in state.seen.items()}}
-        left = replace(state, served=state.served[place:], held=held)
-        dest.switch(left, target, len(left.served))
+        held = {**state.held, **{channel: seen["sequence"] for channel, seen in state.seen.items()}}
+        dest.switch(replace(left, held=held), target, len(left.served))
         return Pulled(dest.folder, target, was != dest.path_of(target))
+
+
+def open_store(url: str, *, is_signed: bool) -> Store:
+    """The store at a URL; a server that nobody vouches for only where signatures are checked."""
+    need(is_signed or not url.startswith("http://"), "http:// proves nobody: write https://, or give --key.", USAGE)
+    if url.startswith(("https://", "http://", "s3://")):
+        return WebStore(url)
+    path = url.removeprefix("file://") or "."
+    need("://" not in path, f"{url}: https://, s3://, file:// or a path.", USAGE)
+    return FolderStore(path)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, pull, and report; the exit code."""
-    lines = (__doc__ or "").split("\n\n")
-    usage = " ".join(lines[1].split()).replace("python3 pull.py", "\n  pull.py")
-    parser = argparse.ArgumentParser("pull.py", usage, lines[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser("pull.py", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("places", nargs="+", metavar="URL/NAME DEST")
     parser.add_argument("--key", action="append", default=[], help="public ed25519 key (PEM) that must have signed")
     parser.add_argument("--keep", type=int, default=3, help="versions that stay in DEST (3)")
@@ -954,8 +916,6 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if len(options.places) != (1 if options.rollback else 2) or (options.to and not options.rollback):
         parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback alone")
-    if options.rollback and (options.key or options.unhold or options.check_parity):
-        parser.error("--rollback takes one argument, DEST, and no other option but --to")
     try:
         need(bool(options.places[-1]), "DEST is empty: a variable that is not set?", USAGE)
         need(1 <= options.keep <= 1000, f"--keep {options.keep}: write 1 to 1000.", USAGE)
@@ -964,18 +924,9 @@ def main(arguments: Sequence[str]) -> int:
             done = roll_back(dest, options.to)
         else:
             address = parse_address(options.places[0])
-            url, keys = address.url, options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
-            need(
-                bool(keys) or not url.startswith("http://"),
-                "http:// proves nobody: write https://, or give --key.",
-                USAGE,
-            )
-            is_web = url.startswith(("https://", "http://", "s3://"))
-            is_known = is_web or "://" not in url.removeprefix("file://")
-            need(is_known, f"{url}: https://, s3://, file:// or a path.", USAGE)
-            store = WebStore(url) if is_web else FolderStore(url.removeprefix("file://") or ".")
+            keys = options.key or list(filter(None, [os.environ.get("RELABEL_TRUST_KEY")]))
             done = pull(
-                store,
+                open_store(address.url, is_signed=bool(keys)),
                 address,
                 dest,
                 Trust(keys),

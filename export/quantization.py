@@ -14,6 +14,7 @@ import logging
 import os
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -155,20 +156,18 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
     onnx = require("onnx", extra="cpu", purpose="int8")
     model = onnx.load(str(path))
     graph = model.graph
-    tables = {one.name: one for one in graph.initializer if _is_table(onnx, one)}
-    readers: dict[str, list[Any]] = {name: [] for name in tables}
-    for node in graph.node:
-        for name in node.input:
-            if name in readers:
-                readers[name].append(node)
+    floats = [one for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2]
+    tables = {one.name: one for one in floats if one.dims[0] * one.dims[1] >= LEAST_VALUES}
+    readers = Counter(name for node in graph.node for name in node.input)
     nodes, found = [], 0
     for node in graph.node:
         table = tables.get(node.input[0]) if node.op_type == "Gather" else None
-        if table is None or readers[table.name] != [node] or any(one.i for one in node.attribute):  # of another axis
+        is_other_axis = any(one.i for one in node.attribute)
+        if table is None or readers[table.name] != 1 or is_other_axis:
             nodes.append(node)
-            continue
-        nodes += _gathered(onnx, graph, node, table)
-        found += 1
+        else:
+            nodes += _gathered(onnx, graph, node, table)
+            found += 1
     if found:
         del graph.node[:]
         graph.node.extend(nodes)
@@ -177,10 +176,6 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
             data.unlink()  # it is held in memory, and onnx appends
         onnx.save_model(model, str(path), save_as_external_data=is_big, location=data.name)
     return found
-
-
-def _is_table(onnx: Any, one: Any) -> bool:
-    return one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2 and one.dims[0] * one.dims[1] >= LEAST_VALUES
 
 
 def _gathered(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:

@@ -65,8 +65,8 @@ class ParitySpec(Spec):
 class ExportSpec(Spec):
     """Options of `relabel export`."""
 
-    formats: Annotated[tuple[str, ...], COMMAS] = ("onnx",)
-    """Registered ones, see `export.bundle_formats`; `onnx` always comes along."""
+    formats: Annotated[tuple[Literal["onnx", "tensorrt"], ...], COMMAS] = ("onnx",)
+    """`onnx` always comes along: TensorRT engines are made of it, and the loader falls back to it."""
     precisions: Annotated[tuple[Precision, ...], COMMAS] = ("fp32",)
     """fp32 is always exported: all others are made of it. int8-static is calibrated on pairs that are not compared."""
     logits: bool = False

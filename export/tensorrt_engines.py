@@ -1,4 +1,4 @@
-"""TensorRT engines of a bundle's models: optimization profiles, builds, and the bundle format `tensorrt`.
+"""TensorRT engines of a bundle's models: optimization profiles and builds.
 
 An engine is built from the bundle's plain ONNX and fits one GPU's compute capability and one TensorRT version; the
 manifest says which, and the loader takes ONNX where they differ. Next to each engine is a one-node ONNX graph
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
-from relabel.export.bundles import MANIFEST_NAME, Bundle, locked, new_folder_for, open_bundle, seal_bundle, switch
+from relabel.export.bundles import MANIFEST_NAME, Bundle, new_folder_for, open_bundle, seal_bundle
 from relabel.export.loader import PROVIDERS, gpu_capability
 from relabel.export.quantization import quiet
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
@@ -111,44 +111,29 @@ def _halved(graph: Path) -> bytes:
 
 
 def _aim(trt: Any, config: Any, capability: str) -> None:
-    name = "SM" + capability.replace(".", "")
-    if not hasattr(trt, "ComputeCapability") or not hasattr(trt.ComputeCapability, name):
-        known = [found for found in dir(getattr(trt, "ComputeCapability", None)) if found.startswith("SM")]
-        raise MissingExtraError(
-            f"--capability {capability}: this TensorRT builds for {', '.join(known) or 'no other GPU'}."
-        )
+    target = getattr(getattr(trt, "ComputeCapability", None), "SM" + capability.replace(".", ""), None)
+    if target is None:
+        raise MissingExtraError(f"--capability {capability}: this TensorRT builds for no such GPU.")
     config.num_compute_capabilities = 1
-    config.set_compute_capability(getattr(trt.ComputeCapability, name), 0)
+    config.set_compute_capability(target, 0)
 
 
-PRECISIONS = ("fp32", "fp16", "bf16")
+ENGINE_PRECISIONS = ("fp32", "fp16", "bf16")
 FOLDER = "engines"
 
 
-class EngineFormat:
-    """Engines for this machine, as a bundle's format; see `export.bundle_formats`."""
+def check_machine() -> None:
+    """Whether engines can be built here.
 
-    precisions = PRECISIONS
-
-    def check(self) -> None:
-        """Whether engines can be built here.
-
-        Raises:
-            MissingExtraError: no TensorRT, or no GPU.
-        """
-        find_tensorrt()
-        if gpu_capability() is None:
-            raise MissingExtraError(
-                "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it "
-                "serves."
-            )
-
-    def add(self, bundle: Path, precision: str) -> Bundle:
-        """Put an engine for this machine into a bundle, which is sealed again."""
-        return build_into(bundle, bundle, precision=precision, capability=None, is_replacing=True)
-
-
-ENGINES = EngineFormat()
+    Raises:
+        MissingExtraError: no TensorRT, or no GPU.
+    """
+    find_tensorrt()
+    if gpu_capability() is None:
+        raise MissingExtraError(
+            "--formats tensorrt: no GPU is here to build for. Export ONNX, and run `relabel build-engine` where it "
+            "serves."
+        )
 
 
 def build_into(
@@ -159,7 +144,7 @@ def build_into(
     Args:
         source: a whole bundle; stays as it is, unless it is the target.
         target: folder to make.
-        precision: one of `PRECISIONS`.
+        precision: one of `ENGINE_PRECISIONS`.
         capability: see `build`.
         is_replacing: take the place of what is at `target`.
     Raises:
@@ -168,16 +153,11 @@ def build_into(
         MissingExtraError: no TensorRT, or no GPU to build for.
         ManifestError, ModelError: the bundle is damaged, or can't be built.
     """
-    taken = StaleRunError(f"{target}: exists already. Name another --to.")
     if target.exists() and not is_replacing:
-        raise taken
+        raise StaleRunError(f"{target}: exists already. Name another --to.")
     with new_folder_for(target) as part:
         _copy_with_engine(source, part, precision=precision, capability=capability)
-        with locked(target, waits=True):
-            if target.exists() and not is_replacing:
-                raise taken
-            switch(part, target)
-    return open_bundle(target, check_bytes=False)
+    return open_bundle(target)
 
 
 def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: str | None) -> None:

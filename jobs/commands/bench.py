@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from relabel.export.bench.measure import MAX_ROWS, bench_bundle
-from relabel.export.bench.results import (
+from relabel.export.bench import (
+    MAX_ROWS,
+    bench_bundle,
     check_place,
     latency_rows,
     machine_line,
@@ -16,8 +17,8 @@ from relabel.export.bench.results import (
     warnings_of,
     write_results,
 )
-from relabel.export.bundle_facts import StudentFacts, student_facts
-from relabel.export.bundles import open_bundle, put_back
+from relabel.export.bundle_facts import student_facts
+from relabel.export.bundles import open_bundle
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
@@ -96,11 +97,14 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     spec = validate_spec(BenchSpec, options, where="the options")
     gates = [parse_flag(text) for text in require]
     folder = local_folder(bundle, "BUNDLE").resolve()
-    put_back(folder)
     opened = open_bundle(folder)
     place = measurements_folder(folder) if to is None else local_folder(to, "--to")
     check_place(place)
-    texts = None if pairs is None else _texts(pairs, student_facts(opened), seed=spec.seed)
+    texts: Sequence[tuple[str, str]] | None = None
+    if pairs is not None:
+        student = student_facts(opened)
+        found = file_pairs(PairsFile(pairs), student.inputs.columns, Storage(), grades=student.grades)
+        texts = draw_pairs(found, MAX_ROWS, seed=spec.seed)
     facts, verdicts = bench_bundle(opened, spec, pairs=texts, gates=gates, say=lambda line: click.echo(line, err=True))
     written = write_results(place, facts)
     for warning in warnings_of(facts):
@@ -121,8 +125,3 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         grid(latency_rows(facts)),
     ]
     return emit(result | plain(facts), "\n\n".join([*parts, *map(str, verdicts)]), output, code)
-
-
-def _texts(path: str, student: StudentFacts, *, seed: int) -> Sequence[tuple[str, str]]:
-    found = file_pairs(PairsFile(path), student.inputs.columns, Storage(), grades=student.grades)
-    return draw_pairs(found, MAX_ROWS, seed=seed)

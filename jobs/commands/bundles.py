@@ -6,19 +6,31 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from relabel.export.bundle_facts import compared_on, parity_rows, read_parity, student_facts, undecided_lines
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
-from relabel.export.conform import Conformity
+from relabel.export.conform import Conformity, RerankServer
 from relabel.export.conform import conform as compare
-from relabel.export.huggingface import RerankServer
 from relabel.export.loader import BundleError, Encoder, read_manifest
-from relabel.export.publishing import collect, roll_back, set_channel
+from relabel.export.parity import PairsFile
+from relabel.export.publishing import (
+    Channel,
+    bundle_in,
+    bundles_in,
+    collect,
+    parse_address,
+    roll_back,
+    set_channel,
+    version_in,
+)
 from relabel.export.publishing import publish as publish_bundle
-from relabel.export.store import bundle_in, bundles_in, parse_address, version_in
+from relabel.export.specs import ExportSpec
+from relabel.export.tensorrt_engines import build_into
 from relabel.jobs.commands.options import (
     Number,
     _signing_key,
@@ -29,21 +41,20 @@ from relabel.jobs.commands.options import (
     sigterm_ends,
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
-from relabel.jobs.delivery import TransferDisplay, files_text, size_text
+from relabel.jobs.delivery import TransferDisplay
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, grid
+from relabel.jobs.output import emit, emit_record, grid, value_text
 from relabel.jobs.run.progress import Metric, check_metrics_file, write_metrics
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.gold import parse_map
 from relabel.manifests.records import plain
-from relabel.manifests.secrets import counted, keep_secret, one_line, redacted
+from relabel.manifests.secrets import counted, keep_secret, redacted
+from relabel.manifests.specs import validate_spec
 from relabel.manifests.store import Store, open_bundle_store
-
-if TYPE_CHECKING:
-    from relabel.export.bundles import Bundle
 
 # ------------------------------------------------------------------------------
 # `publish`, `channel`, `rollback`, `list`, `show` and `gc`: bundles in a store. `pull` has a file of its own.
@@ -103,30 +114,17 @@ def publish(
     result = {
         "url": bundle_store.url,
         "name": done.version.name,
-        "version": done.version.version,
+        "version": done.version.at,
         "sha256": done.version.sha256,
-        "objects": done.objects,
-        "uploaded": done.uploaded,
-        "uploaded_bytes": done.uploaded_bytes,
+        "objects": len(done.version.distinct_files),
+        "uploaded": len(done.uploaded),
+        "uploaded_bytes": sum(file.size_bytes for file in done.uploaded),
         "channel": channel,
         "sequence": done.channel.head.sequence if done.channel else None,
         "exit_code": int(code),
     }
-    rows = [
-        ("version", f"{done.version.version}, {files_text(done.version.files)}"),
-        ("uploaded", _uploaded_text(done)),
-    ]
-    if done.channel is not None:
-        rows.append(("channel", f"{channel} points to it (sequence {done.channel.head.sequence})"))
     state = "published" if done.has_changed else "nothing to do, all of it is there"
-    return emit(result, f"{bundle_store.url}/{done.version.name}: {state}\n" + grid(rows), output, code)
-
-
-def _uploaded_text(done: Any) -> str:
-    if not done.uploaded:
-        return f"nothing, all {done.objects} objects were there"
-    moved = f"{done.uploaded} of {done.objects} objects, {size_text(done.uploaded_bytes)}"
-    return moved if done.uploaded == done.objects else f"{moved}; the rest was there"
+    return emit_record(f"{bundle_store.url}/{done.version.name}: {state}", result, output, code)
 
 
 # ------------------------------------------------------------------------------
@@ -168,29 +166,22 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     --rollback DEST.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    return _emit_move(
-        bundle_store, roll_back(bundle_store, bundle_name, name, _signing_key(sign_key)), output, Exit.DONE
-    )
+    moved = roll_back(bundle_store, bundle_name, name, _signing_key(sign_key))
+    return _emit_move(bundle_store, moved, output, Exit.DONE)
 
 
-def _emit_move(bundle_store: Store, moved: Any, output: str, code: Exit) -> int:
+def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
     head = moved.head
     result = {
         "url": bundle_store.url,
         "name": moved.name,
-        "channel": moved.channel,
+        "channel": moved.at,
         "version": head.version,
         "sequence": head.sequence,
         "reason": head.reason,
         "exit_code": int(code),
     }
-    verb = "points to" if code == Exit.DONE else "points already to"
-    return emit(
-        result,
-        f"{bundle_store.url}/{moved.name}@{moved.channel}: {verb} {head.version} (sequence {head.sequence}).",
-        output,
-        code,
-    )
+    return emit_record(f"{moved.name}@{moved.at}: points to {head.version}", result, output, code)
 
 
 def _bundle_at(text: str) -> tuple[Store, str]:
@@ -211,13 +202,14 @@ def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
     bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
-    lines = [f"{bundle_store.url}: {counted(len(found), 'bundle')}"]
-    for bundle in found:
-        channels = ", ".join(
-            f"{one['channel']} → {one['version']} (sequence {one['sequence']})" for one in bundle["channels"]
-        )
-        lines.append(f"  {bundle['name']}  {counted(bundle['versions'], 'version')}  {channels or 'no channel'}")
-    return emit({"url": bundle_store.url, "bundles": found}, "\n".join(lines), output)
+    keys = ("channel", "version", "sequence")
+    pointers = [{"bundle": one["name"], **channel} for one in found for channel in one["channels"]]
+    text = f"{bundle_store.url}: {counted(len(found), 'bundle')}\n{_table(('bundle', *keys), pointers)}"
+    return emit({"url": bundle_store.url, "bundles": found}, text, output)
+
+
+def _table(keys: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
+    return grid([keys, *([value_text(one[key]) for key in keys] for one in records)])
 
 
 @click.command(epilog="Example: relabel show s3://bucket/models/ecom@stable")
@@ -240,40 +232,19 @@ def show(bundle: str, output: str) -> int:
     bundle_store = open_bundle_store(address.url, Storage())
     if address.at is None:
         shown = bundle_in(bundle_store, address.name)
-        return emit({"url": bundle_store.url, **shown}, _bundle_text(bundle_store.url, shown), output)
+        versions = _table(("version", "files", "size_bytes", "channels", "signed_by"), shown["versions"])
+        moved = sorted(shown["channels"], key=lambda channel: channel["moved"], reverse=True)
+        channels = _table(("channel", "version", "sequence", "reason", "moved", "signed_by"), moved)
+        text = f"{bundle_store.url}/{address.name}, newest first. All moves: --output json\n{versions}\n{channels}"
+        return emit({"url": bundle_store.url, **shown}, text, output)
     found = version_in(bundle_store, address)
-    text = _version_text(f"{bundle_store.url}/{address.name}", found)
+    about = {key: value for key, value in {**found, **found["facts"]}.items() if not isinstance(value, dict | list)}
+    text = (
+        f"{bundle_store.url}/{address.name}: version {found['version']}. All of it: --output json\n"
+        f"{grid([(key, value_text(value)) for key, value in about.items()])}\n"
+        f"{_table(('path', 'size_bytes', 'sha256'), found['list'])}"
+    )
     return emit({"url": bundle_store.url, "name": address.name, **found}, text, output)
-
-
-def _bundle_text(url: str, found: dict[str, Any]) -> str:
-    lines = [f"{url}/{found['name']}: {counted(len(found['versions']), 'version')}, newest first"]
-    for one in found["versions"]:
-        marks = ", ".join([*one["channels"], *(f"signed by {key}" for key in one["signed_by"])])
-        size = f"{counted(one['files'], 'file')}, {size_text(one['size_bytes'])}"
-        lines.append(f"  {one['version']}  {size}  {marks}".rstrip())
-    for channel in sorted(found["channels"], key=lambda channel: channel["moved"], reverse=True):
-        signed = "".join(f", signed by {key}" for key in channel["signed_by"])
-        lines.append(
-            f"channel {channel['channel']}: {channel['version']}, move {channel['sequence']} ({channel['reason']}) of "
-            f"{channel['moved']}{signed}"
-        )
-    return "\n".join([*lines, "All moves: --output json"])
-
-
-def _version_text(where: str, found: dict[str, Any]) -> str:
-    rows = [("sha256", found["sha256"]), ("signed by", ", ".join(found["signed_by"]) or "nobody")]
-    if found["channel"]:
-        rows.append(("channel", f"{found['channel']['channel']}, sequence {found['channel']['sequence']}"))
-    rows += [(_line(key), _line(value)) for key, value in found["facts"].items() if not isinstance(value, dict | list)]
-    rows += [("file", f"{_line(file['path'])} {size_text(file['size_bytes'])}") for file in found["list"]]
-    return f"{where}: version {found['version']}\n{grid(rows)}\nAll of it: --output json"
-
-
-def _line(value: Any) -> str:
-    """A fact of a bundle's author on one line; nothing in it reaches the terminal as a command."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(value)
 
 
 # ------------------------------------------------------------------------------
@@ -304,31 +275,22 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
-    bundle_store = open_bundle_store(url, Storage())
-    grace_s = span_s(grace, "--grace")
-    found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, on_progress=lambda _count: None)
+    bundle_store, grace_s = open_bundle_store(url, Storage()), span_s(grace, "--grace")
+    found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
-    would = "" if deletes else "would be "
-    rows = [
-        ("kept", f"{counted(found.garbage.kept_versions, 'version')}, {counted(found.garbage.kept_objects, 'object')}"),
-        (f"{would}deleted", f"{len(found.deleted)} versions and objects, {size_text(found.deleted_bytes)}"),
-        (f"{would}marked", f"{len(found.marked)}, for a gc a day later to delete"),
-    ]
-    if deletes:
-        rows.append(("swept", f"{found.swept} leavings of killed uploads"))
     result = {
         "url": bundle_store.url,
         "dry_run": not deletes,
-        "kept_versions": found.garbage.kept_versions,
-        "kept_objects": found.garbage.kept_objects,
+        "kept_versions": found.kept_versions,
+        "kept_objects": found.kept_objects,
         "marked": found.marked,
         "deleted": found.deleted,
         "deleted_bytes": found.deleted_bytes,
         "swept": found.swept,
         "exit_code": int(code),
     }
-    tail = "" if deletes else "\nNothing was touched. To do it: --delete"
-    return emit(result, f"{bundle_store.url}\n" + grid(rows) + tail, output, code)
+    head = f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete"
+    return emit_record(head, result, output, code)
 
 
 # ------------------------------------------------------------------------------
@@ -409,10 +371,6 @@ def export(
         licence = own["licence"]
         return _export_hf(student, to, form, score, licence, is_replacing=replace, done_ok=done_ok, output=output)
     from relabel.export.exporting import export_bundle
-    from relabel.export.parity import PairsFile
-    from relabel.export.specs import ExportSpec
-    from relabel.manifests.gold import parse_map
-    from relabel.manifests.specs import validate_spec
 
     if pairs is None and (gold or gold_map):
         raise UsageError("--gold and --gold-map belong to --pairs; the student's test split has grades of its own.")
@@ -433,8 +391,14 @@ def export(
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
     result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
     keys = ("name", "heads", "models", "parity", "made_by")
-    head = f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}"
-    return emit({**result, **{key: made.facts[key] for key in keys}}, f"{head}\n{_export_text(made)}", output, code)
+    parity = read_parity(made.facts.get("parity"), f"{made.folder}/{MANIFEST_NAME}")
+    text = [
+        f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}",
+        f"version {made.version}, heads {', '.join(made.facts['heads'])}. {compared_on(parity)}",
+        grid(parity_rows(parity)),
+        *undecided_lines(parity),
+    ]
+    return emit({**result, **{key: made.facts[key] for key in keys}}, "\n".join(text), output, code)
 
 
 HF_OPTIONS = frozenset({"student", "to", "form", "score", "licence", "replace", "done_ok", "output"})
@@ -466,11 +430,9 @@ def _export_hf(
         say=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
-    head = "Nothing to do: this student is in" if was_done else "The student is in"
-    rows = [("loads with", f"{library}; README.md says how")]
-    rows += [("left out", f"heads {', '.join(left_out)}")] if left_out else []
+    head = f"{'Nothing to do: this student is in' if was_done else 'The student is in'} {place}"
     result = {"path": str(place), "library": library, "left_out": left_out, "was_done": was_done}
-    return emit({**result, "exit_code": int(code)}, f"{head} {place}\n{grid(rows)}", output, code)
+    return emit_record(head, {**result, "exit_code": int(code)}, output, code)
 
 
 @click.command(
@@ -498,28 +460,11 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
-    from relabel.export.bundle_facts import EngineFile, student_facts
-    from relabel.export.tensorrt_engines import build_into
-    from relabel.manifests.records import plain
 
     made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
-    engine = student_facts(made).models[-1]
-    assert isinstance(engine, EngineFile)  # the one that was built now
-    _, (pairs, tokens), _ = engine.profile
-    rows = [
-        ("version", made.version),
-        (
-            "engine",
-            f"{engine.files[-1]}, {engine.flavour} {engine.tensorrt}, compute capability {engine.capability}",
-        ),
-        ("tuned for", f"{pairs} pairs of {tokens} tokens"),
-        ("parity", "not compared: run it where it serves before you trust it"),
-    ]
-    return emit(
-        {"path": str(made.folder), "version": made.version, "engine": plain(engine)},
-        f"The bundle is in {made.folder}\n{grid(rows)}",
-        output,
-    )
+    engine = plain(student_facts(made).models[-1])
+    result = {"path": str(made.folder), "version": made.version, "engine": engine}
+    return emit_record("The engine was not compared: run it where it serves before you trust it.", result, output)
 
 
 def _place(to: str) -> Path:
@@ -532,22 +477,6 @@ def _place(to: str) -> Path:
     if not folder.name:
         raise UsageError(f"--to {to!r}: name a folder of its own, such as out/bundle: it is made next to its place.")
     return folder.resolve() if folder.is_symlink() else folder
-
-
-def _export_text(bundle: Bundle) -> str:
-    from relabel.export.bundle_facts import parity_rows, read_parity, student_facts, undecided_lines
-    from relabel.export.bundles import MANIFEST_NAME
-    from relabel.jobs.delivery import files_text
-
-    parity = read_parity(bundle.facts.get("parity"), f"{bundle.folder}/{MANIFEST_NAME}")
-    first = parity.models[0]
-    weak = f", fewer than {parity.spec.min_pairs:,}: a weak result" if first.is_weak else ""
-    rows = [
-        ("version", f"{bundle.version}, {files_text(bundle.all_files)}"),
-        ("heads", ", ".join(f"{name} {grades}" for name, grades in student_facts(bundle).heads.items())),
-        ("compared on", f"{first.rows:,} pairs of {first.queries:,} queries, {parity.provider}{weak}"),
-    ]
-    return "\n".join([grid(rows), grid(parity_rows(parity)), *undecided_lines(parity)])
 
 
 # ------------------------------------------------------------------------------
@@ -594,42 +523,36 @@ def conform(
 
     Exit 5: it answers differently. Exit 20: it can't be reached.
     """
-    folder = local_folder(bundle, "BUNDLE")
-    labels = {"url": redacted(url), "version": open_bundle(folder).version}
+    folder, shown = local_folder(bundle, "BUNDLE"), redacted(url)
+    labels = {"url": shown, "version": open_bundle(folder).version}
     key = os.environ.get(api_key_env) if api_key_env else None
     if api_key_env and not key:
         raise ConfigError(f"--api-key-env {api_key_env}: that variable is not set.")
     if key:
         keep_secret(key, f"the value of {api_key_env}")
-
     try:
         encoder = Encoder(folder, read_manifest(folder)["inputs"])
     except BundleError as exc:
         raise ManifestError(str(exc)) from exc
-
-    def keep(found: Conformity | None) -> None:
-        if metrics is not None and (why := write_metrics(Path(metrics), _metrics(found), labels)):
-            click.echo(f"warning: {why}", err=True)
-
     if metrics is not None:
         check_metrics_file(Path(metrics))
     while True:
+        found, failure = None, None
         try:
             found = compare(folder, RerankServer(url, api, model, key, encoder))
         except (InputError, ServerGoneError) as exc:
-            keep(None)
-            if watch is None or isinstance(exc, InputError):
-                raise
-            click.echo(json.dumps({"time": time.time(), "url": redacted(url), "error": str(exc)}))
-        else:
-            keep(found)
-            code = Exit.GATE if found.verdict == "different" else Exit.DONE
-            result = {"url": redacted(url), **plain(found)}
-            if watch is None:
-                return emit({**result, "exit_code": int(code)}, _conformity_text(redacted(url), found), output, code)
-            click.echo(json.dumps({"time": time.time(), **result}))
-            if code is Exit.GATE:
-                return code
+            failure = exc
+        if metrics is not None and (why := write_metrics(Path(metrics), _metrics(found), labels)):
+            click.echo(f"warning: {why}", err=True)
+        if failure is not None and (watch is None or isinstance(failure, InputError)):
+            raise failure
+        result = {"url": shown, **(plain(found) if found else {"error": str(failure)})}
+        code = Exit.GATE if found and found.verdict == "different" else Exit.DONE
+        if watch is None and found is not None:
+            return emit({**result, "exit_code": int(code)}, _conformity_text(shown, found), output, code)
+        click.echo(json.dumps({"time": time.time(), **result}))
+        if watch is None or code is Exit.GATE:
+            return code
         time.sleep(watch)
 
 
@@ -649,15 +572,15 @@ def _metrics(found: Conformity | None) -> list[Metric]:
 
 
 def _conformity_text(url: str, found: Conformity) -> str:
-    rows = [("asked", f"{found.pairs} pairs by {found.api}")]
-    if found.reason:
-        rows.append(("reason", found.reason))
-    rows.append(("scores", found.scale))
-    rows.append(("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"))
-    rows.append(("same order", f"{found.tau:.4f} (Kendall's tau)"))
+    rows = [
+        ("asked", f"{found.pairs} pairs by {found.api}"),
+        ("reason", found.reason or "–"),
+        ("scores", found.scale),
+        ("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"),
+        ("same order", f"{found.tau:.4f} (Kendall's tau)"),
+    ]
     rows += [("note", remark) for remark in found.remarks]
     text = f"{url}: {found.verdict}\n" + grid(rows)
     if found.worst:
-        shown = [(f"{one.expected:.4f}", f"{one.served:.4f}", one.kind, one_line(one.document)) for one in found.worst]
-        text += "\n" + grid([("expected", "served", "", "document"), *shown])
+        text += "\n" + _table(("expected", "served", "kind", "document"), found.worst)
     return text

@@ -19,8 +19,8 @@ from relabel.manifests.errors import UsageError
 from relabel.manifests.process import check_interrupted, forget_interruptions, on_signal
 
 if TYPE_CHECKING:
+    from relabel.export.publishing import SigningKey
     from relabel.export.puller import Trust
-    from relabel.export.store import SigningKey
 
 # ------------------------------------------------------------------------------
 # Options that every command shares, and how a command says its result.
@@ -201,7 +201,7 @@ sign_key_option = click.option(
 
 
 def _signing_key(source: str | None) -> SigningKey | None:
-    from relabel.export.store import SigningKey
+    from relabel.export.publishing import SigningKey
 
     return None if source is None else SigningKey(source)
 
@@ -211,7 +211,7 @@ TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
 
 def _trusted_keys(sources: tuple[str, ...]) -> Trust:
     """The keys of the command line, else of the environment."""
-    from relabel.export.store import trusted_keys
+    from relabel.export.publishing import trusted_keys
 
     return trusted_keys(sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),))))
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import click
 
 from relabel.export import puller
 from relabel.export.bundles import translate_refusals
+from relabel.export.publishing import parse_address
 from relabel.export.puller import Pulled, ServingFolder, ServingState, roll_back
-from relabel.export.store import parse_address
-from relabel.jobs.commands.options import TRUST_KEY_VARIABLE, Number, _trusted_keys, local_folder, output_option
+from relabel.jobs.commands.options import (
+    TRUST_KEY_VARIABLE,
+    Number,
+    _trusted_keys,
+    given_parameters,
+    local_folder,
+    output_option,
+)
 from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.output import emit, grid
+from relabel.jobs.output import emit, emit_record
 from relabel.jobs.run.stop import LONGEST_S
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
@@ -77,14 +83,17 @@ def pull(
     fetched again. After --rollback, pulls leave DEST alone until the channel moves on. It never goes to a version that
     a channel left by a rollback, unless --to names it.
     """
+    given = given_parameters().keys() - {"output"}
     if script is not None:
-        if arguments or rollback or keys or watch is not None or to is not None or unhold or check_parity:
+        if given != {"script"}:
             raise click.UsageError("--script takes no other option: relabel pull --script pull.py")
         return _write_script(local_folder(script, "--script"), output)
     if rollback:
-        if len(arguments) != 1 or keys or watch is not None or unhold or check_parity:
+        if len(arguments) != 1 or given - {"arguments", "rollback", "to"}:
             raise click.UsageError("--rollback takes one argument, DEST, and no other option but --to and --output.")
-        return _roll_back_here(local_folder(arguments[0], "DEST"), to, output)
+        destination = ServingFolder(local_folder(arguments[0], "DEST"))
+        with translate_refusals(), translate_errors("roll back in", destination.folder):
+            return _emit_pull(roll_back(destination, to), destination, output)
     if to is not None:
         raise click.UsageError("--to goes with --rollback. To pull a version: URL/NAME@VERSION.")
     if len(arguments) != 2:
@@ -108,12 +117,13 @@ def pull(
                 checks_parity=check_parity,
             )
 
-        if watch is not None:
-            watched = follow(pull_once, destination, watch, display.say)
-        else:
-            pulled = pull_once()
-    if watch is not None:
-        return _emit_watch(watched, destination, output)
+        done = pull_once() if watch is None else follow(pull_once, destination, watch, display.say)
+    if isinstance(done, ChannelWatch):
+        return _emit_watch(done, destination, output)
+    return _emit_pull(done, destination, output)
+
+
+def _emit_pull(pulled: Pulled, destination: ServingFolder, output: str) -> int:
     code = Exit.DONE if pulled.has_switched else Exit.NOTHING_TO_DO
     result = {
         "destination": str(destination.folder),
@@ -137,9 +147,8 @@ def _write_script(path: Path, output: str) -> int:
     if path.exists() and not path.read_bytes().startswith(data[: data.index(b":")]):
         raise click.UsageError(f"--script {path}: is there and is no pull.py. Name another file.")
     LocalStore(path.parent).put(path.name, data)
-    sha256 = sha256_file(path)
-    text = f"{path}: written, sha256 {sha256}. Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST"
-    return emit({"path": str(path), "sha256": sha256, "exit_code": 0}, text, output)
+    result = {"path": str(path), "sha256": sha256_file(path), "exit_code": 0}
+    return emit_record(f"Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST", result, output)
 
 
 def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) -> int:
@@ -155,25 +164,7 @@ def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) ->
         "refused": watch.refused,
         "exit_code": int(code),
     }
-    text = (
-        f"{destination.folder}: serves {served}; {watch.pulls} pulls, {watch.switches} switches, {watch.refused} "
-        "refused or failed"
-    )
-    return emit(result, text, output, code)
-
-
-def _roll_back_here(folder: Path, to: str | None, output: str) -> int:
-    started_s = time.monotonic()
-    with translate_refusals(), translate_errors("roll back in", folder):
-        done = roll_back(ServingFolder(folder), to)
-    seconds, version = round(time.monotonic() - started_s, 3), done.served.version
-    code = Exit.DONE if done.has_switched else Exit.NOTHING_TO_DO
-    text = (
-        f"{folder}: serves {version} {'already' if code else 'again'}, after {seconds:.2f} s. Pulls leave it "
-        "so until the channel moves on (or --unhold). To roll back others too: relabel rollback URL/NAME CHANNEL."
-    )
-    result = {"destination": str(folder), "version": version, "seconds": seconds, "exit_code": int(code)}
-    return emit(result, text, output, code)
+    return emit_record(f"{destination.folder}: serves {served}", result, output, code)
 
 
 def is_destination(target: str) -> bool:
@@ -220,15 +211,7 @@ def show_destination(folder: Path, output: str) -> int:
         "held": state.held,
         "exit_code": int(code),
     }
-    rows = [("serves", served.version + (f" ({served.channel}, sequence {served.sequence})" if served.channel else ""))]
-    rows += [("damaged", fault)] if fault else [("whole", "link and files are as they were pulled")]
-    kept = [
-        one.version + "".join(f", {by} left it by a rollback" for by in state.leavers(one)) for one in state.served[1:]
-    ]
-    rows += [("kept", text) for text in kept]
-    held = [f"follows {channel} from sequence {sequence + 1} on" for channel, sequence in state.held.items()]
-    rows += [("held", "; ".join(held))] if held else []
-    return emit(result, f"{folder}: {state.name}\n" + grid(rows), output, code)
+    return emit_record(f"{folder}: serves {state.describe(served)}", result, output, code)
 
 
 def _checked(folder: Path) -> tuple[ServingState, str]:

@@ -216,7 +216,7 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
             teacher = read_teacher_manifest(manifest, where)
             return TeacherArtifact("teacher", teacher.name, path, store, teacher)
         case "bundle":
-            facts, _ = read_manifest(manifest, where)
+            facts = read_manifest(manifest, where)
             return BundleArtifact("bundle", str(facts["name"]), path, store, facts, sha256_bytes(manifest))
     refuse_rounds(store)
     raise InputError(

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench.results import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
+from relabel.export.bench import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
 from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate import run_pairs
 from relabel.jobs.report.artifacts import (
@@ -461,7 +461,7 @@ def bundle_facts(one: BundleArtifact) -> Facts:
     student = one.student
     models = ", ".join(f"{model.path} ({model.precision})" for model in student.models)
     places = [("version", one.manifest_sha256[:DIGITS]), ("path", one.path)]
-    licence = ("licence", student.licence.bundle or "not stated")
+    licence = ("licence", student.licence["bundle"] or "not stated")
     return Facts(
         f"Bundle {one.name}", [("models", models), *_heads(student.heads, student.temperature or {}), licence, *places]
     )

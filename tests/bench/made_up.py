@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from relabel.export.bench.results import ROW_KEYS, BenchFacts, LatencyRow, ModelLatency
+from relabel.export.bench import ROW_KEYS, BenchFacts, LatencyRow, ModelLatency
 
 
 def latency_row(**values: Any) -> LatencyRow:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.results import OpenLoopTimes, poisson_arrivals, serve
+from relabel.export.bench import OpenLoopTimes, poisson_arrivals, serve
 
 
 class MadeUpClock:

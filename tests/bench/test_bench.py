@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.export.bench import measure
-from relabel.export.bench.results import (
+from relabel.export import bench
+from relabel.export.bench import (
     BenchFacts,
     machine_name,
     measurements_folder,
@@ -54,10 +54,10 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
                 assert tokens <= 24
                 clock.time += pair_s * rows
 
-        monkeypatch.setattr(measure, "open_session", lambda *_, **__: Session())
-        monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=clock.now))
-        monkeypatch.setattr(measure, "time_calls", functools.partial(time_calls, clock=clock.now))
-        monkeypatch.setattr(measure, "serve", functools.partial(serve, clock=clock.now, sleep=clock.sleep))
+        monkeypatch.setattr(bench, "open_session", lambda *_, **__: Session())
+        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock.now))
+        monkeypatch.setattr(bench, "time_calls", functools.partial(time_calls, clock=clock.now))
+        monkeypatch.setattr(bench, "serve", functools.partial(serve, clock=clock.now, sleep=clock.sleep))
 
     return set_pace
 
@@ -107,7 +107,7 @@ def test_every_figure_of_a_bench_is_in_its_file_table_and_plot(
         assert slo["highest_rate"] == max(row["offered_rate"] for row in opened if row["p99_ms"] <= 40)
         assert f"{slo['highest_rate']:,.1f}/s offered (highest with p99 ≤ 40 ms)" in text
         # the student reads at most 24 tokens, and nothing else is lost for it
-        assert model["not_run"] == [[cell, measure.TOO_LONG] for cell in ("1x128", "32x128", "1x384")]
+        assert model["not_run"] == [[cell, bench.TOO_LONG] for cell in ("1x128", "32x128", "1x384")]
         for row in (*closed, *opened):
             assert (row["p99_ms"] is None) == (row["samples"] < 368 or (row["unanswered"] or 0) * 100 > row["samples"])
 

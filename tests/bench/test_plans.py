@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from relabel.export.bench.measure import choose_models, figures
-from relabel.export.bench.results import latency_rows
+from relabel.export.bench import choose_models, figures, latency_rows
 from relabel.export.bundle_facts import EngineFile, ModelFile
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec

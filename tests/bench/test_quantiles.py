@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.results import QUANTILES, samples_needed, summarize
+from relabel.export.bench import QUANTILES, samples_needed, summarize
 
 LATENCIES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=400).map(np.array)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench.results import (
+from relabel.export.bench import (
     LOADS,
     Bound,
     LatencyRow,

@@ -22,7 +22,6 @@ GOLDEN = ROOT / "tests" / "golden" / "public_names.txt"
 PORTS = (
     "relabel.labelers.registry.Labeler",
     "relabel.manifests.asks.Engine",
-    "relabel.export.tensorrt_engines.EngineFormat",
 )
 """The interfaces that entry points implement."""
 

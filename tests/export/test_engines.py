@@ -170,7 +170,7 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
 
     builds(fails)
     with pytest.raises(ModelError):
-        engines.ENGINES.add(target, "fp16")
+        build_into(target, target, precision="fp16", capability=None, is_replacing=True)
     assert open_bundle(target).version == before.version
     builds(lambda: b"engine")
     made = engines.ENGINES.add(target, "fp16")

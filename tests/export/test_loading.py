@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.export import loader
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import BundleError, Student, check_files, read_manifest
 from tests.export.conftest import HOSTILE
@@ -93,23 +92,3 @@ def test_a_loaded_student_says_its_version_and_gives_numbers_to_rank_by(bundle: 
     np.testing.assert_allclose(scores, student.expected_grades(HOSTILE) / 2)
     assert student.score([]) == []
     assert student.expected_grades([]).shape == (0,)
-
-
-def test_pairs_are_scored_from_the_command_line(
-    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With what the bundle holds alone, and by names that say what each figure is."""
-    pairs = [("red shoe", "A red shoe"), ("red shoe", "A lamp\tin blue"), ("", "")]
-    (tmp_path / "pairs.tsv").write_text("".join(f"{query}\t{document}\n" for query, document in pairs))
-    monkeypatch.setattr(loader, "__file__", str(bundle / "load.py"))
-    assert loader.main(["--score", str(tmp_path / "pairs.tsv"), "--provider", "cpu"]) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split("\t") == ["score", "expected_grade", "grade"]
-    found = np.array([[float(value) for value in line.split("\t")] for line in lines])
-    student = Student(bundle, provider="cpu")
-    wanted = [student.score(pairs), student.expected_grades(pairs), student.grades(pairs)]
-    assert np.allclose(found.T, wanted, atol=1e-5)
-    (tmp_path / "pairs.tsv").write_text("no tab\n")
-    assert loader.main(["--score", str(tmp_path / "pairs.tsv")]) == 3
-    assert "line 1 has no tab" in capsys.readouterr().err
-    assert loader.main(["--score", str(tmp_path / "absent.tsv")]) == 3

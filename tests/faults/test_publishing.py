@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from relabel.export.bundles import open_bundle
-from relabel.export.store import Channel, Version, check_whole, object_name
+from relabel.export.publishing import Channel, Version, check_whole, object_name
 from relabel.manifests.errors import RelabelError
 from relabel.manifests.failpoints import PUBLISH_FAILPOINTS, PULL_FAILPOINTS
 from relabel.manifests.files import Storage
@@ -94,7 +94,7 @@ class Shelf:
         if len(ended.codes) != 2 or not set(ended.codes) <= {0, 10}:
             return f"the second time did not end well: {ended}"
         channel = Channel.find(open_bundle_store(self.url, Storage()), "ecom", "stable")
-        if channel.head.version != open_bundle(self.bundles[text], check_bytes=False).version or self.served() != text:
+        if channel.head.version != open_bundle(self.bundles[text]).version or self.served() != text:
             return f"the channel points to {channel.head.version}, {self.served()} serves, and it should be {text}"
         if left := {path.name for path in self.dest.iterdir()} - {"current", ".versions", ".locks", ".pull.json"}:
             return f"killed pulls left {left}"

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from relabel.export.bundles import Bundle, seal_bundle, translate_refusals
-from relabel.export.publishing import Published, publish
+from relabel.export.publishing import Published, parse_address, publish
 from relabel.export.puller import Pulled, ServingFolder, Trust, roll_back
-from relabel.export.store import parse_address
 from relabel.jobs.delivery import pull_version
 from relabel.manifests.files import Storage
 from relabel.manifests.store import Store, open_bundle_store

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from relabel.export.store import Channel, SigningKey, Version, check_whole
+from relabel.export.publishing import Channel, SigningKey, Version, check_whole
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed
@@ -202,7 +202,7 @@ def test_a_watch_follows_the_channel_and_ends_cleanly(store: str, tmp_path: Path
     process = watch(store, target)
     try:
         until(serves(target, "one"))
-        second = publish_to(bundle_store, bundle("two")).version.version
+        second = publish_to(bundle_store, bundle("two")).version.at
         until(serves(target, "two"))
     finally:
         process.send_signal(signal.SIGINT)

@@ -12,22 +12,20 @@ import pytest
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.publishing import (
     TAKE_OVER_S,
+    Channel,
     Claim,
     Collected,
     GcMarks,
-    change_gc_marks,
-    collect,
-    load_gc_marks,
-    roll_back,
-    set_channel,
-)
-from relabel.export.store import (
-    Channel,
     SigningKey,
     Version,
+    change_gc_marks,
     check_whole,
+    collect,
+    load_gc_marks,
     object_name,
     parse_address,
+    roll_back,
+    set_channel,
 )
 from relabel.manifests.errors import (
     ChannelMovedError,
@@ -51,10 +49,10 @@ def test_what_is_there_is_not_uploaded_again_and_moves_nothing(
     publish_to(bundle_store, bundle("one"))
     before = {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")}
     again = publish_to(bundle_store, bundle("one"))
-    assert (again.uploaded, again.uploaded_bytes, again.has_changed) == (0, 0, False)
+    assert (again.uploaded, again.has_changed) == ([], False)
     assert {entry.name: (entry.size_bytes, entry.written_s) for entry in bundle_store.entries("")} == before
-    assert publish_to(bundle_store, bundle("two")).uploaded == 2  # weights and manifest; tokenizer and card are there
-    assert publish_to(bundle_store, bundle("one"), name="other").uploaded == 0
+    assert len(publish_to(bundle_store, bundle("two")).uploaded) == 2  # tokenizer and card are there
+    assert len(publish_to(bundle_store, bundle("one"), name="other").uploaded) == 0
 
 
 def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_command(
@@ -65,9 +63,9 @@ def test_an_object_that_went_missing_or_was_cut_off_is_mended_by_the_same_comman
     local_bundle_store.remove(missing)
     Path(local_bundle_store.url, cut).write_bytes(b"x")
     with pytest.raises(ManifestError, match="is not whole"):
-        set_channel(local_bundle_store, "ecom", "candidate", done.version.version, None)
+        set_channel(local_bundle_store, "ecom", "candidate", done.version.at, None)
     assert Channel.find(local_bundle_store, "ecom", "candidate") is None
-    assert publish_to(local_bundle_store, bundle("one")).uploaded == 2
+    assert len(publish_to(local_bundle_store, bundle("one")).uploaded) == 2
     check_whole(local_bundle_store, done.version)
 
 
@@ -75,11 +73,11 @@ def test_an_object_of_the_right_size_and_wrong_bytes_that_no_version_vouches_for
     local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     """What a publisher on a broken machine left, killed before it looked."""
-    file = open_bundle(bundle("one")).files[1]
+    file = open_bundle(bundle("one")).all_files[1]
     path = Path(local_bundle_store.url, object_name(file.sha256))
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x" * file.size_bytes)
-    assert publish_to(local_bundle_store, bundle("one")).uploaded == 4
+    assert len(publish_to(local_bundle_store, bundle("one")).uploaded) == 4
     assert sha256_file(path) == file.sha256
 
 
@@ -136,7 +134,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_a_sequence_rises_with_every_move_a_rollback_too_and_history_is_kept(
     local_bundle_store: Store, bundle: Callable[..., Path]
 ) -> None:
-    one, two, three = (publish_to(local_bundle_store, bundle(text)).version.version for text in ("one", "two", "three"))
+    one, two, three = (publish_to(local_bundle_store, bundle(text)).version.at for text in ("one", "two", "three"))
     assert roll_back(local_bundle_store, "ecom", "stable", None).head.version == two
     assert roll_back(local_bundle_store, "ecom", "stable", None).head.version == one  # further back, not forth to three
     with pytest.raises(GateError, match="nothing earlier"):
@@ -159,13 +157,13 @@ def test_a_channel_moved_during_a_long_upload_is_not_overruled(
 
     def slow(self: Store, *arguments: Any) -> None:
         monkeypatch.setattr(type(local_bundle_store), "put_file", real)
-        set_channel(local_bundle_store, "ecom", "stable", one.version, None)
+        set_channel(local_bundle_store, "ecom", "stable", one.at, None)
         real(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(local_bundle_store), "put_file", slow)
     with pytest.raises(ChannelMovedError):
         publish_to(local_bundle_store, bundle("three"))
-    assert Channel.load(local_bundle_store, "ecom", "stable").head.version == one.version
+    assert Channel.load(local_bundle_store, "ecom", "stable").head.version == one.at
     assert publish_to(local_bundle_store, bundle("three")).channel.head.sequence == 4  # type: ignore[union-attr]
 
 
@@ -176,9 +174,9 @@ def test_a_name_is_a_channel_or_a_version_and_never_both(
     with pytest.raises(InputError, match="stable is a channel there"):
         publish_to(local_bundle_store, bundle("two"), None, version="stable")
     with pytest.raises(InputError, match="is a version there"):
-        set_channel(local_bundle_store, "ecom", done.version.version, done.version.version, None)
+        set_channel(local_bundle_store, "ecom", done.version.at, done.version.at, None)
     with pytest.raises(InputError, match="is a version there"):
-        publish_to(local_bundle_store, bundle("two"), done.version.version)
+        publish_to(local_bundle_store, bundle("two"), done.version.at)
 
 
 def test_a_signature_can_be_added_later_without_a_new_version(
@@ -187,9 +185,9 @@ def test_a_signature_can_be_added_later_without_a_new_version(
     first = publish_to(local_bundle_store, bundle("one"))
     for signer in ("ours", "theirs"):
         signed = publish_to(local_bundle_store, bundle("one"), key=SigningKey(str(keys[signer])))
-        assert (signed.uploaded, signed.has_changed) == (0, True)
+        assert (signed.uploaded, signed.has_changed) == ([], True)
     assert not publish_to(local_bundle_store, bundle("one"), key=SigningKey(str(keys["theirs"]))).has_changed
-    held = Version.load(local_bundle_store, "ecom", first.version.version)
+    held = Version.load(local_bundle_store, "ecom", first.version.at)
     assert held.sha256 == first.version.sha256
     assert len(held.signatures) == 2
 
@@ -253,7 +251,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def gc(bundle_store: Store, *, keep: int = 10, grace_s: float = GRACE_S, deletes: bool = True) -> Collected:
-    return collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes, on_progress=lambda _: None)
+    return collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
 
 
 def test_a_version_that_no_channel_points_to_goes_in_two_steps_and_its_own_objects_with_it(
@@ -264,18 +262,18 @@ def test_a_version_that_no_channel_points_to_goes_in_two_steps_and_its_own_objec
     clock.forward(8)
     first = gc(local_bundle_store)
     own = {object_name(file.sha256) for file in gone.files} - {object_name(file.sha256) for file in kept.files}
-    assert set(first.marked) == {Version.path_of("ecom", gone.version), *own}
+    assert set(first.marked) == {Version.path_of("ecom", gone.at), *own}
     assert first.deleted == []
     clock.forward(0.5)
     assert gc(local_bundle_store).deleted == []
     clock.forward(0.6)
     second = gc(local_bundle_store)
-    assert set(second.deleted) == {Version.path_of("ecom", gone.version), *own}
-    assert second.deleted[0] == Version.path_of("ecom", gone.version)
-    assert Version.find(local_bundle_store, "ecom", gone.version) is None
+    assert set(second.deleted) == {Version.path_of("ecom", gone.at), *own}
+    assert second.deleted[0] == Version.path_of("ecom", gone.at)
+    assert Version.find(local_bundle_store, "ecom", gone.at) is None
     check_whole(local_bundle_store, kept)
     assert load_gc_marks(local_bundle_store)[0] == GcMarks()
-    assert gc(local_bundle_store).garbage.names == []
+    assert gc(local_bundle_store).garbage == []
 
 
 def test_a_dry_run_touches_nothing_and_says_what_would_be_done(
@@ -299,7 +297,7 @@ def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
     clock.forward(8)
     gc(local_bundle_store)
     clock.forward(2)
-    local_bundle_store.remove(Version.path_of("ecom", gone.version))
+    local_bundle_store.remove(Version.path_of("ecom", gone.at))
     real = type(local_bundle_store).create
 
     def late(self: Store, name: str, data: bytes) -> bool:
@@ -309,7 +307,7 @@ def test_a_publisher_that_finds_marked_objects_spares_them_even_if_it_sleeps(
 
     monkeypatch.setattr(type(local_bundle_store), "create", late)
     publish_to(local_bundle_store, bundle("two"))
-    check_whole(local_bundle_store, Version.load(local_bundle_store, "ecom", gone.version))
+    check_whole(local_bundle_store, Version.load(local_bundle_store, "ecom", gone.at))
 
 
 def test_what_a_gc_has_claimed_can_not_be_relied_on(
@@ -317,10 +315,10 @@ def test_what_a_gc_has_claimed_can_not_be_relied_on(
 ) -> None:
     publish_to(local_bundle_store, bundle("one"))
     old = publish_to(local_bundle_store, bundle("two"), None).version
-    names = (Version.path_of("ecom", old.version),)
+    names = (Version.path_of("ecom", old.at),)
     change_gc_marks(local_bundle_store, lambda held: GcMarks({}, Claim("a gc", local_bundle_store.now_s(), names)))
     with pytest.raises(LockHeldError, match="gc is removing"):
-        set_channel(local_bundle_store, "ecom", "candidate", old.version, None)
+        set_channel(local_bundle_store, "ecom", "candidate", old.at, None)
     with pytest.raises(LockHeldError, match="gc is removing"):
         publish_to(local_bundle_store, bundle("two"))
     with pytest.raises(LockHeldError, match="another gc is running"):
@@ -374,7 +372,7 @@ def test_objects_that_only_a_killed_publisher_left_go_after_the_grace_time(
     local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, tmp_path: Path
 ) -> None:
     done = publish_to(local_bundle_store, bundle("one"), None)
-    local_bundle_store.remove(Version.path_of("ecom", done.version.version))
+    local_bundle_store.remove(Version.path_of("ecom", done.version.at))
     for days, left in ((6.5, 4), (1, 4), (1.5, 0)):
         clock.forward(days)
         gc(local_bundle_store)
@@ -392,13 +390,13 @@ def test_gc_on_s3_goes_by_the_stores_clock(
     kept = publish_to(bundle_store, bundle("one")).version
     gone = publish_to(bundle_store, bundle("two"), None).version
     monkeypatch.setattr("time.time", lambda: 0.0)  # this machine's clock is decades off
-    assert gc(bundle_store).garbage.names == []
+    assert gc(bundle_store).garbage == []
     now = ObjectStore.now_s
     for days in (8, 10):
         with monkeypatch.context() as patched:
             patched.setattr(ObjectStore, "now_s", lambda self, days=days: now(self) + days * DAY_S)
             gc(bundle_store)
-    assert Version.find(bundle_store, "ecom", gone.version) is None
+    assert Version.find(bundle_store, "ecom", gone.at) is None
     check_whole(bundle_store, kept)
 
 

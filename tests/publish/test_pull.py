@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from relabel.export import store
-from relabel.export.publishing import roll_back, set_channel
+from relabel.export import publishing
+from relabel.export.publishing import Channel, object_name, roll_back, set_channel
 from relabel.export.puller import ServingFolder
-from relabel.export.store import Channel, object_name
 from relabel.manifests.errors import (
     GateError,
     InputError,
@@ -178,7 +177,7 @@ class GoingBack(RuleBasedStateMachine):
         self.bundle_store = open_bundle_store(str(self.root / "store"), Storage())
         self.dest = self.root / "dest"
         self.versions = {
-            text: publish_to(self.bundle_store, folder, None).version.version for text, folder in self.folders.items()
+            text: publish_to(self.bundle_store, folder, None).version.at for text, folder in self.folders.items()
         }
         # of the store: where each channel points, its moves counted, and what it left by a rollback
         self.head: dict[str, str] = {}
@@ -291,7 +290,7 @@ def test_no_rollback_goes_to_what_a_channel_left_by_a_rollback(bundles: dict[str
 def test_what_a_pointer_forgot_the_destination_remembers(
     bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "HISTORY_KEPT", 2)
+    monkeypatch.setattr(publishing, "HISTORY_KEPT", 2)
     bundle_store, dest = open_bundle_store(str(tmp_path / "store"), Storage()), tmp_path / "dest"
     bad = ""
     for step in ("one", "two", "back", "three", "four"):

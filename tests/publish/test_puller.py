@@ -25,8 +25,7 @@ import pytest
 
 from relabel.export import puller
 from relabel.export.bundles import MANIFEST_NAME, seal_bundle
-from relabel.export.publishing import roll_back
-from relabel.export.store import OBJECTS, SigningKey
+from relabel.export.publishing import OBJECTS, SigningKey, roll_back
 from relabel.manifests import objects
 from relabel.manifests.files import Storage
 from relabel.manifests.store import LocalStore, open_bundle_store
@@ -618,10 +617,6 @@ STATES: dict[str, tuple[Harm, int]] = {
             ("more", 1),
         )
     },
-    "the state of an earlier relabel": (
-        lambda world: change_json(world.dest / ".pull.json", lambda held: {k: held[k] for k in held if k != "left"}),
-        0,
-    ),
     "the state of another bundle": (
         lambda world: change_json(world.dest / ".pull.json", lambda held: {**held, "name": "other"}),
         3,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.training.curves import CURVE_SCHEMA
-from relabel.export.bench.results import measurements_folder, write_results
+from relabel.export.bench import measurements_folder, write_results
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts, trace
 from relabel.jobs.report.build import build_report

@@ -1,0 +1,796 @@
+"""A bench of a bundle, within the seconds that were given: every model's closed loop by shape, then its open loop; its
+file of figures near the bundle, one table, one plot.
+
+Closed loop: one caller asks, waits for the answer, asks again. Open loop: requests arrive by a Poisson process, whether
+or not the last one is answered, and a latency counts from the scheduled arrival. So a server that stalls once makes all
+wait that arrive meanwhile, and each of them is counted; a closed loop would ask fewer questions while answers are slow
+("coordinated omission"). A quantile is a latency that was observed (numpy's `inverted_cdf`), and is stated only where a
+distribution-free 95 % interval for it exists: from 368 latencies for p99, from 3,688 for p99.9. Latencies that follow
+one another are alike (a queue, a clock that drops), so the bootstrap draws blocks of neighbours.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths, describe_lengths, student_facts
+from relabel.export.bundles import MANIFEST_NAME, Bundle
+from relabel.export.loader import (
+    AMX,
+    AVX512,
+    HINTS,
+    OPENVINO,
+    PROVIDERS,
+    ROUNDED,
+    Encoder,
+    Machine,
+    default_threads,
+    engine_fault,
+)
+from relabel.export.parity import Run, model_runner
+from relabel.export.puller import VERSIONS
+from relabel.export.specs import BenchSpec
+from relabel.manifests.errors import InputError, MissingExtraError, UsageError
+from relabel.manifests.files import translate_errors
+from relabel.manifests.metrics.evaluation import Gate, GateVerdict, judge_gates
+from relabel.manifests.metrics.metric import LEVEL, bootstrap
+from relabel.manifests.process import device_names, installed_versions, require, usable_cores
+from relabel.manifests.records import plain, read_record, readable_json
+from relabel.manifests.store import LocalRunStore
+
+# N requests, latencies or rows of the workload, R resamples, G blocks of neighbours
+
+TokenRow = tuple[list[int], list[int]]
+"""Token ids and segment numbers, as the loader's `Encoder` gives them."""
+LIBRARIES = ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers")
+MAX_ROWS = 10_000
+CELL_FIGURES = ("p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
+CAPACITY_SHARE = 0.08
+"""Of an open loop's time: to find what full micro-batches reach."""
+WARM_UP_SHARE = 0.15
+"""Of the time of a closed loop or a rate: first calls allocate, choose kernels and wake a sleeping clock, and the queue
+is still empty.
+"""
+TOO_LONG = "the student reads no rows of that length."
+TOO_SHORT = "the time suffices for too few samples. More --seconds."
+LatencyRow: TypeAlias = dict[str, Any]
+"""A closed-loop cell or an open-loop rate, with `ROW_KEYS`; None where a figure does not apply, or is not known."""
+ROW_KEYS = (
+    "cell",  # the shape, or `open`
+    *("rows", "tokens"),  # pairs of a request, and tokens of each where they are not replayed
+    *("offered_rate", "answered_rate"),
+    "mean_batch",  # requests of a micro-batch
+    "unanswered",  # requests that still waited when the open loop was stopped
+    *("samples", "seconds", "pairs_per_s", "mean_ms"),
+    *("p50_ms", "p50_low", "p50_high", "p99_ms", "p99_low", "p99_high", "p999_ms"),  # with the ends of 95 % intervals
+)
+Clock = Callable[[], float]
+"""Seconds from some fixed point, never going back."""
+MAX_SAMPLES = 20_000
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+FEWEST_SAMPLES = 20
+"""A closed-loop cell, or an open-loop rate, with fewer states no figure."""
+MAX_BLOCKS, RESAMPLES = 50, 400
+MS = 1000.0
+LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Of the rate that full micro-batches reach with no queue."""
+HALVINGS = 3
+"""Rates tried between the highest that keeps a bound and the lowest that does not: a step of 10 % becomes about 1 %."""
+MEASUREMENTS = "measurements"
+
+
+@dataclass
+class ModelLatency:
+    """A model, where it runs, and what was measured of it.
+
+    Args:
+        path: of the graph, relative to the bundle.
+        open: by the offered rate.
+        capacity_per_s: requests/s of full micro-batches with no queue; None without an open loop.
+        slo: of each bound, what `highest_rate` says.
+        not_run: cells and rates left out, each with the reason.
+    """
+
+    provider: str
+    precision: str
+    path: str
+    closed: list[LatencyRow] = field(default_factory=list)
+    open: list[LatencyRow] = field(default_factory=list)
+    capacity_per_s: float | None = None
+    slo: list[dict[str, Any]] = field(default_factory=list)
+    not_run: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def side(self) -> str:
+        """As messages, tables and pages call it."""
+        return f"{self.provider} {self.precision}"
+
+
+@dataclass(frozen=True)
+class BenchFacts:
+    """The whole file of figures.
+
+    Args:
+        bundle: `version` and `manifest_sha256`.
+        spec: the options of the bench.
+        machine: `cpu`, `gpu` (of the first one, None without one), `usable_cores`, `threads` (of the CPU, that the
+            models used), `python`, and `versions` of libraries.
+        workload: the lengths that were replayed, in tokens; they are `from` the bundle's own `lengths`, or `pairs`.
+    """
+
+    format: Literal[2]
+    name: str
+    bundle: dict[str, str]
+    measured_at: str
+    spec: dict[str, Any]
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    models: list[ModelLatency]
+
+
+def bench_bundle(
+    bundle: Bundle,
+    spec: BenchSpec,
+    *,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    gates: Sequence[Gate] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[BenchFacts, list[GateVerdict]]:
+    """Measure a bundle's models.
+
+    Args:
+        bundle: opened, its bytes checked.
+        pairs: (query, document) texts to replay; the bundle's recorded lengths by default.
+        say: receives progress, a line each.
+    Returns:
+        The figures, and how they compare with the gates.
+    Raises:
+        ConfigError: a gate names a figure that will not be measured; before anything is.
+        MissingExtraError: a provider is not to be had.
+        ManifestError: the bundle holds no student.
+        UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `open_model`.
+    """
+    require("onnxruntime", extra="cpu", purpose="A bench")
+    student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
+    models = choose_models(student.models, spec, Machine.here())
+    workload = plan_workload(pairs, student.inputs.lengths, encoder, seed=spec.seed)
+    judge_gates(gates, figures(models, spec), None)
+    threads, seconds = spec.threads or default_threads(), spec.seconds / len(models)
+    for model in models:
+        say(f"{model.side}: opening {model.path}")
+        path, heads = bundle.folder / model.path, list(student.heads)
+        run = model_runner(path, model.provider, heads, precision=model.precision, threads=threads)
+        start = time.perf_counter()
+        bench = ModelBench(run, encoder, workload, spec, model, say)
+        bench.closed_loop(seconds / 2)
+        bench.open_loop(start + seconds - time.perf_counter())
+    cpu, *gpus = device_names()
+    facts = BenchFacts(
+        format=2,
+        name=bundle.name,
+        bundle={"version": bundle.version, "manifest_sha256": bundle.manifest.sha256},
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        spec=spec.model_dump(mode="json"),
+        machine={
+            "cpu": cpu.rpartition(", ")[0],
+            "gpu": next(iter(gpus), None),
+            "usable_cores": usable_cores(),
+            "threads": threads,
+            "python": platform.python_version(),
+            "versions": installed_versions(LIBRARIES),
+        },
+        workload={**vars(workload.lengths), "from": "lengths" if workload.texts is None else "pairs"},
+        models=models,
+    )
+    return facts, judge_gates(gates, figures(models, spec), None)
+
+
+def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float | None]:
+    """Every figure that a gate may require, such as `cpu.int8.1x128.p99_ms` or `cpu.int8.highest_rate_by_p99`; None
+    where it is not measured, or not known well enough to be stated.
+    """
+    found: dict[str, float | None] = {}
+    for model in models:
+        names = [f"{shape}.{key}" for shape in spec.shapes for key in CELL_FIGURES]
+        known = dict.fromkeys([*names, *(f"highest_rate_by_{bound.figure}" for bound in bounds(spec))])
+        known |= {f"{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
+        known |= {f"highest_rate_by_{slo['figure']}": slo["highest_rate"] for slo in model.slo}
+        found |= {f"{model.provider}.{model.precision}.{name}": value for name, value in known.items()}
+    return found
+
+
+def bounds(spec: BenchSpec) -> list[Bound]:
+    """Of the open loop's latencies: the highest rate that keeps each is sought."""
+    wished = (("mean", spec.slo_mean_ms), ("p99", spec.slo_ms))
+    return [Bound(figure, ms) for figure, ms in wished if ms is not None]
+
+
+# ------------------------------------------------------------------------------
+# What is measured: the rows to ask about, and the models.
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows to ask about, in the order in which they come. How long a model takes depends on how many rows there are and
+    how long they are, so a bundle's own record of lengths suffices; texts of pairs are tokenized as well.
+
+    Args:
+        texts: the (query, document) pairs that the rows are of; None where only lengths are known.
+    """
+
+    rows: Sequence[TokenRow]
+    texts: Sequence[tuple[str, str]] | None
+    lengths: TokenLengths
+
+
+def plan_workload(
+    pairs: Sequence[tuple[str, str]] | None, lengths: TokenLengths, encoder: Encoder, *, seed: int
+) -> Workload:
+    """Pairs in the order given, else rows as long as those that a bundle was tested on, by its own record.
+
+    Raises:
+        InputError: there is no pair.
+    """
+    if pairs is not None:
+        if not pairs:
+            raise InputError("--pairs holds no pair to measure with.")
+        rows = encoder.encode(pairs)
+        return Workload(rows, pairs, describe_lengths([len(ids) for ids, _ in rows]))
+    tokens, counts = np.array(lengths.histogram, dtype=np.int64).T
+    size = min(MAX_ROWS, lengths.rows)
+    drawn_N = np.random.default_rng(seed).choice(tokens, size=size, p=counts / counts.sum())
+    return Workload([blank_row(encoder, length) for length in drawn_N.tolist()], None, lengths)
+
+
+def blank_row(encoder: Encoder, length: int) -> TokenRow:
+    """A row of so many tokens, all of them in the vocabulary."""
+    ids, segments = encoder.encode([("a", "a")])[0]
+    repeated = (ids * (length // len(ids) + 1))[:length]
+    if "counts" in encoder.inputs.names:
+        return repeated, segments
+    return repeated, [0] * length if segments else []
+
+
+def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine) -> list[ModelLatency]:
+    """The bundle's models to measure on each provider, fp32 first.
+
+    Raises:
+        MissingExtraError: a provider is not to be had here.
+        UsageError: a precision that the bundle has not for these providers.
+    """
+    graphs = {model.precision: model.path for model in models if model.format == "onnx"}
+    found: list[ModelLatency] = []
+    for asked in spec.providers:
+        provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
+        if provider == "tensorrt":
+            found += _engines_that_fit(models, machine)
+            continue
+        if PROVIDERS.get(provider, provider) not in machine.providers:
+            install = "Run `pip install 'relabel-ir[openvino]'`, or measure" if provider == OPENVINO else "Measure"
+            have = ", ".join(machine.providers)
+            raise MissingExtraError(f"--providers {asked}: not among what is installed ({have}). {install} cpu.")
+        paths = dict(graphs)
+        if provider == OPENVINO:
+            paths = {name: graphs[source] for name in HINTS if (source := ROUNDED.get(name, name)) in graphs}
+            if "bf16" not in spec.precisions and not {AMX, AVX512} & set(machine.flags):
+                paths.pop("bf16", None)
+        found += [ModelLatency(provider, precision, path) for precision, path in paths.items()]
+    known = {model.precision for model in found}
+    if strange := [name for name in spec.precisions if name not in known]:
+        raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))} for these providers.")
+    return [model for model in found if not spec.precisions or model.precision in spec.precisions]
+
+
+def _engines_that_fit(models: Sequence[ModelFile], machine: Machine) -> list[ModelLatency]:
+    engines = [model for model in models if isinstance(model, EngineFile)]
+    faults = [engine_fault(vars(model), machine) for model in engines]
+    fitting = [model for model, fault in zip(engines, faults, strict=True) if fault is None]
+    if not fitting:
+        found = "; ".join(map(str, faults)) or "the bundle holds none"
+        raise MissingExtraError(
+            f"--providers tensorrt: no engine of this bundle fits this machine ({found}). Build one with "
+            "`relabel build-engine`, or measure --providers cpu."
+        )
+    return [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
+
+
+# ------------------------------------------------------------------------------
+# Measuring.
+
+
+@dataclass
+class ModelBench:
+    """One model of a bundle under measurement.
+
+    Args:
+        workload: rows that are replayed.
+        model: receives what is measured, and where it runs.
+        say: receives progress, a line each.
+    """
+
+    run: Run
+    encoder: Encoder
+    workload: Workload
+    spec: BenchSpec
+    model: ModelLatency
+    say: Callable[[str], None]
+
+    def closed_loop(self, seconds: float) -> None:
+        """Measure shape after shape, as far as the time suffices; what one leaves goes to the next. The first gets a
+        third of the time, since its p99 is asked for most.
+        """
+        end, shapes = time.perf_counter() + seconds, self.spec.shapes
+        for number, shape in enumerate(shapes):
+            number_of_rows, _, length = shape.partition("x")
+            rows, tokens = int(number_of_rows), None if length == "replay" else int(length)
+            if tokens is not None and tokens > self.encoder.max_tokens:
+                self.model.not_run.append((shape, TOO_LONG))
+                continue
+            left_s = end - time.perf_counter()
+            parts = len(shapes) - number if number else min(3, len(shapes))
+            call = self._replay(rows) if tokens is None else self._same_batch(rows, tokens)
+            latency_s = time_calls(call, left_s / parts) if left_s > 0 else np.empty(0)
+            if len(latency_s) < FEWEST_SAMPLES:
+                self.model.not_run.append((shape, TOO_SHORT))
+                continue
+            row = self._row(
+                shape,
+                latency_s,
+                rows=rows,
+                tokens=tokens,
+                seconds=float(latency_s.sum()),
+                pairs_per_s=float(rows / latency_s.mean()),
+            )
+            self.model.closed.append(row)
+
+    def open_loop(self, seconds: float) -> None:
+        """Measure capacity first, in requests/s of full micro-batches with no queue, then rate after rate."""
+        spec, rows, limits = self.spec, self.spec.request_pairs, bounds(self.spec)
+        if seconds <= 0:
+            self.model.not_run.append(("open", TOO_SHORT))
+            return
+        end = time.perf_counter() + seconds
+        requests = max(1, spec.max_batch // rows)
+        batch_s = float(np.median(time_calls(self._replay(requests * rows), seconds * CAPACITY_SHARE)))
+        rates = sorted(spec.rates) or [requests / batch_s * load for load in LOADS]
+        each = requests_each(rates, max(0.0, end - time.perf_counter()), more=HALVINGS * len(limits))
+
+        def measure(rate: float) -> LatencyRow | None:
+            offer_s = max(0.0, min(each / rate, end - time.perf_counter()))
+            arrival_s = poisson_arrivals(rate, offer_s, seed=spec.seed)
+            if min(len(arrival_s), offer_s * rate) < FEWEST_SAMPLES:
+                return None
+            served = serve(
+                arrival_s,
+                lambda first, end: self._answer(first * rows, end * rows),
+                max_requests=requests,
+                max_wait_s=spec.max_wait_ms / MS,
+                # a growing queue is given up after half as long again; a slow model may still answer what it has begun
+                stop_s=offer_s + max(offer_s / 2, 5 * batch_s),
+            )
+            answered = len(arrival_s) - served.unanswered
+            kept_s = served.latency_s[min(np.searchsorted(arrival_s, offer_s * WARM_UP_SHARE), len(arrival_s) - 1) :]
+            return self._row(
+                "open",
+                kept_s,
+                rows=rows,
+                offered_rate=rate,
+                answered_rate=answered / served.seconds,
+                mean_batch=answered / max(1, served.batches),
+                unanswered=served.unanswered,
+                seconds=served.seconds,
+                pairs_per_s=answered * rows / served.seconds,
+            )
+
+        self.model.open = sweep(measure, rates, limits)
+        if not self.model.open:
+            self.model.not_run.append(("open", TOO_SHORT))
+            return
+        self.model.capacity_per_s = requests / batch_s
+        self.model.slo = [highest_rate(self.model.open, bound) for bound in limits]
+
+    def _same_batch(self, rows: int, tokens: int) -> Callable[[int], object]:
+        """A call that runs one batch without padding."""
+        batch = self.encoder.collate([blank_row(self.encoder, tokens)] * rows)
+        return lambda _: self.run(batch)
+
+    def _replay(self, rows: int) -> Callable[[int], object]:
+        """A call that answers so many pairs of the workload, the next ones each time."""
+        return lambda number: self._answer(number * rows, (number + 1) * rows)
+
+    def _answer(self, first: int, end: int) -> None:
+        """A server's work as the loader does it: tokenized where texts are known, batched by length, padded.
+
+        Args:
+            first, end: pairs of the workload, which begins again after its last.
+        """
+        places = [place % len(self.workload.rows) for place in range(first, end)]
+        rows = [self.workload.rows[place] for place in places]
+        if self.workload.texts is not None:
+            rows = self.encoder.encode([self.workload.texts[place] for place in places])
+        for chosen in length_batches([len(ids) for ids, _ in rows], batch_tokens_on(self.model.provider)):
+            self.run(self.encoder.collate([rows[place] for place in chosen]))
+
+    def _row(self, cell: str, latency_s: np.ndarray, **known: Any) -> LatencyRow:
+        """A row of this model, which is reported as progress."""
+        row: LatencyRow = {**dict.fromkeys(ROW_KEYS), "cell": cell, "samples": len(latency_s)}
+        row |= known | summarize(latency_s)
+        rate = "" if row["offered_rate"] is None else f" at {row['offered_rate']:,.1f}/s"
+        figures = [f"{name} {ms:,.2f} ms" for name in ("p50", "p99") if (ms := row[f"{name}_ms"]) is not None]
+        self.say(f"{self.model.side} {cell}{rate}: {', '.join([*figures, f'{len(latency_s):,} samples'])}")
+        return row
+
+
+# ------------------------------------------------------------------------------
+# How latency is sampled and summed up.
+
+
+def time_calls(
+    call: Callable[[int], object],
+    seconds: float,
+    *,
+    max_samples: int = MAX_SAMPLES,
+    clock: Clock = time.perf_counter,
+) -> np.ndarray:
+    """Call again and again for a while.
+
+    Args:
+        call: receives its number, from 0 on; warm-up calls count too. It returns when the answer lies in host memory.
+        seconds: for all of it, warm-up included; one call is measured however long it takes.
+    Returns:
+        [N] seconds of each measured call, in their order.
+    """
+    start = clock()
+    warm_up = 0
+    while warm_up == 0 or clock() - start < seconds * WARM_UP_SHARE:
+        call(warm_up)
+        warm_up += 1
+    latencies: list[float] = []
+    before = clock()
+    while not latencies or (before - start < seconds and len(latencies) < max_samples):
+        call(warm_up + len(latencies))
+        after = clock()
+        latencies.append(after - before)
+        before = after
+    return np.array(latencies)
+
+
+def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
+    """Arrival times of a Poisson process within `seconds`, float64 [N], rising: given how many arrive, each is equally
+    likely at any time. The same seed gives the same times.
+    """
+    random = np.random.default_rng(seed)
+    return np.sort(random.uniform(0.0, seconds, size=random.poisson(rate * seconds)))
+
+
+class OpenLoopTimes(NamedTuple):
+    """What an open loop measured.
+
+    Args:
+        latency_s: [N] seconds from scheduled arrival to answer; infinite where none came before the server was stopped.
+        batches: how many batches the answers came in.
+        seconds: from the first moment to the last answer.
+    """
+
+    latency_s: np.ndarray
+    batches: int
+    seconds: float
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were still waiting at the end."""
+        return int(np.isinf(self.latency_s).sum())
+
+
+def serve(
+    arrival_s: np.ndarray,
+    answer: Callable[[int, int], object],
+    *,
+    max_requests: int = 1,
+    max_wait_s: float = 0.0,
+    stop_s: float,
+    clock: Clock = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> OpenLoopTimes:
+    """Answer requests in the order of their arrival, by one server with micro-batching. Arrivals are drawn before the
+    first is served, so the server itself finds what has arrived by now, and no second thread takes part.
+
+    Args:
+        arrival_s: [N] scheduled times from the start, rising.
+        answer: answers requests from the first number up to the second, and returns when it is done.
+        max_requests: of one batch.
+        max_wait_s: how long the oldest waits for company.
+        stop_s: when to stop, answered or not: a queue that only grows would never end.
+    """
+    done_s = np.full(len(arrival_s), np.inf)
+    batches, place, now = 0, 0, 0.0
+    start = clock()
+    while place < len(arrival_s) and now <= stop_s:
+        ready = int(np.searchsorted(arrival_s, now, side="right"))
+        full = place + max_requests
+        closes = arrival_s[place] + max_wait_s
+        fills = arrival_s[full - 1] if full <= len(arrival_s) else closes
+        if ready >= full or now >= closes:
+            end = min(ready, full)
+            answer(place, end)
+            done_s[place:end] = clock() - start
+            batches, place = batches + 1, end
+        else:
+            sleep(float(min(closes, fills)) - now)
+        now = clock() - start
+    return OpenLoopTimes(done_s - arrival_s, batches, now)
+
+
+def samples_needed(share: float) -> int:
+    """Fewest latencies for which a quantile may be stated.
+
+    The largest of N values exceeds the quantile with a chance of 1 - share^N; the interval's upper end can be one of
+    them only when that is at least 97.5 %. The lower end asks the same of the smallest.
+    """
+    return math.ceil(math.log((1 - LEVEL) / 2) / math.log(max(share, 1 - share)))
+
+
+def summarize(latency_s: np.ndarray, *, seed: int = 0) -> dict[str, float | None]:
+    """Figures of latencies in the order in which they were measured.
+
+    Args:
+        latency_s: [N] seconds, one at least; infinite for a request that was never answered.
+    Returns:
+        `mean_ms`, `p50_ms`, `p99_ms`, `p999_ms`, and the ends of a 95 % interval: `p50_low` to `p99_high`. None where
+        there are too few latencies, or one never came.
+    """
+    count = len(latency_s)
+    known = {name: share for name, share in QUANTILES.items() if count >= samples_needed(share)}
+    order = np.argsort(latency_s, kind="stable")
+    groups = min(count, MAX_BLOCKS)
+    group_of_sorted_N = (np.arange(count) * groups // count)[order]
+    sorted_N = latency_s[order]
+
+    def statistic(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
+        upto_RN = weight_RG[:, group_of_sorted_N].cumsum(1)
+        return {name: sorted_N[(upto_RN >= share * upto_RN[:, -1:] - 1e-9).argmax(1)] for name, share in known.items()}
+
+    drawn = bootstrap(statistic, num_groups=groups, resamples=RESAMPLES, seed=seed, width=count)
+    found = {"mean_ms": float(latency_s.mean())} | dict.fromkeys(f"{name}_ms" for name in QUANTILES)
+    found |= dict.fromkeys(("p50_low", "p50_high", "p99_low", "p99_high"))
+    for name, share in known.items():
+        found[f"{name}_ms"] = float(np.quantile(latency_s, share, method="inverted_cdf"))
+        if name != "p999" and name in drawn:
+            found[f"{name}_low"], found[f"{name}_high"] = drawn[name].low, drawn[name].high
+    return {name: value * MS if value is not None and math.isfinite(value) else None for name, value in found.items()}
+
+
+class Bound(NamedTuple):
+    """What the `mean` or the `p99` of latencies must not exceed."""
+
+    figure: str
+    ms: float
+
+    def around(self, points: Sequence[LatencyRow]) -> tuple[LatencyRow | None, LatencyRow | None]:
+        """The highest rate that keeps it below the first that breaks it, and that first one. A rate breaks it by its
+        latency, or by a queue that only grew; one with too few requests to know neither keeps nor breaks it.
+        """
+        best = None
+        for point in sorted(points, key=_offered):
+            value = point[f"{self.figure}_ms"]
+            if point["unanswered"] or (value is not None and value > self.ms):
+                return best, point
+            best = best if value is None else point
+        return best, None
+
+
+def requests_each(rates: Sequence[float], seconds: float, *, more: int) -> float:
+    """How many requests each rate may get: as many at a low rate, which takes longer, as at a high one, so that p99 is
+    known alike.
+
+    Args:
+        seconds: for all rates together.
+        more: further rates that may be tried between them.
+    """
+    return seconds / (sum(1 / rate for rate in rates) + more * len(rates) / sum(rates))
+
+
+def sweep(
+    measure: Callable[[float], LatencyRow | None], rates: Sequence[float], bounds: Sequence[Bound]
+) -> list[LatencyRow]:
+    """Measure rate after rate, and closer around each bound.
+
+    Args:
+        measure: one rate; None where the time is too short for it.
+        rates: rising. The sweep ends after the first whose queue only grew.
+    Returns:
+        By offered rate.
+    """
+    points: list[LatencyRow] = []
+    for rate in rates:
+        point = measure(rate)
+        points += [point] if point else []
+        if point and point["unanswered"]:
+            break
+    for bound in bounds:
+        for _ in range(HALVINGS):
+            best, broken = bound.around(points)
+            between = broken and measure((_offered(broken) + (_offered(best) if best else 0.0)) / 2)
+            if not between:
+                break
+            points.append(between)
+    return sorted(points, key=_offered)
+
+
+def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> dict[str, Any]:
+    """The highest offered requests/s that keeps a bound: `highest_rate` with the latencies there, None where no rate
+    that was tried keeps it. `is_at_least`: none broke it, so the true one may be higher.
+    """
+    best, broken = bound.around(points)
+    at_best = best or dict.fromkeys(ROW_KEYS)
+    return {
+        "figure": bound.figure,
+        "slo_ms": bound.ms,
+        "highest_rate": at_best["offered_rate"],
+        "mean_ms": at_best["mean_ms"],
+        "p99_ms": at_best["p99_ms"],
+        "is_at_least": best is not None and broken is None,
+    }
+
+
+def _offered(point: LatencyRow) -> float:
+    return float(point["offered_rate"])
+
+
+# ------------------------------------------------------------------------------
+# Where figures lie.
+
+
+def measurements_folder(folder: Path) -> Path:
+    """Where figures of a bundle lie: `measurements/NAME` next to it, of a pulled version in the folder pulled to."""
+    place = folder.resolve()
+    top = place.parent.parent if place.parent.name == VERSIONS else place.parent
+    return top / MEASUREMENTS / place.name
+
+
+def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
+    """What benches of the bundle in a folder found, newest first. A file names its bundle's manifest, so figures of an
+    earlier bundle at the same place are not taken for those of the present one.
+
+    Raises:
+        ManifestError: a file of them is damaged, or of another format.
+    """
+    own = []
+    for path in sorted(measurements_folder(folder).glob("*.json")):
+        what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
+        facts = read_record(BenchFacts, path.read_bytes(), str(path), what, advice)
+        own += [facts] if facts.bundle.get("manifest_sha256") == manifest_sha256 else []
+    return sorted(own, key=lambda facts: facts.measured_at, reverse=True)
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """A file's name for machines of one kind, `amd-epyc-9b45-2-cores`: by what they compute with, not by host name."""
+    parts = [machine["cpu"], f"{machine['usable_cores']} cores", machine["gpu"] or ""]
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:100]
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place for figures before anything is measured for it: a bundle, which they would make unreadable, or a
+    folder that can't be made.
+
+    Raises:
+        UsageError: it is a bundle, or lies in one.
+        StoreError, DiskFullError: it can't be made.
+    """
+    if any((one / MANIFEST_NAME).is_file() for one in (folder.resolve(), *folder.resolve().parents)):
+        raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
+    with translate_errors("write the figures (or name another folder: --to DIR)", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+# ------------------------------------------------------------------------------
+# For people: a table, warnings of a line each, a plot.
+
+HEAD = ("model", "measured", "samples", "mean ms", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "pairs/s")
+
+
+def write_results(folder: Path, facts: BenchFacts) -> Path:
+    """Write figures, the table and the plot into a folder, in place of earlier ones of such a machine; the file of
+    figures.
+
+    Raises:
+        StoreError, DiskFullError: the folder can't be written.
+    """
+    head, *rows = latency_rows(facts)
+    table = [head, ["---"] * len(head), *rows]
+    lines = [f"# {facts.name}", "", machine_line(facts), "", *(f"| {' | '.join(row)} |" for row in table)]
+    lines += ["", "–: too few latencies were measured to state it. All figures: the file `.json`."]
+    lines += [f"\n{warning}" for warning in warnings_of(facts)]
+    store, name = LocalRunStore(folder), machine_name(facts.machine)
+    store.put(f"{name}.svg", plot(facts))
+    store.put(f"{name}.md", ("\n".join(lines) + "\n").encode())
+    store.put(f"{name}.json", readable_json(plain(facts)))
+    return folder / f"{name}.json"
+
+
+def machine_line(facts: BenchFacts) -> str:
+    """What it was measured on, and with what."""
+    machine, workload = facts.machine, facts.workload
+    source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
+    versions = machine["versions"].items()
+    runtimes = [f"{name} {version}" for name, version in versions if name.startswith(("onnxruntime", "openvino"))]
+    used = filter(None, [machine["cpu"], machine["gpu"], f"threads: {machine['threads']}", *runtimes])
+    return (
+        f"Measured {facts.measured_at[:10]} on {', '.join(used)}. "
+        f"Replayed lengths are of {source} (p50 {workload['p50']}, p99 {workload['p99']} tokens)."
+    )
+
+
+def latency_rows(facts: BenchFacts) -> list[list[str]]:
+    """A row a closed-loop cell or a rate; the first row is the head."""
+    found = [list(HEAD)]
+    for model in facts.models:
+        for row in (*model.closed, *model.open):
+            measured = row["cell"]
+            if row["offered_rate"] is not None:
+                measured += f", {row['offered_rate']:,.1f}/s offered"
+                measured += f", {row['unanswered']:,} never answered" if row["unanswered"] else ""
+                for slo in model.slo:
+                    if slo["highest_rate"] == row["offered_rate"]:
+                        measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
+            figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
+            found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
+    return found
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _between(row: LatencyRow, name: str) -> str:
+    value, low, high = (row[f"{name}_{end}"] for end in ("ms", "low", "high"))
+    return _number(value) if low is None or high is None else f"{_number(value)} ({low:,.2f} to {high:,.2f})"
+
+
+def warnings_of(facts: BenchFacts) -> list[str]:
+    """What a reader of the figures has to know, a line each: what was left out, a bound that was missed."""
+    found = []
+    for model in facts.models:
+        if model.not_run:
+            name, reason = model.not_run[0]
+            found.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")
+        for slo in model.slo:
+            if slo["highest_rate"] is None:
+                found.append(f"{model.side}: no rate that was tried keeps {slo['figure']} ≤ {slo['slo_ms']:g} ms.")
+    return found
+
+
+def plot(facts: BenchFacts) -> bytes:
+    """p50 and p99 against the offered rate, by model, as SVG. The same figures give the same bytes."""
+    matplotlib: Any = require("matplotlib", extra="cpu", purpose="The plot of a bench")
+    figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a bench").Figure
+    drawn = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
+        figure = figure_class(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        for model in facts.models:
+            for name, style in (("p50", ":"), ("p99", "-")):
+                rows = [row for row in model.open if row[f"{name}_ms"] is not None]
+                if rows:
+                    rates, latencies_ms = ([row[key] for row in rows] for key in ("offered_rate", f"{name}_ms"))
+                    label = f"{model.side}: {name}"
+                    axes.plot(rates, latencies_ms, style, marker="o", markersize=3, linewidth=1, label=label)
+        for bound in {slo["slo_ms"] for model in facts.models for slo in model.slo}:
+            axes.axhline(bound, color="black", linewidth=0.8, linestyle="--")
+        axes.set(xlabel="requests/s offered", ylabel="ms from scheduled arrival", yscale="log", title=facts.name)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()

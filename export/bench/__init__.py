@@ -1,1 +1,0 @@
-"""Latency and throughput of a bundle: closed and open loop. Start with `measure.py`."""
