@@ -280,7 +280,9 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
         if PROVIDERS.get(provider, provider) not in machine.providers:
             install = "Run `pip install 'relabel-ir[openvino]'`, or measure" if provider == OPENVINO else "Measure"
             have = ", ".join(machine.providers)
-            raise MissingExtraError(f"--providers {asked}: not among what is installed ({have}). {install} cpu.")
+            raise MissingExtraError(
+                f"--providers {asked}: not among what is installed ({have}). {install} --providers cpu."
+            )
         paths = dict(graphs)
         if provider == OPENVINO:
             paths = {name: graphs[source] for name in HINTS if (source := ROUNDED.get(name, name)) in graphs}

@@ -530,8 +530,8 @@ def choose_provider(wish: str) -> str:
         return "cuda" if PROVIDERS["cuda"] in there else "cpu"
     if PROVIDERS.get(wish) not in there:
         raise BundleError(
-            f"this onnxruntime has no {PROVIDERS.get(wish, wish)} (it has {', '.join(there)}). Take auto or cpu; for a GPU "
-            "install onnxruntime-gpu."
+            f"this onnxruntime has no {PROVIDERS.get(wish, wish)} (it has {', '.join(there)}). Take auto or cpu; for a "
+            "GPU install onnxruntime-gpu."
         )
     return wish
 

@@ -202,9 +202,9 @@ def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
     bundle_store = open_bundle_store(url, Storage())
     found = bundles_in(bundle_store)
-    keys = ("channel", "version", "sequence")
-    pointers = [{"bundle": one["name"], **channel} for one in found for channel in one["channels"]]
-    text = f"{bundle_store.url}: {counted(len(found), 'bundle')}\n{_table(('bundle', *keys), pointers)}"
+    pointers = {one["name"]: [f"{at['channel']} → {at['version']}" for at in one["channels"]] for one in found}
+    listed = _table(("name", "versions", "channels"), [{**one, "channels": pointers[one["name"]]} for one in found])
+    text = f"{bundle_store.url}: {counted(len(found), 'bundle')}\n{listed}"
     return emit({"url": bundle_store.url, "bundles": found}, text, output)
 
 
@@ -238,7 +238,11 @@ def show(bundle: str, output: str) -> int:
         text = f"{bundle_store.url}/{address.name}, newest first. All moves: --output json\n{versions}\n{channels}"
         return emit({"url": bundle_store.url, **shown}, text, output)
     found = version_in(bundle_store, address)
-    about = {key: value for key, value in {**found, **found["facts"]}.items() if not isinstance(value, dict | list)}
+    about = {
+        key: value
+        for key, value in {**found, **found["facts"]}.items()
+        if key == "signed_by" or not isinstance(value, dict | list)
+    }
     text = (
         f"{bundle_store.url}/{address.name}: version {found['version']}. All of it: --output json\n"
         f"{grid([(key, value_text(value)) for key, value in about.items()])}\n"

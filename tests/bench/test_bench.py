@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relabel.export import bench
+from relabel.export import bench, parity
 from relabel.export.bench import (
     BenchFacts,
     machine_name,
@@ -49,12 +49,13 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         clock = MadeUpClock()
 
         class Session:
-            def run(self, names: Any, batch: Mapping[str, np.ndarray]) -> None:
+            def run(self, names: Any, batch: Mapping[str, np.ndarray]) -> list[None]:
                 rows, tokens = batch["input_ids"].shape
                 assert tokens <= 24
                 clock.time += pair_s * rows
+                return [None] * len(names)
 
-        monkeypatch.setattr(bench, "open_session", lambda *_, **__: Session())
+        monkeypatch.setattr(parity, "open_session", lambda *_, **__: Session())
         monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock.now))
         monkeypatch.setattr(bench, "time_calls", functools.partial(time_calls, clock=clock.now))
         monkeypatch.setattr(bench, "serve", functools.partial(serve, clock=clock.now, sleep=clock.sleep))

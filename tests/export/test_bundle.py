@@ -37,7 +37,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 def test_the_folder_is_sealed_and_says_what_it_is(bundle: Path, student: Path) -> None:
     held = open_bundle(bundle)
-    names = {file.path for file in held.files}
+    names = {file.path for file in held.all_files}
     assert {"model.onnx", "model.fp16.onnx", "model.int8.onnx"} <= names
     assert {"load.py", "tokenizer.json", "README.md"} <= names
     facts = held.facts
