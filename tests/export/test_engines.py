@@ -173,7 +173,7 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
         build_into(target, target, precision="fp16", capability=None, is_replacing=True)
     assert open_bundle(target).version == before.version
     builds(lambda: b"engine")
-    made = engines.ENGINES.add(target, "fp16")
+    made = build_into(target, target, precision="fp16", capability=None, is_replacing=True)
     assert [model["path"] for model in made.facts["models"]][:-1] == [model["path"] for model in before.facts["models"]]
     assert open_bundle(target).version == made.version
     assert left_next_to(target) == ["bundle"]
