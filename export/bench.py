@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from relabel.distill.students.length_batches import batch_tokens_on, length_batches
+from relabel.distill.students.portable import batch_tokens_on, length_batches
 from relabel.export.bundle_facts import EngineFile, ModelFile, TokenLengths, describe_lengths, student_facts
 from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.export.loader import (

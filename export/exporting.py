@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relabel.distill.students import length_batches, query_counts
+from relabel.distill.students import portable
 from relabel.distill.students.manifest import StudentFiles, read_student
 from relabel.distill.students.model import (
     DecoderTexts,
@@ -72,11 +72,8 @@ CALIBRATION_PAIRS = 300
 PARITY_NAME = "parity.json"
 TOKENIZER = "tokenizer.json"
 FUTURE = "from __future__ import annotations\n"
-IMPORTED = {
-    "from relabel.distill.students.length_batches import batch_tokens_on, length_batches": length_batches,
-    "from relabel.distill.students.query_counts import query_counts": query_counts,
-}
-"""What the loader imports of this package, and the module whose text replaces it in `load.py`."""
+IMPORTED = "from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts"
+"""What the loader imports of this package: the text of that module replaces it in `load.py`."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage copies from its student's manifest."""
@@ -284,10 +281,9 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
 
 
 def write_loader(folder: Path) -> None:
-    """Write `load.py`: the loader, with the texts of the modules that it imports of this package."""
-    text = inspect.getsource(loader)
-    for line, module in IMPORTED.items():
-        text = text.replace(line, inspect.getsource(module).partition(FUTURE)[2].strip())
+    """Write `load.py`: the loader, with the text of the module that it imports of this package."""
+    shared = inspect.getsource(portable).partition(FUTURE)[2].strip("\n")
+    text = inspect.getsource(loader).replace(IMPORTED, shared)
     (folder / LOADER).write_text(text, encoding="utf-8")
 
 

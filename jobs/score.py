@@ -25,10 +25,10 @@ from relabel.distill.students.portable import CPU_BATCH_TOKENS, batch_tokens_on,
 from relabel.distill.students.spec import NODE_HEADS
 from relabel.export.bundle_facts import ChosenPrecision, choose_precision, read_parity, student_facts
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
-from relabel.export.exporters import LOADER
 from relabel.export.loader import (
     AMX,
     HINTS,
+    LOADER,
     OPENVINO,
     PROVIDERS,
     BundleError,
@@ -127,10 +127,10 @@ def identify(path: str) -> Identity:
 
 
 def _identify_bundle(path: str) -> Identity:
-    bundle = open_bundle(Path(path), check_bytes=False)
+    bundle = open_bundle(Path(path))
     facts = student_facts(bundle)
     deciding = {facts.inputs.tokenizer, *(name for model in facts.models for name in model.files)}
-    files = {file.path: file.sha256 for file in bundle.files if file.path in deciding}
+    files = {file.path: file.sha256 for file in bundle.all_files if file.path in deciding}
     contract = {key: value for key, value in bundle.facts["inputs"].items() if key != "lengths"}
     record = StudentRecord(
         version=1,
@@ -253,7 +253,7 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     """
     if device not in ("auto", "cpu", "cuda", OPENVINO):
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
-    bundle = open_bundle(Path(path), check_bytes=False)
+    bundle = open_bundle(Path(path))
     parity = read_parity(bundle.facts.get("parity"), f"{path}/{MANIFEST_NAME}")
     why, refused = "named", list[str]()
     if device == OPENVINO:
@@ -323,7 +323,7 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]
         MissingExtraError: the runtime or the provider is absent.
         GateError: openvino answers the reference pairs otherwise than at export.
     """
-    identity, bundle = identify(path), open_bundle(Path(path), check_bytes=False)
+    identity, bundle = identify(path), open_bundle(Path(path))
     provider = provider_here(args.device, option="--device", purpose=PURPOSE)
     try:
         check_files(bundle.folder.resolve(), read_manifest(bundle.folder.resolve()))

@@ -2,7 +2,7 @@
 nineteen counts of a query's surface that a student of kind `logistic` reads.
 
 Needs the standard library alone and nothing of this package, since every bundle's `load.py` holds this text
-(`export/exporters.py`).
+(`export/exporting.py`).
 """
 
 from __future__ import annotations
