@@ -268,7 +268,7 @@ class Collator:
 
 
 def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]) -> tuple[Any, Outcome]:
-    """Train, resuming from the last whole checkpoint; a `Trainer`.
+    """Train, resuming from the last whole checkpoint.
 
     Raises:
         TrainingError: the loss is not finite, or memory runs out at half the batch too.
@@ -440,7 +440,7 @@ class Basis:
 def fit_student(
     inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str, float]]
 ) -> tuple[LogisticStudent, Outcome]:
-    """Train; a `Trainer`.
+    """Train by one optimisation over all rows.
 
     Raises:
         InputError: a query of dev or test is one of training under another id.

@@ -33,7 +33,7 @@ from relabel.manifests.specs import (
 )
 
 # ------------------------------------------------------------------------------
-# Which kinds of student there are. Adding one is one file with a `StudentModule` and one entry here.
+# Which kinds of student there are. Adding one is a `StudentNetwork` and one entry here.
 #
 # What a kind's module can do: `networks.EncoderStudent`; here is what is known of it before torch is loaded.
 
@@ -46,11 +46,11 @@ class StudentKind:
     """A kind of student.
 
     Args:
-        module: import path of its `StudentModule`.
+        module: import path of its `StudentNetwork` (`networks.py`).
         title: what its card calls it.
         does: and what it says that it does.
         reads_query: whether it reads the query alone.
-        trainer: import path of its `Trainer` (`networks.py`).
+        trainer: import path of what trains it (`losses.py`): inputs and a call for figures on dev → module and outcome.
         base: the model of transformers that it starts from.
         has_nodes: whether it can have other heads than relevance.
         refuses: keys of the spec that are for other kinds.
