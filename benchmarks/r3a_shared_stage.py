@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from benchmarks.gpu_models import made_up_pairs
 from benchmarks.paired import Ratio, paired_ratio, turns
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Answer, Ask

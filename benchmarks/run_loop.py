@@ -59,8 +59,8 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
     from relabel.jobs.exits import Exit
     from relabel.jobs.job import build_job, open_run
-    from relabel.jobs.run.counts import Progress
     from relabel.jobs.run.execution import label
+    from relabel.jobs.run.progress import Progress
     from relabel.jobs.run.session import Session
     from relabel.jobs.run.stop import Stop
 

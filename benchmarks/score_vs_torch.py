@@ -29,7 +29,7 @@ from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.portable import length_batches
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import open_run
-from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop

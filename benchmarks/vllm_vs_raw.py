@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.paired import turns
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
 from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId

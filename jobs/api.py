@@ -80,13 +80,13 @@ def run(
         RelabelError: what is wrong with the spec, the input, the engine or the store.
     """
     from relabel.jobs.commands.labeling import execute, open_session
-    from relabel.jobs.pool.backends import WorkerPool
     from relabel.jobs.run.results import report_json
     from relabel.jobs.run.stop import choose_deadline
+    from relabel.jobs.run.workers import WorkerPool
 
     pool = WorkerPool(gpus, workers)
     deadline = choose_deadline(until, duration)
-    session = open_session(spec, tuple(overrides), shard, is_retry=is_retry, day=date, deadline=deadline)
+    session = open_session(spec, overrides, shard, is_retry=is_retry, day=date, deadline=deadline)
     report: RunReport = execute(session, pool=pool)
     return RunResult(
         output=report.output,

@@ -21,7 +21,7 @@ from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.asks import Engine
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
-from relabel.manifests.files import Storage, is_url, place_of
+from relabel.manifests.files import Storage, place_of
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import CASCADE_COLUMNS, Reads
 from relabel.manifests.models import DAY, day_of, may_say_day
@@ -79,6 +79,11 @@ class Job:
     def reads(self) -> Reads:
         """What its labeler looks at."""
         return self.labeler.reads
+
+    def changed(self, section: str, **values: Any) -> Job:
+        """The job with other values in a section of its spec, which are not checked."""
+        part = getattr(self.spec, section).model_copy(update=values)
+        return replace(self, spec=self.spec.model_copy(update={section: part}))
 
     def open_dataset(self) -> Dataset:
         """Find the input and check its columns.
@@ -138,8 +143,7 @@ class Job:
         Raises:
             ModelError: the model is not here.
         """
-        engine = self.spec.engine
-        kwargs = engine.chat_template_kwargs
+        kwargs = self.spec.engine.chat_template_kwargs
         if plan is not None:
             kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
         elif (
@@ -148,8 +152,7 @@ class Job:
             and self._says_day(folder)
         ):
             kwargs = {DAY: date.today().isoformat()} | kwargs
-        engine = engine.model_copy(update={"chat_template_kwargs": kwargs})
-        return replace(self, spec=self.spec.model_copy(update={"engine": engine}))
+        return self.changed("engine", chat_template_kwargs=kwargs)
 
     def _says_day(self, folder: TokenizerFolder) -> bool:
         """Whether the day is in the prompts: many templates say it only where there is no system turn."""
@@ -193,18 +196,10 @@ class Job:
         )
 
 
-def _steps_below(folder: str, path: str) -> tuple[str, ...] | None:
+def _steps_below(folder: str, path: str) -> list[str] | None:
     """The steps from a folder down to a path, local or by URL; None if the path is not below it."""
-    folder, path = place_of(folder), place_of(path)
-    if is_url(folder) or is_url(path):
-        outer, inner = f"{folder}/", f"{path}/"
-        return tuple(inner[len(outer) :].strip("/").split("/")) if inner.startswith(outer) else None
-    outer_path, inner_path = Path(folder), Path(path)
-    return (
-        inner_path.relative_to(outer_path).parts
-        if outer_path.is_dir() and inner_path.is_relative_to(outer_path)
-        else None
-    )
+    outer, inner = f"{place_of(folder)}/", f"{place_of(path)}/"
+    return inner[len(outer) : -1].split("/") if inner.startswith(outer) else None
 
 
 # ------------------------------------------------------------------------------
@@ -415,7 +410,7 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     job = job.at_day_of(plan)
     dataset = job.open_dataset()
     if dataset.table is not None:
-        job = _at_snapshot(job, dataset.table.snapshot)
+        job = job.changed("input", snapshot=dataset.table.snapshot)
     parts, cascade = job.parts(dataset), None
     if job.spec.cascade is not None:
         cascade = open_cascade(job.spec.cascade, job.storage, parts, rows=dataset.rows, where=job.where)
@@ -470,9 +465,4 @@ def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
             f"{job.spec.output}: was planned for {planned} of the table, and the job names {named}. An output keeps "
             f"its snapshot. To go on, name {planned} (or no input.snapshot); to label the other, name another `output`."
         )
-    return _at_snapshot(job, int(planned.snapshot))
-
-
-def _at_snapshot(job: Job, snapshot: int) -> Job:
-    read = job.spec.input.model_copy(update={"snapshot": snapshot})
-    return replace(job, spec=job.spec.model_copy(update={"input": read}))
+    return job.changed("input", snapshot=int(planned.snapshot))

@@ -10,9 +10,9 @@ import os
 import select
 import sys
 import threading
-import time
 import traceback as traceback_module
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from relabel.manifests.secrets import one_line, redacted, redacted_values
@@ -107,17 +107,12 @@ class RedactedStream(io.TextIOBase):
     known by.
     """
 
+    encoding = "utf-8"  # click asks for both before it writes to a stream as it is
+    errors = "backslashreplace"
+
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._begun = threading.local()  # each thread's unfinished line
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override] # click asks for both before it writes to a stream as it is
-        return "utf-8"
-
-    @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "backslashreplace"
 
     def writable(self) -> bool:
         return True
@@ -206,14 +201,9 @@ class JsonLines(RedactedStream):
             if line.strip():
                 self.emit("info", "output", line)
 
-    def finish(self) -> None:
-        """Say this thread's unfinished line."""
-        self.write("\n")
-
     def emit(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one object."""
-        now_s = time.time()
-        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now_s))}.{int(now_s % 1 * 1000):03d}Z"
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": stamp, "level": level, "event": event, "message": message, **self.fields, **fields}
         # a string at a time: what is masked later might break the form
         text = json.dumps(redacted_values(line), default=str) + "\n"
@@ -232,7 +222,7 @@ def json_lines() -> Iterator[None]:
     try:
         yield
     finally:
-        _lines.finish()
+        _lines.write("\n")  # which ends an unfinished line
         _lines, sys.stderr = None, earlier
 
 

@@ -11,7 +11,7 @@ MAX_WIDTH = 110
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("relabel.jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
     "templates": ("relabel.jobs.commands.setup:templates", "Write the built-in prompt templates, to edit them."),
-    "ask": ("relabel.jobs.commands.ask:ask", "Put a row to the model, and show all that is asked and answered."),
+    "ask": ("relabel.jobs.ask:ask", "Put a row to the model, and show all that is asked and answered."),
     "plan": ("relabel.jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
     "run": ("relabel.jobs.commands.label:run", "Label what is not labelled yet."),
     "rounds": (

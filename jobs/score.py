@@ -42,9 +42,9 @@ from relabel.export.loader import (
 from relabel.export.parity import provider_here
 from relabel.jobs.delivery import fetch_folder
 from relabel.jobs.job import Job, cache_dir
-from relabel.jobs.run.chunks import ChunkWork, StageSeen
-from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.loop import IDLE_S
+from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import Stop
 from relabel.jobs.settings import Places, resolved
@@ -580,7 +580,7 @@ class ScoreLoop:
             with self._commits, ThreadPoolExecutor(1, thread_name_prefix="tokenize") as reader:
                 ahead = deque(reader.submit(self._read, chunks) for _ in range(CHUNKS_AHEAD))
                 while not self._is_stopped():
-                    self._commits.settle(wait_for_all=False)
+                    self._commits.settle()
                     if not wait([ahead[0]], timeout=CHECK_EVERY_S).done:
                         self.on_progress()
                         continue

@@ -10,10 +10,9 @@ import glob
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import yaml
 from pydantic import SecretStr
@@ -32,92 +31,10 @@ from relabel.manifests.specs import (
     PathMark,
     Schema,
     Spec,
-    nearest,
     referred,
     secret_variables,
 )
 from relabel.manifests.store import read_url
-
-# ------------------------------------------------------------------------------
-# YAML's loader for specs: the core schema of YAML 1.2.
-
-
-_TAG = "tag:yaml.org,2002:"
-_DISPUTED_TAG = "!disputed"
-_PLAIN: tuple[tuple[str, str, str], ...] = (  # kind, first letters, form
-    ("null", "~nN", r"~|null|Null|NULL|"),
-    ("bool", "tTfF", r"true|True|TRUE|false|False|FALSE"),
-    ("int", "-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
-    (
-        "float",
-        "-+.0123456789",
-        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-    ),
-    ("merge", "<", r"<<"),
-)
-_DISPUTED = (
-    r"(?i:yes|no|on|off)"  # truth in YAML 1.1
-    r"|[-+]?0[0-9][0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0b[01_]+"  # octal and binary
-    r"|[-+]?[0-9][0-9.]*_[0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0x[0-9a-fA-F_]+"  # thousands set off
-    r"|[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?"  # base 60
-)
-
-
-class SpecLoader(yaml.SafeLoader):
-    """Takes the kinds of values that JSON has, and refuses tags of others."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping, or refuse a key that occurs twice or can't be one; here, before `<<` brings keys that may
-        be overridden.
-        """
-        node = super().compose_mapping_node(anchor)
-        lines: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a list or mapping can't be a key", key_node.start_mark
-                )
-            line = key_node.start_mark.line + 1
-            key = key_node.value if key_node.tag == f"{_TAG}merge" else self.construct_object(key_node)
-            if key in lines:
-                problem = f"the key `{key}` is given twice, in lines {lines[key]} and {line}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            lines[key] = line
-        return node
-
-    def plain_value(self, node: yaml.ScalarNode) -> Any:
-        """A null, truth or number of the core schema, by its tag."""
-        text = self.construct_scalar(node)
-        kind = node.tag.removeprefix(_TAG)
-        try:
-            if kind == "int":
-                return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-            if kind == "float":
-                return float(re.sub(r"\.(?=[iInN])", "", text))
-        except ValueError as exc:  # a tag on another word, or thousands of digits
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{text[:40]!r} is not of type {kind}", node.start_mark
-            ) from exc
-        return None if kind == "null" else text.lower() == "true"
-
-    def disputed(self, node: yaml.ScalarNode) -> DisputedText:
-        """A text that might have been meant as something else."""
-        return DisputedText(self.construct_scalar(node))
-
-
-SpecLoader.yaml_implicit_resolvers = {}
-SpecLoader.yaml_constructors = {
-    **{tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)},
-    _DISPUTED_TAG: SpecLoader.disputed,
-}
-for _kind, _firsts, _form in _PLAIN:
-    SpecLoader.add_implicit_resolver(
-        f"{_TAG}{_kind}", re.compile(rf"(?:{_form})\Z"), [*_firsts, *([""] if _kind == "null" else [])]
-    )
-    if _kind != "merge":
-        SpecLoader.add_constructor(f"{_TAG}{_kind}", SpecLoader.plain_value)
-SpecLoader.add_implicit_resolver(_DISPUTED_TAG, re.compile(rf"(?:{_DISPUTED})\Z"), "yYnNoO-+0123456789")
-
 
 # ------------------------------------------------------------------------------
 # YAML as specs and `--set` values are written in: the core schema of YAML 1.2, within bounds, and nothing that could
@@ -127,6 +44,59 @@ SpecLoader.add_implicit_resolver(_DISPUTED_TAG, re.compile(rf"(?:{_DISPUTED})\Z"
 # number or a text, as YAML 1.2 has it. A word on which the two versions differ is kept as a `DisputedText`: the type of
 # the key that it is given to decides (`columns: {query: no}` is a text, `calibrate: no` is false, `shards: 010` is
 # ten), and a key that takes anything refuses it.
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN: dict[str, tuple[str, str]] = {  # by tag: first letters, form
+    f"{_TAG}null": ("~nN", r"~|null|Null|NULL|"),
+    f"{_TAG}bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
+    f"{_TAG}int": ("-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
+    f"{_TAG}float": (
+        "-+.0123456789",
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+    f"{_TAG}merge": ("<", r"<<"),
+    "!disputed": (
+        "yYnNoO-+0123456789",
+        r"(?i:yes|no|on|off)"  # truth in YAML 1.1
+        r"|[-+]?0[0-9][0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0b[01_]+"  # octal and binary
+        r"|[-+]?[0-9][0-9.]*_[0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0x[0-9a-fA-F_]+"  # thousands set off
+        r"|[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?",  # base 60
+    ),
+}
+
+
+class SpecLoader(yaml.SafeLoader):
+    """Takes the kinds of values that JSON has, and refuses tags of others."""
+
+    yaml_constructors: ClassVar = {
+        **{f"{_TAG}{kind}": yaml.SafeLoader.yaml_constructors[f"{_TAG}{kind}"] for kind in ("str", "seq", "map")},
+        **{tag: yaml.SafeLoader.yaml_constructors[tag] for tag in _PLAIN if tag in yaml.SafeLoader.yaml_constructors},
+        None: yaml.SafeLoader.yaml_constructors[None],
+        "!disputed": lambda loader, node: DisputedText(loader.construct_scalar(node)),
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping, or refuse a key that occurs twice or can't be one; here, before `<<` brings keys that may
+        be overridden.
+        """
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            problem, line = None, key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                problem = "a list or mapping can't be a key"
+            elif (key := key_node.value) in lines:
+                problem = f"the key `{key}` is given twice, in lines {lines[key]} and {line}"
+            if problem is not None:
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            lines[key_node.value] = line
+        return node
+
+
+SpecLoader.yaml_implicit_resolvers = {}
+for _tag, (_firsts, _form) in _PLAIN.items():
+    firsts = [*_firsts, ""] if _tag == f"{_TAG}null" else list(_firsts)
+    SpecLoader.add_implicit_resolver(_tag, re.compile(rf"(?:{_form})\Z"), firsts)
 
 
 MAX_BYTES = 1 << 20
@@ -145,26 +115,28 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
             there.
     """
     try:
-        data = read_url(path, Storage()) if is_url(path) else _read_file(path)
-        text = data.decode()
+        if is_url(path):
+            data = read_url(path, Storage())
+        else:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        values = parse_yaml(data.decode()) if len(data) <= MAX_BYTES else None
     except FileNotFoundError as exc:
         raise ConfigError(f"{path}: no such file. {beginning}.") from exc
     except IsADirectoryError as exc:
-        raise ConfigError(
-            f"{path}: can't be read: a folder, and a file is wanted. For an output, give its job file."
-        ) from exc
+        raise ConfigError(f"{path}: a folder, and a file is wanted. For an output, give its job file.") from exc
     except RelabelError:
         raise
     except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: can't be read: byte {exc.start} is not UTF-8. Save the file as UTF-8.") from exc
+        raise ConfigError(f"{path}: byte {exc.start} is not UTF-8. Save the file as UTF-8.") from exc
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: can't be read ({exc}).") from exc
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place}: not YAML: {yaml_fault(exc)}.") from exc
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is not a spec. {beginning}.")
-    try:
-        values = parse_yaml(text)
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{path}{_place(exc)}: not YAML: {yaml_fault(exc)}.") from exc
     if values is None:
         raise ConfigError(f"{path}: is empty. {beginning}.")
     if not isinstance(values, dict):
@@ -178,23 +150,16 @@ def parse_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is no YAML, or one that is refused here; `yaml_fault` says what about it.
     """
-    return yaml.load(text, Loader=SpecLoader)
+    try:
+        return yaml.load(text, Loader=SpecLoader)
+    except (ValueError, KeyError) as exc:  # a tag on another word, or thousands of digits
+        raise yaml.YAMLError(f"{str(exc)[:80]}: not a value of that type") from exc
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:
     """What is off, on one line, without the place."""
     said = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
     return (", ".join(said) or str(error)).replace("\n", " ")
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-
-
-def _read_file(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return file.read(MAX_BYTES + 1)
 
 
 # ------------------------------------------------------------------------------
@@ -359,107 +324,63 @@ def mark_of(info: FieldInfo) -> PathMark | None:
 
 DATE_VARIABLE = "RELABEL_DATE"
 """The day that `${date}` means, as 2026-11-19; for the tasks of an array that may start on both sides of midnight."""
-KNOWN = ("date", "date:FORMAT", "env.NAME")
 DATE_DIRECTIVES = frozenset("YymdjGVu%")
 """Of strftime, those that a day has; an hour would be 00 whenever the run starts."""
 _MARK = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
 
 
-@dataclass(slots=True)
-class SpecVariables:
-    """What the variables of a spec mean, and which of them it used.
-
-    Args:
-        environment: where `${env.NAME}` looks.
-        day: what `${date}` means.
-        used: by name as written (`date`, `env.REGION`), the value; what the manifest records.
-    """
-
-    environment: Mapping[str, str]
-    day: date
-    used: dict[str, str] = field(default_factory=dict)
-
-    def resolved(self, value: Any, *, where: str, key: str = "") -> Any:
-        """A value with the variables in all its strings replaced; keys of mappings are left as they are.
-
-        Raises:
-            ConfigError: names the key, the variable and what is known.
-        """
-        if isinstance(value, dict):
-            return {
-                name: self.resolved(inner, where=where, key=f"{key}.{name}" if key else str(name))
-                for name, inner in value.items()
-            }
-        if isinstance(value, list):
-            return [self.resolved(inner, where=where, key=key) for inner in value]
-        if not isinstance(value, str) or "${" not in value:
-            return value
-
-        def replaced(found: re.Match[str]) -> str:
-            if found[0] == "$${":
-                return "${"
-            try:
-                if found[2] is None:
-                    raise ConfigError("a variable's brace is not closed; write `$${` for a literal `${`")
-                return self._value(found[1].strip())
-            except ConfigError as exc:
-                raise ConfigError(f"{where}: `{key}` = {value}: {exc}") from exc
-
-        return _MARK.sub(replaced, value)
-
-    def _value(self, name: str) -> str:
-        kind, colon, form = name.partition(":")
-        if kind == "date":
-            if colon and not form:
-                raise ConfigError(f"${{{name}}} has no format after the colon, for instance ${{date:%Y/%m/%d}}")
-            for directive in re.findall(r"%(.?)", form):
-                if directive not in DATE_DIRECTIVES or not directive:
-                    known = " ".join(f"%{one}" for one in sorted(DATE_DIRECTIVES))
-                    raise ConfigError(f"%{directive} is not a date format: known are {known}")
-            value = self.day.strftime(form) if form else self.day.isoformat()
-        elif name.startswith("env.") and name != "env.":
-            value = self._from_environment(name.removeprefix("env."))
-        else:
-            meant = {None: "", "date": ". Did you mean ${date}?", "env": ". Did you mean ${env.NAME}?"}[
-                nearest(kind, ["date", "env"])
-            ]
-            raise ConfigError(f"no variable ${{{name}}}: known are {', '.join(f'${{{one}}}' for one in KNOWN)}{meant}")
-        self.used[name] = value
-        return value
-
-    def _from_environment(self, name: str) -> str:
-        value = self.environment.get(name)
-        if names_secret(name, value or "") or (value is not None and secret_in(value)):
-            raise ConfigError(
-                f"${{env.{name}}} looks like a secret, and a spec's values are written to the manifest. Engines read "
-                "keys from the environment themselves (engine.args.api_key_env), stores by the usual AWS variables "
-                "or storage_options"
-            )
-        if value is None:
-            raise ConfigError(f"${{env.{name}}}: the variable {name} is not set")
-        return value
+def today() -> date:
+    """The UTC day."""
+    return datetime.now(UTC).date()
 
 
-def spec_variables(environment: Mapping[str, str], day: str | None = None) -> SpecVariables:
-    """The variables as this run sees them.
-
-    Args:
-        day: `--date`; wins over `RELABEL_DATE`, which wins over today in UTC.
-    Raises:
-        UsageError: an invalid day.
-    """
+def _day(environment: Mapping[str, str], day: str | None) -> date:
+    """What `${date}` means: `--date` wins over `RELABEL_DATE`, which wins over today."""
     source, text = ("--date", day) if day is not None else (DATE_VARIABLE, environment.get(DATE_VARIABLE))
-    if text is None:
-        return SpecVariables(environment, today())
     try:
-        return SpecVariables(environment, datetime.strptime(text.strip(), "%Y-%m-%d").date())
+        return today() if text is None else datetime.strptime(text.strip(), "%Y-%m-%d").date()
     except ValueError as exc:
         raise UsageError(f"{source} {text}: want a day as YYYY-MM-DD, for instance 2026-11-19.") from exc
 
 
-def today() -> date:
-    """The UTC day."""
-    return datetime.now(UTC).date()
+def _variable(name: str, environment: Mapping[str, str], day: date) -> str:
+    """What a variable means, by its name as written: `date`, `date:%Y`, `env.REGION`."""
+    kind, colon, form = name.partition(":")
+    if kind == "date":
+        directives = re.findall(r"%(.?)", form)
+        if colon and not (directives and DATE_DIRECTIVES.issuperset(directives)):
+            known = " ".join(f"%{one}" for one in sorted(DATE_DIRECTIVES))
+            raise ConfigError(f"want a format of a day after the colon, say ${{date:%Y/%m/%d}}; known are {known}")
+        return day.strftime(form) if form else day.isoformat()
+    variable = name.removeprefix("env.")
+    if variable in ("", name):
+        raise ConfigError(f"no variable ${{{name}}}: known are ${{date}}, ${{date:FORMAT}} and ${{env.NAME}}")
+    value = environment.get(variable)
+    if names_secret(variable, value or "") or (value is not None and secret_in(value)):
+        raise ConfigError(
+            f"${{{name}}} looks like a secret, and a spec's values are written to the manifest. Engines read keys from "
+            "the environment themselves (engine.args.api_key_env), stores by the usual AWS variables or storage_options"
+        )
+    if value is None:
+        raise ConfigError(f"${{{name}}}: the variable {variable} is not set")
+    return value
+
+
+def _replaced(value: Any, form: re.Pattern[str], change: Callable[[re.Match[str], str], str], key: str = "") -> Any:
+    """A value with what `form` matches replaced in all its strings; keys of mappings are left as they are.
+
+    Args:
+        change: of a match, in the string at this key.
+    """
+    if isinstance(value, dict):
+        return {
+            name: _replaced(inner, form, change, f"{key}.{name}" if key else str(name)) for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_replaced(inner, form, change, key) for inner in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value  # as it is: a word may be disputed
+    return form.sub(lambda found: change(found, key), value)
 
 
 # ------------------------------------------------------------------------------
@@ -569,28 +490,42 @@ def read_settings(
             _set(values, keys, text, where=f"variable {name}")
             laid_over.append(f"variable {name}")
             outside.add(tuple(keys))
-        elif name.startswith(ENVIRONMENT_PREFIX):
-            # only what looks like a key with a slip in it: a cluster may set names of its own (RELABEL_SERVICE_HOST,
-            # for a service)
-            meant = difflib.get_close_matches(keys[0], kind.fields, n=1, cutoff=0.8)
-            if meant:
-                raise ConfigError(
-                    f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean "
-                    f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
-                )
+        # what looks like a key with a slip in it; a cluster may set names of its own (RELABEL_SERVICE_HOST)
+        elif name.startswith(ENVIRONMENT_PREFIX) and (
+            meant := difflib.get_close_matches(keys[0], kind.fields, n=1, cutoff=0.8)
+        ):
+            raise ConfigError(
+                f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean "
+                f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
+            )
     lay_over(values, overrides, example=kind.example)
     laid_over += map(_shown, overrides)
-    variables = spec_variables(environment, day)
-    storage = values.pop(STORAGE_KEY, None)
-    plain = variables.resolved(values, where=path)
+    storage, means, used = values.pop(STORAGE_KEY, None), _day(environment, day), dict[str, str]()
+
+    def variable(found: re.Match[str], key: str) -> str:
+        if found[0] == "$${":
+            return "${"
+        name = found[1].strip()
+        try:
+            if found[2] is None:
+                raise ConfigError("a variable's brace is not closed; write `$${` for a literal `${`")
+            used[name] = _variable(name, environment, means)
+        except ConfigError as exc:
+            raise ConfigError(f"{path}: `{key}` = {found.string}: {exc}") from exc
+        return used[name]
+
+    def secret(found: re.Match[str], _key: str) -> str:  # neither recorded nor shown
+        if found[1] not in environment:
+            raise ConfigError(f"{path}: `{STORAGE_KEY}`: the variable {found[1]} is not set")
+        return environment[found[1]]
+
+    plain = _replaced(values, _MARK, variable)
     refuse_secrets(plain, where=path)
     if storage is not None:
-        plain[STORAGE_KEY] = _resolved_secrets(storage, environment, where=path)
-    if day is not None and not any(name.partition(":")[0] == "date" for name in variables.used):
+        plain[STORAGE_KEY] = _replaced(storage, re.compile(r"\$\{env\.(\w+)\}"), secret)
+    if day is not None and not any(name.partition(":")[0] == "date" for name in used):
         raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
-    return Settings(
-        plain, laid_over, variables.used, places_of(path, environment=environment, outside=frozenset(outside))
-    )
+    return Settings(plain, laid_over, used, places_of(path, environment=environment, outside=frozenset(outside)))
 
 
 def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str = JOB.example) -> dict[str, Any]:
@@ -637,23 +572,6 @@ def refuse_secrets(values: Any, *, where: str) -> None:
                 "from the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
                 "storage_options."
             )
-
-
-def _resolved_secrets(value: Any, environment: Mapping[str, str], *, where: str) -> Any:
-    """Storage options with `${env.NAME}` in their strings replaced; unlike other variables these are neither recorded
-    nor shown.
-    """
-    if isinstance(value, dict):
-        return {name: _resolved_secrets(inner, environment, where=where) for name, inner in value.items()}
-    if not isinstance(value, str) or "${" not in value:
-        return value
-
-    def found(match: re.Match[str]) -> str:
-        if match[1] not in environment:
-            raise ConfigError(f"{where}: `{STORAGE_KEY}`: the variable {match[1]} is not set")
-        return environment[match[1]]
-
-    return re.sub(r"\$\{env\.(\w+)\}", found, value)
 
 
 def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> None:

@@ -218,7 +218,7 @@ def score(
     end, and the same exit codes; status, verify and evaluate read it. The same command again continues where the last
     one stopped.
     """
-    from relabel.jobs.commands.labeling import dry_run_result, execute, session_of
+    from relabel.jobs.commands.labeling import dry_run_result, execute, open_session
     from relabel.jobs.run.results import report_json, report_text
     from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.score import local_student, score_job
@@ -227,7 +227,7 @@ def score(
     deadline, storage = choose_deadline(until, duration), Storage()
     options["student"] = local_student(options["student"], storage)
     job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
-    session = session_of(job, shard, may_write=not dry_run, deadline=deadline)
+    session = open_session(job, (), shard, may_write=not dry_run, deadline=deadline)
     if dry_run:
         return dry_run_result(session, "score", output)
     report = execute(session)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,10 @@ from relabel.jobs.commands.options import (
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import emit, grid
-from relabel.jobs.pool.backends import WorkerPool, label_with
 from relabel.jobs.rounds import TRAJECTORIES_NAME, RoundsReport, run_rounds
 from relabel.jobs.run.budget import budget_so_far
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
-from relabel.jobs.run.progress import Display, MetricsFile
+from relabel.jobs.run.progress import Display, MetricsFile, Progress
 from relabel.jobs.run.results import (
     ENDED_AT_BUDGET,
     RunReport,
@@ -34,9 +32,9 @@ from relabel.jobs.run.results import (
     report_text,
     verdict,
 )
-from relabel.jobs.run.session import Session
-from relabel.jobs.run.shards import choose_shards
+from relabel.jobs.run.session import Session, choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
+from relabel.jobs.run.workers import WorkerPool, label_with
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.records import plain
@@ -174,8 +172,8 @@ def dry_run_result(session: Session, verb: str, output: str) -> int:
 
 
 def open_session(
-    spec: str | Mapping[str, Any],
-    overrides: tuple[str, ...] = (),
+    job: Job | str | Mapping[str, Any],
+    overrides: Sequence[str] = (),
     shard: str | None = None,
     *,
     is_retry: bool = False,
@@ -192,23 +190,9 @@ def open_session(
         part_of: see `Session`.
         ledger: see `Job`.
     """
-    job = load_job(spec, overrides=overrides, day=day)
-    if ledger is not None:
-        job = replace(job, ledger=ledger)
+    if not isinstance(job, Job):
+        job = replace(load_job(job, overrides=overrides, day=day), ledger=ledger)
     logs.bind(job=job.spec.name)
-    return session_of(job, shard, is_retry=is_retry, may_write=may_write, deadline=deadline, part_of=part_of)
-
-
-def session_of(
-    job: Job,
-    shard: str | None = None,
-    *,
-    is_retry: bool = False,
-    may_write: bool = True,
-    deadline: Deadline | None = None,
-    part_of: str | None = None,
-) -> Session:
-    """The same for a job that was checked."""
     choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_run(job, may_plan=not is_retry, may_write=may_write)
     table = opened.dataset.table
@@ -261,7 +245,7 @@ def execute(
 
         report = label_with(pool or WorkerPool(), session, on_progress=on_progress, say=display.say, on_engine=announce)
     if metrics is not None:
-        metrics.report = report
+        metrics.whole = report.tally, report.rows, report.engine_start_s
     return report
 
 
@@ -287,7 +271,7 @@ def run_search(
     logs.bind(job=job.spec.name)
 
     def label_round(round_job: Job) -> RunReport:
-        return execute(session_of(round_job, deadline=deadline), pool=pool)
+        return execute(open_session(round_job, deadline=deadline), pool=pool)
 
     report = run_rounds(job, label_round, cache_dir=cache_dir(), say=lambda text: logs.say(text, event="round"))
     code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit

@@ -20,8 +20,8 @@ from relabel.jobs.job import output_of, priced_args
 from relabel.jobs.output import emit, grid
 from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
-from relabel.jobs.run.counts import WorkerState, live_states
-from relabel.jobs.run.execution import left_s, left_text, read_auto
+from relabel.jobs.run.execution import read_auto
+from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_states
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.plan import PLAN_NAME, template_name
@@ -172,10 +172,6 @@ class LiveStatus:
     @property
     def is_done(self) -> bool:
         return self.chunks_done == self.chunks
-
-    @property
-    def goes_on(self) -> bool:
-        return not self.is_done and self.is_held
 
     @property
     def exit(self) -> Exit:
@@ -345,7 +341,7 @@ def _follow(folder: RunFolder, output: str) -> Exit:
         if is_terminal:
             click.clear()
         emit({}, redacted(live_text(found)), output)
-        if not found.goes_on:
+        if found.is_done or not found.is_held:
             return found.exit
         time.sleep(LOOK_EVERY_S if is_terminal else LINE_EVERY_S)
 

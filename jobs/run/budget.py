@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from relabel.jobs.job import OpenRun, other_rounds
-from relabel.jobs.run.counts import asked_for
+from relabel.jobs.run.progress import asked_for
+from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import Answer, Ask, Charge, Engine, Request, most_output_tokens, most_prompt_tokens
 from relabel.manifests.receipts import Receipt
 from relabel.manifests.run import BudgetState, Limits, Tally
@@ -30,10 +31,11 @@ class Allowance:
 
     Args:
         worker: its name in receipts.
+        stop: drained once the budget is spent.
     """
 
-    def __init__(self, opened: OpenRun, limits: Limits, worker: str) -> None:
-        self._opened, self._limits, self._worker = opened, limits, worker
+    def __init__(self, opened: OpenRun, limits: Limits, worker: str, stop: Stop) -> None:
+        self._opened, self._limits, self._worker, self._stop = opened, limits, worker, stop
         self._engine: Engine | None = None
         self._spec = opened.job.spec.engine
         self._probe = opened.job.labeler.probe()
@@ -67,8 +69,9 @@ class Allowance:
             need, smallest = min(bounds), 1
         asked = sum(tally.rows - tally.reused for tally in _tallies(self._opened))
         typical = self._others.times(smallest / asked) if asked else Charge()
-        self.is_spent = not self._limits.hold(self._others.plus(trials).plus(typical).plus(need))
         self._trials = trials  # until the engine is there and counts them
+        if not self._has_room(typical.plus(need)):
+            self._end()
         return not self.is_spent
 
     def uses(self, engine: Engine) -> None:
@@ -86,7 +89,8 @@ class Allowance:
             self._read_others()
         most = self._most(request.ask)
         if not self._has_room(self._held.plus(most)):
-            self.is_spent = self.is_spent or is_idle
+            if is_idle:
+                self._end()
             return False
         if request.id in self._flying:  # of a loop before this one, that was ended; its answer will not come
             self._gone = self._gone.plus(self._flying[request.id])
@@ -118,8 +122,13 @@ class Allowance:
         else:
             need = _sum(self._most(ask) for ask in self._probe).times(self._samples * (rows + rows_begun))
         has_room = self._has_room(need)
-        self.is_spent = self.is_spent or (not has_room and not rows_begun)
+        if not has_room and not rows_begun:
+            self._end()
         return has_room
+
+    def _end(self) -> None:
+        self.is_spent = True
+        self._stop.drain(AT_BUDGET)
 
     def _read_others(self) -> None:
         """Add what other workers have committed since."""
@@ -141,10 +150,10 @@ class Allowance:
         return (None if self._engine is None else self._engine.most(ask)) or most_charge(self._spec, ask)
 
 
-def open_allowance(opened: OpenRun, worker: str) -> Allowance | None:
+def open_allowance(opened: OpenRun, worker: str, stop: Stop) -> Allowance | None:
     """A worker's part of the job's budget; None where it has none."""
     limits = Limits(opened.job.spec.run.max_tokens, opened.job.spec.run.max_cost)
-    return Allowance(opened, limits, worker) if limits.is_set else None
+    return Allowance(opened, limits, worker, stop) if limits.is_set else None
 
 
 def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | None:

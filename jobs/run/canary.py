@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import ask_unwritten
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import DRAIN_S
 from relabel.manifests.asks import Engine
@@ -81,63 +81,56 @@ class CanarySample(NamedTuple):
     num_to_ask: int
 
 
+class _StoppedError(Exception):
+    """A stop was asked for, or a deadline leaves no time for what would come next: asking, or commits alone."""
+
+
 def draw_canary(session: Session) -> CanarySample | None:
     """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too
     few.
 
     From elsewhere are the rows that this session would reuse (its open chunks' texts are read once), those of other
     shards where these are fewer than wanted (read until there are enough), and the rows that this output has reused
-    already; each is equally likely. Own labels fill what is left: most were made by the very engine that is asked, and
-    would show a change as smaller than it is. None if a stop came.
+    already. Own labels fill what is left: most were made by the very engine that is asked, and would show a change as
+    smaller than it is. None if a stop came.
     """
     opened, size = session.opened, session.opened.job.spec.canary
     rng = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
-    kept, num_known, num_to_ask = _known_rows(session, rng, size)
-    own = _receipts(session, num_to_ask)
-    if session.stop.reason is not None:  # the sample is of some rows alone
-        return None
-    num_taken, num_own = (sum(_rows(one, reused=reused) for one in own) for reused in (True, False))
-    num_elsewhere = num_known + num_taken
-    num_drawn = min(size, num_elsewhere)
-    num_drawn_taken = sum(number < num_taken for number in rng.sample(range(num_elsewhere), num_drawn))
-    rng.shuffle(kept)
-    kept = kept[: num_drawn - num_drawn_taken]
-    rows = _own_rows(session, own, sorted(rng.sample(range(num_taken), num_drawn_taken)), num_to_ask, reused=True)
-    rows += _own_rows(
-        session, own, sorted(rng.sample(range(num_own), min(num_own, size - num_drawn))), num_to_ask, reused=False
-    )
-    if session.reuse is not None:
+    try:
+        kept, num_to_ask = _known_rows(session, rng, size)
         labels = session.reuse.labels.take([place for _, place in kept])
-        rows += [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
-    if _must_end(session, num_to_ask):
+        rows = [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
+        for reused in (True, False):
+            if len(rows) < size:
+                rows += _own_rows(session, rng, size - len(rows), num_to_ask, reused=reused)
+        _mind_stop(session, num_to_ask)
+    except _StoppedError:
         return None
-    rows.sort(key=lambda drawn: drawn.pair.row_id)
-    return CanarySample(rows, num_to_ask)
+    return CanarySample(sorted(rows, key=lambda drawn: drawn.pair.row_id), num_to_ask)
 
 
-def _must_end(session: Session, num_to_ask: int) -> bool:
-    """Whether a stop was asked for, or a deadline leaves no time for what would come next: asking, or commits alone."""
+def _mind_stop(session: Session, num_to_ask: int) -> None:
     session.stop.mind(DRAIN_S if num_to_ask else 0.0)
-    return session.stop.reason is not None
+    if session.stop.reason is not None:
+        raise _StoppedError
 
 
-def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int, int]:
-    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; how many there are; and how
-    many rows of the session's own chunks they do not know, which it would ask. Ends early at a stop.
+def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int]:
+    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; and how many rows of the
+    session's own chunks they do not know, which it would ask.
     """
-    if session.reuse is None:
-        return [], 0, session.left.rows_to_ask()
+    if not session.reuse.outputs:
+        return [], session.left.rows_to_ask()
     kept: list[tuple[Pair, RowPlace]] = []
     num_known = num_to_ask = 0
     mine = set(session.shards)
     others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
     rng.shuffle(others)
     for shard in [*session.shards, *others]:
-        if shard not in mine and num_known >= size:
-            break
         for _, pairs in session.opened.read(shard, session.opened.folder.pending(shard)):
-            if _must_end(session, num_to_ask):
-                return kept, num_known, num_to_ask
+            if shard not in mine and num_known >= size:
+                return kept, num_to_ask
+            _mind_stop(session, num_to_ask)
             for pair, place in zip(pairs, session.reuse.find(pairs, session.keys.keys(pairs)), strict=True):
                 if place is None:
                     num_to_ask += shard in mine
@@ -147,9 +140,7 @@ def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[t
                     kept.append((pair, place))
                 elif (at := rng.randrange(num_known)) < size:
                     kept[at] = pair, place
-            if shard not in mine and num_known >= size:
-                break
-    return kept, num_known, num_to_ask
+    return kept, num_to_ask
 
 
 def ask_canary(
@@ -253,53 +244,39 @@ def refuse(result: CanaryResult, *, output: str) -> GateError:
     )
 
 
-def _receipts(session: Session, num_to_ask: int) -> list[Receipt]:
-    """Those of this output that have labels. Ends early at a stop."""
-    folder, found = session.opened.folder, list[Receipt]()
+def _own_rows(session: Session, rng: random.Random, most: int, num_to_ask: int, *, reused: bool) -> list[Drawn]:
+    """Rows of this output that were reused, or that were not, with their pairs: `most` of them, drawn evenly."""
+    folder, receipts = session.opened.folder, list[Receipt]()
     for shard in range(len(session.opened.plan.shards)):
-        if _must_end(session, num_to_ask):
-            break
-        found += [one for receipts in folder.chunk_receipts(shard) for one in receipts if one.labels is not None]
-    return found
-
-
-def _rows(receipt: Receipt, *, reused: bool) -> int:
-    """How many of its labels were reused, or were not."""
-    assert receipt.labels is not None
-    return receipt.rows_reused if reused else receipt.labels.rows - receipt.rows_reused
-
-
-def _own_rows(
-    session: Session, receipts: list[Receipt], wanted: list[int], num_to_ask: int, *, reused: bool
-) -> list[Drawn]:
-    """Rows of this output, with their pairs. Ends early at a stop.
-
-    Args:
-        wanted: ascending; numbers over the labels of all receipts, counting those alone that were reused, or that were
-            not.
-    """
+        _mind_stop(session, num_to_ask)
+        receipts += [one for attempts in folder.chunk_receipts(shard) for one in attempts if one.labels is not None]
+    counts = [_num_rows(one, reused=reused) for one in receipts]
+    ends = np.cumsum([0, *counts])
+    wanted = np.array(sorted(rng.sample(range(ends[-1]), min(most, int(ends[-1])))))
     labels: dict[int, LabelRow] = {}
     ids: dict[int, dict[int, set[int]]] = {}
-    ends = np.cumsum([_rows(one, reused=reused) for one in receipts])
-    places = np.searchsorted(ends, wanted, side="right")
+    places = np.searchsorted(ends, wanted, side="right") - 1
     for place in np.unique(places).tolist():
-        if _must_end(session, num_to_ask):
-            return []
+        _mind_stop(session, num_to_ask)
         receipt = receipts[place]
         assert receipt.labels is not None
-        table = read_labels(session.opened.folder, receipt.labels)
+        table = read_labels(folder, receipt.labels)
         of_kind = np.flatnonzero(table["reused"].to_numpy() == reused)
-        inside = np.array(wanted)[places == place] - ends[place] + len(of_kind)
-        found = {row.row_id: row for row in label_rows(table.take(of_kind[inside]))}
+        found = {row.row_id: row for row in label_rows(table.take(of_kind[wanted[places == place] - ends[place]]))}
         labels |= found
         ids.setdefault(receipt.shard, {}).setdefault(receipt.chunk, set()).update(found)
     rows: list[Drawn] = []
     for shard, chunks in ids.items():
         for _, pairs in session.opened.read(shard, sorted(chunks), wanted=chunks):
-            if _must_end(session, num_to_ask):
-                return rows
+            _mind_stop(session, num_to_ask)
             rows += [Drawn(pair, labels[pair.row_id], not reused) for pair in pairs]
     return rows
+
+
+def _num_rows(receipt: Receipt, *, reused: bool) -> int:
+    """How many of its labels were reused, or were not."""
+    assert receipt.labels is not None
+    return receipt.rows_reused if reused else receipt.labels.rows - receipt.rows_reused
 
 
 def _kl(old: Any, new: Any) -> float:

@@ -9,30 +9,144 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from relabel.jobs.exits import Exit
-from relabel.jobs.run.chunks import ChunkWork, Isolation
-from relabel.jobs.run.stop import CHECK_EVERY_S
-from relabel.manifests.asks import POLL_S, Answer, Engine
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.manifests.asks import Answer, Engine, Request
 from relabel.manifests.errors import EngineCrashError, EngineLostError, RelabelError
 from relabel.manifests.receipts import ChunkId
-from relabel.manifests.records import readable_json, version_of
+from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted
 from relabel.manifests.store import RunStore, read_if_there
 
 logger = logging.getLogger(__name__)
 
+# ------------------------------------------------------------------------------
+# Which rows crash the engine.
+
+PIECES = 8
+"""Into how many groups a group is cut that crashed an engine. Not halves: each crash costs the start of an engine (a
+minute on a GPU) and each innocent group a few seconds, so that among 512 rows the one is found after 5 crashes instead
+of 11.
+"""
+TIMES_CAUGHT = 2
+"""How often a row must crash an engine alone before it is not asked any more."""
+
+
+@dataclass(slots=True)
+class ChunkCase:
+    """The suspects of one chunk.
+
+    Args:
+        groups: row ids to be asked apart, group by group.
+        isolated_rows: rows that are not asked any more, by row id, and why.
+    """
+
+    groups: list[list[int]] = field(default_factory=list)
+    isolated_rows: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Isolation:
+    """Which rows may have crashed an engine: a group that was in flight at a crash is asked apart, in ever smaller
+    pieces, until one row is caught alone twice. Decides only; the journal keeps it, and the loop asks.
+
+    Row ids are unique in a run, so that one count serves all chunks.
+
+    Args:
+        cases: by chunk and attempt, as text.
+        num_isolated: rows that are not asked any more, of all chunks so far.
+        caught: how often a row crashed an engine alone.
+    """
+
+    cases: dict[str, ChunkCase] = field(default_factory=dict)
+    num_isolated: int = 0
+    caught: Counter[int] = field(default_factory=Counter)
+
+    def crashed(self, in_flight: dict[str, list[int]]) -> None:
+        """An engine crashed at its ordinary work: what was in flight is asked apart, in groups of an eighth of it."""
+        size = _piece(sum(map(len, in_flight.values())))
+        for chunk, rows in in_flight.items():
+            case = self.cases.setdefault(chunk, ChunkCase())
+            known = {row for group in case.groups for row in group} | set(case.isolated_rows)
+            case.groups += _cut([row for row in rows if row not in known], size)
+
+    def crashed_apart(self, chunk: str, in_flight: list[int], reason: str) -> None:
+        """A working engine crashed with these rows of one group in flight and nothing else.
+
+        Args:
+            in_flight: at least one row.
+            reason: how it crashed, for the quarantine.
+        """
+        case = self.cases.setdefault(chunk, ChunkCase())
+        self._drop(case, set(in_flight))
+        row = in_flight[0]
+        self.caught[row] += len(in_flight) == 1
+        if len(in_flight) > 1 or self.caught[row] < TIMES_CAUGHT:
+            case.groups[:0] = _cut(in_flight, _piece(len(in_flight)))
+            return
+        case.isolated_rows[row] = (
+            f"the engine went down {self.caught[row]} times while it was asked this row and nothing else: {reason}"
+        )
+        self.num_isolated += 1
+
+    def cleared(self, chunk: str, rows: list[int]) -> None:
+        """Rows that were asked apart were answered: they are as good as any."""
+        if chunk in self.cases:
+            self._drop(self.cases[chunk], set(rows))
+        for row in rows:
+            self.caught.pop(row, None)
+
+    def committed(self, chunk: str) -> None:
+        """A chunk is durable: its case is closed."""
+        case = self.cases.pop(chunk, None)
+        for row in case.isolated_rows if case is not None else ():
+            self.caught.pop(row, None)
+
+    @staticmethod
+    def _drop(case: ChunkCase, rows: set[int]) -> None:
+        case.groups = [left for group in case.groups if (left := [row for row in group if row not in rows])]
+
+
+def _piece(count: int) -> int:
+    return max(1, -(-count // PIECES))
+
+
+def _cut(rows: list[int], size: int) -> list[list[int]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+# ------------------------------------------------------------------------------
+# The crash journal.
+
 FOLDER = "crashes"
-VERSION = 2
+VERSION = 3
 AHEAD = 16
 """Chunks that are written down at a time if a write is a request to a store, the next ones among them."""
 REASON = "its process ended without a word"
 MOST_ISOLATED, MOST_SHARE = 8, 0.01
 """Rows of a shard that may be isolated, as a number and as a share of its rows; above both, it is not the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a journal says.
+
+    Args:
+        begun: chunks under way, by chunk and attempt.
+        trying: the chunk and the rows that are asked with nothing else in flight.
+        reason: how the engine crashed, if its worker could say that.
+    """
+
+    version: int
+    worker: str
+    begun: list[str]
+    trying: tuple[int, list[int]] | None
+    isolation: Isolation
+    reason: str | None
 
 
 @dataclass(slots=True)
@@ -88,15 +202,17 @@ class CrashJournal:
         record = _read(self._store, _name(shard))
         if record is None:
             return
-        is_open = {chunk for chunk, attempt in record["begun"] if todo.get(chunk) == attempt}
-        held.written = {chunk for chunk, _ in record["begun"]}
-        held.isolation = Isolation.of(record["isolation"], {ChunkId(shard, *one) for one in todo.items()})
-        if record["trying"] is not None and record["trying"][0] in is_open:
-            chunk, rows = record["trying"]
-            held.isolation.crashed_apart(ChunkId(shard, chunk, todo[chunk]), rows, record.get("reason") or REASON)
+        keys = {chunk: f"{chunk}.{attempt}" for chunk, attempt in todo.items()}
+        is_open = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
+        held.written = {int(key.partition(".")[0]) for key in record.begun}
+        held.isolation = record.isolation
+        held.isolation.cases = {key: case for key, case in record.isolation.cases.items() if key in keys.values()}
+        if record.trying is not None and record.trying[0] in is_open:
+            chunk, rows = record.trying
+            held.isolation.crashed_apart(keys[chunk], rows, record.reason or REASON)
             text = f"while {len(rows):,} of its rows were asked with nothing else in flight"
         elif is_open:
-            suspects = {ChunkId(shard, chunk, todo[chunk]): rows_of(chunk) for chunk in sorted(is_open)}
+            suspects = {keys[chunk]: rows_of(chunk) for chunk in is_open}
             held.isolation.crashed(suspects)
             text = f"with {sum(map(len, suspects.values())):,} rows under way; these are asked apart"
         else:
@@ -148,9 +264,12 @@ class CrashJournal:
             held.begun.add(work.id.chunk)
         if held.written is None or work.id.chunk not in held.written:
             self._write(work.id.shard, ahead_of=work.id.chunk)
-        case = held.isolation.cases.get(work.id)
+        case = held.isolation.cases.get(_key(work.id))
         if case is not None:
-            work.apply(case)
+            places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
+            groups = [[places[row] for row in group if row in places] for group in case.groups]
+            work.apart = [group for group in groups if group]
+            work.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
             _isolate_guilty_queries(work)
             for index, why in work.isolated_rows.items():
                 logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)
@@ -169,7 +288,7 @@ class CrashJournal:
             return
         held.left.discard(work.pairs[index].row_id)
         if not held.left and held.trying is not None:
-            held.isolation.cleared(work.id, held.trying[1])
+            held.isolation.cleared(_key(work.id), held.trying[1])
             held.trying = None
             self._write(work.id.shard)
 
@@ -178,25 +297,16 @@ class CrashJournal:
         if (held := self._shards.get(work.id.shard)) is not None:
             with self._guard:
                 held.begun.discard(work.id.chunk)
-                held.isolation.committed(work.id)
+                held.isolation.committed(_key(work.id))
 
     def _write(self, shard: int, *, ahead_of: int | None = None, reason: str | None = None) -> None:
         held = self._shards[shard]
         with self._guard:
-            begun = set(held.begun)
-        if ahead_of is not None:
-            begun |= set([chunk for chunk in held.todo if chunk >= ahead_of][: self._ahead])
-        else:
-            begun |= held.written or set()
-        held.written = begun
-        record = {
-            "version": VERSION,
-            "worker": self._worker,
-            "begun": sorted((chunk, held.todo[chunk]) for chunk in begun if chunk in held.todo),
-            "trying": held.trying,
-            "isolation": held.isolation.plain(),
-            "reason": reason and redacted(reason).rstrip("."),
-        }
+            ahead = [chunk for chunk in held.todo if ahead_of is not None and chunk >= ahead_of][: self._ahead]
+            held.written = held.begun.union(ahead if ahead_of is not None else held.written or ())
+            keys = [f"{chunk}.{held.todo[chunk]}" for chunk in sorted(held.written) if chunk in held.todo]
+            why = reason and redacted(reason).rstrip(".")
+            record = plain(_Record(VERSION, self._worker, keys, held.trying, held.isolation, why))
         self._store.jot(_name(shard), readable_json(record))
 
 
@@ -205,16 +315,19 @@ def crashed_apart(store: RunStore, worker: str) -> bool:
     narrows them down.
     """
     records = (_read(store, name) for name in store.names(FOLDER))
-    return any(one is not None and one["trying"] and one["worker"] == worker for one in records)
+    return any(one is not None and one.trying is not None and one.worker == worker for one in records)
 
 
-def _read(store: RunStore, name: str) -> dict[str, Any] | None:
+def _read(store: RunStore, name: str) -> _Record | None:
     """A journal; None if there is none, or it can't be read, which costs crashes and no row."""
-    try:
-        record = json.loads(read_if_there(store, name) or b"{}")
-        return record if version_of(record) == VERSION else None
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError):
+        held = json.loads(read_if_there(store, name) or b"{}")
+        return checked(_Record, held) if version_of(held) == VERSION else None
+    return None
+
+
+def _key(chunk: ChunkId) -> str:
+    return f"{chunk.chunk}.{chunk.attempt}"
 
 
 def _isolate_guilty_queries(work: ChunkWork) -> None:
@@ -233,49 +346,56 @@ def _name(shard: int) -> str:
     return f"{FOLDER}/shard-{shard:05d}.json"
 
 
-HASTY_POLLS = 10_000
-"""Polls in a row that return at once with nothing, though requests are in flight: an engine that lost them would be
-polled forever.
-"""
+# ------------------------------------------------------------------------------
+# Engines that stall or hang.
+
 LONGEST_STEP_S = 5.0
-"""Most that one poll counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
+"""Most that one step counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
 request waiting.
 """
 
 
-class StallDetection:
-    """Polls one engine, and counts it as crashed if it is silent, or returns empty again and again.
-
-    Its clock is the engine's own work, no wall clock: a process that was stopped and woke up has kept no request
-    waiting.
+class WatchedEngine:
+    """An engine that counts as crashed if a request waits too long for its answer.
 
     Args:
-        ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
-            engine.
+        ask_timeout_s: seconds of the loop's work, no wall clock.
     """
 
     def __init__(self, engine: Engine, ask_timeout_s: float) -> None:
-        self.worked_s = 0.0
-        """The engine's clock: seconds of its work."""
         self.polling_since_s: float | None = None
         """When the poll under way began, on `time.perf_counter`; None between polls."""
         self._engine = engine
         self._ask_timeout_s = ask_timeout_s
-        self._handed: deque[tuple[int, float]] = deque()  # last request handed over, and when, by the engine's clock
-        self._next_check_s = 0.0
-        self._hasty_polls = 0
+        self._worked_s, self._last_s = 0.0, time.perf_counter()
+        self._in_flight: dict[int, tuple[float, str]] = {}  # when each was handed over, the oldest first, and its stage
 
-    def handed(self, request_id: int) -> None:
-        """Note that requests up to this number were handed over."""
-        self._handed.append((request_id, self.worked_s))
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
 
-    def poll(self, num_in_flight: int) -> list[Answer]:
+    @property
+    def capacity(self) -> int:
+        return self._engine.capacity
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over."""
+        self._in_flight[request.id] = self._worked_s, request.ask.stage
+        self._engine.submit(request)
+
+    def poll(self) -> list[Answer]:
         """Let the engine work.
 
         Raises:
-            EngineCrashError: its memory ran out, or it says nothing of requests and does not work on them either.
+            EngineCrashError: its memory ran out, or a request has waited too long.
         """
-        self.polling_since_s = polled_s = time.perf_counter()
+        since_s, stage = next(iter(self._in_flight.values()), (self._worked_s, ""))
+        if self._worked_s - since_s > self._ask_timeout_s:
+            raise EngineCrashError(
+                f"the engine has not answered a request of stage {stage!r} for {self._worked_s - since_s:.0f} s "
+                f"(run.ask_timeout_s is {self._ask_timeout_s:g})."
+            )
+        self.polling_since_s = time.perf_counter()
         try:
             answers = self._engine.poll()
         except Exception as exc:
@@ -283,50 +403,16 @@ class StallDetection:
                 # torch's, which jobs never imports
                 raise
             raise EngineCrashError(
-                f"the engine's memory ran out with {num_in_flight} requests in flight. Ask for fewer at a time, or "
-                "shorter prompts."
+                f"the engine's memory ran out with {self.num_in_flight} requests in flight. Ask for fewer at a time."
             ) from exc
         finally:
             self.polling_since_s = None
-        took_s = time.perf_counter() - polled_s
-        self.worked_s += min(took_s, LONGEST_STEP_S)
-        self._hasty_polls = 0 if answers or took_s > POLL_S / 100 else self._hasty_polls + 1
+        now_s = time.perf_counter()
+        self._worked_s += min(now_s - self._last_s, LONGEST_STEP_S)
+        self._last_s = now_s
+        for answer in answers:
+            self._in_flight.pop(answer.request_id, None)
         return answers
-
-    def check_idle(self, num_in_flight: int) -> None:
-        """Raise EngineCrashError for an engine that returns at once, again and again, with nothing."""
-        if self._hasty_polls > HASTY_POLLS and num_in_flight:
-            raise EngineCrashError(
-                f"the engine does not answer {num_in_flight} requests, and does not work on them either."
-            )
-
-    def check_silence(self, in_flight: Iterable[int], stage_of: Callable[[int], str]) -> None:
-        """Now and then: raise EngineCrashError if a request has waited too long.
-
-        Args:
-            in_flight: numbers, ascending. Requests are handed over in this order, so the first is the one that waits
-                longest.
-        """
-        if self.worked_s < self._next_check_s:
-            return
-        self._next_check_s = self.worked_s + min(CHECK_EVERY_S, self._ask_timeout_s / 4)
-        oldest = next(iter(in_flight), None)
-        handed = self._handed
-        while handed and (oldest is None or handed[0][0] < oldest):
-            handed.popleft()
-        if handed and oldest is not None:
-            self.check(handed[0][1], stage_of(oldest))
-
-    def check(self, since_s: float, stage: str) -> None:
-        """Raise EngineCrashError if a request that was handed over at `since_s`, by the engine's clock, has waited too
-        long.
-        """
-        waited_s = self.worked_s - since_s
-        if waited_s > self._ask_timeout_s:
-            raise EngineCrashError(
-                f"the engine has not answered a request of stage {stage!r} for {waited_s:.0f} s "
-                f"(run.ask_timeout_s is {self._ask_timeout_s:g})."
-            )
 
 
 _WATCH_EVERY_S = 1.0

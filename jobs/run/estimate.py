@@ -15,9 +15,9 @@ import numpy as np
 
 from relabel.jobs.job import Job, OpenRun
 from relabel.jobs.output import grid
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.execution import Rates, keep_rates, load_rates, rates_of, start_engine, with_options_begun_with
+from relabel.jobs.run.execution import Rates, keep_rates, load_rates, start_engine, with_options_begun_with
 from relabel.jobs.run.loop import ask_unwritten
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import engine_text
 from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
@@ -227,14 +227,15 @@ def _cost(spec: JobSpec, seconds: Range | None, prompt: Range, output: Range) ->
     """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none, or where the
     hours are not known.
     """
-    parts = list[Range]()
-    if spec.cost_per_gpu_hour is not None:
-        if seconds is None:
-            return None
-        parts.append(seconds * (gpus_of(spec.engine.args) * spec.cost_per_gpu_hour / 3600))
-    for one, tokens in (((1_000_000, 0), prompt), ((0, 1_000_000), output)):
-        if (price := price_of(spec.engine.args, *one)) is not None:
-            parts.append(tokens * (price / 1e6))
+    parts, hourly = list[Range](), spec.cost_per_gpu_hour
+    if hourly is not None and seconds is None:
+        return None
+    if hourly is not None and seconds is not None:
+        parts.append(seconds * (gpus_of(spec.engine.args) * hourly / 3600))
+    if (price := price_of(spec.engine.args, 1_000_000, 0)) is not None:
+        parts.append(prompt * (price / 1e6))
+    if (price := price_of(spec.engine.args, 0, 1_000_000)) is not None:
+        parts.append(output * (price / 1e6))
     return functools.reduce(Range.plus, parts).rounded(6) if parts else None
 
 
@@ -244,19 +245,14 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     if not differences:
         tally = earlier.found.tally
         return f"{earlier.path}: {tally.labelled + tally.reused:,} labels made in the same way"
-    what = "; ".join(
-        f"{part} ({', '.join(names)})"
-        for part, names in differences.items()
-        if part != "stages" or len(differences) == 1
-    )
+    what = "; ".join(f"{part} ({', '.join(names)})" for part, names in differences.items())
     text = f"{earlier.path}: 0 rows reused, another {what}"
-    if "schema" not in differences:
-        changed = stages_changed(earlier.plan.parts, opened.plan.parts)
-        shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
-        kept = sorted(shared - set(changed)) if earlier.found.answers else []
-        asked = [stage for stage in opened.plan.parts["stages"] if stage not in kept]
-        text += f"; asked again: {', '.join(asked)}" + (f"; kept: {', '.join(kept)}" if kept else "")
-    return text
+    if "schema" in differences or not earlier.found.answers:
+        return text
+    changed = stages_changed(earlier.plan.parts, opened.plan.parts)
+    shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
+    kept = sorted(shared - set(changed))
+    return text + (f"; kept: {', '.join(kept)}" if kept else "")
 
 
 def estimate_text(found: Estimate) -> str:
@@ -298,11 +294,9 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
             say(line)
         progress = Progress()  # its clock begins when the engine is there
         ask_unwritten(job, engine, pairs, progress)
-        rates = rates_of(opened, facts, progress, source="probe")
+        return keep_rates(opened, facts, progress, source="probe")
     finally:
         engine.close()
-    keep_rates(opened, rates)
-    return rates
 
 
 # ------------------------------------------------------------------------------

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
@@ -17,13 +15,11 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 from pydantic import Field
 
 from relabel.jobs.job import Job, OpenRun
-from relabel.jobs.output import clock_text
-from relabel.jobs.run.budget import AT_BUDGET, open_allowance
 from relabel.jobs.run.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
-from relabel.jobs.run.chunks import ChunkWork, StageSeen
-from relabel.jobs.run.counts import LiveFile, Progress
+from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.crashes import ends_hanging
 from relabel.jobs.run.loop import IDLE_S, RunLoop
+from relabel.jobs.run.progress import LiveFile, Progress, StageSeen
 from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, Stop, start_unless_stopped
@@ -33,7 +29,7 @@ from relabel.manifests.models import DAY, default_cache_dir, write_json
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json
 from relabel.manifests.reuse import why_nothing
-from relabel.manifests.run import Range, engines_differ
+from relabel.manifests.run import engines_differ
 from relabel.manifests.specs import EngineSpec, KeepsModels, PaidByToken
 from relabel.manifests.store import Lock, RunStore
 
@@ -89,9 +85,7 @@ def with_options_begun_with(job: Job, store: RunStore) -> Job:
 
 
 def _with(job: Job, found: dict[str, str]) -> Job:
-    engine = job.spec.engine
-    resolved = engine.model_copy(update={"args": engine.args.model_copy(update=found)})
-    return replace(job, spec=job.spec.model_copy(update={"engine": resolved}))
+    return job.changed("engine", args=job.spec.engine.args.model_copy(update=found))
 
 
 def read_auto(store: RunStore) -> AutoOptions:
@@ -152,28 +146,22 @@ class Rates:
         return f"{what} ({self.rows:,.0f} rows, {self.measured[:16].replace('T', ' ')} UTC)"
 
 
-def rates_of(
+def keep_rates(
     opened: OpenRun, facts: EngineFacts, progress: Progress, *, source: Literal["run", "probe"]
 ) -> Rates | None:
-    """Rates of work that has just ended; None where no row was asked."""
+    """The rates of work that has just ended, kept for later estimates in place of earlier ones; a probe's never replace
+    a run's. None where no row was asked. A cache that can't be written ends no run.
+    """
     seconds, stages = time.perf_counter() - progress.started_s, dict(progress.stages_seen)
     if not progress.pairs or not any(seen.prompt_tokens for seen in stages.values()):
         return None
     measured = datetime.now(UTC).isoformat(timespec="seconds")
-    return Rates(_key(opened), source, measured, facts.dtype, progress.pairs, seconds, stages)
-
-
-def keep_rates(opened: OpenRun, rates: Rates | None) -> None:
-    """Keep them for later estimates, in place of earlier ones; a probe's never replace a run's. A cache that can't be
-    written ends no run.
-    """
-    folder = _folder(opened.job.spec.engine)
-    if rates is None or folder is None:
-        return
-    held = load_rates(opened)[0] if rates.source == "probe" else None
-    if held is None or held.source == "probe":
+    rates = Rates(_key(opened), source, measured, facts.dtype, progress.pairs, seconds, stages)
+    folder, held = _folder(opened.job.spec.engine), load_rates(opened)[0] if source == "probe" else None
+    if folder is not None and (held is None or held.source == "probe"):
         with contextlib.suppress(OSError):
             write_json(folder / f"{digest_of(rates.key)[:32]}.json", asdict(rates))
+    return rates
 
 
 def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
@@ -218,28 +206,6 @@ def _key(opened: OpenRun) -> dict[str, Any]:
         "device": device_names(),
         "labeler": opened.job.spec.labeler.name,
     }
-
-
-# ------------------------------------------------------------------------------
-# How long a run still takes.
-
-
-def left_s(total: int, done: int, seconds: float) -> Range | None:
-    """Seconds until all rows are done at the pace so far, with two standard errors of a mean over so many rows; None
-    before the first.
-    """
-    if not done:
-        return None
-    left, most = seconds / done * max(0, total - done), 1 + 2 / math.sqrt(done)
-    return Range(left / most, left, left * most)
-
-
-def left_text(left: Range | None) -> str:
-    """An interval in words: `0:04:10 to 0:09:00`."""
-    if left is None:
-        return "unknown"
-    low, high = clock_text(left.low), clock_text(left.high)
-    return low if low == high else f"{low} to {high}"
 
 
 # ------------------------------------------------------------------------------
@@ -296,11 +262,19 @@ def label(
     """
     started, engine_start_s = time.perf_counter(), 0.0
     remarks, costs, canary = list[str](), None, None
+    live_file = LiveFile(
+        session.opened.store, session.worker, session.execution, session.progress, stays=session.is_part
+    )
+
+    def turned() -> None:
+        on_progress()
+        live_file.update()
+
     try:
         if (
             session.reach()
             and (begun := _begin(session)) is not None
-            and _may_spend(session)
+            and (session.allowance is None or session.allowance.begin())
             and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
         ):
             session.progress.engine_starts += 1
@@ -314,11 +288,11 @@ def label(
                 remarks = [*found, *remarks, *_reuse_remarks(session)]
                 on_engine(session.facts, remarks)
                 _check_engine(session)
-                canary = _pass_canary(engine, session, sample, on_progress)
-                _drive(engine, session, chunks, on_progress)
+                canary = _pass_canary(engine, session, sample, turned)
+                _drive(engine, session, chunks, turned)
                 # rows that failed before are no sample of others
                 if not session.is_retry and not isinstance(engine, LabelsChunks):
-                    keep_rates(session.opened, rates_of(session.opened, session.facts, session.progress, source="run"))
+                    keep_rates(session.opened, session.facts, session.progress, source="run")
             finally:
                 engine.close()
             costs = engine.costs()
@@ -329,8 +303,10 @@ def label(
         raise
     finally:
         session.close()
+        live_file.close()
     report = conclude(session)
-    report.did.costs, report.did.canary = costs, None if canary is None else asdict(canary)
+    report.did |= {} if costs is None else {"costs": costs}
+    report.did |= {} if canary is None else {"canary": asdict(canary)}
     report.engine_start_s, report.remarks = engine_start_s, remarks
     report.seconds = time.perf_counter() - started
     return report
@@ -375,19 +351,10 @@ def _begin(session: Session) -> tuple[Iterator[ChunkWork | None], CanarySample |
     # if nothing is asked, no new label joins the old ones, and no canary is needed
     is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
-    if (session.reuse is None and session.opened.cascade is None) or is_awaited:
+    if not (session.reuse.outputs or session.opened.cascade) or is_awaited:
         return chunks, sample, remarks
     first = _commit_known(session, chunks)
     return None if first is None else (itertools.chain([first], chunks), sample, remarks)
-
-
-def _may_spend(session: Session) -> bool:
-    """Take a share of the budget, if there is one; a run that finds it used up is drained before an engine starts."""
-    session.allowance = open_allowance(session.opened, session.worker)
-    if session.allowance is None or session.allowance.begin():
-        return True
-    session.stop.drain(AT_BUDGET)
-    return False
 
 
 def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
@@ -408,7 +375,7 @@ def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> Chunk
             else:
                 session.journal.begins(work)
                 commits.add(work)
-                commits.settle(wait_for_all=False)
+                commits.settle()
         commits.settle(wait_for_all=True)
     return None
 
@@ -436,7 +403,7 @@ def _reuse_remarks(session: Session) -> list[str]:
         if opened.job.spec.canary
         else "`canary: 200` would measure whether that matters"
     )
-    for earlier in session.reuse.outputs if session.reuse is not None else ():
+    for earlier in session.reuse.outputs:
         differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
         if differences and not why_nothing(earlier, opened.plan.parts):
             found.append(
@@ -493,17 +460,10 @@ def _drive(
 ) -> None:
     job = session.opened.job
     session.progress.started_s = time.perf_counter()
-    live_file = LiveFile(session.opened.store, session.worker, session.execution, session.progress)
-
-    def turned() -> None:
-        on_progress()
-        live_file.update()
-
     if isinstance(engine, LabelsChunks):
-        with closing(live_file):
-            engine.label_chunks(
-                chunks, session.commit, progress=session.progress, stop=session.stop, on_progress=turned
-            )
+        engine.label_chunks(
+            chunks, session.commit, progress=session.progress, stop=session.stop, on_progress=on_progress
+        )
         return
     loop = RunLoop(
         job.labeler,
@@ -513,15 +473,17 @@ def _drive(
         seed=job.spec.engine.seed,
         progress=session.progress,
         stop=session.stop,
-        on_progress=turned,
+        on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         is_late=job.spec.engine.args.sends_batches,
         journal=session.journal,
-        answer_cache=session.answer_cache,
+        answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
     )
-    watchdog = ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s, on_end=session.journal.hangs)
-    with watchdog, closing(live_file):
+    watchdog = ends_hanging(
+        lambda: loop.engine.polling_since_s, job.spec.run.ask_timeout_s, on_end=session.journal.hangs
+    )
+    with watchdog:
         try:
             loop.run(chunks)
         except (EngineCrashError, ServerGoneError):

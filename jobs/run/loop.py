@@ -10,19 +10,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from relabel.jobs.job import Job
-from relabel.jobs.run.budget import AT_BUDGET, Allowance
-from relabel.jobs.run.chunks import ChunkWork, OpenPair, RefusedAnswer, Trajectory, check_columns, row_of
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.crashes import CrashJournal, StallDetection, ends_hanging
+from relabel.jobs.run.budget import Allowance
+from relabel.jobs.run.chunks import ChunkWork, OpenPair, Trajectory, check_columns, row_of
+from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
+from relabel.jobs.run.progress import Progress, RefusedAnswer
 from relabel.jobs.run.reuse import AnswerCache, AskKeys, SharedAsk, SharedAsks
 from relabel.jobs.run.session import CommitThreads
-from relabel.jobs.run.stop import CHECK_EVERY_S, DRAIN_S, Stop
+from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError
 from relabel.manifests.labels import Pair
 from relabel.manifests.receipts import ChunkId
-from relabel.manifests.reuse import answer_row
+from relabel.manifests.reuse import answer_of, answer_row
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import LabelerOptions
 
@@ -30,6 +30,8 @@ MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
 CHUNKS_PASSED = 16
 """Chunks without an ask that may go by before the engine is polled again, while it has work."""
+CHECK_EVERY_S = 0.25
+"""How often the deadline is compared with what begun chunks need, seconds."""
 IDLE_S = 0.02
 """Pause between two tries to find work while there is nothing to ask, seconds."""
 MOST_TOKENS = 100_000_000
@@ -103,14 +105,13 @@ class RunLoop:
         self._is_whole_query = labeler.reads.whole_query
         self.answer_cache = answer_cache
         self.options = options
-        self.engine = engine
+        self.engine = WatchedEngine(engine, math.inf if is_late else ask_timeout_s)
         self.progress = progress
         self.stop = stop
         self.on_progress = on_progress
         self._journal = journal
         self._allowance = allowance
         self._is_late = is_late
-        self._patience = StallDetection(engine, math.inf if is_late else ask_timeout_s)
         self._seed = seed
         self._keys = AskKeys(seed)
         self._ready: deque[Request] = deque()
@@ -124,11 +125,6 @@ class RunLoop:
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
-
-    @property
-    def polling_since_s(self) -> float | None:
-        """When the poll under way began, on `time.perf_counter`; None between polls."""
-        return self._patience.polling_since_s
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
         """Work through the chunks.
@@ -153,56 +149,51 @@ class RunLoop:
         return is_done
 
     def _feed(self, chunks: Iterator[ChunkWork | None]) -> bool:
-        engine, ready = self.engine, self._ready
         pairs = self._pairs(chunks)
-        exhausted = False
         while True:
             if time.perf_counter() >= self._next_check_s:
                 self._check()
             if self.stop.reason is not None:
                 is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
-                if is_over or not self._begun or self._is_spent or self._is_late:
+                is_spent = self._allowance is not None and self._allowance.is_spent
+                if is_over or is_spent or self._is_late or not self._begun:
                     return False
-            room = engine.capacity
-            handed = -1
-            while room > 0:
-                if ready:
-                    if not self._may_ask(ready[0]):
-                        break
-                    handed = ready[0].id
-                    engine.submit(ready.popleft())
-                    room -= 1
-                    continue
-                if exhausted or self._open_pairs >= MAX_OPEN_PAIRS:
-                    break
-                opened = next(pairs, None)
-                if opened is None:
-                    exhausted = True
-                    break
-                if opened is NOT_NOW:
-                    break
-                self._open(*opened)
-            if handed >= 0:
-                self._patience.handed(handed)
+            has_more = self._fill(pairs)
             answers = self._poll()
-            self._patience.check_idle(len(self._in_flight))
-            if not answers and not ready and not self._in_flight and (exhausted or self._open_pairs == 0):
-                if exhausted:
+            if not answers and not self._ready and not self._in_flight and not (has_more and self._open_pairs):
+                if not has_more:
                     return self.stop.reason is None
                 # all is answered; the next chunk waits for commits, or for other workers
                 self._commits.settle(wait_for_all=True)
                 time.sleep(IDLE_S)
-                self.on_progress()
-                continue
             for answer in answers:
                 self._deliver(answer)
-            self._commits.settle(wait_for_all=False)
-            self._patience.check_silence(self._in_flight, lambda number: self._in_flight[number].stage)
+            self._commits.settle()
             self.on_progress()
+
+    def _fill(self, pairs: Iterator[tuple[ChunkWork, int]]) -> bool:
+        """Hand requests to the engine while it has room, opening pairs for more of them; False if no pair is left."""
+        room = self.engine.capacity
+        while room > 0:
+            if self._ready:
+                if not self._may_ask(self._ready[0]):
+                    break
+                self.engine.submit(self._ready.popleft())
+                room -= 1
+            elif self._open_pairs >= MAX_OPEN_PAIRS:
+                break
+            else:
+                opened = next(pairs, None)
+                if opened is None:
+                    return False
+                if opened is NOT_NOW:
+                    break
+                self._open(*opened)
+        return True
 
     def _poll(self) -> list[Answer]:
         """Let the engine work."""
-        answers = self._patience.poll(len(self._in_flight))
+        answers = self.engine.poll()
         if self._allowance is not None:
             self._allowance.answered(answers)
         return answers
@@ -211,19 +202,7 @@ class RunLoop:
         """Whether the budget has room for a request. Where it has none and no answer can make any, the run is
         drained.
         """
-        is_idle = len(self._in_flight) <= len(self._ready)
-        if self._allowance is None or self._allowance.takes(request, is_idle=is_idle):
-            return True
-        self._mind_budget()
-        return False
-
-    @property
-    def _is_spent(self) -> bool:
-        return self._allowance is not None and self._allowance.is_spent
-
-    def _mind_budget(self) -> None:
-        if self._is_spent:
-            self.stop.drain(AT_BUDGET)
+        return self._allowance is None or self._allowance.takes(request, is_idle=not self.engine.num_in_flight)
 
     def _has_budget(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
         """Wait until the budget has room for one more chunk; False if a stop came first."""
@@ -231,7 +210,6 @@ class RunLoop:
             begun = sum(one.left for one in self._begun.values())
             if self._allowance.may_begin(work.left, begun, self.progress.pairs):
                 break
-            self._mind_budget()
             if self.stop.reason is not None:
                 return False
             yield NOT_NOW
@@ -244,17 +222,14 @@ class RunLoop:
         if self.progress.requests:
             return
         for ask in self.labeler.probe():
-            number = self._next_id
-            self._next_id = number + 1
-            since_s = self._patience.worked_s
-            request = Request(number, ask, self._seed)
+            request = Request(self._next_id, ask, self._seed)
+            self._next_id += 1
             if not self._may_ask(request):
                 return
             self.engine.submit(request)
-            while not any(answer.request_id == number for answer in self._poll()):
+            while not any(answer.request_id == request.id for answer in self._poll()):
                 if self.stop.reason is not None:
                     return
-                self._patience.check(since_s, ask.stage)
 
     def _check(self) -> None:
         """Begin to drain if the deadline is as near as the begun chunks need: as long as recent ones took, each being
@@ -267,7 +242,7 @@ class RunLoop:
 
     def _show_live(self) -> None:
         live, unfinished = self.progress.live, self.unfinished
-        live.in_flight = len(self._in_flight) - len(self._ready)
+        live.in_flight = self.engine.num_in_flight
         live.begun_chunks = len(unfinished)
         live.begun_rows = sum(len(work.pairs) for work in unfinished)
         live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
@@ -300,7 +275,7 @@ class RunLoop:
                 if time.perf_counter() >= self._next_check_s:
                     self._check()
                 self._commits.add(work)
-                self._commits.settle(wait_for_all=False)
+                self._commits.settle()
                 passed += 1
                 if passed % CHUNKS_PASSED == 0 and self._in_flight:
                     yield NOT_NOW
@@ -357,23 +332,25 @@ class RunLoop:
         work: ChunkWork = trajectory.open.work
         is_first = trajectory.attempt == 0
         key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
-        if work.known and ask.shared_by is None and (known := work.known.get(key)) is not None:
-            self._runnable.append((trajectory, known))
-            return
         if ask.shared_by is None:
-            self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, key, is_first))
+            if (known := work.known.get(key)) is not None:
+                self._runnable.append((trajectory, known))
+            else:
+                self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, key, is_first))
             return
         shared = self._shared.get(key)
         if shared is None:
-            self._shared[key] = shared = SharedAsk()
-            if self.answer_cache is not None and shared.take_from(self.answer_cache, trajectory):
-                assert shared.answer is not None
-                self._runnable.append((trajectory, shared.answer))
-                self._shared.forget_old()
-                return
-            shared.waiters.append(trajectory)
-            self._enqueue(ask, key, _InFlight(work, ask.stage, None, key, is_first))
-        elif shared.answer is None:
+            shared = self._shared[key] = SharedAsk()
+            if self.answer_cache is not None:
+                shared.kept_as = self.answer_cache.key(ask, work.round, trajectory.sample, trajectory.attempt)
+                if (kept := self.answer_cache.known.get(shared.kept_as)) is not None:  # an earlier run had it
+                    shared.answer = answer_of(kept)
+                    work.answers.append(kept)
+                    work.reused_answers += 1
+                    self._shared.forget_old()
+            if shared.answer is None:
+                self._enqueue(ask, key, _InFlight(work, ask.stage, None, key, is_first))
+        if shared.answer is None:
             shared.waiters.append(trajectory)
         else:
             self._runnable.append((trajectory, shared.answer))
@@ -425,7 +402,6 @@ class RunLoop:
             is_going_on = trajectory.take(answer, self.labeler, self.options)
             refused = None
             if trajectory.refused_as is not None:
-                assert trajectory.tries
                 refused = RefusedAnswer(
                     trajectory.open.pair.row_id, status=trajectory.refused_as, **trajectory.tries[-1]
                 )
@@ -492,6 +468,6 @@ def ask_unwritten(
         is_late=job.spec.engine.args.sends_batches,
         allowance=allowance,
     )
-    with ends_hanging(lambda: loop.polling_since_s, job.spec.run.ask_timeout_s):
+    with ends_hanging(lambda: loop.engine.polling_since_s, job.spec.run.ask_timeout_s):
         loop.run(iter([asked]))
     return asked

@@ -1,18 +1,23 @@
-"""Progress on a terminal, in logs and as a Prometheus text file."""
+"""What a run has done so far: its counts, the live files of workers, the display on stderr, and a Prometheus file."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import re
 import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -22,25 +27,367 @@ from rich.text import Text
 from relabel.jobs import logs
 from relabel.jobs.exits import Exit
 from relabel.jobs.logs import redacted_streams
-from relabel.jobs.run.counts import ASKED, Progress
-from relabel.jobs.run.execution import left_s, left_text
-from relabel.manifests.errors import InputError
-from relabel.manifests.records import plain
-from relabel.manifests.run import Range
-from relabel.manifests.secrets import redacted
+from relabel.jobs.output import clock_text, shown
+from relabel.manifests.asks import Answer
+from relabel.manifests.errors import InputError, RelabelError
+from relabel.manifests.receipts import Receipt
+from relabel.manifests.records import checked, plain, readable_json, version_of
+from relabel.manifests.run import Range, Tally
+from relabel.manifests.secrets import redacted, redacted_values
+from relabel.manifests.store import RunStore, read_if_there
 
-if TYPE_CHECKING:
-    from relabel.jobs.run.results import RunReport
+logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------------------
+# Counts of answers and rows.
+
+ASKED = ("pairs", "requests", "prompt_tokens", "cached_tokens", "output_tokens")
+"""What asking is counted in."""
+
+FIRST_ANSWERS = 16
+"""If none of so many answers was accepted, that is warned of: chance spoils some, and a wrong prompt all."""
+SHOWN_CHARS = 200
+MOST_CHARS = 1_000
+"""Of a refused answer's text that is passed on while the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAnswer:
+    """An answer that could not be read.
+
+    Args:
+        attempt: which of the row's attempts at this stage it was, from 1.
+        status: what the row would be quarantined as.
+        finish: how the engine ended it.
+    """
+
+    row_id: int
+    stage: str
+    attempt: int
+    status: str
+    finish: str
+    reason: str
+    text: str
+
+    def line(self) -> str:
+        """Which one it was, and the text's first line that is not empty, as a terminal may show it."""
+        first = next((line for line in self.text.splitlines() if line.strip()), "") or "(no text)"
+        return f"row {self.row_id}, {self.stage}, {self.status}: {_live_cut(self.reason)}: {_live_cut(first)}"
+
+
+@dataclass(slots=True)
+class StageSeen:
+    """Of one stage's answers: how many, those of them to a first attempt, and their tokens."""
+
+    answers: int = 0
+    first_attempts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, answer: Answer, *, is_first: bool) -> None:
+        """Another answer."""
+        self.answers += 1
+        self.first_attempts += is_first
+        self.prompt_tokens += answer.prompt_tokens
+        self.cached_tokens += answer.cached_tokens
+        self.output_tokens += answer.output_tokens
+
+    def tokens(self) -> dict[str, int]:
+        """By the names that `Progress` has for them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+        }
+
+
+@dataclass(slots=True)
+class Live:
+    """What goes on inside the chunks under way, of one worker or of several together; an answer that several rows share
+    counts once.
+
+    Args:
+        in_flight: asks that the engine has.
+        refused: answers by the status that their rows would be quarantined as.
+        begun_chunks, begun_rows, rows_in: chunks that are begun and not done, their rows, and those of these that are
+            in.
+    """
+
+    in_flight: int = 0
+    accepted: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    last_refused: RefusedAnswer | None = None
+    begun_chunks: int = 0
+    begun_rows: int = 0
+    rows_in: int = 0
+
+    def count(self, read_as: Sequence[RefusedAnswer | None]) -> None:
+        """Count an answer.
+
+        Args:
+            read_as: of each row that it is for; None where it could be read, of which one is enough.
+        """
+        failed = [one for one in read_as if one is not None]
+        if failed:
+            self.last_refused = replace(failed[-1], text=failed[-1].text[:MOST_CHARS])
+        if len(failed) < len(read_as):
+            self.accepted += 1
+        else:
+            self.refused[failed[-1].status] += 1
+
+    def add(self, other: Live) -> None:
+        """Add another worker's."""
+        for name in ("in_flight", "accepted", "begun_chunks", "begun_rows", "rows_in"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.refused.update(other.refused)
+        self.last_refused = other.last_refused or self.last_refused
+
+    def answers_text(self) -> str:
+        """Answers by what became of them: `41 answered: 25 accepted, 16 refused (14 format, 2 truncated)`."""
+        refused = self.refused.total()
+        by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(self.refused.items()))
+        return f"{self.accepted + refused:,} answered: {self.accepted:,} accepted, {refused:,} refused" + (
+            f" ({by_status})" if by_status else ""
+        )
+
+    def warning(self) -> str | None:
+        """What to say where the first answers were all refused."""
+        if self.accepted or self.refused.total() < FIRST_ANSWERS or self.last_refused is None:
+            return None
+        why = "the server or engine does not answer, or refuses"
+        if self.refused.keys() - {"engine", "refused", "overlong"}:
+            why = "the model may be too small for this labeler, or its room to answer too short"
+        return (
+            f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): "
+            f"{why}. `relabel ask` shows whole answers. The last one: {self.last_refused.line()}"
+        )
+
+
+def _live_cut(text: str) -> str:
+    line = shown(" ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}…"
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """Counts since the start; written by the loop alone, or by the supervisor of several workers.
+
+    `pairs`, `statuses`, `reused` and what they were asked with count every answer, until `settle` leaves what was
+    committed, and puts the rest into `lost`. `rows_of_others` are what other workers have committed since the first
+    listing, as of the last one.
+    """
+
+    pairs: int = 0
+    reused: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    chunks_committed: int = 0
+    chunks_lost: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    engine_starts: int = 0
+    stages_seen: defaultdict[str, StageSeen] = field(default_factory=lambda: defaultdict(StageSeen))
+    live: Live = field(default_factory=Live)
+    rows_of_others: int = 0
+    started_s: float = field(default_factory=time.perf_counter)
+
+    def settle(self, receipts: Iterable[Receipt]) -> None:
+        """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
+        up at a stop or cut off by a kill, counts as discarded.
+        """
+        done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
+        for receipt in receipts:
+            chunks += 1
+            reused += receipt.rows_reused
+            statuses.update(receipt.statuses)
+            done += asked_for([receipt])
+        statuses["ok"] -= reused
+        for name in ASKED:
+            # a worker that was killed did not count its last answers
+            self.lost[name] = max(0, getattr(self, name) - done[name])
+            setattr(self, name, done[name])
+        self.statuses, self.reused, self.chunks_committed = +statuses, reused, chunks
+
+    def in_vain(self) -> dict[str, int]:
+        """What was asked and not committed."""
+        return {name: self.lost[name] for name in ASKED}
+
+
+def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
+    """Rows asked and what they were asked with, named as in `Progress`."""
+    found = Counter[str]()
+    for receipt in receipts:
+        found["pairs"] += receipt.rows - receipt.rows_reused
+        for counts in receipt.stages.values():
+            found["requests"] += counts.get("asks", 0)
+            found.update({name: counts.get(name, 0) for name in ASKED[2:]})
+    return found
+
+
+def left_s(total: int, done: int, seconds: float) -> Range | None:
+    """Seconds until all rows are done at the pace so far, with two standard errors of a mean over so many rows; None
+    before the first.
+    """
+    if not done:
+        return None
+    left, most = seconds / done * max(0, total - done), 1 + 2 / math.sqrt(done)
+    return Range(left / most, left, left * most)
+
+
+def left_text(left: Range | None) -> str:
+    """An interval in words: `0:04:10 to 0:09:00`."""
+    if left is None:
+        return "unknown"
+    low, high = clock_text(left.low), clock_text(left.high)
+    return low if low == high else f"{low} to {high}"
+
+
+# ------------------------------------------------------------------------------
+# What each worker says of itself in the run folder.
+
+FOLDER = "live"
+VERSION = 1
+WRITE_EVERY_S = 5.0
+STALE_S = 60.0
+"""The worker of a file that was not written for so long is gone, or its engine has been at one step since."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What one worker has done since its engine was up.
+
+    Args:
+        execution: of the command that it works for.
+        written: UTC, by the worker's clock.
+        seconds: since then; pairs: that it asked, committed or not; prompt_tokens: that no cache held.
+    """
+
+    version: int
+    worker: str
+    execution: str
+    written: str
+    seconds: float
+    pairs: int
+    reused: int
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    statuses: dict[str, int]
+    chunks_committed: int
+    chunks_lost: int
+    live: Live
+
+    @classmethod
+    def now(cls, worker: str, execution: str, progress: Progress) -> WorkerState:
+        """A worker's counts now."""
+        return cls(
+            version=VERSION,
+            worker=worker,
+            execution=execution,
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.perf_counter() - progress.started_s, 1),
+            pairs=progress.pairs,
+            reused=progress.reused,
+            requests=progress.requests,
+            prompt_tokens=progress.prompt_tokens - progress.cached_tokens,
+            cached_tokens=progress.cached_tokens,
+            output_tokens=progress.output_tokens,
+            statuses=dict(progress.statuses),
+            chunks_committed=progress.chunks_committed,
+            chunks_lost=progress.chunks_lost,
+            live=progress.live,
+        )
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was written, as far as the clocks of two machines agree."""
+        return time.time() - datetime.fromisoformat(self.written).timestamp()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether its worker may be gone: it is old, or dated so far ahead that nothing is known."""
+        return abs(self.age_s) > STALE_S
+
+
+class LiveFile:
+    """`live/<worker>.json`: what one worker has done, written every few seconds, for `relabel status --live` and for
+    the supervisor of several workers.
+
+    No label, no commit and no proof depends on it. It is written by a thread of its own, so that no store keeps the
+    engine waiting; if it can't be written, that is warned of once. It is removed at the worker's end; one that a killed
+    worker left is stale by its age, and is removed when the run is finished.
+
+    Args:
+        stays: its last counts are left for the supervisor, which removes it.
+    """
+
+    def __init__(
+        self, store: RunStore, worker: str, execution: str, progress: Progress, *, stays: bool = False
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._execution = execution
+        self._progress = progress
+        self._stays = stays
+        self._next_s = time.perf_counter() + WRITE_EVERY_S
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="live")
+        self._writing: Future[None] | None = None
+
+    def update(self) -> None:
+        """Write if it is due; cheap enough to be called at each turn of the loop."""
+        if time.perf_counter() >= self._next_s and (self._writing is None or self._writing.done()):
+            self._next_s = time.perf_counter() + WRITE_EVERY_S
+            self._submit()
+
+    def _submit(self) -> None:
+        state = WorkerState.now(self._worker, self._execution, self._progress)
+        self._writing = self._thread.submit(self._write, readable_json(redacted_values(plain(state))))
+
+    def _write(self, data: bytes) -> None:
+        name = live_name(self._worker)
+        try:
+            self._store.put(name, data)
+        except (OSError, RelabelError) as exc:
+            logger.warning("%s/%s: can't be written (%s); going on without", self._store.root, name, exc)
+            self._next_s = math.inf
+
+    def close(self) -> None:
+        """Remove the file, if there is one, or write the last counts."""
+        if self._stays and self._next_s < math.inf:
+            self._submit()
+        self._thread.shutdown()
+        if self._writing is not None and not self._stays:
+            with contextlib.suppress(OSError, RelabelError):
+                self._store.remove(live_name(self._worker))
+
+
+def live_name(worker: str) -> str:
+    """The file of a worker."""
+    return f"{FOLDER}/{worker}.json"
+
+
+def live_states(store: RunStore) -> list[WorkerState]:
+    """What workers have written, by name; files of other versions, damaged, or gone by now, are left out."""
+    found = []
+    for name in store.names(FOLDER):
+        with contextlib.suppress(ValueError, OverflowError):
+            held = json.loads(read_if_there(store, name) or b"{}")
+            if version_of(held) == VERSION:
+                found.append(checked(WorkerState, held))
+    return found
+
 
 # ------------------------------------------------------------------------------
 # What is seen of a run while it goes on: bars on a terminal, one line in a notebook that is written over, a line a
 # minute elsewhere (more often until it is known how long the run takes), JSON objects on request. Always on stderr.
 
-
 FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
 DRAW_EVERY_S = 0.25
 NOTEBOOK_EVERY_S, NOTEBOOK_CHARS = 1.0, 200
-LOGGERS = ("relabel",)
 
 
 class _Aloud(logging.Handler):
@@ -57,7 +404,7 @@ class _Aloud(logging.Handler):
 class _BarAndLines(Bars):
     """A bar, and below it lines of text, each cut to the terminal's width."""
 
-    lines: tuple[str, ...] = ()
+    lines: Sequence[str] = ()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
@@ -73,56 +420,36 @@ class Display:
         shows_refused: whether the last refused answer is shown, too.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        total: int,
-        *,
-        before: int = 0,
-        shows_refused: bool = False,
-    ) -> None:
+    def __init__(self, progress: Progress, total: int, *, before: int = 0, shows_refused: bool = False) -> None:
         self._progress = progress
         self._total = total
         self._before = before
         self._shows_refused = shows_refused
         self._has_warned = False
-        self._door = contextlib.ExitStack()
-        self._console = Console(file=sys.stderr)
+        self._while_shown = contextlib.ExitStack()
+        console = Console(file=sys.stderr)
         self._bars: _BarAndLines | None = None
-        self._next_s = 0.0
-        self._aloud = _Aloud(self)
-        self._is_notebook = self._console.is_jupyter and not logs.is_json()
-        if self._console.is_terminal and not logs.is_json():
-            self._bars = _BarAndLines(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("pairs · {task.fields[rates]}"),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bars.add_task(
-                "labeling", total=before + total, completed=before, rates="the engine is starting"
-            )
+        self._is_notebook = console.is_jupyter and not logs.is_json()
+        self._next_s = time.perf_counter() + min(FIRST_LINE_S, LINE_EVERY_S)
+        if console.is_terminal and not logs.is_json():
+            rates = TextColumn("pairs · {task.fields[rates]}")
+            columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), rates
+            self._bars = _BarAndLines(*columns, console=console, transient=True)
+            self._bars.add_task("labeling", total=before + total, completed=before, rates="the engine is starting")
+        if self._bars is not None or self._is_notebook:
+            self._next_s = time.perf_counter() + DRAW_EVERY_S
 
     def __enter__(self) -> Display:
         if self._bars is not None:
-            self._bars.start()
-            self._door.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
-        for name in LOGGERS:
-            logging.getLogger(name).addHandler(self._aloud)
-        first_s = DRAW_EVERY_S if self._bars or self._is_notebook else min(FIRST_LINE_S, LINE_EVERY_S)
-        self._next_s = time.perf_counter() + first_s
+            self._while_shown.enter_context(self._bars)
+            self._while_shown.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
+        aloud, ours = _Aloud(self), logging.getLogger("relabel")
+        ours.addHandler(aloud)
+        self._while_shown.callback(ours.removeHandler, aloud)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name in LOGGERS:
-            logging.getLogger(name).removeHandler(self._aloud)
-        self._door.close()
-        if self._bars is not None:
-            self._bars.stop()
+    def __exit__(self, *_: object) -> None:
+        self._while_shown.close()
         if self._is_notebook:  # a short run is shown once, at its end
             self._next_s = 0.0
             self.update()
@@ -136,35 +463,28 @@ class Display:
             self.say(warning, level="warning", event="none_accepted")
         if now < self._next_s:
             return
-        left, done = self._left_s(now), self._before + self._rows_done()
+        progress, total = self._progress, self._before + self._total
+        seconds, others = max(now - progress.started_s, 1e-9), progress.rows_of_others
+        pairs, reused = progress.pairs, progress.reused
+        # a chunk that a pool has in hand may be another's by now, which is not known yet
+        done = self._before + min(pairs + reused + others, self._total)
+        left = left_s(max(0, self._total - reused), pairs + others, seconds)  # what is reused takes no time
+        by_others = [f"{others:,} by other workers"] if others else []
+        rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f} pairs/s"
+        rates = f"{rate} · {pairs - progress.statuses['ok']} quarantined"
+        eta, inside = f"ETA {left_text(left)}", self._inside(seconds)
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
-            self._bars.lines = self._inside(now)
-            rates = " · ".join((*self._by_others(), self._rates(now), f"ETA {left_text(left)}"))
-            self._bars.update(self._task, completed=done, rates=rates)
+            self._bars.lines = inside
+            self._bars.update(self._bars.task_ids[0], completed=done, rates=" · ".join([*by_others, rates, eta]))
+            return
+        line = " · ".join([", ".join([f"{done:,} of {total:,} pairs", *by_others]), rates, *inside, eta])
+        if self._is_notebook:
+            self._next_s = now + NOTEBOOK_EVERY_S
+            self._write_over(line, end="")
         else:
             self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
-            pairs = ", ".join((f"{done:,} of {self._before + self._total:,} pairs", *self._by_others()))
-            line = " · ".join((pairs, self._rates(now), *self._inside(now), f"ETA {left_text(left)}"))
-            if self._is_notebook:
-                self._next_s = now + NOTEBOOK_EVERY_S
-                self._write_over(line, end="")
-            else:
-                self.say(line, event="progress", **self._counts(now))
-
-    def _write_over(self, line: str, *, end: str) -> None:
-        """A line in place of the one that a notebook shows last; spaces cover what is longer there."""
-        text = logs.as_text(redacted(line), "info").ljust(NOTEBOOK_CHARS)
-        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201
-
-    def _rows_done(self) -> int:
-        """A chunk that a pool has in hand may be another's by now, which is not known yet."""
-        done = self._progress.kept("pairs") + self._progress.kept("reused") + self._progress.rows_of_others
-        return min(done, self._total)
-
-    def _by_others(self) -> tuple[str, ...]:
-        rows = self._progress.rows_of_others
-        return (f"{rows:,} by other workers",) if rows else ()
+            self.say(line, event="progress", **self._counts(seconds, left))
 
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
         """A line above the bars; the fields are in the JSON form alone."""
@@ -175,43 +495,41 @@ class Display:
         else:
             logs.say(line, level=level, event=event, **fields)
 
-    def _counts(self, now: float) -> dict[str, Any]:
-        progress, left = self._progress, self._left_s(now)
-        live = plain(progress.live.in_short())
+    def _write_over(self, line: str, *, end: str) -> None:
+        """A line in place of the one that a notebook shows last; spaces cover what is longer there."""
+        text = logs.as_text(redacted(line), "info").ljust(NOTEBOOK_CHARS)
+        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201
+
+    def _inside(self, seconds: float) -> list[str]:
+        """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request;
+        nothing where nothing is asked yet, or ever, as where a student scores.
+        """
+        live, progress = self._progress.live, self._progress
+        if not (live.in_flight or live.accepted or live.refused):
+            return []
+        prompt, output = (progress.prompt_tokens - progress.cached_tokens) / seconds, progress.output_tokens / seconds
+        asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
+        refused = live.last_refused if self._shows_refused else None
+        return [
+            f"{asks} · {prompt:,.0f} prompt + {output:,.0f} output tokens/s",
+            *([] if refused is None else [f"last refused: {refused.line()}"]),
+        ]
+
+    def _counts(self, seconds: float, left: Range | None) -> dict[str, Any]:
+        """The fields of a line of progress."""
+        progress, live = self._progress, plain(self._progress.live)
         return {
-            **{name: progress.kept(name) for name in ASKED if name != "cached_tokens"},
-            "reused": progress.kept("reused"),
+            **{name: getattr(progress, name) for name in ASKED if name != "cached_tokens"},
+            "reused": progress.reused,
             "by_others": progress.rows_of_others,
             "pairs_to_ask": self._total,
-            "statuses": dict(progress.kept_statuses),
+            "statuses": dict(progress.statuses),
             "in_vain": progress.in_vain(),
             "chunks_committed": progress.chunks_committed,
             **{name: value for name, value in live.items() if name != "last_refused" or self._shows_refused},
             "left_s": None if left is None else plain(left.rounded(1)),
-            "seconds": round(now - progress.started_s, 3),
+            "seconds": round(seconds, 3),
         }
-
-    def _rates(self, now: float) -> str:
-        pairs, seconds = self._progress.kept("pairs"), max(now - self._progress.started_s, 1e-9)
-        rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f}"
-        return f"{rate} pairs/s · {pairs - self._progress.kept_statuses['ok']} quarantined"
-
-    def _inside(self, now: float) -> tuple[str, ...]:
-        """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request."""
-        live, seconds = self._progress.live, max(now - self._progress.started_s, 1e-9)
-        prompt, output = self._progress.prompt_tokens - self._progress.cached_tokens, self._progress.output_tokens
-        asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
-        tokens = f"{prompt / seconds:,.0f} prompt + {output / seconds:,.0f} output tokens/s"
-        if not (live.in_flight or live.accepted or live.refused):  # nothing is asked yet, or ever: a student scores
-            return ()
-        refused = live.last_refused if self._shows_refused else None
-        return (f"{asks} · {tokens}", *([f"last refused: {refused.line()}"] if refused is not None else ()))
-
-    def _left_s(self, now: float) -> Range | None:
-        """At the pace of this worker and of others together."""
-        kept, others = self._progress.kept, self._progress.rows_of_others
-        reused = kept("reused")  # which takes no time
-        return left_s(max(0, self._total - reused), kept("pairs") + others, now - self._progress.started_s)
 
 
 # ------------------------------------------------------------------------------
@@ -220,13 +538,9 @@ class Display:
 # Written at the start, every 15 s and at the end, each time to a file next to it that is then renamed, so that a
 # collector never reads half of one. A file that can't be written is warned of once and ends no run.
 
-
-logger = logging.getLogger(__name__)
-
 METRICS_EVERY_S = 15.0
 LAST_SUCCESS = "relabel_last_success_timestamp_seconds"
 WITHOUT_COMMIT = "relabel_exits_without_commit"
-
 
 Metric = tuple[str, str, float | tuple[str, Mapping[str, float]]]
 """A gauge's name, its help, and its value, or a label's name with the value for each text of that label. Each execution
@@ -247,15 +561,15 @@ class MetricsFile:
         self._path = Path(path)
         self.job = job
         self._shard = shard
-        self._started_clock = time.time()
-        self._started_s = time.perf_counter()
+        self._started_clock, self._started_s = time.time(), time.perf_counter()
         self._next_s = 0.0
         self._has_failed = False
         check_metrics_file(self._path)
         self._last_success = _written_before(self._path, LAST_SUCCESS)
         self._without_commit = _written_before(self._path, WITHOUT_COMMIT) or 0.0
         self.progress: Progress | None = None
-        self.report: RunReport | None = None
+        self.whole: tuple[Tally, int, float] | None = None
+        """Of the whole output: what is done, and its rows; and how long the engine took to start, in seconds."""
 
     def update(self) -> None:
         """Write if it is time to. May be called as often as one likes."""
@@ -289,18 +603,15 @@ class MetricsFile:
         ]
         if self.progress is not None:
             found += _of_progress(self.progress)
-        if self.report is not None:
-            tally = self.report.tally
-            rows = {"ok": tally.labelled, **tally.quarantined, "open": self.report.rows - tally.rows}
+        if self.whole is not None:
+            tally, num_rows, engine_start_s = self.whole
+            rows = {"ok": tally.labelled, **tally.quarantined, "open": num_rows - tally.rows}
+            share = tally.num_quarantined / tally.rows if tally.rows else 0.0
             found += [
                 ("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", ("status", rows)),
-                (
-                    "relabel_quarantine_fraction",
-                    "Share of the output's finished rows that are quarantined.",
-                    tally.num_quarantined / tally.rows if tally.rows else 0.0,
-                ),
+                ("relabel_quarantine_fraction", "Share of the output's finished rows that are quarantined.", share),
                 ("relabel_chunks_done", "Chunks of the whole output that are committed.", tally.chunks_done),
-                ("relabel_engine_start_seconds", "How long the engine took to start.", self.report.engine_start_s),
+                ("relabel_engine_start_seconds", "How long the engine took to start.", engine_start_s),
             ]
         if code is not None:
             text = "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error."
@@ -312,28 +623,33 @@ class MetricsFile:
         return found
 
 
+def _of_progress(progress: Progress) -> list[Metric]:
+    statuses, pairs = progress.statuses, progress.pairs
+    share = (statuses.total() - statuses["ok"]) / pairs if pairs else 0.0
+    tokens = {kind: getattr(progress, f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
+    lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}
+    chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
+    lost = "asked and discarded: another worker committed first, or the run ended."
+    return [
+        ("relabel_run_rows", "Rows that the execution has finished, by status.", ("status", {"ok": 0, **statuses})),
+        ("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", share),
+        ("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", ("outcome", chunks)),
+        ("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", ("kind", tokens)),
+        ("relabel_run_requests", "Requests that the engine answered.", progress.requests),
+        ("relabel_run_in_vain_rows", f"Rows {lost}", progress.lost["pairs"]),
+        ("relabel_run_in_vain_requests", f"Requests {lost}", progress.lost["requests"]),
+        ("relabel_run_in_vain_tokens", f"Tokens {lost}", ("kind", lost_tokens)),
+        ("relabel_run_engine_starts", "How often an engine was started.", progress.engine_starts),
+    ]
+
+
 def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) -> str:
     """Replace a file by metrics, whole or not at all.
 
-    Returns:
-        Why it can't be written; nothing where it was.
-    """
-    part = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
-    try:
-        # a file's name need not be text
-        part.write_text(rendered(metrics, labels), encoding="utf-8", errors="replace")
-        part.replace(path)  # a path without a name (`.`, `/`) fails here
-    except OSError as exc:
-        part.unlink(missing_ok=True) if part.parent.is_dir() else None
-        return f"--metrics {path}: can't be written ({exc.strerror}); going on without"
-    return ""
-
-
-def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
-    """Metrics in Prometheus's text format.
-
     Args:
         labels: on every sample.
+    Returns:
+        Why it can't be written; nothing where it was.
     """
     lines = []
     for name, about, value in metrics:
@@ -343,31 +659,15 @@ def rendered(metrics: list[Metric], labels: Mapping[str, str]) -> str:
             held = {**labels, **({label: text} if label else {})}
             inner = ",".join(f'{key}="{_escaped(part)}"' for key, part in held.items())
             lines.append(f"{name}{{{inner}}} {float(one)!r}")
-    return "\n".join(lines) + "\n"
-
-
-def _of_progress(progress: Progress) -> list[Metric]:
-    statuses, pairs = dict(progress.kept_statuses), progress.kept("pairs")
-    quarantined = sum(count for status, count in statuses.items() if status != "ok")
-    tokens = {kind: progress.kept(f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
-    lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}
-    chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
-    lost = "asked and discarded: another worker committed first, or the run ended."
-    return [
-        ("relabel_run_rows", "Rows that the execution has finished, by status.", ("status", {"ok": 0, **statuses})),
-        (
-            "relabel_run_quarantine_fraction",
-            "Share of those rows that are quarantined.",
-            quarantined / pairs if pairs else 0.0,
-        ),
-        ("relabel_run_chunks", "Chunks: committed, or lost to a worker that was first.", ("outcome", chunks)),
-        ("relabel_run_tokens", "Tokens; cached ones are part of the prompt.", ("kind", tokens)),
-        ("relabel_run_requests", "Requests that the engine answered.", progress.kept("requests")),
-        ("relabel_run_in_vain_rows", f"Rows {lost}", progress.lost["pairs"]),
-        ("relabel_run_in_vain_requests", f"Requests {lost}", progress.lost["requests"]),
-        ("relabel_run_in_vain_tokens", f"Tokens {lost}", ("kind", lost_tokens)),
-        ("relabel_run_engine_starts", "How often an engine was started.", progress.engine_starts),
-    ]
+    part = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        # a file's name need not be text
+        part.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
+        part.replace(path)  # a path without a name (`.`, `/`) fails here
+    except OSError as exc:
+        part.unlink(missing_ok=True) if part.parent.is_dir() else None
+        return f"--metrics {path}: can't be written ({exc.strerror}); going on without"
+    return ""
 
 
 def _escaped(text: str) -> str:
@@ -380,18 +680,15 @@ def check_metrics_file(path: Path) -> None:
     Raises:
         InputError: it is a device, a pipe or a socket.
     """
-    try:
+    with contextlib.suppress(OSError):
         mode = path.stat().st_mode
-    except OSError:
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(f"--metrics {path}: is not a regular file. Name a file.")
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise InputError(f"--metrics {path}: is not a regular file. Name a file.")
 
 
 def _written_before(path: Path, name: str) -> float | None:
     """What an earlier execution wrote, so that one that fails does not forget it."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         found = re.search(rf"^{name}\{{.*\}} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         return float(found[1]) if found else None
-    except (OSError, ValueError):
-        return None
+    return None

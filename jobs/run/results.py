@@ -15,9 +15,9 @@ from relabel.jobs.job import OpenRun
 from relabel.jobs.output import grid
 from relabel.jobs.run.budget import AT_BUDGET, budget_so_far
 from relabel.jobs.run.canary import CanaryResult, canary_text, load_results
-from relabel.jobs.run.chunks import Live
-from relabel.jobs.run.counts import FOLDER as LIVE
 from relabel.jobs.run.crashes import FOLDER as CRASHES
+from relabel.jobs.run.progress import ASKED, Live
+from relabel.jobs.run.progress import FOLDER as LIVE
 from relabel.jobs.run.reuse import listed as refused_files
 from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
@@ -85,35 +85,13 @@ class StoredBatches:
 
 
 @dataclass(slots=True)
-class ThisExecution:
-    """Counts of one execution alone: what it committed, and `in_vain`: what it asked and discarded.
-
-    Args:
-        in_vain: by the names of `Progress`; its `cost` is None where the engine names no price.
-        costs: of an engine that is paid for; canary: the result of asking labelled rows again. Left out of JSON where
-            there is none.
-    """
-
-    pairs: int
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reused: int
-    statuses: dict[str, int]
-    in_vain: dict[str, Any]
-    chunks_committed: int
-    chunks_lost: int
-    seconds: float
-    costs: dict[str, Any] | None = None
-    canary: dict[str, Any] | None = None
-
-
-@dataclass(slots=True)
 class RunReport:
     """What an execution did, for the end table and `--output json`.
 
     Args:
+        did: counts of this execution alone, by the names of `Progress`, with `in_vain`: what it asked and discarded
+            (`cost` is None where the engine names no price); `costs` of an engine that is paid for, and the result of
+            the `canary`, where there is one.
         chunks: in the plan; left: what was begun here and not done, and what became of all answers.
         shards, busy_shards: the shards asked for, and those of them that other processes held.
         tally: the whole run, all workers together.
@@ -140,7 +118,7 @@ class RunReport:
     chunks: int
     over_limit: bool | None
     failed_fraction: float | None
-    did: ThisExecution
+    did: dict[str, Any]
     left: Live
     settled: int = 0
     stopped: str | None = None
@@ -203,22 +181,18 @@ def conclude(session: Session) -> RunReport:
         settled=session.left.num_settled() if may_settle else 0,
         stopped=session.stop.reason,
         budget=budget_so_far(opened, found.tally),
-        did=ThisExecution(
-            pairs=progress.kept("pairs"),
-            requests=progress.kept("requests"),
-            prompt_tokens=progress.kept("prompt_tokens"),
-            cached_tokens=progress.kept("cached_tokens"),
-            output_tokens=progress.kept("output_tokens"),
-            reused=progress.reused,
-            statuses=dict(progress.statuses),
-            in_vain={
+        did={
+            **{name: getattr(progress, name) for name in ASKED},
+            "reused": progress.reused,
+            "statuses": dict(progress.statuses),
+            "in_vain": {
                 **in_vain,
                 "cost": price_of(spec.engine.args, in_vain["prompt_tokens"], in_vain["output_tokens"]),
             },
-            chunks_committed=progress.chunks_committed,
-            chunks_lost=progress.chunks_lost,
-            seconds=round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
-        ),
+            "chunks_committed": progress.chunks_committed,
+            "chunks_lost": progress.chunks_lost,
+            "seconds": round(time.perf_counter() - progress.started_s, 3) if session.taken else 0.0,
+        },
     )
     if is_complete and opened.cascade is not None and (manifest := load_manifest(opened.store)) is not None:
         report.cascade = manifest.cascade
@@ -346,7 +320,7 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "failed_fraction": report.failed_fraction,
         "over_limit": report.over_limit,
         "stopped": report.stopped,
-        "this_run": {key: value for key, value in asdict(report.did).items() if value is not None},
+        "this_run": report.did,
         "stages": report.tally.stages,
         "remarks": report.remarks,
         "engine_start_s": round(report.engine_start_s, 3),
@@ -374,30 +348,29 @@ def report_text(report: RunReport) -> str:
         return "\n".join(
             [f"{report.name}: nothing to do, {share} shards are done ({counts}).", *_settled_lines(report)]
         )
-    seconds = max(did.seconds, 1e-9)
-    prompt = did.prompt_tokens
+    seconds, prompt, output = max(did["seconds"], 1e-9), did["prompt_tokens"], did["output_tokens"]
     rows = [
         ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
         ("labelled", f"{tally.labelled:,}"),
         ("reused", f"{tally.reused:,}"),
         ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
-        ("this run", f"{did.pairs:,} pairs in {did.seconds:.1f} s, {did.pairs / seconds:,.1f} pairs/s"),
-        ("tokens", f"{prompt:,} in, {did.output_tokens:,} out, {(prompt + did.output_tokens) / seconds:,.0f} tokens/s"),
-        ("prefix hits", f"{did.cached_tokens / prompt:.0%} of prompt tokens" if prompt else "none"),
+        ("this run", f"{did['pairs']:,} pairs in {did['seconds']:.1f} s, {did['pairs'] / seconds:,.1f} pairs/s"),
+        ("tokens", f"{prompt:,} in, {output:,} out, {(prompt + output) / seconds:,.0f} tokens/s"),
+        ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
-    lost = did.in_vain
+    lost = did["in_vain"]
     if lost["requests"] or lost["pairs"]:
         cost = "" if lost["cost"] is None else f", {lost['cost']:,.4f} in money"
         num_tokens = lost["prompt_tokens"] + lost["output_tokens"]
         rows.append(("discarded", f"{lost['pairs']:,} pairs, {lost['requests']:,} asks, {num_tokens:,} tokens{cost}"))
     rows += _open_rows(report)
-    scope = "" if sum(counts["asks"] for counts in tally.stages.values()) == did.requests else " in all"
+    scope = "" if sum(counts["asks"] for counts in tally.stages.values()) == did["requests"] else " in all"
     rows += [
         (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out{scope}")
         for stage, counts in tally.stages.items()
     ]
-    if did.canary is not None:
-        rows.append(("canary", canary_text(CanaryResult(**did.canary))))
+    if canary := did.get("canary"):
+        rows.append(("canary", canary_text(CanaryResult(**canary))))
     if report.budget is not None:
         rows.append(("budget", report.budget.text))
     if report.cascade is not None:
@@ -425,25 +398,20 @@ def _open_rows(report: RunReport) -> list[tuple[str, str]]:
 
 def verdict(report: RunReport) -> str:
     """How an execution ended, in a phrase."""
-    match report.exit:
-        case Exit.DONE if report.rows == report.tally.rows:
-            return "done, every row accounted for"
-        case Exit.DONE:
-            return "these shards are done; other shards are open"
-        case Exit.OVER_LIMIT:
-            return f"done, but {report.failed_fraction:.1%} of rows are quarantined, over the limit; everything is kept"
-        case Exit.LOCKED:
-            return "another process works on these shards"
-        case Exit.NOTHING_TO_DO:
-            return "nothing to do"
-        case Exit.GATE if report.stopped == AT_BUDGET:
-            return ENDED_AT_BUDGET
-        case Exit.GATE:
-            return "done, but the cheap labels lose more than cascade.alpha allows; everything is kept"
-        case _ if report.is_for_run:
-            return "partial; a retry leaves chunks alone that were never labelled"
-        case _:
-            return "partial; run the same command again"
+    if report.exit is Exit.DONE and report.rows > report.tally.rows:
+        return "these shards are done; other shards are open"
+    if report.exit is Exit.GATE and report.stopped == AT_BUDGET:
+        return ENDED_AT_BUDGET
+    if report.exit is Exit.PARTIAL and report.is_for_run:
+        return "partial; a retry leaves chunks alone that were never labelled"
+    failed = report.failed_fraction or 0.0
+    return {
+        Exit.DONE: "done, every row accounted for",
+        Exit.OVER_LIMIT: f"done, but {failed:.1%} of rows are quarantined, over the limit; everything is kept",
+        Exit.LOCKED: "another process works on these shards",
+        Exit.NOTHING_TO_DO: "nothing to do",
+        Exit.GATE: "done, but the cheap labels lose more than cascade.alpha allows; everything is kept",
+    }.get(report.exit, "partial; run the same command again")
 
 
 def _settled_lines(report: RunReport) -> list[str]:

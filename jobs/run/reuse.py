@@ -13,7 +13,8 @@ from hashlib import blake2b
 from typing import Any
 
 from relabel.jobs.job import Job
-from relabel.jobs.run.chunks import ChunkWork, RefusedAnswer, Trajectory, asked_again
+from relabel.jobs.run.chunks import ChunkWork, Trajectory, asked_again
+from relabel.jobs.run.progress import RefusedAnswer
 from relabel.manifests.asks import Answer, Ask, EngineFacts
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.files import place_of
@@ -27,7 +28,6 @@ from relabel.manifests.reuse import (
     EarlierOutput,
     KnownLabels,
     RowPlace,
-    answer_of,
     open_earlier,
     shared_answers,
 )
@@ -79,7 +79,7 @@ class Reuse:
         self.outputs = outputs
         self.labels = KnownLabels(outputs, recipe_digest(plan.parts), labeler_columns(plan.parts))
         self.answer_cache = AnswerCache(plan, outputs)
-        self._first_is_shared = job.labeler.probe()[0].shared_by is not None
+        self._first_is_shared = any(ask.shared_by is not None for ask in job.labeler.probe()[:1])
 
     def fill(self, work: ChunkWork) -> int:
         """Settle the rows of a chunk whose labels are known. Returns how many.
@@ -192,19 +192,6 @@ class SharedAsk:
     answer: Answer | None = None
     kept_as: bytes | None = None
     waiters: list[Trajectory] = field(default_factory=list)
-
-    def take_from(self, answer_cache: AnswerCache, trajectory: Trajectory) -> bool:
-        """Take the answer of an earlier run, if one had it; the trajectory is the first that asks."""
-        work: ChunkWork = trajectory.open.work
-        assert trajectory.ask is not None
-        self.kept_as = answer_cache.key(trajectory.ask, work.round, trajectory.sample, trajectory.attempt)
-        known = answer_cache.known.get(self.kept_as)
-        if known is None:
-            return False
-        self.answer = answer_of(known)
-        work.answers.append(known)
-        work.reused_answers += 1
-        return True
 
 
 class SharedAsks(OrderedDict[bytes, SharedAsk]):

@@ -8,11 +8,12 @@ import itertools
 import logging
 import math
 import os
+import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Self
@@ -20,25 +21,248 @@ from typing import Self
 import numpy as np
 
 from relabel.jobs.job import OpenRun
-from relabel.jobs.run.budget import Allowance
+from relabel.jobs.run.budget import Allowance, open_allowance
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.crashes import CrashJournal
-from relabel.jobs.run.reuse import AnswerCache, Reuse, earlier_outputs, keep_answers, known_answers, listed
-from relabel.jobs.run.shards import WorkLeft
+from relabel.jobs.run.progress import Progress
+from relabel.jobs.run.reuse import Reuse, earlier_outputs, keep_answers, known_answers, listed
 from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import EngineFacts
-from relabel.manifests.errors import LockHeldError
+from relabel.manifests.errors import LockHeldError, StoreUnreachableError, UsageError
 from relabel.manifests.files import HERE
 from relabel.manifests.labels import Pair
 from relabel.manifests.plan import Plan, chunk_row_ids
 from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
 from relabel.manifests.reuse import Cascade, LabelKeys
 from relabel.manifests.run import Attempts, Snapshot, file_schema
-from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.schemas import LABELS, LabelRow, QuarantineRow
 from relabel.manifests.store import Lock, shard_lock_name
 
 logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------------------
+# Which shards a worker takes, and what is left to do of them.
+
+SHARD_COUNT_VARIABLE = "RELABEL_SHARD_COUNT"
+"""Number of workers, for schedulers that give an index and no count (a Kubernetes Indexed Job)."""
+
+
+def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, str] = os.environ) -> list[int]:
+    """Shards of the plan that a worker takes: those j with j mod count = index.
+
+    Args:
+        text: `index/count` (0-based), `auto`, or None for all.
+        num_shards: shards in the plan.
+    Raises:
+        UsageError: not of that form, an index outside 0..count-1, or `auto` without a scheduler.
+    """
+    if text is None:
+        return list(range(num_shards))
+    if text == "auto":
+        index, count = _from_scheduler(environment)
+        source = f"the scheduler's {index}/{count}"
+    else:
+        source, match = f"--shard {text}", re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if match is None:
+            raise UsageError(f"{source}: want INDEX/COUNT, counted from 0 (the first of four is 0/4), or auto.")
+        index, count = map(int, match.groups())
+    if not 0 <= index < count:
+        raise UsageError(f"{source}: the index must be one of 0 to COUNT - 1 (the last of four is 3/4).")
+    return list(range(index, num_shards, count))
+
+
+_INDEXES = {
+    "SLURM_ARRAY_TASK_ID": "",
+    "AWS_BATCH_JOB_ARRAY_INDEX": "AWS_BATCH_JOB_ARRAY_SIZE",
+    "JOB_COMPLETION_INDEX": "",
+}
+"""A scheduler's variable that holds a worker's index, and the one that holds their count, if there is one."""
+
+
+def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
+    name = next((one for one in _INDEXES if one in environment), None)
+    if name is None:
+        raise UsageError(f"--shard auto: no scheduler's variable is set ({', '.join(_INDEXES)}). Give INDEX/COUNT.")
+    # a task of Slurm that failed and is submitted again is an array of its own; the count says what it was part of
+    for count_name in (SHARD_COUNT_VARIABLE, _INDEXES[name]):
+        if count_name in environment:
+            return _number(environment, name), _number(environment, count_name)
+    if name != "SLURM_ARRAY_TASK_ID":
+        raise UsageError(
+            f"--shard auto: {name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the number of workers."
+        )
+    first = _number(environment, "SLURM_ARRAY_TASK_MIN", "0")
+    last = _number(environment, "SLURM_ARRAY_TASK_MAX")
+    step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", "1"))
+    count = (last - first) // step + 1
+    if _number(environment, "SLURM_ARRAY_TASK_COUNT", str(count)) != count:
+        raise UsageError(
+            f"--shard auto: Slurm's array {first}-{last}:{step} has gaps, so that some shards would fall to no task. "
+            f"Submit the whole array 0-{count - 1}, or give INDEX/COUNT."
+        )
+    return (_number(environment, name) - first) // step, count
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "not set") -> int:
+    text = environment.get(name, default)
+    if not text.isdecimal():
+        raise UsageError(f"--shard auto: the variable {name} is {text!r}. Give INDEX/COUNT, say --shard 3/64.")
+    return int(text)
+
+
+class WorkLeft:
+    """What is left to do of some shards: chunks without a receipt, or, at a retry, chunks of its round that still hold
+    quarantined rows. Read from the receipts at each call, since others work too.
+
+    Args:
+        is_retry: quarantined rows of committed chunks are the work, instead of chunks without a receipt.
+        execution: whose receipts show the round of retries that its workers are in.
+
+    Attributes:
+        whole: the listing of `seen` if it left nothing to do, so that a run need not list again to report that.
+    """
+
+    def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, execution: str = "") -> None:
+        self.opened = opened
+        self.shards = shards
+        self.is_retry = is_retry
+        self.whole: Mapping[str, str] | None = None
+        self.retries = self._retry_round(execution) if is_retry else {}
+
+    @functools.cached_property
+    def seen(self) -> dict[int, dict[int, list[int]]]:
+        """What was committed at the first listing. Receipts stay, so what is done here is done."""
+        folder = self.opened.folder
+        etags = folder.listing()
+        found = folder.attempts_in(etags)
+        if not self.is_retry and sum(map(len, found.values())) == self.opened.plan.num_chunks:
+            self.whole = etags
+        return found
+
+    def rows_since(self, shard: int, now: Mapping[int, Sequence[int]]) -> int:
+        """Rows of the chunks of a shard that were open at the first listing and are committed now; none at a retry.
+
+        Args:
+            now: attempts by chunk, from a recent listing.
+        """
+        before, rows = self.seen.get(shard, {}), self.opened.plan.shards[shard].chunks
+        return 0 if self.is_retry else sum(rows[chunk] for chunk in now if chunk not in before)
+
+    def rows_before(self) -> int:
+        """Rows of these shards that were committed at the first listing; at a retry, which goes over them, none."""
+        planned = self.opened.plan.shards
+        return 0 if self.is_retry else sum(planned[shard].rows for shard in self.shards) - self.rows_to_ask()
+
+    def rows_to_ask(self) -> int:
+        """Rows of the chunks to work on, as of the first listing."""
+        planned, folder = self.opened.plan.shards, self.opened.folder
+        if not self.is_retry:
+            return sum(planned[shard].chunks[chunk] for shard in self.shards for chunk in self.todo(shard, self.seen))
+        return sum(
+            receipts[-1].quarantine.rows
+            for shard in self.shards
+            for receipts in folder.chunk_receipts(shard)
+            if receipts[-1].quarantine is not None and receipts[-1].chunk in self.retries.get(shard, {})
+        )
+
+    def todo(self, shard: int, seen: Attempts | None = None) -> dict[int, int]:
+        """Chunks of a shard that should still be worked on, and the attempt that it would be.
+
+        Args:
+            seen: attempts by shard and chunk, from a recent listing; by default the shard is listed now.
+        Raises:
+            StoreUnreachableError: at a retry, a listing lacks receipts that were seen before.
+        """
+        done = self.opened.folder.attempts(shard) if seen is None else seen.get(shard, {})
+        if not self.is_retry:
+            return {chunk: 1 for chunk in range(len(self.opened.plan.shards[shard].chunks)) if chunk not in done}
+        attempts = self.retries.get(shard, {})
+        self._refuse_lost(shard, attempts.keys() - done.keys())
+        return {chunk: attempt for chunk, attempt in attempts.items() if len(done[chunk]) == attempt - 1}
+
+    def open_shards(self) -> list[int]:
+        """Those of the shards that still have work in them, for this worker or another; from one listing."""
+        seen = None if len(self.shards) == 1 else self.opened.folder.attempts_of_all()
+        return [shard for shard in self.shards if self.todo(shard, seen)]
+
+    def _retry_round(self, execution: str) -> dict[int, dict[int, int]]:
+        """Chunks to retry and their attempt, by shard.
+
+        Retries go in rounds: where a round was cut short (some chunks of the run are an attempt ahead of others that
+        still hold quarantined rows), only the ones that lag are asked, so that a retry that was killed and called again
+        ends where an undisturbed one ends. Workers of one execution begin one round: one that starts late finds the
+        receipts of the others, and does not begin the next.
+        """
+        own, level = 0, max((len(attempts) for done in self.seen.values() for attempts in done.values()), default=1)
+        found: dict[int, dict[int, int]] = {}
+        for shard in self.shards:
+            for receipts in self.opened.folder.chunk_receipts(shard):
+                own = max([own, *(one.attempt for one in receipts if one.execution == execution)])
+                # whether any quarantined row of a chunk may be asked again
+                quarantine = receipts[-1].quarantine
+                if quarantine is not None and len(self._settled(receipts)) < quarantine.rows:
+                    found.setdefault(shard, {})[receipts[0].chunk] = receipts[-1].attempt + 1
+        lagging = {
+            shard: late
+            for shard, asked in found.items()
+            if (late := {chunk: attempt for chunk, attempt in asked.items() if attempt <= (own or level)})
+        }
+        return lagging if own else lagging or found
+
+    def settled_rows(self, shard: int) -> dict[int, QuarantineRow]:
+        """Quarantined rows of a shard that this round leaves as they are, by row id: those of queries that have labels,
+        where all rows of a query take theirs from one answer.
+        """
+        attempts = self.retries.get(shard, {})
+        return {
+            row.row_id: row
+            for receipts in self.opened.folder.chunk_receipts(shard)
+            for row in self._settled([one for one in receipts if one.attempt < attempts.get(one.chunk, 0)])
+        }
+
+    def num_settled(self) -> int:
+        """Quarantined rows of the whole run that no retry would ask, as `settled_rows` has it."""
+        if not self.opened.job.reads.whole_query:
+            return 0
+        folder, shards = self.opened.folder, range(len(self.opened.plan.shards))
+        return sum(len(self._settled(receipts)) for shard in shards for receipts in folder.chunk_receipts(shard))
+
+    def _settled(self, receipts: list[Receipt]) -> list[QuarantineRow]:
+        folder = self.opened.folder
+        if not receipts or not self.opened.job.reads.whole_query:
+            return []
+        labels = [folder.table(one.labels, LABELS, ["query_id"]) for one in receipts if one.labels is not None]
+        labelled = {query_id for table in labels for query_id in table["query_id"].to_pylist()}
+        waiting = folder.quarantined_rows(receipts[-1])
+        return [QuarantineRow(**row) for row in waiting if row["query_id"] in labelled]
+
+    def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
+        """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever
+        came since.
+
+        Raises:
+            StoreUnreachableError: a listing lacks receipts that were seen before.
+        """
+        folder, attempts = self.opened.folder, self.retries.get(shard, {})
+        found = {
+            receipt.chunk: {row["row_id"] for row in folder.quarantined_rows(receipt)}
+            for receipts in folder.chunk_receipts(shard)
+            for receipt in receipts
+            if receipt.attempt + 1 == attempts.get(receipt.chunk)
+        }
+        self._refuse_lost(shard, attempts.keys() - found.keys())
+        return found
+
+    def _refuse_lost(self, shard: int, missing: set[int]) -> None:
+        if missing:
+            raise StoreUnreachableError(
+                f"{self.opened.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, "
+                f"chunks {sorted(missing)[:5]}). Run the same command again."
+            )
+
+
+# ------------------------------------------------------------------------------
+# A worker's session.
 
 COMMITS_IN_FLIGHT = 8
 MAX_OPEN_SHARDS = 32
@@ -66,58 +290,47 @@ class CommitThreads:
         self._commit = commit
         self._progress = progress
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="commit")
-        self._under_way: set[Future[tuple[ChunkWork, bool]]] = set()
+        self._under_way: set[Future[bool]] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown()
-        ended, self._under_way = self._under_way, set()
-        error = self._count(ended)
-        if error is not None and kind is None:  # else another is on its way
-            raise error
+        try:
+            self._count(self._under_way)
+        except Exception:
+            if kind is None:  # else another error is on its way
+                raise
 
     def __len__(self) -> int:
         return len(self._under_way)
 
     def add(self, work: ChunkWork) -> None:
         """Have a finished chunk committed."""
-        self._under_way.add(self._pool.submit(lambda: (work, self._commit(work))))
+        self._under_way.add(self._pool.submit(self._commit, work))
 
-    def settle(self, *, wait_for_all: bool) -> bool:
+    def settle(self, *, wait_for_all: bool = False) -> bool:
         """Take note of finished commits; a failed one raises here. Waits while too many are under way, or for all of
         them.
 
         Returns:
             Whether any had finished.
         """
-        has_news = False
-        while self._under_way:
-            must_wait = wait_for_all or len(self._under_way) >= COMMITS_IN_FLIGHT
-            done, self._under_way = wait(self._under_way, timeout=None if must_wait else 0, return_when=FIRST_COMPLETED)
-            has_news = has_news or bool(done)
-            error = self._count(done)
-            if error is not None:
-                raise error
-            if not wait_for_all:
-                break
-        return has_news
+        must_wait = wait_for_all or len(self._under_way) >= COMMITS_IN_FLIGHT
+        until = ALL_COMPLETED if wait_for_all else FIRST_COMPLETED
+        done, self._under_way = wait(self._under_way, timeout=None if must_wait else 0, return_when=until)
+        self._count(done)
+        return bool(done)
 
-    def _count(self, done: set[Future[tuple[ChunkWork, bool]]]) -> BaseException | None:
-        """Take note of all of these, which have ended; the error of one that failed, if any did."""
-        failed = None
+    def _count(self, done: set[Future[bool]]) -> None:
+        """Take note of all of these, which have ended, and raise the error of one that failed."""
         for future in done:
-            error = future.exception()
-            if error is not None:
-                failed = failed or error
-                continue
-            work, was_first = future.result()
-            if was_first:
-                self._progress.chunks_committed += 1
-            else:
-                self._progress.lose(work)
-        return failed
+            if future.exception() is None:
+                self._progress.chunks_committed += future.result()
+                self._progress.chunks_lost += not future.result()
+        for future in done:
+            future.result()
 
 
 class Session:
@@ -152,13 +365,11 @@ class Session:
         self.facts: EngineFacts | None = None
         self.worker = f"{HERE}-{os.getpid()}"
         self.journal = CrashJournal(opened.store, self.worker)
-        self.allowance: Allowance | None = None
         self.is_part = part_of is not None
         self.execution = part_of or secrets.token_hex(8)
         self.keys = LabelKeys(opened.plan.parts, opened.job.reads)
         self._schema = file_schema(opened.plan.parts)  # not in a commit thread, where nothing may be compiled
         self.left = WorkLeft(opened, shards, is_retry=is_retry, execution=self.execution)
-        self._before = self.left.seen
         self._locks: dict[int, Lock] = {}
         self._given_up: set[int] = set()
         self._chunks_left: dict[int, int] = {}
@@ -280,8 +491,7 @@ class Session:
     def _begin(self, chunk: ChunkId, pairs: list[Pair], settled: Mapping[int, QuarantineRow]) -> ChunkWork:
         work = ChunkWork(chunk, pairs, self.keys.keys(pairs))
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
-        if self.reuse is not None:
-            self.progress.reused += self.reuse.fill(work)
+        self.progress.reused += self.reuse.fill(work)
         if (cascade := self.opened.cascade) is not None and not self.is_retry:
             self.progress.reused += take_cheap(cascade, work)
         if chunk in self._kept:
@@ -295,23 +505,22 @@ class Session:
         """Chunks of which an execution that was stopped kept answers."""
         return {chunk for _, chunk in listed(self.opened.store)}
 
+    @functools.cached_property
+    def allowance(self) -> Allowance | None:
+        """What of the budget this worker may spend; None without one."""
+        return open_allowance(self.opened, self.worker, self.stop)
+
     def keep_answers(self, unfinished: list[ChunkWork]) -> None:
         """Keep the answers of chunks that stay open."""
         keep_answers(self.opened.store, self.opened.plan.fingerprint, self.facts, unfinished)
 
     @functools.cached_property
-    def reuse(self) -> Reuse | None:
+    def reuse(self) -> Reuse:
         """What earlier outputs know; opened when the first chunk is read, so that a run with
         nothing to do opens none.
         """
-        job = self.opened.job
-        outputs = [] if self.is_retry else earlier_outputs(job)
-        return Reuse(job, self.opened.plan, outputs) if outputs else None
-
-    @functools.cached_property
-    def answer_cache(self) -> AnswerCache:
-        """Answers that rows share."""
-        return self.reuse.answer_cache if self.reuse is not None else AnswerCache(self.opened.plan, [])
+        outputs = [] if self.is_retry else earlier_outputs(self.opened.job)
+        return Reuse(self.opened.job, self.opened.plan, outputs)
 
     def commit(self, work: ChunkWork) -> bool:
         """Make a finished chunk durable. Runs in a committer thread."""
@@ -336,7 +545,7 @@ class Session:
             committed=_utc(time.time()),
             answers=sorted({row.key: row for row in work.answers}.values()),
             reused=[
-                *(self.reuse.sources(work) if self.reuse is not None else []),
+                *self.reuse.sources(work),
                 *(cheap_sources(cascade, work) if cascade is not None else []),
             ],
             reused_answers=work.reused_answers,
@@ -353,7 +562,7 @@ class Session:
         Args:
             seen: the attempts in `found`.
         """
-        receipts = self.opened.folder.new_receipts(self._before, seen, found.etags)
+        receipts = self.opened.folder.new_receipts(self.left.seen, seen, found.etags)
         mine = (receipt for receipt in receipts if receipt.execution == self.execution)
         return (receipt for receipt in mine if not self.is_part or receipt.worker == self.worker)
 

@@ -206,10 +206,6 @@ def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT 
         stop.is_starting = False
 
 
-WATCH_EVERY_S = 5.0
-"""How often the deadline is compared with the clock, which may be set meanwhile."""
-
-
 @contextlib.contextmanager
 def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     """Route signals to `stop` while the block runs, and watch its deadline; restores the earlier handlers after. For
@@ -222,19 +218,21 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
         say: called with what was asked for and what will happen.
     """
     has_interrupt = False
-    is_due = threading.Event()
+    main = threading.get_ident()
+
+    def on_near() -> None:
+        """Wake the main thread by a signal if it starts an engine; the loop minds the deadline by itself."""
+        if stop.is_starting:
+            stop.mind(DRAIN_S)
+            if stop.reason is not None:
+                signal.pthread_kill(main, signal.SIGTERM)
 
     def on_term(_number: int, _frame: FrameType | None) -> None:
-        if is_due.is_set():  # sent by the watch below
-            is_due.clear()
-            text = f"{stop.reason} is too near for the engine to answer anything: it is not started."
+        stop.drain("SIGTERM")
+        if stop.is_starting and stop.reason != "SIGTERM":
+            say(f"{stop.reason} is too near for the engine to answer anything: it is not started.")
         else:
-            stop.drain("SIGTERM")
-            text = (
-                f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then relabel ends with exit "
-                "code 20."
-            )
-        say(text)
+            say(f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then exit 20.")
         _end_start(stop)
 
     def on_interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -247,13 +245,17 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
         say(f"Ctrl-C: no new chunks; those under way get {DRAIN_S:.0f} s to finish. Ctrl-C again stops now.")
         _end_start(stop)
 
+    timer = threading.Timer(max(0.0, min(stop.due_in_s(DRAIN_S), LONGEST_S)), on_near)
+    timer.daemon = True
     earlier = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, on_interrupt)
     try:
-        with _watching(stop, is_due):
-            yield
+        if stop.deadline is not None:
+            timer.start()
+        yield
     finally:
+        timer.cancel()
         for number, handler in earlier.items():
             signal.signal(number, handler)
 
@@ -262,33 +264,3 @@ def _end_start(stop: Stop) -> None:
     if stop.is_starting:
         stop.is_starting = False
         raise StartStopped
-
-
-@contextlib.contextmanager
-def _watching(stop: Stop, is_due: threading.Event) -> Iterator[None]:
-    """Wake the main thread by a signal if the deadline comes too near while an engine starts; the loop minds it by
-    itself.
-    """
-    if stop.deadline is None:
-        yield
-        return
-    main, has_ended = threading.get_ident(), threading.Event()
-
-    def watch() -> None:
-        while not has_ended.wait(min(WATCH_EVERY_S, max(0.5, stop.due_in_s(DRAIN_S)))):
-            if stop.is_starting and stop.due_in_s(DRAIN_S) <= 0:
-                stop.mind(DRAIN_S)
-                is_due.set()
-                signal.pthread_kill(main, signal.SIGTERM)
-                return
-
-    thread = threading.Thread(target=watch, name="deadline", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        thread.join()
-
-
-CHECK_EVERY_S = 0.25

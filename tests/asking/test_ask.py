@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.ask import AskedRows, Exchange
-from relabel.jobs.commands.ask import again_on_change, asked_text
+from relabel.jobs.ask import AskedRows, Exchange, again_on_change, asked_text
 from relabel.jobs.job import load_job
 from relabel.labelers.registry import LABELERS
 from relabel.manifests.asks import Answer, Ask, Message

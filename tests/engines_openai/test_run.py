@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.jobs.cli import main
-from relabel.jobs.environment import keep_arguments, keep_environment
+from relabel.jobs.cli import keep_arguments, keep_environment, main
 from relabel.jobs.job import load_job
 from relabel.labelers.engines.openai import OpenAi
 from relabel.manifests.errors import ConfigError

@@ -33,7 +33,7 @@ from relabel.distill.students.spec import LabelSource
 from relabel.jobs.cli import relabel
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.merge import merge_outputs
-from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop

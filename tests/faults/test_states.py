@@ -28,7 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop

@@ -11,6 +11,7 @@ import pytest
 
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.run.budget import open_allowance
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Answer, Request, most_output_tokens, most_prompt_tokens
 from tests.jobs.conftest import Outcome
@@ -108,7 +109,7 @@ def test_a_worker_learns_what_others_committed(
 ) -> None:
     monkeypatch.setattr("relabel.jobs.run.budget.READ_EVERY_S", 0.0)
     opened = open_run(load_job(write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 9_000}})))
-    allowance = open_allowance(opened, "one")
+    allowance = open_allowance(opened, "one", Stop())
     assert allowance.begin()
     ask = opened.job.labeler.probe()[0]
     assert allowance.takes(Request(1, ask, 0), is_idle=True)

@@ -24,8 +24,7 @@ import pytest
 from relabel.jobs import logs
 from relabel.jobs.delivery import TransferDisplay
 from relabel.jobs.logs import json_lines, redacted_streams
-from relabel.jobs.run.counts import Progress
-from relabel.jobs.run.progress import Display
+from relabel.jobs.run.progress import Display, Progress
 from relabel.labelers.prompts import TEMPLATES_READ
 
 

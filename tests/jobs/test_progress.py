@@ -18,13 +18,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.commands.status import LiveStatus, look
 from relabel.jobs.job import load_job, open_run
-from relabel.jobs.run import counts
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
-from relabel.jobs.run.chunks import FIRST_ANSWERS, SHOWN_CHARS, Live, RefusedAnswer
-from relabel.jobs.run.counts import LiveFile, Progress, live_states, state_of
 from relabel.jobs.run.execution import label
-from relabel.jobs.run.progress import Display, MetricsFile
+from relabel.jobs.run.progress import (
+    FIRST_ANSWERS,
+    SHOWN_CHARS,
+    Display,
+    Live,
+    LiveFile,
+    MetricsFile,
+    Progress,
+    RefusedAnswer,
+    WorkerState,
+    live_states,
+)
 from relabel.manifests.records import plain, readable_json
 from relabel.manifests.store import LocalRunStore
 
@@ -127,7 +135,7 @@ def planned(relabel: Callable[..., Any], write_job: Callable[..., str], write_pa
 def test_a_worker_is_seen_while_it_runs_and_leaves_nothing(
     planned: str, relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_module, "WRITE_EVERY_S", 0.0)
     seen: list[LiveStatus] = []
 
     def look_on(self: LiveFile) -> None:
@@ -156,7 +164,7 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing(
 def test_a_file_that_cannot_be_written_ends_no_run_and_is_said_once(
     planned: str, relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_module, "WRITE_EVERY_S", 0.0)
     (folder / "out/ecom/live").write_text("in the way")
     done = relabel("run", planned, "--set", "engine.args.batch=4")
     assert done.code == 0
@@ -170,7 +178,7 @@ def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finish
     progress.live = Live(7, 1, Counter(format=2))
     store.put(
         "live/gone-1.json",
-        readable_json(plain(replace(state_of("gone-1", "e", progress), written="2026-01-01T00:00:00+00:00"))),
+        readable_json(plain(replace(WorkerState.now("gone-1", "e", progress), written="2026-01-01T00:00:00+00:00"))),
     )
     store.put("live/torn-1.json", b'{"version": 1, "wor')
     store.put("live/later-1.json", b'{"version": 99}')
@@ -232,8 +240,8 @@ def test_a_worker_counts_the_shards_that_others_do_meanwhile(
     monkeypatch.setattr(sessions.Session, "_count_others", count)
     report = label(session)
     assert set(shown) == {8}
-    assert session.progress.kept("pairs") + session.progress.rows_of_others == 24
-    assert report.did.pairs == 16, "the end is about this call"
+    assert session.progress.pairs + session.progress.rows_of_others == 24
+    assert report.did["pairs"] == 16, "the end is about this call"
 
 
 # `--metrics FILE`: what a collector reads, at the start, on the way and at the end.

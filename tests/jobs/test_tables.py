@@ -19,8 +19,8 @@ from relabel.jobs import job as opening
 from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job
-from relabel.jobs.pool.supervisor import Supervisor
 from relabel.jobs.run.execution import label
+from relabel.jobs.run.workers import Supervisor
 from relabel.labelers.prompts import BUILT_IN
 from relabel.manifests import plan as plans
 from relabel.manifests.files import Storage

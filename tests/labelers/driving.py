@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import Labeler, labeler_class

@@ -23,8 +23,8 @@ pytest.importorskip("bm25s")
 
 from relabel.jobs.pairs.chunks import count_pieces
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.counts import Progress
 from relabel.jobs.run.loop import RunLoop
+from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import labeler_class

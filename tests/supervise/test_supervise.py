@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.jobs.pool import supervisor
-from relabel.jobs.pool.supervisor import choose_gpus, gpu_groups, visible_gpus
-from relabel.jobs.run.chunks import PIECES, TIMES_CAUGHT, ChunkWork, Isolation
+from relabel.jobs.run import workers as supervisor
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.crashes import PIECES, TIMES_CAUGHT, Isolation
+from relabel.jobs.run.workers import choose_gpus, gpu_groups, visible_gpus
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
 from relabel.manifests.process import usable_cores
@@ -421,13 +422,12 @@ def test_exactly_the_poisonous_rows_are_isolated_and_the_number_of_crashes_is_bo
 def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
     isolation, chunk = Isolation(), ChunkId(0, 0)
     isolation.crashed({chunk: [1]})
-    assert isolation.crashed_apart(chunk, [1], "died") is None
+    isolation.crashed_apart(chunk, [1], "died")
     isolation.cleared(chunk, [1])
     assert isolation.cases[chunk].groups == []
     isolation.crashed({chunk: [1]})
-    assert isolation.crashed_apart(chunk, [1], "died") is None, (
-        "caught once, by chance; then answered; this is the first time again"
-    )
+    isolation.crashed_apart(chunk, [1], "died")
+    assert not isolation.num_isolated, "caught once, by chance; then answered; this is the first time again"
 
 
 # GPUs are found and given out without torch.
