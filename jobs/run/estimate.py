@@ -245,14 +245,16 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     if not differences:
         tally = earlier.found.tally
         return f"{earlier.path}: {tally.labelled + tally.reused:,} labels made in the same way"
-    what = "; ".join(f"{part} ({', '.join(names)})" for part, names in differences.items())
+    shown = {part: names for part, names in differences.items() if part != "stages" or len(differences) == 1}
+    what = "; ".join(f"{part} ({', '.join(names)})" for part, names in shown.items())
     text = f"{earlier.path}: 0 rows reused, another {what}"
-    if "schema" in differences or not earlier.found.answers:
+    if "schema" in differences:
         return text
     changed = stages_changed(earlier.plan.parts, opened.plan.parts)
     shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
-    kept = sorted(shared - set(changed))
-    return text + (f"; kept: {', '.join(kept)}" if kept else "")
+    kept = sorted(shared - set(changed)) if earlier.found.answers else []
+    asked = [stage for stage in opened.plan.parts["stages"] if stage not in kept]
+    return f"{text}; asked again: {', '.join(asked)}" + (f"; kept: {', '.join(kept)}" if kept else "")
 
 
 def estimate_text(found: Estimate) -> str:

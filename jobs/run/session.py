@@ -67,7 +67,7 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
             raise UsageError(f"{source}: want INDEX/COUNT, counted from 0 (the first of four is 0/4), or auto.")
         index, count = map(int, match.groups())
     if not 0 <= index < count:
-        raise UsageError(f"{source}: the index must be one of 0 to COUNT - 1 (the last of four is 3/4).")
+        raise UsageError(f"{source}: the index must be below the count (the last of four is 3/4).")
     return list(range(index, num_shards, count))
 
 
@@ -103,10 +103,11 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
     return (_number(environment, name) - first) // step, count
 
 
-def _number(environment: Mapping[str, str], name: str, default: str = "not set") -> int:
+def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = environment.get(name, default)
-    if not text.isdecimal():
-        raise UsageError(f"--shard auto: the variable {name} is {text!r}. Give INDEX/COUNT, say --shard 3/64.")
+    if text is None or not text.isdecimal():
+        held = "not set" if text is None else repr(text)
+        raise UsageError(f"--shard auto: the variable {name} is {held}. Give INDEX/COUNT, say --shard 3/64.")
     return int(text)
 
 

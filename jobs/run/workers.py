@@ -789,9 +789,9 @@ def _joined(ray: Any, address: str | None) -> Iterator[None]:
                 logging_level=logging.ERROR,
                 include_dashboard=None if address else False,
             )
-    except (OSError, RuntimeError, ValueError) as exc:  # a ConnectionError is an OSError
+    except Exception as exc:
         raise MissingExtraError(
-            f"--backend ray: no Ray cluster at {where}. Start one with `ray start --head`, or check --address."
+            f"--backend ray: no Ray cluster at {where} ({exc}). Start one with `ray start --head`, or check --address."
         ) from exc
     finally:
         for number, handler in handlers.items():
