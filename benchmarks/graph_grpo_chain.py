@@ -302,7 +302,7 @@ def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, An
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
+    from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, longest_answer
     from relabel.labelers.engines.tokens import PromptEncoder
     from relabel.labelers.engines.transformers import end_ids
     from relabel.labelers.registry import labeler_class
@@ -326,7 +326,7 @@ def answers(asked: argparse.Namespace, folder: Path, test: Sequence[dict[str, An
         with torch.inference_mode():
             made = model.generate(
                 input_ids=ids, attention_mask=attention, do_sample=False, eos_token_id=ends, pad_token_id=pad,
-                max_new_tokens=talks.max_answer_tokens, temperature=None, top_p=None, top_k=None,
+                max_new_tokens=longest_answer(talks.labeler), temperature=None, top_p=None, top_k=None,
             )  # fmt: skip
         return [upto(one, ends) for one in made[:, width:].tolist()]
 

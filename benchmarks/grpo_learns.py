@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from relabel.distill.teachers.rewards import GoldRow, each, grade_score, graph_score
-from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, longest_answer
 from relabel.distill.teachers.spec import CreditSection, RolloutSection, RolloutTraining
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
@@ -178,7 +178,7 @@ def train(
         max_steps=steps, batch_size=16 * group, accumulation=1, learning_rate=rate, schedule="constant", warmup=0,
         device="cpu", precision="fp32",
     )  # fmt: skip
-    most = setting.dialogues.max_answer_tokens
+    most = longest_answer(setting.dialogues.labeler)
     args = grpo_arguments(settings, RolloutSection(group=group, updates=2), folder, max_answer_tokens=min(most, 64))
     trainer_class = CreditTrainer if "credit" in options else RolloutTrainer
     trainer = trainer_class(

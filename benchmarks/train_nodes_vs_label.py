@@ -36,7 +36,7 @@ import torch
 
 from relabel.distill.students.distillation import distill
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.training.curves import CURVES_NAME
+from relabel.distill.training.output import CURVES_NAME
 from relabel.jobs.delivery import fetch_model
 from relabel.labelers.direct import GraphGrpo
 from relabel.manifests.files import Storage

@@ -40,7 +40,7 @@ from relabel.distill.students.losses import Collator, Objective, compile_layers
 from relabel.distill.students.model import logits_of_rows, make_texts, pad_multiple_for, softmax
 from relabel.distill.students.networks import build_module, check_base, make_record
 from relabel.distill.students.spec import DistillSpec
-from relabel.distill.training.runtime import BatchPlan
+from relabel.distill.training.loop import BatchPlan
 from relabel.jobs.delivery import fetch_model
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.measures import auc
@@ -231,9 +231,8 @@ def by_sentence_transformers(spec: DistillSpec, examples: Examples) -> dict[str,
 
 def by_relabels_loop(spec: DistillSpec, examples: Examples) -> dict[str, Any]:
     """relabel's trainer alone, without reading, judging and writing: what the bare loop is compared with."""
-    from relabel.distill.training.loop import SupervisedLearner, Training
+    from relabel.distill.training.loop import SupervisedLearner, Training, make_accelerator
     from relabel.distill.training.output import TrainingPlace
-    from relabel.distill.training.runtime import make_accelerator
 
     settings = spec.train.model_copy(update={"save_every": 10**6})
     with tempfile.TemporaryDirectory() as scratch:

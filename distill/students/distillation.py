@@ -26,20 +26,17 @@ from relabel.distill.students.manifest import (
 from relabel.distill.students.model import logits_of_rows, make_texts, softmax, student_files, write_student
 from relabel.distill.students.networks import TrainingInputs, check_base, make_record
 from relabel.distill.students.spec import KINDS, DistillSpec
-from relabel.distill.training.curves import Curve, check_services, write_curves
 from relabel.distill.training.output import (
-    CARD_NAME,
     BaseModelUsed,
+    Made,
     OutputFolder,
     Product,
     Start,
-    is_finished,
-    refuse_own_base,
-    remove_leftovers,
+    check_services,
+    finished_model,
     spec_section,
-    training_in,
+    train_into,
     training_record,
-    write_finished,
 )
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
@@ -482,15 +479,12 @@ def distill(
     check_services(spec.train.report_to)
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     if is_writer:  # the first of several processes may have begun to write before the others get here
-        output.check_free()
-        refuse_own_base(output, resolved, key="student.model")
+        output.check(resolved)
     examples = load_examples(spec, storage)
     training = training_record(STUDENT, spec, resolved, _data_digest(examples), version=STUDENT_MANIFEST_VERSION)
-    if is_finished(output, training, start):
-        if is_writer:
-            remove_leftovers(output, training)
-        manifest = output.manifest(StudentManifest)
-        return Report(manifest, output.folder, True, judged_gates(spec, manifest.metrics.test))
+    finished = finished_model(output, training, start, StudentManifest, is_writer=is_writer)
+    if finished is not None:
+        return Report(finished, output.folder, True, judged_gates(spec, finished.metrics.test))
     base = check_base(spec, resolved)
     check_gates(spec, examples)
     check_stopping(spec, examples)
@@ -501,17 +495,12 @@ def distill(
         say(note)
     tokens = texts.encode(examples.texts)
     work = TrainingInputs(spec, base, record, examples, tokens, texts, output.checkpoints, say, notes)
-    if not is_writer:
-        _, _, manifest = _train(work, training.fingerprint)
-    else:
-        with training_in(output, training, start):
-            module, curve, trained = _train(work, training.fingerprint)
-            manifest = write_finished(output, lambda folder: _write(folder, work, module, curve, trained))
+    manifest = train_into(output, training, start, lambda: _train(work, training.fingerprint), is_writer=is_writer)
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 
 
-def _train(work: TrainingInputs, fingerprint: str) -> tuple[Any, Curve, StudentManifest]:
-    """Train, calibrate, judge: the module, its curve, and its manifest without the files' digests."""
+def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
+    """Train, calibrate, judge; what is to be written of the student."""
     spec, base = work.spec, work.base
     trainer = pkgutil.resolve_name(KINDS[spec.student.kind].trainer)
     module, outcome = trainer(work, lambda found: dev_figures(work, found))
@@ -542,14 +531,9 @@ def _train(work: TrainingInputs, fingerprint: str) -> tuple[Any, Curve, StudentM
         spec=spec.model_dump(mode="json"),
         student=asdict(record),
     )
-    return module, outcome.curve, manifest
 
+    def write(folder: Path) -> dict[str, str]:
+        write_student(folder, record, module, base.tokenizer)
+        return student_files(folder)
 
-def _write(folder: Path, work: TrainingInputs, module: Any, curve: Curve, trained: StudentManifest) -> StudentManifest:
-    """Write all files but the manifest."""
-    record = replace(work.record, temperature=trained.temperature)
-    write_student(folder, record, module, work.base.tokenizer)
-    write_curves(folder, curve, title=work.spec.name)
-    manifest = replace(trained, files=student_files(folder))
-    (folder / CARD_NAME).write_text(render_card(manifest, work.spec), encoding="utf-8")
-    return manifest
+    return Made(manifest, outcome.curve, write, lambda found: render_card(found, spec))

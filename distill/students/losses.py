@@ -18,10 +18,8 @@ from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, an
 from relabel.distill.students.networks import HEAD, LogisticStudent, TrainingInputs, build_module
 from relabel.distill.students.spec import NODE_HEADS, LossSection
 from relabel.distill.training import checkpoints
-from relabel.distill.training.curves import Curve, Outcome, TrainingFacts
-from relabel.distill.training.loop import Choice, SupervisedLearner, train_to_end
-from relabel.distill.training.output import TrainingPlace
-from relabel.distill.training.runtime import BatchPlan
+from relabel.distill.training.loop import BatchPlan, Choice, SupervisedLearner, train_to_end
+from relabel.distill.training.output import Curve, Outcome, TrainingFacts, TrainingPlace
 from relabel.manifests.errors import InputError, TrainingError
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.process import require
@@ -284,8 +282,6 @@ def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str,
         inputs.checkpoints,
         inputs.say,
         advice=f"Lower {lower}, or set train.gradient_checkpointing: true.",
-        sharding="Set it to plain multi-GPU, and `train.strategy: fsdp` in the spec: weights, gradients and optimizer "
-        "are then sharded over the same processes.",
         can_halve=tokens is None,
     )
     if tokens is not None:

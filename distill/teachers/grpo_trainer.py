@@ -1,5 +1,5 @@
-"""TRL's GRPOTrainer with rollouts asked by a labeler, advantages by group or by node, and greedy evaluation on held-out
-rows. Importing it loads TRL."""
+"""TRL's GRPOTrainer with rollouts asked by a labeler: advantages by group (grpo), along a graph (graph-grpo), or of
+answers under a grammar (res-rag); greedy evaluation on held-out rows. Importing it loads TRL."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import RepeatSampler
+from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import RepeatSampler, pad
 
-from relabel.distill.teachers.manifest import NODES
 from relabel.distill.teachers.rewards import (
     ROUNDINGS,
     TEMPLATE,
@@ -31,26 +32,26 @@ from relabel.distill.teachers.rewards import (
     answer_figures,
     effective_ratios,
     group_advantages,
+    is_known,
     node_average_weights,
     roll_rows,
     segments_of,
     token_advantages,
 )
 from relabel.distill.teachers.rollouts import (
+    AskedIds,
     Dialogues,
     Rollout,
     TurnLogprobs,
     sampling_logprobs,
     vllm_arguments,
 )
-from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
-from relabel.distill.teachers.watch import RewardWatch
+from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining
 from relabel.distill.training import checkpoints
-from relabel.distill.training.curves import Curve
-from relabel.distill.training.loop import Choice, Learner
+from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of
 from relabel.distill.training.output import TrainingPlace
-from relabel.distill.training.runtime import is_on_cpu, precision_of
-from relabel.manifests.errors import TrainingError
+from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.manifests.asks import Ask
 
 # ------------------------------------------------------------------------------
 # A spec as TRL's arguments, and the order of prompts. Imports TRL, which takes ten seconds and more.
@@ -158,8 +159,6 @@ def greedy(trainer: Any) -> Iterator[None]:
 # ------------------------------------------------------------------------------
 # TRL's GRPOTrainer with rollouts that a labeler asks for and reads, and our advantages.
 #
-# Importing this file imports TRL's trainer, which takes ten seconds and more: import it where training begins.
-#
 # TRL's hooks are private; `trl==1.16.*` is pinned, and tests/teachers/test_grpo_trainer.py is the contract: with TRL's
 # normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
 # `_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; what the
@@ -187,7 +186,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         place: where checkpoints go.
         rows: what there is to train on, each with gold.
         scored: what rollouts earn.
-        advantages: of rewards [N, G], a row a prompt; None leaves TRL's as they are.
+        advantages: of rewards [N, G], a row a prompt.
         log: keeps every rollout.
         held_out: rows to evaluate on; the step with the best reward there is kept.
         eval_every: steps between evaluations; None is once an epoch.
@@ -205,21 +204,20 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         dialogues: Dialogues,
         rows: Sequence[GoldRow],
         scored: Scored,
-        advantages: Callable[[Tensor], Tensor] | None = group_advantages,
+        advantages: Callable[[Tensor], Tensor] = group_advantages,
         log: RolloutLog | None = None,
         held_out: Sequence[GoldRow] = (),
         eval_every: int | None = None,
         patience: int | None = None,
-        watch: RewardWatch | None = None,
+        watch: Watch | None = None,
         at_once: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.place, self.eval_every = place, eval_every
+        self.place, self.eval_every, self.watch = place, eval_every, watch
         self.choice = Choice("reward", patience) if held_out else None
-        self._dialogues, self._rows, self._scored = dialogues, rows, scored
-        self._advantages, self._at_once = advantages, at_once
-        self._held_out, self._watch = held_out, watch
-        self._log_of_rollouts = log if log is not None else RolloutLog(None)
+        self._dialogues, self._rows, self._held_out = dialogues, rows, held_out
+        self._scored, self._advantages, self._at_once = scored, advantages, at_once
+        self._rollout_log = log if log is not None else RolloutLog(place.folder)
         self._rollouts: list[Rollout] = []
         self._logprobs: list[TurnLogprobs] = []
         self._scores: list[Score] = []
@@ -228,27 +226,66 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         self._upcoming: Iterator[Any] = iter(())
         places = Dataset.from_dict({"prompt": list(range(len(rows)))})
         super().__init__(reward_funcs=[_reward], train_dataset=places, **kwargs)
+        self.updates = self.num_iterations
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
         self.model_wrapped = self.accelerator.prepare_model(self.model)
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._loader = self.get_train_dataloader()
         self.epoch_steps = len(self._loader) // self.args.gradient_accumulation_steps
 
-    @property
-    def group(self) -> int:
-        """Rollouts of one prompt; they follow each other."""
-        return int(self.num_generations)
+    # a step
+
+    def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
+        self.state.global_step = step  # TRL gives vLLM the weights of each step once
+        self._pending, self._places = {}, []
+        epoch, place = divmod(step, self.epoch_steps)
+        if place == 0:
+            self._upcoming = self._batches(epoch)
+        for batch in islice(self._upcoming, self.args.gradient_accumulation_steps):
+            self.training_step(self.model_wrapped, batch, None)
+        metrics = self._metrics["train"]
+        self._pending |= {
+            known: sum(metrics[name]) / len(metrics[name]) for name, known in CURVES.items() if metrics.get(name)
+        }
+        metrics.clear()
+        return self._pending, self._places
+
+    def _batches(self, epoch: int) -> Iterator[Any]:
+        self._loader.set_epoch(epoch)
+        return iter(self._loader)
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
+        return EpochSampler(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=self.num_generations,
+            batch_size=self.args.generation_batch_size // self.num_generations,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
 
     # rollouts and what they earn
 
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """TRL's batch with our advantages, and with what travels along; its rollouts are written down."""
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        device = self.accelerator.device
+        rewards_NG = torch.tensor([one.reward for one in self._scores], device=device).view(-1, self.num_generations)
+        batch["advantages"] = self._advantages(rewards_NG).flatten()
+        batch["place"] = torch.tensor([one["prompt"] for one in inputs], device=device)
+        self._pending |= answer_figures(self._rollouts, self._scores)
+        self._extend(batch, rewards_NG)
+        advantages = batch["advantages"].tolist()
+        step = self.state.global_step + 1
+        self._rollout_log.add(step, self._rollouts, self._scores, advantages=advantages, group=self.num_generations)
+        return batch
+
+    def _extend(self, batch: dict[str, Any], rewards_NG: Tensor) -> None:
+        """Add what the loss needs to know of each rollout."""
+
     def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
         self._logprobs = []
-        try:
-            self._rollouts = roll_rows(self._dialogues, [self._rows[place] for place in prompts], self._write)
-        except RuntimeError as exc:
-            if "probability tensor" not in str(exc):  # torch.multinomial's words
-                raise
-            raise self._not_finite("probabilities of the next token are not finite", prompts) from exc
+        self._rollouts = roll_rows(self._dialogues, [self._rows[place] for place in prompts], self._write)
         found: dict[str, Any] = {
             "prompt_ids": [one.prompt_ids for one in self._rollouts],
             "completion_ids": [one.completion_ids for one in self._rollouts],
@@ -281,79 +318,22 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         rewards_B1 = torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
         return self.accelerator.gather(rewards_B1)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self._with_advantages(super()._generate_and_score_completions(inputs), inputs)
-        self._keep(batch)
-        return batch
-
-    def _with_advantages(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch with our advantages, and with what travels along."""
-        device = batch["completion_ids"].device
-        if self._advantages is not None:
-            rewards_NG = torch.tensor([one.reward for one in self._scores], device=device).view(-1, self.group)
-            batch["advantages"] = self._advantages(rewards_NG).flatten()
-        batch["place"] = torch.tensor([one["prompt"] for one in inputs], device=device)
-        return batch
-
-    def _keep(self, batch: dict[str, Any], node_advantages: Sequence[Sequence[float]] | None = None) -> None:
-        """Rollouts and their figures, as this step made them."""
-        self._log_of_rollouts.add(
-            self.state.global_step + 1,
-            self._rollouts,
-            self._scores,
-            advantages=batch["advantages"].tolist(),
-            node_advantages=node_advantages,
-            group=self.group,
-        )
-        self._pending |= answer_figures(self._rollouts, self._scores)
-
-    # a step
-
-    def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
-        self.state.global_step = step  # TRL gives vLLM the weights of each step once
-        self._pending, self._places = {}, []
-        epoch, place = divmod(step, self.epoch_steps)
-        if place == 0:
-            self._upcoming = self._batches(epoch)
-        for batch in islice(self._upcoming, self.args.gradient_accumulation_steps):
-            self.training_step(self.model_wrapped, batch, None)
-        for name, known in CURVES.items():
-            values = self._metrics["train"].get(name)
-            if values:
-                self._pending[known] = sum(values) / len(values)
-        self._metrics["train"].clear()
-        return self._pending, self._places
-
-    def _batches(self, epoch: int) -> Iterator[Any]:
-        self._loader.set_epoch(epoch)
-        return iter(self._loader)
+    # the loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = self._loss(model, inputs)
         shown, places = float(loss.detach()), inputs["place"].tolist()
         if not math.isfinite(shown):
-            raise self._not_finite(f"the loss is not finite (loss {shown:.4g})", places)
+            what = f"the loss is not finite (loss {shown:.4g})"
+            raise self.place.not_finite(what, places, step=self.state.global_step + 1)
         self._pending["loss"] = self._pending.get("loss", 0.0) + shown
         self._places += places
         return loss
 
-    def _not_finite(self, what: str, places: Sequence[int]) -> TrainingError:
-        return self.place.not_finite(what, places, step=self.state.global_step + 1)
-
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         return super()._compute_loss(model, inputs)
 
-    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
-        return EpochSampler(
-            data_source=self.train_dataset if dataset is None else dataset,
-            mini_repeat_count=self.num_generations,
-            batch_size=self.args.generation_batch_size // self.num_generations,
-            repeat_count=self.num_iterations * self.args.steps_per_generation,
-            shuffle=self.shuffle_dataset,
-            seed=self.args.seed,
-        )
-
-    # evaluation on held-out rows
+    # evaluation on held-out rows, and what a checkpoint keeps
 
     def dev_figures(self, step: int) -> dict[str, float] | None:
         """What greedy answers to the held-out rows earn."""
@@ -367,34 +347,19 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
                 rollouts += roll_rows(self._dialogues, self._held_out[start : start + batch], self._write)
             return answer_figures(rollouts, self._scored(rollouts, self._held_out))
 
-    def warnings(self, curve: Curve, step: int) -> list[str]:
-        """Of rewards that are earned without the work, once an episode."""
-        return [] if self._watch is None else [f"watch: {episode}" for episode in self._watch.begun(curve, step)]
-
-    def is_suspect(self, curve: Curve) -> bool:
-        """Under a warning a step is the best one only if it is the first."""
-        return self._watch is not None and self._watch.is_warned(curve)
-
-    def ended_by(self, curve: Curve) -> str | None:
-        return "watch" if self._watch is not None and self._watch.ended_by(curve) is not None else None
-
-    def may_stop(self, step: int) -> bool:
-        """After the last update on the same rollouts: those are not kept in checkpoints."""
-        return bool(step % self.num_iterations == 0)
-
-    def _send_telemetry(self) -> None:
-        """No ping of the Hub: a training reports to the services of `train.report_to` alone."""
-
     def own_state(self, step: int) -> dict[str, Any]:
-        return {"log": self._log_of_rollouts.state(step)}
+        return {"log": self._rollout_log.state(step)}
 
     def load_own_state(self, held: dict[str, Any], step: int) -> None:
-        self._log_of_rollouts.go_on(held["log"])
+        self._rollout_log.go_on(held["log"])
         epoch, place = divmod(step, self.epoch_steps)
         if place:  # an epoch's loader draws from torch's generator when it starts, which was before the checkpoint
             self._upcoming = self._batches(epoch)
             for _ in range(place * self.args.gradient_accumulation_steps):
                 next(self._upcoming)
+
+    def _send_telemetry(self) -> None:
+        """No ping of the Hub: a training reports to the services of `train.report_to` alone."""
 
 
 def _reward(**_: Any) -> list[float]:
@@ -405,10 +370,6 @@ def _reward(**_: Any) -> list[float]:
 # ------------------------------------------------------------------------------
 # RolloutTrainer with credit by node: each token takes the advantage of the node it belongs to, and the graph's
 # coefficients are learned together with the model.
-#
-# Overridden in addition: `_with_advantages` (segments and base rewards travel with the batch
-# through TRL's shuffling), `_loss` (advantages by token, never detached, and the coefficients' own term),
-# `create_optimizer` (the coefficients' rate).
 
 
 # N prompts, G rollouts of a prompt, B = N·G, T tokens, V nodes
@@ -427,32 +388,24 @@ class CreditTrainer(RolloutTrainer):
         self.rounding = torch.zeros((), device=self.accelerator.device)
         self._credit.to(self.accelerator.device)
 
-    # what travels with the rollouts
-
-    def _with_advantages(self, batch: dict[str, Any], inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Also each token's node [B, T], the base rewards of each rollout's whole group [B, G, 3], and its place there
+    def _extend(self, batch: dict[str, Any], rewards_NG: Tensor) -> None:
+        """Each token's node [B, T], the base rewards of each rollout's whole group [B, G, 3], and its place there
         [B].
         """
-        batch = super()._with_advantages(batch, inputs)
-        completion_ids, group = batch["completion_ids"], self.group
-        device = completion_ids.device
+        device = self.accelerator.device
         template = NODES.index("r") if self._credit.section.tags == "grade" else TEMPLATE
-        segment_BT = torch.full(completion_ids.shape, TEMPLATE, device=device)
+        segment_BT = torch.full(batch["completion_ids"].shape, TEMPLATE, device=device)
         for row, rollout in enumerate(self._rollouts):
             segments = segments_of(rollout, self._dialogues.tokens, template=template)
             segment_BT[row, : len(segments)] = torch.tensor(segments, device=device)
-        base_NG3 = torch.tensor([one.base for one in self._scores], device=device).view(-1, group, 3)
-        rewards_BG3 = base_NG3.repeat_interleave(group, 0)
-        index_B = torch.arange(group, device=device).repeat(len(base_NG3))
-        return batch | {"segment_ids": segment_BT, "group_rewards": rewards_BG3, "group_index": index_B}
-
-    def _keep(self, batch: dict[str, Any], node_advantages: Sequence[Sequence[float]] | None = None) -> None:
-        super()._keep(batch, self._node_advantages(batch).detach().tolist())
-        base_B3 = torch.tensor([one.base for one in self._scores], device=self.accelerator.device)
+        base_B3 = torch.tensor([one.base for one in self._scores], device=device)
+        batch["segment_ids"] = segment_BT
+        batch["group_rewards"] = base_B3.view(-1, self.num_generations, 3).repeat_interleave(self.num_generations, 0)
+        batch["group_index"] = torch.arange(self.num_generations, device=device).repeat(len(rewards_NG))
+        for score, values in zip(self._scores, self._node_advantages(batch).tolist(), strict=True):
+            score.columns["node_advantages"] = values
         reward_V = self._credit.node_rewards(base_B3).mean(0).tolist()
         self._pending |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V, strict=True)}
-
-    # the loss
 
     def _node_advantages(self, batch: Mapping[str, Tensor]) -> Tensor:
         """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
@@ -460,6 +413,7 @@ class CreditTrainer(RolloutTrainer):
         return node_BGV[torch.arange(len(node_BGV)), batch["group_index"]]
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """With advantages by token, never detached, and the coefficients' own term."""
         segment_BT, node_BV = inputs["segment_ids"], self._node_advantages(inputs)
         if node_BV.requires_grad:
             node_BV.register_hook(
@@ -494,19 +448,17 @@ class CreditTrainer(RolloutTrainer):
         if logits.grad is not None:
             reduced = self.accelerator.reduce(logits.grad, reduction="mean")
             floor = ROUNDINGS * self.accelerator.reduce(self.rounding, reduction="mean").sqrt()
-            is_known = reduced.abs() > floor
-            logits.grad = torch.where(is_known, reduced, 0.0) if is_known.any() else None
+            is_sure = reduced.abs() > floor
+            logits.grad = torch.where(is_sure, reduced, 0.0) if is_sure.any() else None
         if logits.grad is not None:
             clip_grad_norm_([logits], self._credit.section.max_grad_norm)
         self.rounding.zero_()
-
-    # what is written down
 
     def after_update(self, step: int) -> dict[str, float]:
         """The coefficients after a step."""
         alpha = self._credit.coefficients()
         by_edge = alpha.by_edge()
-        self._log_of_rollouts.add_edges(step, self._credit.logits.detach().tolist(), by_edge)
+        self._rollout_log.add_edges(step, self._credit.logits.detach().tolist(), by_edge)
         ratios = {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
         return {f"alpha_{edge}": value for edge, value in by_edge.items()} | ratios
 
@@ -517,3 +469,229 @@ class CreditTrainer(RolloutTrainer):
         super().load_own_state(held, step)
         with torch.no_grad():
             self._credit.logits.copy_(held["logits"])
+
+
+# ------------------------------------------------------------------------------
+# Answers under a grammar: what it admits at each token, while an answer is written and when its probability is taken.
+#
+# Masks are few and answers are many: each different mask is kept once, and a token knows its number. Number 0 admits
+# all.
+
+
+# B rollouts, C tokens of an answer, V vocabulary, U different masks, W = ⌈V / 32⌉ words of a mask
+
+
+FREE = 0
+"""The mask that admits every token."""
+
+
+class GrammarMasks:
+    """The masks of one batch of answers.
+
+    Args:
+        compiler: for the model's tokenizer, as wide as its logits.
+    """
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self.num_words = -(-compiler.vocab_size // 32)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all masks but the one that admits every token."""
+        free = np.full(self.num_words, -1, dtype=np.int32)
+        self._masks, self._numbers = [free], {free.tobytes(): FREE}
+        self._table: Tensor | None = None
+
+    def matcher(self, ask: Ask) -> Any:
+        """What holds an answer to the ask's format, at its start."""
+        assert ask.format is not None
+        return self._compiler.matcher(ask.format)
+
+    def numbers(self, ask: Ask, ids: Sequence[int]) -> list[int]:
+        """The number of the mask at each token of an answer.
+
+        Raises:
+            ValueError: the grammar does not admit a token.
+        """
+        matcher, found = self.matcher(ask), list[int]()
+        for token in ids:
+            words = self.words_of(matcher)
+            if not words[token // 32] >> (token % 32) & 1:
+                raise ValueError(f"token {token} at place {len(found)} is not one that the grammar admits")
+            key = words.tobytes()
+            if key not in self._numbers:
+                self._numbers[key] = len(self._masks)
+                self._masks.append(words)
+                self._table = None
+            found.append(self._numbers[key])
+            if not matcher.is_stopped():
+                matcher.consume_token(token)
+        return found
+
+    def words_of(self, matcher: Any) -> np.ndarray:
+        """What a matcher admits now, as bits, 32 to a word and lowest first, int32 [W]; at its end, end tokens."""
+        words = np.zeros(self.num_words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return words
+
+    def admitted(self, numbers: Tensor, width: int) -> Tensor:
+        """Which tokens the masks with these numbers admit, bool [..., V].
+
+        Args:
+            numbers: of masks, any shape.
+            width: V, of the model's logits.
+        """
+        if self._table is None or self._table.device != numbers.device:
+            self._table = torch.from_numpy(np.stack(self._masks)).to(numbers.device)
+        return unpacked(self._table[numbers], width)
+
+
+def unpacked(words: Tensor, width: int) -> Tensor:
+    """Bits, 32 to a word of int32 [..., W] and lowest first, as booleans [..., V]."""
+    places = torch.arange(32, dtype=torch.int32, device=words.device)
+    return (words[..., None] >> places & 1).bool().flatten(-2)[..., :width]
+
+
+class GrammarHold:
+    """A logits processor of transformers: each row's answer is held to its grammar while it is written.
+
+    Args:
+        matchers: of each row, at its start; one that has stopped admits end tokens alone.
+        prompt_width: tokens of the padded prompts.
+    """
+
+    def __init__(self, masks: GrammarMasks, matchers: Sequence[Any], prompt_width: int) -> None:
+        self._masks, self._matchers, self._prompt_width = masks, matchers, prompt_width
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Logits with -inf at what the grammars do not admit, float [B, V]."""
+        if input_ids.shape[1] > self._prompt_width:
+            for matcher, token in zip(self._matchers, input_ids[:, -1].tolist(), strict=True):
+                if not matcher.is_stopped() and not matcher.consume_token(token):
+                    raise ValueError(f"the grammar got stuck: {matcher.get_error()[:300]}")
+        words = np.stack([self._masks.words_of(matcher) for matcher in self._matchers])
+        admitted = unpacked(torch.from_numpy(words).to(scores.device), scores.shape[1])
+        return scores.masked_fill(~admitted, float("-inf"))
+
+
+# ------------------------------------------------------------------------------
+# GRPO over answers that a grammar holds, rewarded by a generator that may fail.
+#
+# The log-probabilities of the old, the new and the reference policy are all those of the masked logits, renormalised:
+# what is sampled is then the policy itself (but for `top_p`), and tokens that the grammar forces say nothing.
+#
+# Overridden of TRL in addition: `_generate_single_turn` (generation under the grammar) and
+# `_get_per_token_logps_and_entropies` (its masks).
+
+
+# B rollouts, C tokens of the longest answer, V vocabulary
+
+
+class HeldTrainer(RolloutTrainer):
+    """GRPO on answers of one turn under a grammar. All other arguments are RolloutTrainer's.
+
+    Args:
+        masks: for the model's tokenizer.
+        lowest: the reward of evaluations where no row has one.
+    """
+
+    def __init__(self, *, masks: GrammarMasks, lowest: float, **kwargs: Any) -> None:
+        self._masks, self._lowest = masks, lowest
+        self._numbers_BC: Tensor | None = None
+        super().__init__(**kwargs)
+
+    # writing under the grammar
+
+    def _roll(self, prompts: list[int], trainer: Any) -> dict[str, Any]:
+        found = super()._roll(prompts, trainer)
+        self._masks.clear()
+        numbers = [self._masks.numbers(one.turns[0].ask, one.completion_ids) for one in self._rollouts]
+        self._numbers_BC = pad([torch.tensor(one) for one in numbers], padding_value=FREE).to(self.accelerator.device)
+        return found
+
+    def _generate_single_turn(self, prompt_ids: Sequence[AskedIds], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        """An answer to each prompt, held to its grammar, up to its end token or the limit."""
+        prompts = [torch.tensor(list(ids)) for ids in prompt_ids]
+        device = self.accelerator.device
+        inputs = {
+            "input_ids": pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left").to(device),
+            "attention_mask": pad([torch.ones_like(one) for one in prompts], padding_side="left").to(device),
+        }
+        width = inputs["input_ids"].shape[1]
+        matchers = [self._masks.matcher(one.ask) for one in prompt_ids]
+        hold = GrammarHold(self._masks, matchers, width)
+        options = {"generation_kwargs": self.generation_kwargs}
+        with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **options) as model, torch.no_grad():
+            written_BC = model.generate(
+                **inputs, generation_config=self.generation_config, logits_processor=LogitsProcessorList([hold])
+            )[:, width:]
+        ends = set(self.eos_token_ids)
+        lengths = [next((at + 1 for at, one in enumerate(ids) if one in ends), None) for ids in written_BC.tolist()]
+        return [ids[:length] for ids, length in zip(written_BC.tolist(), lengths, strict=True)], None
+
+    # what it earned
+
+    def dev_figures(self, step: int) -> dict[str, float] | None:
+        """Where the generator failed at every row, this step is not the best one."""
+        found = super().dev_figures(step)
+        return None if found is None else {"reward": self._lowest} | found
+
+    def _extend(self, batch: dict[str, Any], rewards_NG: Tensor) -> None:
+        known_B = is_known(rewards_NG).flatten()
+        batch["mask_numbers"] = self._numbers_BC
+        # the loss is a mean over all rollouts: those that are dropped add nothing, and the others make up for them
+        batch["share"] = known_B.float() * (len(known_B) / max(1, int(known_B.sum())))
+
+    # the loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self._numbers_BC = inputs["mask_numbers"]
+        share_B = inputs["share"]
+        if bool((share_B == 1).all()):
+            return super()._compute_loss(model, inputs)
+        own_BC = (share_B > 0)[:, None].expand_as(inputs["completion_mask"])
+        inputs = {**inputs, "tool_mask": own_BC.to(inputs["completion_mask"].dtype)}
+        return super()._compute_loss(model, inputs) * share_B.max()
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Of the answers' tokens [B, C]: log-probabilities under the grammar, and the entropies of what it admits."""
+        assert not compute_aux_loss, "no mixture of experts is trained under a grammar yet"
+        assert self._numbers_BC is not None
+        size = batch_size or len(input_ids)
+        logps, entropies = [], []
+        for start in range(0, len(input_ids), size):
+            rows = slice(start, start + size)
+            with self.accelerator.autocast():
+                logits_BCV = model(
+                    input_ids=input_ids[rows],
+                    attention_mask=attention_mask[rows],
+                    logits_to_keep=logits_to_keep + 1,
+                    use_cache=False,
+                ).logits[:, -logits_to_keep - 1 : -1]
+            admitted_BCV = self._masks.admitted(self._numbers_BC[rows], logits_BCV.shape[-1])
+            logp_BCV = masked_log_probs(logits_BCV / self.temperature, admitted_BCV)
+            logps.append(logp_BCV.gather(-1, input_ids[rows, -logits_to_keep:, None])[..., 0])
+            if compute_entropy:
+                held_BCV = logp_BCV.detach()
+                entropies.append(-(held_BCV.exp() * held_BCV.masked_fill(~admitted_BCV, 0.0)).sum(-1))
+        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+
+def masked_log_probs(logits: Tensor, admitted: Tensor) -> Tensor:
+    """log-softmax over the admitted tokens alone, float32 [..., V]; -inf elsewhere.
+
+    Args:
+        admitted: bool, as `logits`; one token or more of each row.
+    """
+    return logits.float().masked_fill(~admitted, float("-inf")).log_softmax(-1)

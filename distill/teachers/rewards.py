@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from relabel.distill.students.examples import DEV, folded, in_words_of_the_spec, read_pairs, split_queries
 from relabel.distill.students.manifest import LearnedGold
-from relabel.distill.teachers.manifest import EDGE_SCHEMA, EDGES_NAME, NODES, PARTS, ROLLOUT_SCHEMA, ROLLOUTS_NAME
+from relabel.distill.students.spec import GoldSource
 from relabel.distill.teachers.rollouts import (
     NO_PART,
     AnswerTokens,
@@ -29,7 +29,16 @@ from relabel.distill.teachers.rollouts import (
     Span,
     token_parts,
 )
-from relabel.distill.teachers.spec import CreditSection, GraphGold, RewardGold
+from relabel.distill.teachers.spec import (
+    EDGE_SCHEMA,
+    EDGES_NAME,
+    NODES,
+    PARTS,
+    ROLLOUT_SCHEMA,
+    ROLLOUTS_NAME,
+    CreditSection,
+    GraphGold,
+)
 from relabel.distill.training.output import sync_files, writing
 from relabel.distill.training.spec import DevSplit
 from relabel.labelers.registry import Labeler
@@ -219,8 +228,8 @@ class GoldRows:
     """
 
     about: LearnedGold
-    rows: list[GoldRow] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
+    rows: list[GoldRow]
+    dropped: Counter[str]
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -259,63 +268,61 @@ class GoldRows:
 
 
 def load_gold_rows(
-    source: RewardGold, labeler: Labeler, dialogues: Dialogues, storage: Storage, *, grades: int
+    source: GoldSource, labeler: Labeler, dialogues: Dialogues, storage: Storage, *, grades: int
 ) -> GoldRows:
     """Read the pairs, and leave out those that can't be rewarded or asked.
 
     Args:
         grades: the labeler's number of grades.
     Raises:
-        InputError: the file can't be read, a column is missing, a grade is off the scale, or no row is left.
+        InputError: the file can't be read, a column is missing, or a grade is off the scale.
     """
     columns = source.columns.model_copy(update={"gold": source.grade})
     with in_words_of_the_spec("data.gold"):
         dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage, reads=labeler.reads)
     files = [file.path for file in dataset.files]
-    trusted = {"grade": _grades(source, files, storage, grades=grades)}
+    trusted = {"grade": _trusted(source, files, source.grade, storage, grades=grades, grade_map=source.map)}
     if isinstance(source, GraphGold):
         for node, column in (("subject", source.subject), ("attribute", source.attribute)):
             if column is not None:
-                trusted[node] = _scores(source.path, files, column, storage, key=f"data.gold.{node}")
-    found = GoldRows(LearnedGold(path=source.path, grade=source.grade, map=source.map))
+                trusted[node] = _trusted(source, files, column, storage, key=f"data.gold.{node}", grades=NODE_SCORES)
+    rows, dropped = [], Counter[str]()
     for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows))):
         gold = {node: values[number] for node, values in trusted.items()}
         if gold["grade"] is None:
-            found.dropped["without a trusted grade"] += 1
+            dropped["without a trusted grade"] += 1
         elif (first := dialogues.first_prompt(pair)) is None:
-            found.dropped["whose prompt does not fit"] += 1
+            dropped["whose prompt does not fit"] += 1
         else:
-            found.rows.append(GoldRow(pair, gold, source.path, first))
-    if not found.rows:
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
-        raise InputError(f"{source.path}: no row to learn from: {listed}.")
-    found.about = LearnedGold(
+            rows.append(GoldRow(pair, gold, source.path, first))
+    about = LearnedGold(
         path=source.path,
         grade=source.grade,
         map=source.map,
         rows=dataset.rows,
-        without_grade=found.dropped["without a trusted grade"],
-        graded_rows=len(found.rows),
+        without_grade=dropped["without a trusted grade"],
+        graded_rows=len(rows),
     )
-    return found
+    return GoldRows(about, rows, dropped)
 
 
-def _grades(source: RewardGold, files: list[str], storage: Storage, *, grades: int) -> list[int | None]:
-    column = source.grade
-    values = read_grades(load_gold_by_row(files, column, storage)).readable(source.path, column)
-    where = f"{source.path}, column `{column}`"
-    held: list[int | None] = mapped(values, source.map, where=where, option="data.gold.map").to_pylist()
-    check_scale({one for one in held if one is not None}, grades, where=where, option="data.gold.map")
-    return held
-
-
-def _scores(path: str, files: list[str], column: str, storage: Storage, *, key: str) -> list[int | None]:
-    """A node's trusted scores, which nothing maps."""
-    read = load_gold_by_row(files, column, storage, role="a node's trusted score", option=key)
-    held: list[int | None] = read_grades(read).readable(path, column).to_pylist()
-    off = sorted({one for one in held if one is not None and not 0 <= one < NODE_SCORES})
-    if off:
-        raise InputError(f"{path}, column `{column}`: score {off[0]} is off the scale 0 to {NODE_SCORES - 1} ({key}).")
+def _trusted(
+    source: GoldSource,
+    files: list[str],
+    column: str,
+    storage: Storage,
+    *,
+    grades: int,
+    key: str = "data.gold.grade",
+    grade_map: dict[int, int] | None = None,
+) -> list[int | None]:
+    """A column of trusted grades, or of a node's trusted scores, which nothing maps: 0 to `grades` - 1."""
+    where, option = f"{source.path}, column `{column}`", "data.gold.map"
+    read = read_grades(load_gold_by_row(files, column, storage, role="what is trusted", option=key))
+    held: list[int | None] = mapped(
+        read.readable(source.path, column), grade_map, where=where, option=option
+    ).to_pylist()
+    check_scale({one for one in held if one is not None}, grades, where=where, option=option)
     return held
 
 
@@ -330,13 +337,13 @@ class RolloutLog:
     """Rollouts that are not yet written, the edges, and counts of all rollouts.
 
     Args:
-        folder: where the parts go, in that of the checkpoints; None keeps nothing.
+        folder: of the checkpoints; the parts go there.
         columns: further ones of the method, filled from `Score.columns`.
     """
 
-    def __init__(self, folder: Path | None, *, columns: Sequence[pa.Field] = ()) -> None:
+    def __init__(self, folder: Path, *, columns: Sequence[pa.Field] = ()) -> None:
         self._schema = pa.schema([*ROLLOUT_SCHEMA, *columns])
-        self._folder = None if folder is None else folder / PARTS
+        self._folder = folder / PARTS
         self._pending: list[dict[str, Any]] = []
         self._parts: dict[str, str] = {}  # sha256 by name
         self.edges: list[list[Any]] = []
@@ -349,7 +356,6 @@ class RolloutLog:
         scores: Sequence[Score],
         *,
         advantages: Sequence[float],
-        node_advantages: Sequence[Sequence[float]] | None,
         group: int,
     ) -> None:
         """Add what was generated for a step.
@@ -357,8 +363,6 @@ class RolloutLog:
         Args:
             group: rollouts of one prompt; they follow each other.
         """
-        if self._folder is None:
-            return
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
             self.counts["rollouts"] += 1
             self.counts["tokens"] += rollout.num_own
@@ -377,7 +381,6 @@ class RolloutLog:
                     "detail": rollout.detail or None,
                     "tokens": rollout.num_own,
                     "node_rewards": None if score.base is None else list(score.base),
-                    "node_advantages": None if node_advantages is None else list(node_advantages[place]),
                     **score.columns,
                 }
             )
@@ -386,9 +389,9 @@ class RolloutLog:
         """Add the coefficients, by edge, as they are after a step."""
         self.edges += [[step, edge, logit, value] for (edge, value), logit in zip(alpha.items(), logits, strict=True)]
 
-    def flush(self, step: int) -> list[str]:
-        """Write what is pending as the part of a checkpoint's step; the names of all parts."""
-        if self._folder is not None and self._pending:
+    def state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint of a step keeps; all that is pending is written as its part."""
+        if self._pending:
             name = f"step-{step:06d}.parquet"
             self._folder.mkdir(parents=True, exist_ok=True)
             with writing(self._folder, self._folder.parent):
@@ -396,24 +399,18 @@ class RolloutLog:
                 sync_files(self._folder, name)
             self._parts[name] = sha256_file(self._folder / name)
             self._pending = []
-        return list(self._parts)
-
-    def state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint of a step keeps; all that is pending is written."""
-        self.flush(step)
         return {"parts": dict(self._parts), "edges": self.edges, "counts": dict(self.counts)}
 
     def go_on(self, held: Mapping[str, Any]) -> None:
-        """Take up what a checkpoint keeps; an empty mapping starts again.
+        """Take up what a checkpoint keeps.
 
         Raises:
             ManifestError: a part is missing, or not as it was written.
         """
-        self._parts = dict(held.get("parts", {}))
-        self._pending = []
-        self.edges = [list(one) for one in held.get("edges", [])]
-        self.counts = Counter(held.get("counts", {}))
-        if self._folder is not None and (bad := first_changed(self._folder, self._parts)) is not None:
+        self._parts, self._pending = dict(held["parts"]), []
+        self.edges = [list(one) for one in held["edges"]]
+        self.counts = Counter(held["counts"])
+        if (bad := first_changed(self._folder, self._parts)) is not None:
             raise ManifestError(
                 f"{self._folder / bad}: rollouts that the checkpoint names are missing, or not as they were written. "
                 "Train again with --restart."
@@ -421,18 +418,12 @@ class RolloutLog:
 
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""
-        parts = self.flush(step)
-        if self._folder is not None:
-            tables = [pq.read_table(self._folder / name) for name in parts]
-            table = pa.concat_tables(tables) if tables else self._schema.empty_table()
-            (folder / ROLLOUTS_NAME).write_bytes(table_bytes(table.combine_chunks()))  # however often it was stopped
+        tables = [pq.read_table(self._folder / name) for name in self.state(step)["parts"]]
+        table = pa.concat_tables([*tables, self._schema.empty_table()])
+        (folder / ROLLOUTS_NAME).write_bytes(table_bytes(table.combine_chunks()))  # however often it was stopped
         if self.edges:
-            columns = [
-                pa.array(column, kind.type)
-                for column, kind in zip(zip(*self.edges, strict=True), EDGE_SCHEMA, strict=True)
-            ]
-            table = pa.Table.from_arrays(columns, schema=EDGE_SCHEMA)
-            (folder / EDGES_NAME).write_bytes(table_bytes(table))
+            rows = [dict(zip(EDGE_SCHEMA.names, one, strict=True)) for one in self.edges]
+            (folder / EDGES_NAME).write_bytes(table_bytes(pa.Table.from_pylist(rows, schema=EDGE_SCHEMA)))
 
 
 # ------------------------------------------------------------------------------

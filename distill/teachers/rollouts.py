@@ -7,6 +7,7 @@ import codecs
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from relabel.distill.teachers.spec import VllmSection
@@ -39,17 +40,12 @@ class AnswerTokens:
         self._silent_ids = special_ids(tokenizer) | self.end_ids
         self._token_bytes = GrammarCompiler(tokenizer, vocab_size=len(tokenizer), eos_ids=end_ids).token_bytes
         self._vocab_size = len(tokenizer)
-        self._pieces: dict[int, bytes] = {}
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token in the answer's text; none for a control token, nor for an id beyond the
         tokenizer's vocabulary (models' logits are often wider).
         """
-        known = self._pieces
-        for one in ids:
-            if one not in known:
-                known[one] = b"" if self._is_silent(one) else self._token_bytes(one)
-        return [known[one] for one in ids]
+        return list(map(self._token_bytes, ids))
 
     def text(self, ids: Sequence[int]) -> str:
         """The answer's text, as an engine gives it."""
@@ -85,7 +81,7 @@ class AnswerTokens:
 # own.
 #
 # No grammar holds answers whose format is to be learned: with one, every format would be right. `res-rag` alone, whose
-# chooser earns nothing by its format, has one (`res_rag_trainer.py`).
+# chooser earns nothing by its format, has one (`grpo_trainer.py`).
 
 
 Generate = Callable[[Sequence[list[int]]], Sequence[list[int]]]
@@ -161,6 +157,26 @@ class Rollout:
         """Tokens that the model wrote."""
         return sum(self.is_own)
 
+    def add(self, ids: Sequence[int], *, is_own: bool) -> None:
+        """Add completion tokens."""
+        self.completion_ids += ids
+        self.is_own += [is_own] * len(ids)
+
+
+def longest_answer(labeler: Labeler) -> int:
+    """Most tokens of any one answer, its end token included.
+
+    Raises:
+        ConfigError: the labeler has the model write nothing.
+    """
+    asks = labeler.probe()
+    if any(not ask.max_tokens or ask.prefill for ask in asks):
+        raise ConfigError(
+            "this labeler's teacher writes no answer of its own, so there is nothing to reward: take one whose "
+            "teacher reasons (`r1`, `umbrela`, `r3a`, `graph-grpo`), or train it with `method: sft`."
+        )
+    return max(ask.max_tokens for ask in asks) + 1
+
 
 class Dialogues:
     """Rolls out one labeler's conversations.
@@ -175,29 +191,14 @@ class Dialogues:
     def __init__(
         self, labeler: Labeler, encoder: PromptEncoder, tokens: AnswerTokens, *, max_prompt_tokens: int
     ) -> None:
-        self._labeler, self._encoder, self._max_prompt = labeler, encoder, max_prompt_tokens
-        self.tokens = tokens
-
-    @property
-    def max_answer_tokens(self) -> int:
-        """Most tokens of any one answer, its end token included.
-
-        Raises:
-            ConfigError: the labeler has the model write nothing.
-        """
-        most = [ask.max_tokens for ask in self._labeler.probe()]
-        if not all(most) or any(ask.prefill for ask in self._labeler.probe()):
-            raise ConfigError(
-                "this labeler's teacher writes no answer of its own, so there is nothing to reward: take one whose "
-                "teacher reasons (`r1`, `umbrela`, `r3a`, `graph-grpo`), or train it with `method: sft`."
-            )
-        return max(most) + 1
+        self.labeler, self.tokens = labeler, tokens
+        self._encoder, self._max_prompt = encoder, max_prompt_tokens
 
     def first_prompt(self, pair: Pair) -> FirstPrompt | None:
         """The first prompt that fits: where one does not, a labeler may show less. None where none does,
         or nothing can be asked.
         """
-        asker, overlong = self._labeler.label(pair), 0
+        asker, overlong = self.labeler.label(pair), 0
         try:
             ask = next(asker)
             while isinstance(prompt := self._encoder.encode(ask, max_prompt_tokens=self._max_prompt), Overlong):
@@ -216,20 +217,18 @@ class Dialogues:
         Raises:
             ConfigError: a first prompt does not fit (`first_prompt`), or the chat template changes earlier turns.
         """
-        known = {id(pair): first for pair, first in zip(pairs, firsts, strict=False)}  # a pair's rollouts share it
-        talks = [self._open(pair, known) for pair in pairs]
+        talks = [self._open(pair, first) for pair, first in zip_longest(pairs, firsts)]
         going = talks
         while going:
             answers = generate([talk.context for talk in going])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
 
-    def _open(self, pair: Pair, known: dict[int, FirstPrompt | None]) -> _Talk:
-        first = known.get(id(pair)) or self.first_prompt(pair)
+    def _open(self, pair: Pair, first: FirstPrompt | None) -> _Talk:
+        first = first or self.first_prompt(pair)
         if first is None:
             raise ConfigError(f"row {pair.row_id}: its prompt does not fit into {self._max_prompt} tokens.")
-        known[id(pair)] = first
-        asker = self._labeler.label(pair)
+        asker = self.labeler.label(pair)
         ask = next(asker)
         for _ in range(first.overlong):
             ask = asker.send(_OVERLONG)
@@ -240,7 +239,7 @@ class Dialogues:
         rollout = talk.rollout
         text = self._encoder.opened_for(talk.ask) + self.tokens.text(ids)
         rollout.turns.append(WrittenTurn(talk.ask, len(rollout.completion_ids), ids, text))
-        talk.add(ids, is_own=True)
+        rollout.add(ids, is_own=True)
         try:
             ask = talk.asker.send(self.tokens.answer(ids, max_tokens=talk.ask.max_tokens, text=text))
         except StopIteration as end:
@@ -257,8 +256,9 @@ class Dialogues:
         if ids[-1] == between[0]:
             between = between[1:]
         else:  # it ended its turn with another token than the template does, which no later prompt will hold
-            talk.drop_last()
-        talk.add(between, is_own=False)
+            rollout.completion_ids.pop()
+            rollout.is_own.pop()
+        rollout.add(between, is_own=False)
         talk.ask, talk.rendered = ask, prompt.ids
         return True
 
@@ -292,14 +292,6 @@ class _Talk:
     @property
     def context(self) -> AskedIds:
         return AskedIds(self.ask, self.rollout.prompt_ids + self.rollout.completion_ids)
-
-    def add(self, ids: Sequence[int], *, is_own: bool) -> None:
-        self.rollout.completion_ids += ids
-        self.rollout.is_own += [is_own] * len(ids)
-
-    def drop_last(self) -> None:
-        self.rollout.completion_ids.pop()
-        self.rollout.is_own.pop()
 
 
 # ------------------------------------------------------------------------------
@@ -353,9 +345,7 @@ def token_parts(pieces: Sequence[bytes], spans: Mapping[int, Sequence[Span]]) ->
 
 def _most(parts: Sequence[int]) -> int:
     counts = Counter(parts)
-    most = max(counts.values())
-    among = [part for part in counts if counts[part] == most]
-    return next((part for part in among if part != NO_PART), NO_PART)
+    return max(counts, key=lambda part: (counts[part], part != NO_PART))
 
 
 # ------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""`method: sft`: supervised fine-tuning on answers, with parts of the reasoning masked at random."""
+"""`method: sft`: supervised fine-tuning on answers, with parts of the reasoning masked at random: rows answered in
+verified runs or by gold, rebuilt turn by turn with the labeler's own prompts, as token ids, and their loss."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import json
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,21 +21,21 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from relabel.distill.teachers.answers import (
-    AnsweredRow,
-    AnsweredRows,
-    AnsweredTurn,
-    UnlearnableError,
-    check_learnable,
-    choices,
-    load_answered_rows,
-    load_sets,
-    turns_of,
+from relabel.distill.students.examples import (
+    GoldGrades,
+    ProvenRun,
+    load_gold,
+    open_proven_run,
+    read_pairs,
+    refuse_twice,
+    rejoin,
 )
-from relabel.distill.teachers.manifest import TeacherData
-from relabel.distill.teachers.rollouts import token_parts
-from relabel.distill.teachers.spec import SftSpec, TeacherSpec
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels
+from relabel.distill.teachers.res_rag import chosen_in, load_evidence_queries
+from relabel.distill.teachers.rollouts import Span, token_parts
+from relabel.distill.teachers.spec import SftGold, SftSpec, TeacherData, TeacherSpec
 from relabel.distill.teachers.teaching import (
+    Say,
     TeacherBase,
     TeacherTrainer,
     Trained,
@@ -42,15 +44,423 @@ from relabel.distill.teachers.teaching import (
     load_model,
     train_learner,
 )
-from relabel.distill.training.loop import SupervisedLearner
-from relabel.distill.training.output import TrainingPlace, writing
-from relabel.distill.training.runtime import BatchPlan
+from relabel.distill.training.loop import BatchPlan, SupervisedLearner
+from relabel.distill.training.output import TrainingPlace
+from relabel.labelers.base import rendered_sets
 from relabel.labelers.engines.decisions import DecisionPlaces
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong
-from relabel.manifests.errors import ConfigError, InputError
+from relabel.labelers.evidence import EVIDENCE_SET
+from relabel.labelers.registry import Labeler, labeler_class, options_of_run
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import Answer, Ask, Choice, Distribution, JsonIndices, Sampling, closing_of, opening_of
+from relabel.manifests.errors import ConfigError, InputError, RelabelError, VerdictError
 from relabel.manifests.files import Storage
+from relabel.manifests.gold import check_scale
+from relabel.manifests.labels import Label, Pair
 from relabel.manifests.models import resolve_model
+from relabel.manifests.plan import shard_row_ids
+from relabel.manifests.reuse import AnswerKeys, stage_digests
+from relabel.manifests.rows import open_run_input
+from relabel.manifests.run import read_labels
+from relabel.manifests.schemas import ANSWERS, LabelRow, label_rows
+from relabel.manifests.specs import LabelerOptions
+
+# ------------------------------------------------------------------------------
+# What a teacher learns from: rows that a labeler has answered, of proven runs, with the labeler that asked them; rows
+# with trusted grades alone; or whole questions with the chunks that are wanted.
+
+
+class AnsweredRow(NamedTuple):
+    """One row.
+
+    Args:
+        label: what the labeler made of it; None where there is a grade alone.
+        grade: of the label, or the trusted one.
+        source: number of its run.
+        sets: of a whole question, the chunks chosen of each document; it is one for all rows of its query.
+    """
+
+    pair: Pair
+    grade: int
+    label: LabelRow | None = None
+    source: int = 0
+    sets: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass
+class AnsweredRows:
+    """All rows that are learned from.
+
+    Args:
+        is_preliminary: the first grade alone is learned.
+        shared: of each run, how the answers that rows of a query shared are keyed, and their texts by key.
+        dropped: rows left out so far, by reason.
+    """
+
+    labeler: Labeler
+    options: LabelerOptions
+    is_preliminary: bool = False
+    rows: list[AnsweredRow] = field(default_factory=list)
+    shared: list[tuple[AnswerKeys, Mapping[bytes, str]]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    runs: list[LearnedLabels] = field(default_factory=list)
+    gold: LearnedGold | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def name(self, number: int) -> tuple[str, int]:
+        """Where a row comes from: its source, and its id there."""
+        row = self.rows[number]
+        source = self.runs[row.source] if self.runs else self.gold
+        assert source is not None
+        return source.path, row.pair.row_id
+
+
+def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
+    """Read runs and gold.
+
+    Raises:
+        ConfigError: runs of several labelers, or of another than the spec's, or one whose answers can't be rebuilt.
+        InputError: a source is off, or nothing is left.
+        ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
+    """
+    data = spec.data
+    opened = [open_proven_run(source.path, storage, allow_over_limit=source.allow_over_limit) for source in data.runs]
+    options = _options(spec, opened)
+    found = AnsweredRows(labeler_class(options.name)(options), options, data.answer == "preliminary")
+    if data.gold is not None and data.gold.sets is not None:
+        _add_sets(found, data.gold, data.gold.sets, storage)
+        return found
+    is_of_sets = options.name == EVIDENCE_SET
+    if is_of_sets and data.gold is not None:
+        raise ConfigError(
+            f"data.gold: grades say nothing of the chunks that {options.name} chose. Name the column that does, as "
+            "data.gold.sets, without runs; or leave gold out."
+        )
+    gold = None
+    if data.gold is not None:
+        gold = load_gold(data.gold, storage, is_learned=not opened, key="data.gold")
+        found.gold = gold.about
+    if not is_of_sets:
+        check_learnable(found, has_answers=bool(opened))
+    if not opened:
+        assert gold is not None
+        _add_gold(found, gold)
+    for run in opened:
+        _add_run(found, run, gold, storage)
+    refuse_twice(found.runs, key="data.runs")
+    if gold is not None:
+        found.gold = replace(gold.about, graded_rows=len(found.rows))
+    if not found.rows:
+        listed = ", ".join(f"{count:,} rows {reason}" for reason, count in found.dropped.items())
+        raise InputError(f"{', '.join(run.root for run in opened)}: no answer to learn from: {listed or 'no label'}.")
+    return found
+
+
+def _options(spec: SftSpec, runs: Sequence[ProvenRun]) -> LabelerOptions:
+    """The options of the spec's labeler, or of the one that asked all runs.
+
+    Raises:
+        ConfigError: they are not of one labeler.
+    """
+    found = spec.labeler
+    if found is None:
+        found = options_of_run(runs[0].plan.parts, runs[0].manifest.spec, where=runs[0].root)
+    for run in runs:
+        labeler = run.plan.facts.labeler
+        if labeler.name != found.name:
+            raise ConfigError(
+                f"{run.root}: is of labeler {labeler.name}, and one teacher learns the answers of one labeler, here "
+                f"{found.name}. Name runs of one, and leave `labeler` out or name the same."
+            )
+        if labeler.grades != found.grades:
+            raise ConfigError(f"{run.root}: has {labeler.grades} grades, and the labeler here has {found.grades}.")
+    return found
+
+
+def check_learnable(found: AnsweredRows, *, has_answers: bool) -> None:
+    """
+    Args:
+        has_answers: of runs; else there are grades alone.
+    Raises:
+        ConfigError: the labeler's answers can't be rebuilt from what there is.
+    """
+    name, labeler, asks = found.options.name, found.labeler, found.labeler.probe()
+    tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
+    is_lost = "" in tags and not labeler.recalls
+    if labeler.reads.siblings or is_lost or not found.options.grades:
+        raise ConfigError(
+            f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
+        )
+    first = asks[0].format
+    has_first_grade = first is not None and isinstance(first.sections[0], Choice) and len(asks) == 1
+    if found.is_preliminary and not has_first_grade:
+        raise ConfigError(f"data.answer: preliminary, and the answers of {name} do not begin with a grade.")
+    if not has_answers and tags and not found.is_preliminary:
+        way = "Set data.answer: preliminary, or name" if has_first_grade else "Name"
+        raise ConfigError(
+            f"data.gold: holds grades, and an answer of {name} has {', '.join(tags) or 'lines'} as well. "
+            f"{way} data.runs with such answers, or a labeler that answers with the grade alone (direct)."
+        )
+
+
+def _add_gold(found: AnsweredRows, gold: GoldGrades) -> None:
+    path, column = gold.source.path, gold.source.grade
+    found.rows = [
+        AnsweredRow(pair, grade) for pair, grade in zip(gold.pairs, gold.grades, strict=True) if grade is not None
+    ]
+    if not found.rows:
+        raise InputError(f"{path}: no row with a grade in `{column}`. There is nothing to learn from.")
+    check_scale({row.grade for row in found.rows}, found.options.grades, where=path, option="data.gold.map")
+    if missing := len(gold.pairs) - len(found.rows):
+        found.dropped["without a trusted grade"] = missing
+
+
+def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage) -> None:
+    """Whole questions with the sets of a column.
+
+    Source: RES-RAG (section 3.4.1, the warm-up on heuristic labels).
+
+    Raises:
+        ConfigError: the labeler chooses no chunks.
+        InputError: the file can't be read, or has no set.
+    """
+    if found.options.name != EVIDENCE_SET:
+        raise ConfigError(f"data.gold.sets: labeler {found.options.name} chooses no chunks; want {EVIDENCE_SET}.")
+    queries, dataset = load_evidence_queries(gold.path, gold.columns, column, found.labeler, storage)
+    wanted = [(query.pair, query.sets) for query in queries if query.sets is not None]
+    if not wanted:
+        raise InputError(f"{gold.path}: no query with chunks in `{column}`. There is nothing to learn from.")
+    found.rows = [AnsweredRow(pair, int(any(sets)), sets=sets) for pair, sets in wanted]
+    if missing := len(queries) - len(wanted):
+        found.dropped["queries without chunks wanted"] = missing
+    found.gold = LearnedGold(path=gold.path, grade=None, sets=column, rows=dataset.rows, graded_rows=len(wanted))
+
+
+def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, storage: Storage) -> None:
+    ours = stage_digests(found.labeler.probe())
+    if run.plan.parts.get("stages", ours) != ours:
+        found.notes.append(
+            f"{run.root}: was asked with other prompts than the labeler's own here; its answers are learned under "
+            "these. Set labeler.templates and options as its job had them, if that is not meant."
+        )
+    tables = [read_labels(run.folder, file) for file in run.manifest.labels]
+    held = [row for table in tables for row in label_rows(table) if row.status == "ok" and row.grade is not None]
+    dataset = open_run_input(run.root, run.plan, storage, reads=found.labeler.reads)
+    columns = {name: [getattr(row, name) for row in held] for name in ("row_id", "query_id", "doc_id")}
+    pairs = rejoin(columns, dataset, run.root)
+    number = len(found.runs)
+    found.runs.append(run.about(weight=1.0, labels=len(held)))
+    if found.options.name == EVIDENCE_SET:
+        chosen = {row.row_id: row.columns["selected"] for row in held}
+        for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
+            asked = read_pairs(dataset, shard_row_ids(run.folder.store, shard))
+            for query in chosen_in(chosen, asked):
+                found.rows.append(AnsweredRow(query.pair, int(any(query.sets or ())), source=number, sets=query.sets))
+        return
+    trusted = [row.grade for row in held] if gold is None else gold.of(run.root, run.plan, pairs)
+    for row, pair, grade in zip(held, pairs, trusted, strict=True):
+        if grade is None or grade != row.grade:
+            reason = "without a trusted grade" if grade is None else "with another grade than the trusted one"
+            found.dropped[reason] += 1
+        else:
+            found.rows.append(AnsweredRow(pair, grade, row, number))
+    texts: dict[bytes, str] = {}
+    for file in run.manifest.answers or ():
+        table = run.folder.table(file, ANSWERS, ["key", "text"])
+        texts.update(zip(table["key"].to_pylist(), table["text"].to_pylist(), strict=True))
+    found.shared.append((AnswerKeys(run.plan.parts), texts))
+
+
+# ------------------------------------------------------------------------------
+# What a labeler asked about a row and what it was answered, rebuilt from the label: the labeler's own generator
+# asks, and its own reader reads what is put together here. A row whose label does not come out of that again is no
+# example.
+
+
+GRADES = ("preliminary", "score")
+"""Sections that are decisions on the grade: always learned."""
+
+
+class AnsweredTurn(NamedTuple):
+    """One ask with its answer.
+
+    Args:
+        parts: the answer, template text (tags) and data by turns; for an ask without a format its label alone.
+        reasoning: characters [start, end) of it that are no grade.
+        label: number of the decision's label, for an ask without a format.
+    """
+
+    ask: Ask
+    parts: tuple[str, ...]
+    reasoning: tuple[Span, ...] = ()
+    label: int | None = None
+
+
+class UnlearnableError(RelabelError):
+    """A row that gives no example; `args[0]` is why, a phrase to follow a count of rows."""
+
+
+def turns_of(answered: AnsweredRows, row: AnsweredRow) -> list[AnsweredTurn]:
+    """All asks about a row with their answers.
+
+    Raises:
+        UnlearnableError: an answer is not there, can't be read, or reads as another label.
+    """
+    generator = answered.labeler.label(row.pair)
+    ask = next(generator)
+    if answered.is_preliminary:
+        return [_preliminary(ask, row)]
+    turns: list[AnsweredTurn] = []
+    num_answered = 0
+    try:
+        while True:
+            if answered.labeler.recalls:
+                turn, answer = _recalled(answered.labeler, row, ask, num_answered)
+            else:
+                turn = _turn(answered, row, ask)
+                answer = _answer(turn)
+            if turn is not None:
+                turns.append(turn)
+            num_answered += answer.finish != "overlong"
+            ask = generator.send(answer)
+    except VerdictError as exc:
+        raise UnlearnableError("whose answer can't be read") from exc
+    except StopIteration as end:
+        if row.label is not None and not _is_same(end.value, row.label):
+            raise UnlearnableError("whose answer reads as another label") from None
+    return turns
+
+
+def _preliminary(ask: Ask, row: AnsweredRow) -> AnsweredTurn:
+    assert ask.format is not None
+    first = ask.format.sections[0]
+    said = row.grade if row.label is None else row.label.columns.get(first.tag)
+    if said is None:
+        raise UnlearnableError("without a first grade")
+    return AnsweredTurn(ask, (opening_of(first), str(said), closing_of(first)))
+
+
+def _recalled(labeler: Labeler, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
+    """What a labeler's own columns hold; nothing is learned of an answer without a legal line."""
+    assert row.label is not None
+    answer, completion = labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
+    is_learned = completion and answer.finish != "overlong"
+    return AnsweredTurn(ask, ("", completion, "")) if is_learned else None, answer
+
+
+def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> AnsweredTurn:
+    if ask.format is None:
+        (decision,) = ask.decisions
+        if not 0 <= row.grade < len(decision.labels):
+            raise UnlearnableError("whose grade is off the scale")
+        return AnsweredTurn(ask, (decision.labels[row.grade],), label=row.grade)
+    if ask.shared_by is None:
+        assert row.label is not None
+        said = said_in(row.label)
+        text = "\n".join(f"{opening_of(s)}{said.get(s.tag, '')}{closing_of(s)}" for s in ask.format.sections)
+        return _read_turn(ask, text)
+    for text in shared_texts(answered, row, ask):
+        turn = _read_turn(ask, text)
+        if row.label is None or row.label.intent in (None, Reader(ask.format).read(_answer(turn)).get("intent")):
+            return turn
+    raise UnlearnableError("whose query's first answer was not kept")
+
+
+def _read_turn(ask: Ask, text: str) -> AnsweredTurn:
+    """
+    Raises:
+        VerdictError: the text is not in the ask's format.
+    """
+    assert ask.format is not None
+    reader = Reader(ask.format)
+    reader.read(Answer(0, text, "stop"))
+    spans = []
+    at = 0
+    for section in ask.format.sections:  # what is between two sections goes with the later one
+        end = text.index(closing_of(section)) + len(closing_of(section))
+        if section.tag not in GRADES:
+            spans.append((at, end))
+        at = end
+    return AnsweredTurn(ask, reader.turn_parts(text), tuple(spans))
+
+
+def said_in(label: LabelRow) -> dict[str, str]:
+    """What each section of an answer says, by tag, as far as the label's columns hold it; `none` where they hold
+    nothing.
+    """
+    own: Mapping[str, Any] = label.columns
+    found = {name: "none" if value is None else str(value) for name, value in own.items()}
+    found |= {f"{name}_score": str(own[name]) for name in ("subject", "attribute") if own.get(name) is not None}
+    extract = "\n".join(str(span["text"]) for span in label.evidence)
+    return found | {
+        "think": label.reasoning or "",
+        "intent": label.intent or "",
+        "extract": extract or "none",
+        "score": str(label.grade),
+    }
+
+
+def _answer(turn: AnsweredTurn) -> Answer:
+    if turn.label is None:
+        return Answer(0, "".join(turn.parts), "stop")
+    (decision,) = turn.ask.decisions
+    probs = tuple(float(number == turn.label) for number in range(len(decision.labels)))
+    return Answer(0, "", "stop", {decision.name: Distribution(probs, 0.0)})
+
+
+def _is_same(read: Label, held: LabelRow) -> bool:
+    """Whether a label says what another one does, distributions left out."""
+    own = all(
+        value == held.columns.get(name)
+        for name, value in read.columns.items()
+        if not name.endswith(("_probs", "_outside_mass"))
+    )
+    evidence = [(span.start, span.end) for span in read.evidence]
+    return (
+        own
+        and read.grade == held.grade
+        and (read.intent or None) == (held.intent or None)
+        and (read.reasoning or None) == (held.reasoning or None)
+        and evidence == [(span["start"], span["end"]) for span in held.evidence]
+    )
+
+
+MOST_ROUNDS = 3
+"""Rounds of `relabel retry` whose shared answers are searched."""
+
+
+def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator[str]:
+    """What rows of the query shared as the answer to an ask: in which sample and at which attempt, no file says."""
+    if row.label is None:
+        return
+    (keys, texts), options = answered.shared[row.source], answered.options
+    drawn = Sampling(max(ask.sampling.temperature, options.retry_temperature), ask.sampling.top_p)
+    tries = product(range(options.attempts), range(options.samples), range(MOST_ROUNDS + 1))
+    for attempt, sample, retries in tries:
+        key = keys.key(replace(ask, sampling=drawn) if attempt else ask, retries, sample, attempt)
+        if key in texts:
+            yield texts[key]
+
+
+def choices(answered: AnsweredRows, row: AnsweredRow) -> Iterator[AnsweredTurn]:
+    """A question with its answer, with fewer and fewer chunks shown, as a run would ask it while its prompt is too
+    long.
+    """
+    assert row.sets is not None
+    walk = answered.labeler.label(row.pair)
+    try:
+        ask = next(walk)
+        while True:
+            assert ask.format is not None
+            (section,) = ask.format.sections
+            assert isinstance(section, JsonIndices)
+            if any(section.mosts):
+                yield AnsweredTurn(ask, ("", rendered_sets(section, row.sets), ""))
+            ask = walk.send(Answer(0, "", "overlong"))
+    except (StopIteration, VerdictError):
+        return
+
 
 # ------------------------------------------------------------------------------
 # Turns as token ids: the prompt as an engine encodes it, then the answer, and which of its tokens are reasoning.
@@ -78,18 +488,11 @@ class Example(NamedTuple):
         return len(self.is_reasoning)
 
 
-@dataclass
-class AnswerExamples:
-    """All examples.
-
-    Args:
-        dropped: rows that gave none, by reason.
-        rows: how many rows gave some.
-    """
+class AnswerExamples(NamedTuple):
+    """All examples; rows that gave none are counted by reason."""
 
     examples: list[Example]
     dropped: Counter[str]
-    rows: int
 
     @property
     def digest(self) -> str:
@@ -102,25 +505,20 @@ class AnswerExamples:
         return total.hexdigest()
 
 
-def make_examples(
-    answered: AnsweredRows, base: TeacherBase, *, max_tokens: int, is_preliminary: bool = False
-) -> AnswerExamples:
+def make_examples(answered: AnsweredRows, base: TeacherBase, *, max_tokens: int) -> AnswerExamples:
     """Examples of all rows; what rows of a query share is one example.
 
     Args:
         max_tokens: of prompt and answer.
-        is_preliminary: the first grade is the whole answer.
     Raises:
         ModelError: the grades are not one token each.
     """
     dropped: Counter[str] = Counter()
-    learned = _learned(answered, base, dropped, max_tokens=max_tokens, is_preliminary=is_preliminary)
-    examples = [example for _, example in learned]
-    return AnswerExamples(examples, dropped, len(answered.rows) - dropped.total())
+    return AnswerExamples([one for _, one in _learned(answered, base, dropped, max_tokens=max_tokens)], dropped)
 
 
 def _learned(
-    answered: AnsweredRows, base: TeacherBase, dropped: Counter[str], *, max_tokens: int, is_preliminary: bool
+    answered: AnsweredRows, base: TeacherBase, dropped: Counter[str], *, max_tokens: int
 ) -> Iterator[tuple[AnsweredTurn, Example]]:
     """Turns with their examples, in the order of the rows; why rows have none is counted in `dropped`."""
     encoder = AnswerEncoder(base)
@@ -130,39 +528,16 @@ def _learned(
             if row.sets is not None:
                 made = [encoder.longest_of(choices(answered, row), row, number, max_tokens=max_tokens)]
             else:
-                turns = turns_of(answered, row, is_preliminary=is_preliminary)
+                turns = turns_of(answered, row)
                 made = [(turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns]
         except UnlearnableError as exc:
             dropped[exc.args[0]] += 1
             continue
         for turn, example in made:
-            if turn.ask.shared_by is not None:
-                key = turn.ask.stage, hashlib.sha256(example.ids.tobytes()).digest()
-                if key in seen:
-                    continue
+            key = turn.ask.stage, hashlib.sha256(example.ids.tobytes()).digest()
+            if turn.ask.shared_by is None or key not in seen:
                 seen.add(key)
-            yield turn, example
-
-
-def conversations(spec: SftSpec, base: TeacherBase, storage: Storage) -> Iterator[dict[str, Any]]:
-    """The prompts and answers that a spec's teacher learns, as chats.
-
-    Raises:
-        ConfigError, InputError, ManifestError: as `SftTrainer`.
-    """
-    answered, is_preliminary = _answered(spec, storage)
-    settings = {"chat_template_kwargs": spec.chat_template_kwargs} if spec.chat_template_kwargs else {}
-    learned = _learned(answered, base, Counter(), max_tokens=spec.train.max_tokens, is_preliminary=is_preliminary)
-    for turn, example in learned:
-        pair = answered.rows[example.row].pair
-        yield {
-            "prompt": [{"role": message.role, "content": message.text} for message in turn.ask.messages],
-            "completion": [{"role": "assistant", "content": turn.ask.prefill + "".join(turn.parts)}],
-            **settings,
-            "query_id": pair.query_id,
-            "doc_id": pair.doc_id,
-            "stage": turn.ask.stage,
-        }
+                yield turn, example
 
 
 CONVERSATIONS_NAME = "conversations.jsonl"
@@ -180,20 +555,28 @@ def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, c
     """
     if not isinstance(spec, SftSpec):
         raise ConfigError(f"--export: `method: {spec.method}` samples its answers itself; only sft learns given ones.")
-    file = folder / CONVERSATIONS_NAME
+    file, scratch = folder / CONVERSATIONS_NAME, folder / f".{CONVERSATIONS_NAME}"
     if file.exists():
         raise ConfigError(f"{file}: is there already. Name another folder, or remove it.")
     base = check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir))
-    scratch = folder / f".{CONVERSATIONS_NAME}"
-    lines = conversations(spec, base, storage)
+    answered = load_answered_rows(spec, storage)
+    settings = {"chat_template_kwargs": spec.chat_template_kwargs} if spec.chat_template_kwargs else {}
     count = 0
-    with writing(folder, None):
-        folder.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8") as target:
-            for line in lines:
-                target.write(json.dumps(line, ensure_ascii=False) + "\n")
-                count += 1
-        scratch.replace(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    with scratch.open("w", encoding="utf-8") as target:
+        for turn, example in _learned(answered, base, Counter(), max_tokens=spec.train.max_tokens):
+            pair = answered.rows[example.row].pair
+            chat = {
+                "prompt": [{"role": message.role, "content": message.text} for message in turn.ask.messages],
+                "completion": [{"role": "assistant", "content": turn.ask.prefill + "".join(turn.parts)}],
+                **settings,
+                "query_id": pair.query_id,
+                "doc_id": pair.doc_id,
+                "stage": turn.ask.stage,
+            }
+            target.write(json.dumps(chat, ensure_ascii=False) + "\n")
+            count += 1
+    scratch.replace(file)
     return count
 
 
@@ -217,7 +600,8 @@ class AnswerEncoder:
         else:
             opened = self._encoder.opened_for(turn.ask).strip()  # in the prompt already
             answer = self._encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
-            is_reasoning = [part == REASONING for part in self._parts(answer, turn, opened)]
+            pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
+            is_reasoning = [part == REASONING for part in token_parts(pieces, {REASONING: turn.reasoning})[1:]]
             answer, is_reasoning = [*answer, self._base.end_id], [*is_reasoning, False]
         prompt = self._encoder.encode(turn.ask, max_prompt_tokens=max_tokens - len(answer))
         if isinstance(prompt, Overlong):
@@ -244,12 +628,8 @@ class AnswerEncoder:
     @functools.cached_property
     def _compiler(self) -> GrammarCompiler:
         """Knows each token's bytes; takes a second to make, and grades alone do without."""
-        vocabulary = int(self._base.config.get_text_config().vocab_size)
-        return GrammarCompiler(self._base.tokenizer, vocab_size=vocabulary, eos_ids=[self._base.end_id])
-
-    def _parts(self, answer: list[int], turn: AnsweredTurn, opened: str) -> list[int]:
-        pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
-        return token_parts(pieces, {REASONING: turn.reasoning})[1:]
+        base = self._base
+        return GrammarCompiler(base.tokenizer, vocab_size=base.vocab_size, eos_ids=[base.end_id])
 
 
 # ------------------------------------------------------------------------------
@@ -359,27 +739,22 @@ class SftTrainer(TeacherTrainer):
 
     def __init__(self, spec: SftSpec, base: TeacherBase, storage: Storage) -> None:
         self._spec, self._base = spec, base
-        answered, is_preliminary = _answered(spec, storage)
-        found = make_examples(answered, base, max_tokens=spec.train.max_tokens, is_preliminary=is_preliminary)
-        dropped = dict(sorted((answered.dropped + found.dropped).items()))
+        answered = load_answered_rows(spec, storage)
+        found = make_examples(answered, base, max_tokens=spec.train.max_tokens)
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
         if not found.examples:
-            listed = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             raise InputError(f"no row gives an example to learn from: {listed}.")
-        self._examples = found
+        self._examples = found.examples
+        self._names = [answered.name(example.row) for example in found.examples]
         self.digest = found.digest
-        self._names = [answered.names[example.row] for example in found.examples]
         self.labeler = answered.options.model_dump(mode="json")
         self.templates = answered.labeler.template_digests
-        self.notes = list(answered.notes)
-        if found.dropped:
-            self.notes.append(
-                "rows left out: " + ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
-            )
+        self.notes = [*answered.notes, *([f"rows left out: {listed}"] if listed else [])]
         self.data = TeacherData(
             runs=answered.runs,
             gold=answered.gold,
-            rows=found.rows,
-            dropped=dropped,
+            rows=len(answered.rows) - found.dropped.total(),
+            dropped=dict(sorted((answered.dropped + found.dropped).items())),
             examples=len(found.examples),
             tokens=sum(len(example.ids) for example in found.examples),
             answer_tokens=sum(example.num_answer for example in found.examples),
@@ -388,11 +763,9 @@ class SftTrainer(TeacherTrainer):
     def estimate(self) -> TrainingEstimate:
         """What training would do."""
         train, data = self._spec.train, self.data
-        per_step = train.batch_size * train.accumulation
-        per_pass = math.ceil(data.examples / per_step)
+        per_pass = math.ceil(data.examples / (train.batch_size * train.accumulation))
         steps = train.max_steps or max(1, math.ceil(train.epochs * per_pass))
-        whole, rest = divmod(steps, per_pass)  # the last step of a pass may have fewer
-        passes = whole + min(1.0, rest * per_step / data.examples)
+        passes = steps / per_pass
         return TrainingEstimate(
             rows=data.rows,
             examples=data.examples,
@@ -401,15 +774,12 @@ class SftTrainer(TeacherTrainer):
             answer_tokens=round(passes * data.answer_tokens),
         )
 
-    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+    def train(self, checkpoints: Path, say: Say) -> Trained:
         """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
-        build = functools.partial(self._learner, checkpoints, say)
-        return train_learner(self._spec, checkpoints, say, build)
+        return train_learner(self._spec, checkpoints, say, functools.partial(self._learner, checkpoints, say))
 
-    def _learner(
-        self, folder: Path, say: Callable[[str], None], accelerator: Accelerator, halvings: int
-    ) -> SupervisedLearner:
-        settings, examples = self._spec.train, self._examples.examples
+    def _learner(self, folder: Path, say: Say, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
+        settings, examples, name = self._spec.train, self._examples, self._spec.name
         plan = BatchPlan(
             [len(example.ids) for example in examples],
             np.arange(len(examples)),
@@ -424,23 +794,9 @@ class SftTrainer(TeacherTrainer):
         return SupervisedLearner(
             accelerator,
             load_model(self._spec, self._base),
-            TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to, self._spec.name),
+            TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to, name),
             settings,
             plan=plan,
             collate=MaskedCollator(examples, mask=settings.mask, seed=settings.seed, pad_id=pad_id),
             step_loss=AnswerLoss(),
         )
-
-
-def _answered(spec: SftSpec, storage: Storage) -> tuple[AnsweredRows, bool]:
-    """What is learned from, and whether it is the first grades alone."""
-    gold, is_preliminary = spec.data.gold, spec.data.answer == "preliminary"
-    if gold is not None and gold.sets is not None:
-        assert spec.labeler is not None
-        return load_sets(spec.labeler, gold, storage), is_preliminary
-    answered = load_answered_rows(spec, spec.data, storage)
-    if not all(row.sets is not None for row in answered.rows):
-        check_learnable(
-            answered.options, answered.labeler, has_answers=bool(spec.data.runs), is_preliminary=is_preliminary
-        )
-    return answered, is_preliminary

@@ -1,16 +1,18 @@
-"""The teacher spec: the methods (sft, grpo, graph-grpo, res-rag), what a user writes in `teacher.yaml` for each, and
-the JSON Schema of all of them. Importing it does not load torch."""
+"""A teacher's formats: the spec (`teacher.yaml`) of each method (sft, grpo, graph-grpo, res-rag) with the JSON Schema
+of all of them, the records of `manifest.json`, and the columns of the rollouts. Importing it does not load torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
 from relabel.distill.students.spec import GoldSource
-from relabel.distill.teachers.watch import WatchSection
+from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.distill.training.spec import (
     DevSplit,
     EarlyStop,
@@ -30,6 +32,7 @@ from relabel.labelers.registry import (
     labeler_schemas,
 )
 from relabel.manifests.errors import ConfigError
+from relabel.manifests.records import LEFT_OUT
 from relabel.manifests.specs import (
     DRAFT,
     Columns,
@@ -217,14 +220,33 @@ class RolloutSection(Spec):
     """Who writes the answers. Default: transformers, in the training's process."""
 
 
-class RewardGold(GoldSource):
-    """The pairs, and the trusted grades that rewards are measured by."""
+class WatchSection(Spec):
+    """When training warns of a reward that is earned without the work, and when it ends for it. All thresholds are
+    ours; null turns one off.
+    """
+
+    window: int = Field(8, ge=1)
+    """Steps with rollouts whose mean is judged."""
+    length: float | None = Field(3.0, gt=1.0)
+    """`response_tokens`: so many times what the first window had, or that part of it."""
+    no_evidence: float | None = Field(0.5, gt=0.0, le=1.0)
+    """`no_evidence_rate`: share of the grades above 0 that rest on no evidence."""
+    one_grade: float | None = Field(0.95, gt=0.0, le=1.0)
+    """`top_grade_share`: share of the most frequent grade. Where one trusted grade is as frequent, half way from its
+    share to 1.
+    """
+    format: float | None = Field(0.8, gt=0.0, lt=1.0)
+    """`format_rate`: this part of the highest that a window had."""
+    patience: int | None = Field(3, ge=1)
+    """Evaluations on dev under a warning before training ends. A warning active since the first window never ends it:
+    training did not bring it about. Null only warns, and so does a training without a dev split.
+    """
 
 
 class RewardData(Spec):
     """What is learned from."""
 
-    gold: RewardGold
+    gold: GoldSource
     """Pairs with their texts, and trusted grades; rows without a grade are left out."""
 
 
@@ -307,7 +329,7 @@ class GrpoSpec(RolloutSpec):
 # The spec of `method: graph-grpo`: what GRPO's has, and how credit flows along the graph.
 
 
-class GraphGold(RewardGold):
+class GraphGold(GoldSource):
     """The pairs, and the trusted grades and scores that rewards are measured by."""
 
     subject: str | None = None
@@ -544,7 +566,7 @@ METHODS = {
     "res-rag": TeacherMethod(
         "GRPO on a frozen generator's answers (RES-RAG)",
         ResRagSpec,
-        "relabel.distill.teachers.grpo:ResRagTeacher",
+        "relabel.distill.teachers.res_rag:ResRagTeacher",
     ),
 }
 
@@ -555,11 +577,9 @@ def method_of(name: object) -> TeacherMethod:
     Raises:
         ConfigError: there is no such method; the message lists them, and the nearest.
     """
-    if not isinstance(name, str):
-        raise ConfigError(f"`method` = {name!r}: want one of {', '.join(METHODS)}")
-    if name not in METHODS:
-        raise ConfigError(unknown_name("method", name, list(METHODS)))
-    return METHODS[name]
+    if str(name) not in METHODS:
+        raise ConfigError(unknown_name("method", str(name), list(METHODS)))
+    return METHODS[str(name)]
 
 
 # ------------------------------------------------------------------------------
@@ -606,10 +626,9 @@ def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpe
     if not isinstance(name, str):
         raise ConfigError(f"{where}: `name` is missing; there are {', '.join(engine_names())}")
     args = section.get("args") or {}
-    if not isinstance(args, dict):
-        raise ConfigError(f"{where}: `args` = {args!r}: want a mapping of options")
-    options = validate_spec(engine_class(name).Args, args, where=f"{where}.args")
-    return validate_spec(GeneratorSpec, {**section, "args": options}, where=where)
+    if isinstance(args, dict):
+        args = validate_spec(engine_class(name).Args, args, where=f"{where}.args")
+    return validate_spec(GeneratorSpec, {**section, "args": args}, where=where)
 
 
 def teacher_schema() -> Schema:
@@ -629,3 +648,90 @@ def teacher_schema() -> Schema:
     for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):
         definitions.pop(unused, None)
     return {"$schema": DRAFT, "title": "relabel teacher", "oneOf": methods, "$defs": definitions}
+
+
+# ------------------------------------------------------------------------------
+# A teacher's `manifest.json` as records.
+
+
+TEACHER_MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TeacherData:
+    """What a teacher learned from.
+
+    Args:
+        rows: pairs that it learned from.
+        dropped: rows left out, by reason.
+        examples: prompts with an answer: a row of a labeler that asks twice has two, and rows of a query may share one.
+        tokens, answer_tokens: of one pass over them; where answers are the model's own, all that it wrote in training.
+        held_out: rows that it was evaluated on, where the method does so.
+    """
+
+    runs: list[LearnedLabels]
+    gold: LearnedGold | None
+    rows: int
+    dropped: dict[str, int]
+    examples: int
+    tokens: int
+    answer_tokens: int
+    held_out: SplitSide | None = field(default=None, metadata=LEFT_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherManifest(TrainedManifest):
+    """The manifest of a teacher: how it was made.
+
+    Args:
+        labeler: its options, by name.
+        templates: sha256 of its prompt templates, by file name.
+    """
+
+    kind: Literal["teacher"] = "teacher"
+    method: str
+    labeler: dict[str, Any]
+    templates: dict[str, str]
+    data: TeacherData
+
+
+def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
+    """
+    Raises:
+        ManifestError: it is damaged, or of another version.
+    """
+    return read_manifest(data, where, TeacherManifest, kind="teacher")
+
+
+# ------------------------------------------------------------------------------
+# What a training by reinforcement writes in addition to the model, as Parquet: names and columns, read without torch.
+
+
+NODES = ("r", "s", "a", "q_s", "q_a", "p_s", "p_a")
+"""Grade, subject score, attribute score, and the four texts: of query and product, on subject and attribute."""
+ROLLOUTS_NAME = "rollouts.parquet"
+EDGES_NAME = "edges.parquet"
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("row_id", pa.int64()),
+        ("sample", pa.int32()),
+        ("texts", pa.list_(pa.string())),
+        ("grade", pa.int8()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("format_ok", pa.bool_()),
+        ("fault", pa.string()),
+        ("detail", pa.string()),
+        ("tokens", pa.int32()),
+        ("node_rewards", pa.list_(pa.float64())),
+        ("node_advantages", pa.list_(pa.float64())),
+    ]
+)
+EDGE_SCHEMA = pa.schema(
+    [("step", pa.int64()), ("edge", pa.string()), ("logit", pa.float64()), ("coefficient", pa.float64())]
+)
+
+
+PARTS = "rollouts"
+"""Folder in that of the checkpoints, with all rollouts up to each of them."""

@@ -23,32 +23,31 @@ import torch
 from accelerate import Accelerator
 
 from relabel.distill.students.model import student_files
-from relabel.distill.teachers.manifest import (
+from relabel.distill.teachers.spec import (
+    METHODS,
     TEACHER_MANIFEST_VERSION,
+    RolloutSpec,
     TeacherData,
     TeacherManifest,
+    TeacherSpec,
+    method_of,
 )
-from relabel.distill.teachers.spec import METHODS, TeacherSpec, method_of
-from relabel.distill.training.curves import Outcome, check_services, write_curves
-from relabel.distill.training.loop import Learner, train_to_end
+from relabel.distill.training.loop import Learner, is_on_cpu, precision_of, train_to_end
 from relabel.distill.training.output import (
-    CARD_NAME,
     BaseModelUsed,
+    Made,
+    Outcome,
     OutputFolder,
     Product,
     Start,
     TrainingRecord,
-    check_checkpoints,
-    is_finished,
+    check_services,
+    finished_model,
     open_to_readers,
-    refuse_own_base,
-    remove_leftovers,
     spec_section,
-    training_in,
+    train_into,
     training_record,
-    write_finished,
 )
-from relabel.distill.training.runtime import is_on_cpu, precision_of
 from relabel.distill.training.spec import adapted, check_targets, open_base
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import end_ids, load_tokenizer
@@ -57,6 +56,9 @@ from relabel.manifests.files import Storage
 from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of
+
+Say = Callable[[str], None]
+"""Called with progress and remarks, a line each."""
 
 # ------------------------------------------------------------------------------
 # The model that a teacher starts from: checked before the data is read, loaded when training begins.
@@ -68,8 +70,8 @@ class TeacherBase:
 
     Args:
         encoder: makes prompts into tokens as the engines do.
-        end_id: the token that ends an answer.
-        context: longest sequence that it can read, in tokens.
+        end_id: the token that ends an answer that is learned.
+        end_ids: all tokens that end an answer, as the engines have them.
     """
 
     resolved: ResolvedModel
@@ -77,59 +79,58 @@ class TeacherBase:
     tokenizer: Any
     encoder: PromptEncoder
     end_id: int
-    context: int
+    end_ids: list[int]
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the model's logits."""
+        return int(self.config.get_text_config().vocab_size)
 
 
 def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBase:
     """Check config, tokenizer, and the headers of its weights' files.
 
     Raises:
-        ModelError: it is no causal language model, has no fast tokenizer, or its weights are not those of its config.
+        ModelError: it is no causal language model, has no fast tokenizer, names no token that ends an answer, or its
+            weights are not those of its config.
         ConfigError: `train.max_tokens` is over its limit, `lora.targets` names layers that it does not have, or it
             can't have `train.gradient_checkpointing`.
         MissingExtraError: a package is absent.
     """
-    library, config = open_base(resolved.path, f"`init` {resolved.reference!r}", extra="train", purpose="relabel train")
+    where = f"`init` {resolved.reference!r}"
+    library, config = open_base(resolved.path, where, extra="train", purpose="relabel train")
     if spec.lora is not None:
         require("peft", extra="train", purpose="lora")
-    known = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    is_masked = config.model_type in library.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if config.model_type not in known or is_masked:
-        raise ModelError(
-            f"`init` {resolved.reference!r}: a {config.model_type} writes no answers; want a causal language model."
-        )
-    named_ends(resolved)
+    kinds = library.models.auto.modeling_auto
+    is_masked = config.model_type in kinds.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if is_masked or config.model_type not in kinds.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(f"{where}: a {config.model_type} writes no answers; want a causal language model.")
+    named = _named_ends(resolved.path, where) or getattr(config, "eos_token_id", None)
     hollow = _read_model(resolved, device="meta")
     if spec.lora is not None:
         check_targets(hollow, spec.lora, key="lora")
     if spec.train.gradient_checkpointing:
         _checkpoint_gradients(hollow)
     tokenizer = load_tokenizer(library, resolved)
-    context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or spec.train.max_tokens)
-    if spec.train.max_tokens > context:
+    most = getattr(config.get_text_config(), "max_position_embeddings", None) or spec.train.max_tokens
+    if spec.train.max_tokens > most:
         raise ConfigError(
-            f"train.max_tokens is {spec.train.max_tokens}; model {resolved.reference!r} reads at most {context} "
-            "tokens. Lower it."
+            f"train.max_tokens is {spec.train.max_tokens}; model {resolved.reference!r} reads at most {most} tokens. "
+            "Lower it."
         )
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=spec.chat_template_kwargs)
-    own = tokenizer.eos_token_id
-    end_id = own if own is not None else end_ids(getattr(config, "eos_token_id", None), tokenizer)[0]
-    return TeacherBase(resolved, config, tokenizer, encoder, end_id, context)
+    ends, own = end_ids(named, tokenizer), tokenizer.eos_token_id
+    return TeacherBase(resolved, config, tokenizer, encoder, ends[0] if own is None else own, ends)
 
 
-def named_ends(resolved: ResolvedModel) -> int | list[int] | None:
-    """Tokens that end an answer, as the model's generation_config.json has them, if it does.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
-    file = resolved.path / "generation_config.json"
+def _named_ends(folder: Path, where: str) -> int | list[int] | None:
+    """Tokens that end an answer, as the model's generation_config.json has them, if it does."""
+    file = folder / "generation_config.json"
     try:
-        held = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        named: int | list[int] | None = held.get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as exc:
-        raise ModelError(f"`init` {resolved.reference!r}: {file} can't be read ({fault_of(exc)}).") from exc
-    return named
+        held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{where}: {file} can't be read ({fault_of(exc)}).") from exc
+    return held.get("eos_token_id")
 
 
 def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
@@ -138,10 +139,9 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
     Raises:
         ModelError: its weights can't be loaded, or contain NaN or Inf.
     """
-    reference = base.resolved.reference
     model = _read_model(base.resolved)
     if bad := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
-        raise ModelError(f"`init` {reference!r}: tensor {bad[0]} contains NaN or Inf.")
+        raise ModelError(f"`init` {base.resolved.reference!r}: tensor {bad[0]} contains NaN or Inf.")
     if spec.train.gradient_checkpointing:
         _checkpoint_gradients(model)
     if spec.lora is None:
@@ -178,7 +178,6 @@ def _checkpoint_gradients(model: Any) -> None:
 
 def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
     """Write a directory that `engine.model` takes: weights as safetensors, config, tokenizer and chat template."""
-    folder.mkdir(parents=True, exist_ok=True)
     base.tokenizer.save_pretrained(folder)
     if hasattr(base.config, "use_cache"):  # a Trainer turns it off, and other libraries would write answers without
         model.config.use_cache = base.config.use_cache
@@ -249,12 +248,11 @@ class TeacherTrainer:
         """What `train` would do."""
         raise NotImplementedError
 
-    def train(self, checkpoints: Path, say: Callable[[str], None]) -> Trained:
+    def train(self, checkpoints: Path, say: Say) -> Trained:
         """Train, resuming from the last whole checkpoint.
 
         Args:
             checkpoints: folder that they are kept in.
-            say: called with progress, a line each.
         Raises:
             TrainingError: the loss is not finite, or memory runs out.
             ModelError: the weights can't be loaded.
@@ -265,7 +263,7 @@ class TeacherTrainer:
 def train_learner(
     spec: TeacherSpec,
     folder: Path,
-    say: Callable[[str], None],
+    say: Say,
     build: Callable[[Accelerator, int], Learner],
     *,
     keys: str = "train.batch_size or train.max_tokens",
@@ -280,19 +278,14 @@ def train_learner(
     # set from outside, is kept.
     if is_on_cpu(spec.train):
         torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
-    model, outcome = train_to_end(
-        build,
-        spec.train,
-        folder,
-        say,
-        advice="Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
-        f"lower {keys}, or train adapters alone (lora: {{}}).",
-        sharding="Teachers are not sharded: take it out, or set it to plain multi-GPU with `method: sft`; where memory "
-        "is short, train adapters alone (`lora: {}`).",
-        can_halve=can_halve,
+    advice = (
+        "Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
+        f"lower {keys}, or train adapters alone (lora: {{}})."
     )
-    merge = getattr(model, "merge_and_unload", None)
-    return Trained((model if merge is None else merge()).eval(), outcome)
+    model, outcome = train_to_end(build, spec.train, folder, say, advice=advice, can_halve=can_halve)
+    if spec.lora is not None:
+        model = model.merge_and_unload()
+    return Trained(model.eval(), outcome)
 
 
 # ------------------------------------------------------------------------------
@@ -313,10 +306,6 @@ TEACHER = Product(
 )
 """What data, labeler and generator are, the digest of the data says; the model, its own digest."""
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
-PROBE_STRETCHES = 3
-"""Stretches of steps that a probe times, after one that it does not: the first step also loads kernels."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -334,19 +323,13 @@ class TeacherReport:
 
 
 def _prepare(
-    spec: TeacherSpec,
-    storage: Storage,
-    cache_dir: Path | None,
-    secrets: Mapping[str, Any],
-    *,
-    is_writer: bool = True,
+    spec: TeacherSpec, storage: Storage, cache_dir: Path | None, secrets: Mapping[str, Any], *, is_writer: bool = True
 ) -> tuple[OutputFolder, TeacherBase, TeacherTrainer, TrainingRecord]:
     """All that is read and checked before weights are loaded."""
     output = OutputFolder(TEACHER, spec.output)
     resolved = resolve_model(spec.init, cache_dir=cache_dir)
     if is_writer:  # the first of several processes may have begun to write before the others get here
-        output.check_free()
-        refuse_own_base(output, resolved, key="init")
+        output.check(resolved)
     base = check_teacher_base(spec, resolved)
     check_services(spec.train.report_to)
     precision_of(spec.train)
@@ -371,7 +354,6 @@ def train_teacher(
     Args:
         storage: how runs and gold are reached. The model is looked up in the cache alone (`jobs/delivery.py` brings it
             there).
-        say: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
         secrets: what the options of an engine that the method asks name, by option.
     Raises:
@@ -381,29 +363,91 @@ def train_teacher(
         TrainingError: the loss is not finite, or memory runs out twice.
     """
     output, base, trainer, record = _prepare(spec, storage, cache_dir, secrets, is_writer=is_writer)
-    if is_finished(output, record, start):
-        if is_writer:
-            remove_leftovers(output, record)
-        return TeacherReport(output.manifest(TeacherManifest), True, spec.output)
+    finished = finished_model(output, record, start, TeacherManifest, is_writer=is_writer)
+    if finished is not None:
+        return TeacherReport(finished, True, spec.output)
     for note in trainer.notes:
         say(note)
-    if not is_writer:
-        trained = trainer.train(output.checkpoints, say)
-        return TeacherReport(_manifest(spec, base, trainer, trained, record.fingerprint), False, spec.output)
-    with training_in(output, record, start):
+
+    def train() -> Made[TeacherManifest]:
         trained = trainer.train(output.checkpoints, say)
 
-        def write(folder: Path) -> TeacherManifest:
+        def write(folder: Path) -> dict[str, str]:
             write_model(folder, trained.model, base)
-            write_curves(folder, trained.outcome.curve, title=spec.name)
             trained.write_more(folder)
-            manifest = _manifest(spec, base, trainer, trained, record.fingerprint)
-            manifest = replace(manifest, files=student_files(folder))
-            (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
-            return manifest
+            return student_files(folder)
 
-        manifest = write_finished(output, write)
+        manifest = TeacherManifest(
+            version=TEACHER_MANIFEST_VERSION,
+            relabel=importlib.metadata.version("relabel-ir"),
+            name=spec.name,
+            method=spec.method,
+            fingerprint=record.fingerprint,
+            model=BaseModelUsed(base.resolved.reference, base.resolved.digest, base.config.model_type),
+            labeler=trainer.labeler,
+            templates=trainer.templates,
+            data=trainer.data,
+            training=trained.outcome.facts,
+            notes=[*trainer.notes, *trained.outcome.notes],
+            versions=installed_versions(LIBRARIES),
+            spec=spec.model_dump(mode="json"),
+        )
+        return Made(manifest, trained.outcome.curve, write, render_card)
+
+    manifest = train_into(output, record, start, train, is_writer=is_writer)
     return TeacherReport(manifest, False, spec.output)
+
+
+def render_card(manifest: TeacherManifest) -> str:
+    """Markdown from a teacher's manifest."""
+    data, training = manifest.data, manifest.training
+    lines = [
+        f"# {manifest.name}",
+        "",
+        f"A causal language model that answers the labeler `{manifest.labeler['name']}`, by `relabel train` "
+        f"{manifest.relabel}: {METHODS[manifest.method].title}.",
+        "",
+        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
+        f"- Trained: {training.steps} steps, {training.epochs} epochs, on {training.device}.",
+    ]
+    if training.best_step is not None and data.held_out is not None:
+        lines.append(
+            f"- Kept: step {training.best_step}, the best mean reward on {data.held_out.rows:,} rows of "
+            f"{data.held_out.queries:,} queries that nobody trained on."
+        )
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
+    lines.append(
+        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}."
+    )
+    for run in data.runs:
+        made_by = f"{run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
+        lines.append(f"- `{run.path}`: {run.labels:,} answers of {made_by}")
+    if (gold := data.gold) is not None:
+        named = {"trusted grades": gold.grade, "chunks": gold.sets, "answers": gold.answers}
+        held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
+        lines.append(f"- `{gold.path}`: {held}")
+    lines += [
+        *(f"- Note: {note}" for note in manifest.notes),
+        "",
+        "![training curve](curves.svg)",
+        "",
+        "## Use",
+        "",
+        "Set `engine.model` of a job to this folder, and `labeler` to the one above with the same options.",
+        "Its labels are the work of a model: judge them with trusted grades (`relabel evaluate`) before they decide",
+        "anything.",
+        "",
+        *spec_section(manifest.spec),
+    ]
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------
+# What a training would do, and how long a step takes.
+
+
+PROBE_STRETCHES = 3
+"""Stretches of steps that a probe times, after one that it does not: the first step also loads kernels."""
 
 
 def estimate_teacher(
@@ -426,18 +470,15 @@ def estimate_teacher(
     if is_timed:  # steps of a probe are not reported
         spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
     output, _, trainer, record = _prepare(spec, storage, cache_dir, secrets)
-    if is_finished(output, record, start):
+    if output.is_finished(record, start):
         say(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
     else:
-        check_checkpoints(output, record, start)
-        output.check_writable()
+        output.check_checkpoints(record, start)
     for note in trainer.notes:
         say(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
-    if not is_timed:
-        return estimate
-    updates = getattr(getattr(spec, "rollouts", None), "updates", 1)
-    step_s = _probe(trainer, updates=updates, say=say)
+    updates = spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1
+    step_s = _probe(trainer, updates=updates, say=say) if is_timed else None
     return replace(estimate, step_s=step_s, seconds=None if step_s is None else round(step_s * estimate.steps, 1))
 
 
@@ -466,74 +507,3 @@ def _probe(trainer: TeacherTrainer, *, updates: int, say: Say) -> float | None:
         trainer.train(Path(scratch), heard)
     marks = ends[updates - 1 :: updates]
     return round((marks[-1] - marks[0]) / (updates * (len(marks) - 1)), 4) if len(marks) > 1 else None
-
-
-def render_card(manifest: TeacherManifest) -> str:
-    """Markdown from a teacher's manifest."""
-    data, training = manifest.data, manifest.training
-    sources = [
-        f"- `{run.path}`: {run.labels:,} answers of {run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
-        for run in data.runs
-    ]
-    if data.gold is not None:
-        named = {"trusted grades": data.gold.grade, "chunks": data.gold.sets, "answers": data.gold.answers}
-        held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
-        sources.append(f"- `{data.gold.path}`: {held}")
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
-    lines = [
-        f"# {manifest.name}",
-        "",
-        (
-            f"A causal language model that answers the labeler `{manifest.labeler['name']}`, by `relabel train` "
-            f"{manifest.relabel}: {METHODS[manifest.method].title}."
-        ),
-        "",
-        f"- Starts from: `{manifest.model.reference}` (digest `{manifest.model.digest[:16]}`)",
-        f"- Trained: {training.steps} steps, {training.epochs} epochs, on {training.device}.",
-        *_kept(manifest),
-        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}.",
-        *sources,
-        *(f"- Note: {note}" for note in manifest.notes),
-        "",
-        "![training curve](curves.svg)",
-        "",
-        "## Use",
-        "",
-        "Set `engine.model` of a job to this folder, and `labeler` to the one above with the same options.",
-        "Its labels are the work of a model: judge them with trusted grades (`relabel evaluate`) before they decide",
-        "anything.",
-        "",
-        *spec_section(manifest.spec),
-    ]
-    return "\n".join(lines)
-
-
-def _kept(manifest: TeacherManifest) -> list[str]:
-    best, held_out = manifest.training.best_step, manifest.data.held_out
-    if best is None or held_out is None:
-        return []
-    return [
-        f"- Kept: step {best}, the best mean reward on {held_out.rows:,} rows of {held_out.queries:,} queries that "
-        "nobody trained on."
-    ]
-
-
-def _manifest(
-    spec: TeacherSpec, base: TeacherBase, trainer: TeacherTrainer, trained: Trained, fingerprint: str
-) -> TeacherManifest:
-    """The manifest of a teacher, without its files' digests."""
-    return TeacherManifest(
-        version=TEACHER_MANIFEST_VERSION,
-        relabel=importlib.metadata.version("relabel-ir"),
-        name=spec.name,
-        method=spec.method,
-        fingerprint=fingerprint,
-        model=BaseModelUsed(base.resolved.reference, base.resolved.digest, base.config.model_type),
-        labeler=trainer.labeler,
-        templates=trainer.templates,
-        data=trainer.data,
-        training=trained.outcome.facts,
-        notes=[*trainer.notes, *trained.outcome.notes],
-        versions=installed_versions(LIBRARIES),
-        spec=spec.model_dump(mode="json"),
-    )

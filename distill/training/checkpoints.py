@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from relabel.distill.training.curves import Curve, write_curves
 from relabel.distill.training.output import (
     WEIGHTS,
+    Curve,
     TrainingPlace,
     checkpoint_name,
     list_checkpoints,
     open_to_readers,
     sync_files,
+    write_curves,
     writing,
 )
 from relabel.manifests import failpoints
@@ -46,18 +47,18 @@ from relabel.manifests.store import sync_folder
 # Source: Zhao et al. 2023, PyTorch FSDP (arXiv:2304.11277); `fully_shard` is PyTorch's second implementation of it.
 
 
-def refuse_other_sharding(*, instead: str) -> None:
+def refuse_other_sharding() -> None:
     """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
 
-    Args:
-        instead: what to do, for the message.
     Raises:
         ConfigError: its config asks for one of them.
     """
-    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
+    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
         if parse_flag_from_env(variable):
             raise ConfigError(
-                f"accelerate's config asks for {name} ({variable}), whose checkpoints are pickle. {instead}"
+                f"accelerate's config sets {variable}, whose checkpoints are pickle. Set it to plain multi-GPU: "
+                "students are sharded by `train.strategy: fsdp`, teachers are not (where memory is short, train "
+                "adapters alone: `lora: {}`)."
             )
 
 
@@ -83,17 +84,9 @@ def is_sharded(module: Any) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def trained_parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    """Names and parameters that training changes, as shards where it is sharded; one that two
-    names share comes once.
-    """
-    seen: set[int] = set()
-    for name, parameter in own_parameters(module).items():
-        # a shard has no data pointer of its own
-        key = id(parameter) if isinstance(parameter, DTensor) else parameter.data_ptr()
-        if parameter.requires_grad and key not in seen:
-            seen.add(key)
-            yield name, parameter
+def trained_parameters(module: Any) -> list[tuple[str, Any]]:
+    """Names and parameters that training changes, as shards where it is sharded; a shared one comes once."""
+    return [(name, parameter) for name, parameter in own_parameters(module).items() if parameter.requires_grad]
 
 
 def copy_trained(trained: Any, other: Any) -> None:
@@ -169,14 +162,6 @@ def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     return kept[-1]
 
 
-def damaged(checkpoint: Path, fault: str) -> ManifestError:
-    """The error for a checkpoint that can't be resumed from."""
-    return ManifestError(
-        f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before, or train again with "
-        "--restart."
-    )
-
-
 def check_digests(checkpoint: Path) -> None:
     """Read every byte of a checkpoint.
 
@@ -184,12 +169,15 @@ def check_digests(checkpoint: Path) -> None:
         ManifestError: a file is missing, or not as it was written.
     """
     try:
-        digests = json.loads((checkpoint / DIGESTS).read_text(encoding="utf-8"))
-        bad = first_changed(checkpoint, dict(digests.items()))
+        bad = first_changed(checkpoint, json.loads((checkpoint / DIGESTS).read_bytes()))
+        fault = None if bad is None else f"{bad} is missing, or not as it was written"
     except (OSError, ValueError, AttributeError) as exc:
-        raise damaged(checkpoint, fault_of(exc)) from exc
-    if bad is not None:
-        raise damaged(checkpoint, f"{bad} is missing, or not as it was written")
+        fault = fault_of(exc)
+    if fault is not None:
+        raise ManifestError(
+            f"{checkpoint}: a damaged checkpoint ({fault}). Remove it to resume from the one before, or train again "
+            "with --restart."
+        )
 
 
 def commit(scratch: Path, final: Path) -> None:
@@ -275,21 +263,12 @@ def save_state(folder: Path | None, values: dict[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Read them.
-
-    Raises:
-        ManifestError: the checkpoint is damaged.
-    """
-    try:
-        tensors = load_file(folder / OPTIMIZER)
-        found: dict[str, Any] = json.loads(
-            (folder / STATE).read_text(encoding="utf-8"),
-            object_hook=lambda held: tensors[held["tensor"]] if held.keys() == {"tensor"} else held,
-        )
-        if "optimizer" not in found:  # as an earlier version wrote it
-            raise KeyError("optimizer")
-    except (OSError, ValueError, KeyError) as exc:
-        raise damaged(folder, fault_of(exc)) from exc
+    """Read them, of a checkpoint whose digests were checked."""
+    tensors = load_file(folder / OPTIMIZER)
+    found: dict[str, Any] = json.loads(
+        (folder / STATE).read_text(encoding="utf-8"),
+        object_hook=lambda held: tensors[held["tensor"]] if held.keys() == {"tensor"} else held,
+    )
     return found
 
 

@@ -1,25 +1,28 @@
 """The folder that a trained model owns: checkpoints while it is trained, then the model, with a manifest written last;
-resume and restart, and errors raised when a disk refuses a write. Importing it does not load torch."""
+resume and restart, and the training curve as a table, a plot, and on services. Importing it does not load torch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import importlib.metadata
+import io
 import json
+import logging
 import os
 import re
 import shutil
-import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+import pyarrow as pa
 import yaml
 
-from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME, TrainingFacts
 from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ConfigError,
@@ -33,22 +36,223 @@ from relabel.manifests.errors import (
 from relabel.manifests.files import FileLock
 from relabel.manifests.models import ResolvedModel
 from relabel.manifests.plan import differing
-from relabel.manifests.process import check_interrupted
+from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_record, readable_json
 from relabel.manifests.run import MANIFEST_NAME
+from relabel.manifests.schemas import table_bytes
 from relabel.manifests.specs import Spec
 from relabel.manifests.store import LocalRunStore, sync_folder
 
+logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------------------
+# The training curve, as Parquet and as a plot.
+
+
+CURVES_NAME = "curves.parquet"
+PLOT_NAME = "curves.svg"
+CURVE_SCHEMA = pa.schema([("step", pa.int64()), ("split", pa.string()), ("name", pa.string()), ("value", pa.float64())])
+NOT_PLOTTED = ("learning_rate", "grad_norm")
+LOSS_PANEL = "training loss, nats"
+PANELS = {
+    LOSS_PANEL: r"",
+    "reward": r"(node_)?reward|usefulness$|f1_(ans|ret)$|penalty$",
+    "share of answers": r".*_(rate|share)$|accuracy$",
+    "tokens": r".*_tokens$",
+    "chunks": r"chunks$",
+    "coefficients": r"(alpha|ratio)_",
+}
+"""Axes of a training's figures, by what is on them, and the names that belong there; the first takes the others."""
+
+Point = tuple[int, str, str, float]
+"""Step, split, name, value."""
+
+
+@dataclass
+class Curve:
+    """Points in the order in which they were measured."""
+
+    points: list[Point] = field(default_factory=list)
+
+    def add(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Add one step's values."""
+        self.points += [(step, split, name, float(value)) for name, value in values.items()]
+
+    def series(self, split: str, name: str) -> list[tuple[int, float]]:
+        """One curve."""
+        return [(step, value) for step, of, called, value in self.points if (of, called) == (split, name)]
+
+    def until(self, step: int) -> Curve:
+        """The curve as it was after a step."""
+        return Curve([point for point in self.points if point[0] <= step])
+
+    def names(self, split: str) -> list[str]:
+        """Names of a split's curves, in the order of their first points."""
+        return list(dict.fromkeys(name for _, of, name, _ in self.points if of == split))
+
+
+def write_curves(folder: Path, curve: Curve, *, title: str) -> None:
+    """Write `CURVES_NAME` and `PLOT_NAME`, each whole or not at all."""
+    rows = [dict(zip(CURVE_SCHEMA.names, point, strict=True)) for point in curve.points]
+    files = LocalRunStore(folder)
+    files.put(CURVES_NAME, table_bytes(pa.Table.from_pylist(rows, schema=CURVE_SCHEMA)))
+    files.put(PLOT_NAME, _plotted(curve, title))
+
+
+def _plotted(curve: Curve, title: str) -> bytes:
+    """Figures of training above, on axes by what they are; on dev below. The same curve gives the same bytes."""
+    matplotlib = require("matplotlib", extra="cpu", purpose="The plot of a training")
+    figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a training").Figure
+    panels = {LOSS_PANEL: [], **panels_of(curve.names("train"))}
+    shown = [(panel, "train", names) for panel, names in panels.items()]
+    shown.append(("dev", "dev", [name for name in curve.names("dev") if panel_of(name) != "tokens"]))
+    with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
+        height = 3 * len(shown)  # margins are fixed: a layout that measures its texts draws everything twice
+        figure = figure_class(figsize=(8, height))
+        figure.subplots_adjust(left=0.11, right=0.98, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.08)
+        all_axes = figure.subplots(len(shown), 1, sharex=True)
+        for axes, (label, split, names) in zip(all_axes, shown, strict=True):
+            marker = "o" if split == "dev" else None
+            for name in names:
+                points = zip(*curve.series(split, name), strict=True)
+                axes.plot(*points, label=name, linewidth=1, marker=marker, markersize=3)
+            axes.set(ylabel=label)
+            axes.grid(alpha=0.3)
+            if names:
+                axes.legend(fontsize="small", ncols=1 + len(names) // 8)
+        all_axes[0].set(title=title)
+        all_axes[-1].set(xlabel="optimizer step")
+        sink = io.BytesIO()
+        figure.savefig(sink, format="svg", metadata={"Date": None})
+    return sink.getvalue()
+
+
+def panels_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names by panel, for those panels that have any, in the order of `PANELS`."""
+    shown = [name for name in names if name not in NOT_PLOTTED]
+    found = {panel: [name for name in shown if panel_of(name) == panel] for panel in PANELS}
+    return {panel: held for panel, held in found.items() if held}
+
+
+def panel_of(name: str) -> str:
+    return next((panel for panel, pattern in PANELS.items() if pattern and re.match(pattern, name)), LOSS_PANEL)
+
+
+# ------------------------------------------------------------------------------
+# The curve on services, through accelerate's trackers.
+#
+#     checkpoints/reports/state.json      the run's name, ids that services gave it, points sent
+#     .tensorboard/<run>/                 TensorBoard's events; hidden, so they are no part of the model
+
+
+PROJECT = "relabel"
+"""Project, or experiment, of all runs."""
+REPORTS, STATE, EVENTS = "reports", "state.json", ".tensorboard"
+NOT_IN_NAMES = r"[^\w./-]"
+"""Characters that some service takes in no figure's name."""
+
+
+def check_services(names: Sequence[str]) -> None:
+    """
+    Raises:
+        MissingExtraError: a service's package is not installed.
+    """
+    for name in names:
+        require(name, extra=name, purpose=f"train.report_to: {name}")
+
+
+class CurveReporter:
+    """Sends a curve as it grows. Names of services, and how much each one has, are kept in a file, so that a resumed
+    training continues the same run; a service that fails is left out and never ends a training.
+
+    Args:
+        names: of the services.
+        checkpoints: folder of the training's checkpoints, in the model's.
+        say: called with each service that fails.
+    """
+
+    def __init__(self, names: Sequence[str], checkpoints: Path, say: Callable[[str], None]) -> None:
+        self._trackers: dict[str, Any] = dict.fromkeys(names)
+        self._folder, self._model = checkpoints / REPORTS, checkpoints.resolve().parent
+        self._say = say
+        self._state: dict[str, Any] = {"run": f"{self._model.name}-{uuid.uuid4().hex[:8]}", "ids": {}, "sent": {}}
+        if (file := self._folder / STATE).is_file():
+            self._state = json.loads(file.read_text(encoding="utf-8"))
+
+    def send(self, curve: Curve) -> None:
+        """Send what a service does not have yet."""
+        for name in list(self._trackers):
+            with self._dropped_if_it_fails(name):
+                self._send(name, curve.points)
+
+    def finish(self) -> None:
+        """Close all runs."""
+        for name, tracker in list(self._trackers.items()):
+            with self._dropped_if_it_fails(name):
+                if tracker is not None:
+                    tracker.finish()
+
+    @contextmanager
+    def _dropped_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            del self._trackers[name]
+            logger.warning("report_to: %s", name, exc_info=exc)
+            self._say(
+                f"report_to: {name} failed ({type(exc).__name__}: {first_line(exc)}): training continues without it. "
+                "--resume, or the next training, tries again."
+            )
+
+    def _send(self, name: str, points: Sequence[Point]) -> None:
+        sent = self._state["sent"]
+        if self._trackers[name] is None:
+            self._trackers[name] = self._started(name)
+        for step, group in groupby(points[sent.get(name, 0) :], key=lambda point: point[0]):
+            held = list(group)
+            values = {f"{split}/{re.sub(NOT_IN_NAMES, '.', figure)}": value for _, split, figure, value in held}
+            self._trackers[name].log(values, step=step)
+            sent[name] = sent.get(name, 0) + len(held)
+            self._keep()
+
+    def _started(self, name: str) -> Any:
+        """accelerate's tracker for the run, new or begun before."""
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        run, ids = self._state["run"], self._state["ids"]
+        options: dict[str, dict[str, Any]] = {
+            "tensorboard": {"run_name": run, "logging_dir": self._model / EVENTS},
+            "mlflow": {"experiment_name": PROJECT, "run_id": ids.get("mlflow"), "run_name": run},
+            "wandb": {"run_name": PROJECT, "name": run, "id": run, "resume": "allow"},
+            "trackio": {"run_name": PROJECT, "name": run, "resume": "allow", "embed": False},
+        }
+        tracker = LOGGER_TYPE_TO_CLASS[name](**options[name])
+        tracker.start()
+        if name == "mlflow":
+            ids["mlflow"] = tracker.tracker.info.run_id
+        self._keep()
+        return tracker
+
+    def _keep(self) -> None:
+        LocalRunStore(self._folder).jot(STATE, json.dumps(self._state).encode())
+
+
+def first_line(exc: BaseException) -> str:
+    """The first line of an error, shortened for a message."""
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:150]
+
+
+# ------------------------------------------------------------------------------
+# What a training leaves, as records.
+
+
 CARD_NAME = "README.md"
 RECORD_VERSION = 1
-MOST_CHANGES = 10
 
 Start = Literal["new", "resume", "restart"]
 """`new` refuses to touch what an earlier training left; `resume` continues it, and begins where there is nothing;
 `restart` deletes it first.
 """
-
-ManifestT = TypeVar("ManifestT")
 
 
 class Product(NamedTuple):
@@ -77,6 +281,38 @@ class BaseModelUsed:
     reference: str
     digest: str
     type: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingFacts:
+    """How a training went, as a manifest says it.
+
+    Args:
+        best_step: the step that was kept, where evaluations on dev chose one.
+        stopped_by: what ended it before its last step, `early_stopping` or `watch`.
+        rows_per_s: rows trained in a second of this process's own steps, evaluations and checkpoints left out.
+        batch_size, accumulation: in the end: one is halved and the other doubled where memory ran out.
+    """
+
+    steps: int
+    epochs: int | float
+    best_step: int | None = None
+    stopped_by: str | None = None
+    device: str
+    rows_per_s: int | float | None
+    batch_size: int | None = None
+    tokens_per_batch: int | None = None
+    accumulation: int = 1
+    was_batch_halved: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a training ended, and remarks for the user."""
+
+    facts: TrainingFacts
+    curve: Curve
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +362,9 @@ class TrainedManifest(ManifestMark):
     files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
 
 
+ManifestT = TypeVar("ManifestT", bound=TrainedManifest)
+
+
 def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -> ManifestT:
     """The whole of a manifest, as a record.
 
@@ -134,278 +373,6 @@ def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -
     """
     what = f"not as this relabel writes a {kind}'s manifest"
     return read_record(cls, data, where, what, "Restore it from a copy, or train again.")
-
-
-# ------------------------------------------------------------------------------
-# The folder of one model: the finished model, and `checkpoints/` while it is trained.
-
-
-CHECKPOINTS = "checkpoints"
-RECORD_NAME = "training.json"
-"""In the checkpoints' folder: the `TrainingRecord` of the training that they belong to."""
-
-
-@dataclass(frozen=True)
-class OutputFolder:
-    """The folder that a trained model owns.
-
-    Args:
-        product: what is trained there.
-        output: as the spec names it.
-    """
-
-    product: Product
-    output: str
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.output)
-
-    @property
-    def lock_name(self) -> str:
-        return f"{self.product.command}.lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        """What an unfinished training leaves."""
-        return self.folder / CHECKPOINTS
-
-    def check_free(self) -> None:
-        """Make sure that the folder is empty or holds what an earlier call left: training there replaces files.
-
-        Raises:
-            ConfigError: it is a file, or a broken link.
-            StaleRunError: it holds files of something else, or the other command trains there.
-        """
-        others = [path.stem for path in self.checkpoints.glob("*.lock") if path.name != self.lock_name]
-        if others:
-            raise StaleRunError(
-                f"{self.output}: `relabel {others[0]}` trains or trained there, and would lose its checkpoints. Name "
-                f"another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
-            )
-        there = self._nearest
-        if not there.is_dir():
-            raise ConfigError(f"`output` = {self.output}: {there} is a file, or a broken link. Name a folder.")
-        if (
-            not self.folder.is_dir()
-            or (self.folder / MANIFEST_NAME).exists()
-            or (self.checkpoints / RECORD_NAME).exists()
-        ):
-            return
-        held, begun = (sorted(path.name for path in folder.glob("[!.]*")) for folder in (self.folder, self.checkpoints))
-        if held == [CHECKPOINTS] and set(begun) <= {self.lock_name}:
-            return  # killed before it began, or while it wrote the record
-        if held:
-            named = ", ".join(held[:5]) + (" …" if len(held) > 5 else "")
-            raise StaleRunError(
-                f"{self.output}: holds {named}, which no {self.product.kind} of ours left there. Name another "
-                "`output`, or empty it."
-            )
-
-    def check_writable(self) -> None:
-        """
-        Raises:
-            StoreError: nothing can be written there.
-        """
-        if not os.access(self._nearest, os.W_OK | os.X_OK):
-            raise StoreError(
-                f"{self.output}: {self._nearest} can't be written to. Check its permissions, or name another `output`."
-            )
-
-    @property
-    def _nearest(self) -> Path:
-        """The folder, or its nearest parent that exists."""
-        return next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """No other process trains here meanwhile.
-
-        Raises:
-            LockHeldError: one does.
-        """
-        lock = FileLock(self.checkpoints / self.lock_name, f"the {self.product.kind} in {self.output}")
-        lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def mark(self) -> ManifestMark | None:
-        """Whose manifest is here; None where there is none.
-
-        Raises:
-            ManifestError: what is here is not such a model's.
-        """
-        file, kind = self.folder / MANIFEST_NAME, self.product.kind
-        what = f"is not a {kind}'s manifest"
-        advice = "The folder may belong to something else: name another output."
-        try:
-            found = read_record(ManifestMark, file.read_bytes(), str(file), what, advice)
-        except FileNotFoundError:
-            return None
-        if found.kind != kind:
-            raise ManifestError(f"{file}: {what} (it is of a {found.kind}). {advice}")
-        return found
-
-    def manifest(self, cls: type[ManifestT]) -> ManifestT:
-        """The whole manifest of the finished model.
-
-        Raises:
-            ManifestError: it is damaged, or of another version.
-        """
-        file = self.folder / MANIFEST_NAME
-        return read_manifest(file.read_bytes(), str(file), cls, kind=self.product.kind)
-
-
-# ------------------------------------------------------------------------------
-# Checkpoints as folders: their names, which are there, and their plain values, read without torch.
-
-
-_NAME = re.compile(r"checkpoint-(\d+)")
-WEIGHTS = "weights.safetensors"
-
-
-def checkpoint_name(step: int) -> str:
-    """Name of a step's checkpoint; sorts by step."""
-    return f"checkpoint-{step:06d}"
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
-
-
-def how_it_goes_on(checkpoints: Path) -> str:
-    """What is kept of a training that ends early, and how to continue, for a message."""
-    kept = list_checkpoints(checkpoints)
-    if kept:
-        return f"{kept[-1].name} is kept: --resume goes on from it."
-    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step that a checkpoint was written after."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match is not None
-    return int(match[1])
-
-
-# ------------------------------------------------------------------------------
-# Errors of the disk while a model or a checkpoint is written, as ours; the mode of the files, and when they are
-# on the disk.
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NUMBER = re.compile(r"\(os error (\d+)\)")
-
-
-@contextlib.contextmanager
-def writing(folder: Path, checkpoints: Path | None) -> Iterator[None]:
-    """Turn errors of the disk into ours: safetensors has an error of its own, tokenizers raises a
-    bare Exception, both with the system's number in its text.
-
-    Args:
-        checkpoints: folder of the training's, for the message; None where it is not known.
-    Raises:
-        DiskFullError: no space is left.
-        StoreError: anything else that the operating system says.
-    """
-    try:
-        yield
-    except StoreError:  # ours already, and an OSError too
-        raise
-    except Exception as exc:
-        number = exc.errno if isinstance(exc, OSError) else _errno_of(exc)
-        if number is None:
-            raise
-        kept = "--resume goes on from the last checkpoint, if there is one."
-        kept = kept if checkpoints is None else how_it_goes_on(checkpoints)
-        if number in _FULL:
-            raise DiskFullError(f"{folder}: no space left to write it. Free some space. {kept}") from exc
-        raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {kept}") from exc
-
-
-def _errno_of(exc: Exception) -> int | None:
-    is_theirs = type(exc) is Exception or type(exc).__name__ == "SafetensorError"
-    found = _NUMBER.search(str(exc)) if is_theirs else None
-    return int(found[1]) if found else None
-
-
-def sync_files(folder: Path, *names: str) -> None:
-    """Put files of a folder on the disk, all or those named, and their names: what is committed after it names nothing
-    that a loss of power takes.
-    """
-    for file in [folder / name for name in names] or sorted(filter(Path.is_file, folder.iterdir())):
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-    sync_folder(folder)
-
-
-def open_to_readers(folder: Path) -> None:
-    """Give the files of a folder the mode that any new file has here (0666 without the umask); safetensors leaves its
-    own at 0600.
-    """
-    probe = folder / ".mode"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    for file in filter(Path.is_file, folder.iterdir()):
-        if stat.S_IMODE(file.stat().st_mode) != mode:
-            file.chmod(mode)
-
-
-# ------------------------------------------------------------------------------
-# Where a training keeps its checkpoints, and what it says of the rows that it can't go on with.
-
-
-ROWS_NAMED = 20
-
-
-@dataclass
-class TrainingPlace:
-    """Where a training keeps its checkpoints, and where its progress goes.
-
-    Args:
-        folder: of the checkpoints.
-        keep: how many of them stay, in addition to the best one.
-        say: called with progress, a line each.
-        names: where each row comes from, `(source, row_id)`.
-        report_to: services that the curve is sent to.
-        title: of the curve's plot, which is then written with each checkpoint, as is the curve.
-    """
-
-    folder: Path
-    keep: int
-    say: Callable[[str], None]
-    names: Sequence[tuple[str, int]]
-    report_to: Sequence[str] = ()
-    title: str | None = None
-
-    def not_finite(self, what: str, rows: Sequence[int], *, step: int) -> TrainingError:
-        """The error for a value that is not finite.
-
-        Args:
-            rows: that it came of.
-            step: that it is of.
-        """
-        rows = list(dict.fromkeys(rows))
-        named = ", ".join(f"{source}:{row_id}" for source, row_id in (self.names[row] for row in rows[:ROWS_NAMED]))
-        more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
-        kept = list_checkpoints(self.folder)
-        last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
-        return TrainingError(
-            f"step {step}: {what}. Rows of the batch, as source:row_id: {named}{more}. "
-            f"{last}. Read these rows; if they are fine, train again with --restart and a lower train.learning_rate "
-            "or train.precision: fp32 (another spec doesn't go on from these checkpoints)."
-        )
-
-
-# ------------------------------------------------------------------------------
-# What is trained in a folder.
 
 
 def training_record(product: Product, spec: Spec, model: ResolvedModel, data: str, *, version: int) -> TrainingRecord:
@@ -437,152 +404,380 @@ def decisive(spec: Mapping[str, Any], undecided: Collection[str], prefix: str = 
     }
 
 
-def changes(
-    product: Product, now: TrainingRecord, *, spec: Mapping[str, Any], model: str | None = None, data: str | None = None
-) -> list[str]:
-    """What another training differs in: keys, with both values where these are numbers (texts may be secrets).
-
-    Args:
-        spec, model, data: of the other one; digests of its model and data where they are known.
+def changes(product: Product, was: ManifestMark, now: TrainingRecord) -> list[str]:
+    """What another training differs in: keys, with both values where these are numbers (texts may be secrets); its
+    model and data where a record says them.
     """
-    both = differing(decisive(spec, product.undecided), decisive(now.spec, product.undecided))
+    both = differing(decisive(was.spec, product.undecided), decisive(now.spec, product.undecided))
+    numbers = int | float
     found = [
-        f"{path}: was {was}, is {is_now}" if isinstance(was, int | float) and isinstance(is_now, int | float) else path
-        for path, was, is_now in both
+        f"{path}: was {old}, is {new}" if isinstance(old, numbers) and isinstance(new, numbers) else path
+        for path, old, new in both
     ]
-    if model not in (None, now.model.digest):
+    if isinstance(was, TrainingRecord) and was.model.digest != now.model.digest:
         found.append(f"the model that `{product.model_key}` names")
-    if data not in (None, now.data):
+    if isinstance(was, TrainingRecord) and was.data != now.data:
         found.append(f"the data ({', '.join(f'`{key}`' for key in product.data_keys if now.spec.get(key))})")
-    return found if len(found) <= MOST_CHANGES else [*found[:MOST_CHANGES], f"and {len(found) - MOST_CHANGES} more"]
-
-
-def read_training_record(checkpoints: Path) -> TrainingRecord | None:
-    """What is trained here; None where nothing is, or the record can't be read."""
-    try:
-        return checked(TrainingRecord, json.loads((checkpoints / RECORD_NAME).read_bytes()))
-    except (OSError, ValueError):
-        return None
-
-
-# ------------------------------------------------------------------------------
-# Training into a folder: an earlier training of the same spec, data and model is found or resumed, others are refused.
-
-
-def refuse_own_base(output: OutputFolder, base: ResolvedModel, *, key: str) -> None:
-    """
-    Args:
-        key: of the spec, that names the base.
-    Raises:
-        ConfigError: the model would be written over, or into, the one that it starts from.
-    """
-    folder, own = output.folder.resolve(), base.path.resolve()
-    if folder == own:
-        raise ConfigError(f"`output` and `{key}` are the same folder ({output.output}). Name another `output`.")
-    if own in folder.parents:
-        raise ConfigError(f"`output` ({output.output}) lies in `{key}`, the model to start from. Name another place.")
-
-
-def is_finished(output: OutputFolder, record: TrainingRecord, start: Start) -> bool:
-    """Whether this training's model is there, and stays.
-
-    Raises:
-        StaleRunError: the folder holds another model.
-    """
-    held = None if start == "restart" else output.mark()
-    if held is not None and held.fingerprint != record.fingerprint:
-        known = "; ".join(changes(output.product, record, spec=held.spec)) or f"fingerprint {held.fingerprint[:12]}"
-        raise StaleRunError(
-            f"{output.output}: holds a {output.product.kind} of another spec, model or data ({known}). Name another "
-            "`output`, or replace it with --restart."
-        )
-    return held is not None
-
-
-def check_checkpoints(output: OutputFolder, record: TrainingRecord, start: Start) -> None:
-    """Check that the checkpoints may be resumed; a --restart deletes them.
-
-    Raises:
-        StaleRunError: they are of another training, or of this one and neither --resume nor --restart was given.
-    """
-    left = sorted(path.name for path in output.checkpoints.glob("checkpoint-*"))
-    if not left or start == "restart":
-        return
-    begun = read_training_record(output.checkpoints)
-    if begun is None or begun.fingerprint != record.fingerprint:
-        found = begun and changes(output.product, record, spec=begun.spec, model=begun.model.digest, data=begun.data)
-        known = f" ({'; '.join(found)})" if found else ""
-        raise StaleRunError(
-            f"{output.checkpoints}: {left[-1]} is of another spec, model or data{known}. Restore what changed and give "
-            "--resume, name another `output`, or start over with --restart, which deletes it."
-        )
-    if start == "new":
-        raise StaleRunError(
-            f"{output.checkpoints}: an unfinished training left {left[-1]}. Continue with --resume, or start over with "
-            "--restart."
-        )
-
-
-@contextmanager
-def training_in(output: OutputFolder, record: TrainingRecord, start: Start) -> Iterator[None]:
-    """Hold the folder while a model is trained and written there; checkpoints are removed at the end.
-
-    Raises:
-        LockHeldError: another process trains there.
-        StaleRunError: another call finished this model meanwhile, or checkpoints of another one are there.
-    """
-    with output.locked():
-        if is_finished(output, record, start):  # while this call read its data
-            raise StaleRunError(
-                f"{output.output}: another call finished this {output.product.kind} meanwhile. The same command "
-                "again finds it."
-            )
-        checkpoints = output.checkpoints
-        if start == "restart":
-            _write_record(checkpoints, replace(record, fingerprint=""))  # a kill here leaves nothing to resume from
-            for path in filter(Path.is_dir, checkpoints.iterdir()):
-                shutil.rmtree(path)
-            (output.folder / MANIFEST_NAME).unlink(missing_ok=True)
-        check_checkpoints(output, record, start)
-        if not list_checkpoints(checkpoints):
-            for name in (CURVES_NAME, PLOT_NAME):
-                (checkpoints / name).unlink(missing_ok=True)
-        _write_record(checkpoints, record)
-        yield
-        shutil.rmtree(checkpoints)
-
-
-def _write_record(checkpoints: Path, record: TrainingRecord) -> None:
-    with writing(checkpoints, checkpoints):
-        LocalRunStore(checkpoints).put(RECORD_NAME, readable_json(plain(record)))
-
-
-def write_finished(output: OutputFolder, write: Callable[[Path], ManifestT]) -> ManifestT:
-    """Write the model's folder, the manifest last.
-
-    Args:
-        write: writes all files but the manifest, and returns that as a record.
-    """
-    failpoints.hit("before_model")
-    with writing(output.folder, output.checkpoints):
-        manifest = write(output.folder)
-        sync_files(output.folder)
-    check_interrupted()
-    LocalRunStore(output.folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
-    return manifest
-
-
-def remove_leftovers(output: OutputFolder, record: TrainingRecord) -> None:
-    """Remove the checkpoints of a finished model, whose training was killed before it could."""
-    if not output.checkpoints.is_dir():
-        return
-    begun = read_training_record(output.checkpoints)
-    if begun is None or begun.fingerprint in (record.fingerprint, ""):
-        with contextlib.suppress(LockHeldError), output.locked():
-            shutil.rmtree(output.checkpoints)
+    return found
 
 
 def spec_section(spec: dict[str, Any]) -> list[str]:
     """The spec that a model was trained by, as the last lines of its card."""
     written = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=120).rstrip()
     return ["## Spec", "", "```yaml", written, "```", ""]
+
+
+# ------------------------------------------------------------------------------
+# Checkpoints as folders: their names, and which are there.
+
+
+WEIGHTS = "weights.safetensors"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of a step's checkpoint; sorts by step."""
+    return f"checkpoint-{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step that a checkpoint was written after."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def how_it_goes_on(checkpoints: Path) -> str:
+    """What is kept of a training that ends early, and how to continue, for a message."""
+    kept = list_checkpoints(checkpoints)
+    if kept:
+        return f"{kept[-1].name} is kept: --resume goes on from it."
+    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
+
+
+ROWS_NAMED = 20
+
+
+@dataclass
+class TrainingPlace:
+    """Where a training keeps its checkpoints, and where its progress goes.
+
+    Args:
+        folder: of the checkpoints.
+        keep: how many of them stay, in addition to the best one.
+        say: called with progress, a line each.
+        names: where each row comes from, `(source, row_id)`.
+        report_to: services that the curve is sent to.
+        title: of the curve's plot, which is then written with each checkpoint, as is the curve.
+    """
+
+    folder: Path
+    keep: int
+    say: Callable[[str], None]
+    names: Sequence[tuple[str, int]]
+    report_to: Sequence[str] = ()
+    title: str | None = None
+
+    def not_finite(self, what: str, rows: Sequence[int], *, step: int) -> TrainingError:
+        """The error for a value that is not finite; it names the first `ROWS_NAMED` rows.
+
+        Args:
+            rows: that it came of.
+            step: that it is of.
+        """
+        first = [self.names[row] for row in list(dict.fromkeys(rows))[:ROWS_NAMED]]
+        kept = list_checkpoints(self.folder)
+        last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
+        return TrainingError(
+            f"step {step}: {what}. Rows of the batch, as source:row_id: "
+            f"{', '.join(f'{source}:{row_id}' for source, row_id in first)}. "
+            f"{last}. Read these rows; if they are fine, train again with --restart and a lower train.learning_rate "
+            "or train.precision: fp32 (another spec doesn't go on from these checkpoints)."
+        )
+
+
+# ------------------------------------------------------------------------------
+# Writing a model or a checkpoint: errors of the disk as ours, the mode of the files, and when they are on the disk.
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def writing(folder: Path, checkpoints: Path) -> Iterator[None]:
+    """Turn errors of the disk into ours: safetensors has an error of its own, tokenizers raises a
+    bare Exception, both with the system's number in its text.
+
+    Args:
+        checkpoints: folder of the training's, for the message.
+    Raises:
+        DiskFullError: no space is left.
+        StoreError: anything else that the operating system says.
+    """
+    try:
+        yield
+    except StoreError:  # ours already, and an OSError too
+        raise
+    except Exception as exc:
+        is_theirs = type(exc) is Exception or type(exc).__name__ == "SafetensorError"
+        stated = _NUMBER.search(str(exc)) if is_theirs else None
+        number = exc.errno if isinstance(exc, OSError) else stated and int(stated[1])
+        if number is None:
+            raise
+        kept = how_it_goes_on(checkpoints)
+        if number in _FULL:
+            raise DiskFullError(f"{folder}: no space left to write it. Free some space. {kept}") from exc
+        raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {kept}") from exc
+
+
+def sync_files(folder: Path, *names: str) -> None:
+    """Put files of a folder on the disk, all or those named, and their names: what is committed after it names nothing
+    that a loss of power takes.
+    """
+    for file in [folder / name for name in names] or sorted(filter(Path.is_file, folder.iterdir())):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    sync_folder(folder)
+
+
+def open_to_readers(folder: Path) -> None:
+    """Give the files of a folder the mode that any new file has here (0666 without the umask); safetensors leaves its
+    own at 0600.
+    """
+    probe = folder / ".mode"
+    probe.touch()
+    for file in filter(Path.is_file, folder.iterdir()):
+        shutil.copymode(probe, file)
+    probe.unlink()
+
+
+# ------------------------------------------------------------------------------
+# The folder of one model: the finished model, and `checkpoints/` while it is trained.
+
+
+CHECKPOINTS = "checkpoints"
+RECORD_NAME = "training.json"
+"""In the checkpoints' folder: the `TrainingRecord` of the training that they belong to."""
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The folder that a trained model owns.
+
+    Args:
+        product: what is trained there.
+        output: as the spec names it.
+    """
+
+    product: Product
+    output: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output)
+
+    @property
+    def checkpoints(self) -> Path:
+        """What an unfinished training leaves."""
+        return self.folder / CHECKPOINTS
+
+    def check(self, base: ResolvedModel) -> None:
+        """Make sure that the folder is empty or holds what an earlier call left: training there replaces files.
+
+        Args:
+            base: the model to start from, which is not to be written over.
+        Raises:
+            ConfigError: it is a file, or a broken link, or lies in the base.
+            StaleRunError: it holds files of something else, or the other command trains there.
+        """
+        command, key = self.product.command, self.product.model_key
+        for lock in self.checkpoints.glob("*.lock"):
+            if lock.stem != command:
+                raise StaleRunError(
+                    f"{self.output}: `relabel {lock.stem}` trains or trained there, and would lose its checkpoints. "
+                    f"Name another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
+                )
+        if not self.nearest.is_dir():
+            raise ConfigError(f"`output` = {self.output}: {self.nearest} is a file, or a broken link. Name a folder.")
+        is_ours = (self.folder / MANIFEST_NAME).exists() or (self.checkpoints / RECORD_NAME).exists()
+        held, begun = (sorted(path.name for path in folder.glob("[!.]*")) for folder in (self.folder, self.checkpoints))
+        # killed before it began, or while it wrote the record
+        is_empty = not held or (held == [CHECKPOINTS] and set(begun) <= {f"{command}.lock"})
+        if not is_ours and not is_empty:
+            raise StaleRunError(
+                f"{self.output}: holds {', '.join(held[:5])}, which no {self.product.kind} of ours left there. Name "
+                "another `output`, or empty it."
+            )
+        folder, own = self.folder.resolve(), base.path.resolve()
+        if folder == own:
+            raise ConfigError(f"`output` and `{key}` are the same folder ({self.output}). Name another `output`.")
+        if own in folder.parents:
+            raise ConfigError(f"`output` ({self.output}) lies in `{key}`, the model to start from. Name another place.")
+
+    @property
+    def nearest(self) -> Path:
+        """The folder, or its nearest parent that exists."""
+        return next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process trains here meanwhile.
+
+        Raises:
+            LockHeldError: one does.
+        """
+        name = f"{self.product.command}.lock"
+        lock = FileLock(self.checkpoints / name, f"the {self.product.kind} in {self.output}")
+        lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begun(self) -> TrainingRecord | None:
+        """What is trained here; None where nothing is, or the record can't be read."""
+        try:
+            return checked(TrainingRecord, json.loads((self.checkpoints / RECORD_NAME).read_bytes()))
+        except (OSError, ValueError):
+            return None
+
+    def is_finished(self, record: TrainingRecord, start: Start) -> bool:
+        """Whether this training's model is here, and stays.
+
+        Raises:
+            StaleRunError: the folder holds another model.
+            ManifestError: what is here is not such a model's.
+        """
+        file, kind = self.folder / MANIFEST_NAME, self.product.kind
+        if start == "restart" or not file.exists():
+            return False
+        what, advice = f"is not a {kind}'s manifest", "The folder may belong to something else: name another output."
+        held = read_record(ManifestMark, file.read_bytes(), str(file), what, advice)
+        if held.kind != kind:
+            raise ManifestError(f"{file}: {what} (it is of a {held.kind}). {advice}")
+        if held.fingerprint != record.fingerprint:
+            known = "; ".join(changes(self.product, held, record)) or f"fingerprint {held.fingerprint[:12]}"
+            raise StaleRunError(
+                f"{self.output}: holds a {kind} of another spec, model or data ({known}). Name another `output`, or "
+                "replace it with --restart."
+            )
+        return True
+
+    def check_checkpoints(self, record: TrainingRecord, start: Start) -> None:
+        """Check that the checkpoints may be resumed; a --restart deletes them.
+
+        Raises:
+            StaleRunError: they are of another training, or of this one and neither --resume nor --restart was given.
+        """
+        left = sorted(path.name for path in self.checkpoints.glob("checkpoint-*"))
+        if not left or start == "restart":
+            return
+        begun = self.begun()
+        if begun is None or begun.fingerprint != record.fingerprint:
+            found = begun and changes(self.product, begun, record)
+            known = f" ({'; '.join(found)})" if found else ""
+            raise StaleRunError(
+                f"{self.checkpoints}: {left[-1]} is of another spec, model or data{known}. Restore what changed and "
+                "give --resume, name another `output`, or start over with --restart, which deletes it."
+            )
+        if start == "new":
+            raise StaleRunError(
+                f"{self.checkpoints}: an unfinished training left {left[-1]}. Continue with --resume, or start over "
+                "with --restart."
+            )
+
+
+def finished_model(
+    output: OutputFolder, record: TrainingRecord, start: Start, cls: type[ManifestT], *, is_writer: bool
+) -> ManifestT | None:
+    """The manifest of this training's model where it is there and stays; checkpoints that its training was killed
+    before it could remove are removed.
+
+    Raises:
+        StaleRunError: the folder holds another model.
+        ManifestError: its manifest is damaged, or of another version.
+    """
+    if not output.is_finished(record, start):
+        return None
+    begun = output.begun()
+    is_own = begun is None or begun.fingerprint in (record.fingerprint, "")
+    if is_writer and is_own and output.checkpoints.is_dir():
+        with contextlib.suppress(LockHeldError), output.locked():
+            shutil.rmtree(output.checkpoints)
+    file = output.folder / MANIFEST_NAME
+    return read_manifest(file.read_bytes(), str(file), cls, kind=output.product.kind)
+
+
+class Made(NamedTuple, Generic[ManifestT]):
+    """A model that was trained, to be written.
+
+    Args:
+        manifest: without its files' digests.
+        write: writes the model's files into a folder; sha256 by name of those that decide what it answers.
+        card: its model card, from its whole manifest.
+    """
+
+    manifest: ManifestT
+    curve: Curve
+    write: Callable[[Path], dict[str, str]]
+    card: Callable[[ManifestT], str]
+
+
+def train_into(
+    output: OutputFolder,
+    record: TrainingRecord,
+    start: Start,
+    train: Callable[[], Made[ManifestT]],
+    *,
+    is_writer: bool,
+) -> ManifestT:
+    """Train a model and write its folder, the manifest last; checkpoints are removed at the end.
+
+    Args:
+        is_writer: False in all but the first of several processes that train together: they write nothing.
+    Raises:
+        LockHeldError: another process trains there.
+        StaleRunError: another call finished this model meanwhile, or checkpoints of another one are there.
+        DiskFullError, StoreError: the disk refuses.
+    """
+    if not is_writer:
+        return train().manifest
+    with output.locked():
+        _claim(output, record, start)
+        made = train()
+        failpoints.hit("before_model")
+        with writing(output.folder, output.checkpoints):
+            manifest = replace(made.manifest, files=made.write(output.folder))
+            write_curves(output.folder, made.curve, title=manifest.name)
+            (output.folder / CARD_NAME).write_text(made.card(manifest), encoding="utf-8")
+            sync_files(output.folder)
+        check_interrupted()
+        LocalRunStore(output.folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
+        shutil.rmtree(output.checkpoints)
+    return manifest
+
+
+def _claim(output: OutputFolder, record: TrainingRecord, start: Start) -> None:
+    """Write down what is trained in a folder that this process holds; a --restart deletes what is there."""
+    if output.is_finished(record, start):  # while this call read its data
+        raise StaleRunError(
+            f"{output.output}: another call finished this {output.product.kind} meanwhile. The same command again "
+            "finds it."
+        )
+    checkpoints, files = output.checkpoints, LocalRunStore(output.checkpoints)
+    if start == "restart":
+        # a kill after this leaves nothing to resume from
+        files.put(RECORD_NAME, readable_json(plain(replace(record, fingerprint=""))))
+        for path in filter(Path.is_dir, checkpoints.iterdir()):
+            shutil.rmtree(path)
+        (output.folder / MANIFEST_NAME).unlink(missing_ok=True)
+    output.check_checkpoints(record, start)
+    if not list_checkpoints(checkpoints):
+        for name in (CURVES_NAME, PLOT_NAME):
+            (checkpoints / name).unlink(missing_ok=True)
+    files.put(RECORD_NAME, readable_json(plain(record)))

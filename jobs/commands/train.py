@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import clock_text, emit, grid
+from relabel.jobs.output import emit, emit_record, grid
 from relabel.manifests.errors import UsageError
 from relabel.manifests.secrets import counted
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
     from relabel.distill.students.manifest import SideFigures
     from relabel.distill.teachers.spec import GeneratorSpec
-    from relabel.distill.teachers.teaching import TeacherReport, TrainingEstimate
     from relabel.distill.training.output import Start
-    from relabel.jobs.settings import Settings, SpecKind
+    from relabel.jobs.settings import SpecKind
     from relabel.manifests.files import Storage
+    from relabel.manifests.specs import Spec
+
+SpecT = TypeVar("SpecT", bound="Spec")
 
 # ------------------------------------------------------------------------------
 # Options, spec loading and progress that both commands share.
@@ -51,22 +54,32 @@ def training_options(product: str) -> Callable[[Command], Command]:
 
 
 def open_spec(
-    spec: str | Mapping[str, Any], overrides: Sequence[str], kind: SpecKind
-) -> tuple[Settings, str, Path | None, Storage]:
-    """Read a training's spec: a file, or the values of one.
+    spec: str | Mapping[str, Any],
+    overrides: Sequence[str],
+    kind: SpecKind,
+    read: Callable[[Mapping[str, Any], str], SpecT],
+    model_key: str,
+) -> tuple[SpecT, Path | None, Storage]:
+    """Read a training's spec, a file or the values of one, and fetch the model that it starts from.
 
+    Args:
+        read: checks plain values, which come from the place that it is given for errors.
+        model_key: of the spec, that names the model.
     Returns:
-        The settings; the file and the variables used, for messages; where fetched models are kept, None for the
-        default; the storage.
+        The spec; where fetched models are kept, None for the default; the storage.
     Raises:
         ConfigError: it can't be read, or has an unknown key.
     """
+    from relabel.jobs.delivery import fetch_model
     from relabel.jobs.job import cache_dir, storage_of
-    from relabel.jobs.settings import read_settings
+    from relabel.jobs.settings import read_settings, resolved
 
     settings = read_settings(spec, overrides=overrides, kind=kind)
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
-    return settings, where, cache_dir(), storage_of(settings.values, where=where)
+    kept, storage = cache_dir(), storage_of(settings.values, where=where)
+    found = resolved(read(settings.values, where), settings.places)
+    fetch_model(operator.attrgetter(model_key)(found), storage, cache_dir=kept)
+    return found, kept, storage
 
 
 @contextlib.contextmanager
@@ -147,11 +160,11 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     )
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first:
-        emit(
-            {**_student_result(report), "output": str(report.output), "was_done": report.was_done},
-            _student_text(report),
-            output,
-        )
+        from relabel.manifests.records import plain
+
+        result = {key: plain(getattr(report.manifest, key)) for key in STUDENT_KEYS}
+        ended = {"gate": plain(report.gate), "output": str(report.output), "was_done": report.was_done}
+        emit({**result, **ended}, _student_text(report), output)
     return code
 
 
@@ -174,50 +187,34 @@ def train_student(
     """
     from relabel.distill.students.distillation import distill as train
     from relabel.distill.students.spec import DistillSpec
-    from relabel.jobs.delivery import fetch_model
-    from relabel.jobs.settings import SpecKind, resolved
+    from relabel.jobs.settings import SpecKind
     from relabel.manifests.specs import validate_spec
 
     kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", STUDENT_BEGINNING)
-    settings, where, cache_dir, storage = open_spec(spec, overrides, kind)
-
-    found = resolved(validate_spec(DistillSpec, settings.values, where=where), settings.places)
-    fetch_model(found.student.model, storage, cache_dir=cache_dir)
+    found, cache_dir, storage = open_spec(
+        spec, overrides, kind, lambda values, where: validate_spec(DistillSpec, values, where=where), "student.model"
+    )
     with says_how_to_continue(found.output, is_first=is_writer):
         return train(found, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_writer)
 
 
-def _student_result(report: Report) -> dict[str, Any]:
-    from relabel.manifests.records import plain
-
-    keys = (
-        "name",
-        "fingerprint",
-        "heads",
-        "temperature",
-        "rows",
-        "rows_by_head",
-        "split",
-        "training",
-        "metrics",
-        "notes",
-    )
-    return {**{key: plain(getattr(report.manifest, key)) for key in keys}, "gate": plain(report.gate)}
+STUDENT_KEYS = (
+    *("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head"),
+    *("split", "training", "metrics", "notes"),
+)
+TEACHER_KEYS = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
+"""Of manifests, that results show."""
 
 
 def _verdict(test: SideFigures) -> str:
-    """Whether a student is above the baselines on its test split, and whether that is shown."""
+    """Whether a student is above the baselines on its test split."""
     from relabel.manifests.metrics.evaluation import not_beaten
 
     if test.baselines is None:
         return "not known: no test row has a grade to judge by"
     over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
-    if below := not_beaten(test.student, test.baselines):
-        return f"no better than a baseline {over}: {'; '.join(below)}"
-    lows = {name: low for name, (low, _) in (test.intervals or {}).items()}
-    unclear = [text.partition(" ")[0] for text in not_beaten(lows, test.baselines)]
-    shown = f"; not shown for {' and '.join(unclear)}, whose interval reaches down to it" if unclear else ""
-    return f"above the constant and lexical baselines {over}{shown}"
+    below = not_beaten(test.student, test.baselines)
+    return f"no better than a baseline {over}: {'; '.join(below)}" if below else f"above the baselines {over}"
 
 
 def _student_text(report: Report) -> str:
@@ -229,9 +226,9 @@ def _student_text(report: Report) -> str:
         ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
         ("rows", ", ".join(sides)),
         ("trained", f"{counted(training.steps, 'step')}, {training.rows_per_s or 0:,} rows/s on {training.device}"),
+        *(("note", note) for note in manifest.notes),
+        *(("gate", check.text) for check in report.gate.checks),
     ]
-    rows += [("note", note) for note in manifest.notes]
-    rows += [("gate", check.text) for check in report.gate.checks] or [("gate", "no gate set")]
     head = "Nothing to do: this student is in" if report.was_done else "The student is in"
     return f"{head} {report.output}\n{grid(rows)}\n\n{grid(test.figure_rows())}"
 
@@ -276,23 +273,19 @@ def train(
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
     from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
-    from relabel.jobs.delivery import fetch_model
-    from relabel.jobs.settings import SpecKind, read_secrets, resolved
-    from relabel.manifests.records import plain
+    from relabel.jobs.settings import SpecKind, read_secrets
 
     kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", TEACHER_BEGINNING)
-    settings, where, cache_dir, storage = open_spec(spec_file, overrides, kind)
-    spec = resolved(read_teacher_spec(settings.values, where=where), settings.places)
-    fetch_model(spec.init, storage, cache_dir=cache_dir)
+    spec, cache_dir, storage = open_spec(
+        spec_file, overrides, kind, lambda values, where: read_teacher_spec(values, where=where), "init"
+    )
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
 
     if export_to is not None:
         from relabel.distill.teachers.sft import export_conversations
 
         count = export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
-        return emit(
-            {"output": export_to, "conversations": count}, f"Wrote {count:,} conversations to {export_to}", output
-        )
+        return emit_record("Wrote conversations", {"output": export_to, "conversations": count}, output)
     secrets: dict[str, Any] = {}
     if isinstance(spec, ResRagSpec):
         generator = _fetched(spec.generator, storage, cache_dir)
@@ -303,15 +296,16 @@ def train(
         estimate = teaching.estimate_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets
         )
-        return emit(
-            plain(estimate), _estimated(estimate, "rollouts" if hasattr(spec, "rollouts") else "examples"), output
-        )
+        return emit_record("Nothing was trained", estimate, output)
     with says_how_to_continue(spec.output, is_first=is_first):
         report = teaching.train_teacher(
             spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets
         )
     if is_first:
-        emit({**_result(report), "output": str(report.output), "was_done": report.was_done}, _text(report), output)
+        result = {key: getattr(report.manifest, key) for key in TEACHER_KEYS}
+        head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
+        ended = {"output": str(report.output), "was_done": report.was_done}
+        emit_record(f"{head} {report.output}", {**result, **ended}, output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
 
 
@@ -329,42 +323,3 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
     kept = args.cache_dir or cache_dir
     fetch_model(reference, storage, cache_dir=None if kept is None else Path(kept))
     return generator
-
-
-def _estimated(estimate: TrainingEstimate, learned: str) -> str:
-    left_out = "".join(f"; left out: {count:,} {reason}" for reason, count in estimate.dropped.items())
-    in_evaluations = f"; {estimate.eval_tokens:,} more in evaluations" if estimate.eval_tokens else ""
-    took = "unknown; --probe trains a few steps to estimate it"
-    if estimate.step_s is not None and estimate.seconds is not None:
-        took = f"{clock_text(estimate.seconds)}, at {estimate.step_s:.3g} s a step; evaluations left out"
-    rows = [
-        ("rows", f"{estimate.rows:,}, {estimate.examples:,} {learned}{left_out}"),
-        ("steps", f"{estimate.steps:,}"),
-        ("tokens", f"{estimate.tokens:,}, {estimate.answer_tokens:,} of them in answers{in_evaluations}"),
-        ("time", took),
-    ]
-    return f"Nothing was trained\n{grid(rows)}"
-
-
-def _result(report: TeacherReport) -> dict[str, Any]:
-    from relabel.manifests.records import plain
-
-    keys = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
-    return {key: plain(getattr(report.manifest, key)) for key in keys}
-
-
-def _text(report: TeacherReport) -> str:
-    data, training = report.manifest.data, report.manifest.training
-    kept = "" if training.best_step is None else f", step {training.best_step:,} kept"
-    rows = [
-        ("rows", f"{data.rows:,}, {data.examples:,} examples"),
-        ("tokens", f"{data.tokens:,}, {data.answer_tokens:,} of them in answers"),
-        (
-            "trained",
-            f"{counted(training.steps, 'step')}{kept}, {training.rows_per_s or 0:,} examples/s on {training.device}",
-        ),
-        *(("left out", f"{count:,} {reason}") for reason, count in data.dropped.items()),
-        *(("note", note) for note in report.manifest.notes),
-    ]
-    head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
-    return f"{head} {report.output}\n{grid(rows)}"

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
 from relabel.distill.students.model import NOT_THE_MODEL
-from relabel.distill.teachers.manifest import (
+from relabel.distill.teachers.spec import (
     TeacherManifest,
     read_teacher_manifest,
 )
-from relabel.distill.training.curves import PLOT_NAME
-from relabel.distill.training.output import CHECKPOINTS, RECORD_NAME, BaseModelUsed
+from relabel.distill.training.output import CHECKPOINTS, PLOT_NAME, RECORD_NAME, BaseModelUsed
 from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
 from relabel.export.bundles import read_manifest
 from relabel.jobs.sections import Badge, Paragraph, Section, Table

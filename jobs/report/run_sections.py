@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from relabel.distill.students.manifest import StudentManifest
 from relabel.distill.teachers.spec import METHODS
-from relabel.distill.training.curves import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
+from relabel.distill.training.output import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
 from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate import run_pairs

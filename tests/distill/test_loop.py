@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +21,8 @@ from hypothesis import strategies as st
 from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.spec import TrainSection
 from relabel.distill.training import checkpoints
-from relabel.distill.training.loop import make_optimizer, rate_share
+from relabel.distill.training.loop import BatchPlan, make_optimizer, precision_of
 from relabel.distill.training.output import list_checkpoints, step_of
-from relabel.distill.training.runtime import BatchPlan, precision_of
 from relabel.manifests.process import forget_interruptions, on_signal
 from tests.distill.test_training import ROOT, curve, without_dropout
 from tests.killing import killed_at
@@ -121,23 +119,6 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
     resumed = run(**settings, start="resume")
     assert curve(resumed.output) == curve(alone.output)
     assert files_of(resumed.output) == files_of(alone.output)
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
-@pytest.mark.parametrize(("warmup", "steps"), [(0.0, 1), (0.37, 20)])
-def test_rates_are_those_of_transformers_schedules(schedule: str, warmup: float, steps: int) -> None:
-    from transformers import get_scheduler
-
-    settings = TrainSection(schedule=schedule, warmup=warmup)  # type: ignore[arg-type]
-    peak = 0.1 + 0.2
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    theirs = get_scheduler(
-        {"constant": "constant_with_warmup"}.get(schedule, schedule), optimizer, int(np.ceil(steps * warmup)), steps
-    )
-    for step in range(steps):
-        assert peak * rate_share(settings, step, steps) == theirs.get_last_lr()[0]
-        optimizer.step()
-        theirs.step()
 
 
 def test_heads_have_a_peak_rate_of_their_own(encoder_dir: Callable[..., Path]) -> None:

@@ -283,7 +283,7 @@ def test_labels_and_a_model_that_changed_where_they_are_are_named(
 
 
 def differences(was: TrainingRecord, now: TrainingRecord) -> list[str]:
-    return changes(PRODUCT, now, spec=was.spec, model=was.model.digest, data=was.data)
+    return changes(PRODUCT, was, now)
 
 
 def test_texts_are_not_shown_and_numbers_are() -> None:

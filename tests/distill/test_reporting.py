@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from relabel.distill.training.curves import EVENTS, REPORTS, STATE, Curve, CurveReporter, check_services
+from relabel.distill.training.output import EVENTS, REPORTS, STATE, Curve, CurveReporter, check_services
 from relabel.manifests.errors import MissingExtraError
 
 VALUES = {"loss": 0.5, "alpha_r>s": 1.25}
@@ -148,7 +149,7 @@ def test_a_service_that_fails_is_reported_once_left_alone_and_caught_up_with(
     pytest.importorskip("tensorboard")
     said: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr("accelerate.tracking.TensorBoardTracker", Broken)
+        patch.setitem(LOGGER_TYPE_TO_CLASS, "tensorboard", Broken)
         reporter, curve = CurveReporter(["tensorboard"], checkpoints, said.append), Curve()
         for step in range(1, 4):
             reporter.send(grown(curve, range(step, step + 1)))

@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 from relabel.distill.students.model import load_student
 from relabel.distill.students.networks import EncoderStudent
 from relabel.distill.training import checkpoints
+from relabel.distill.training.loop import BatchPlan
 from relabel.distill.training.output import WEIGHTS, checkpoint_name, list_checkpoints, step_of
-from relabel.distill.training.runtime import BatchPlan
 from relabel.manifests.errors import ConfigError, LockHeldError, StaleRunError, TrainingError
 from relabel.manifests.failpoints import TRAINING_FAILPOINTS
 from tests.distill.conftest import make_pairs

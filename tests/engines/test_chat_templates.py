@@ -197,9 +197,8 @@ def test_a_decision_without_reasoning_is_read_after_the_closed_thought(
 def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from relabel.distill.teachers.answers import AnsweredRow, AnsweredTurn
     from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
-    from relabel.distill.teachers.sft import AnswerEncoder
+    from relabel.distill.teachers.sft import AnsweredRow, AnsweredTurn, AnswerEncoder
 
     tokenizer, encoder = thinker.tokenizer, PromptEncoder(thinker.tokenizer)
     base: Any = SimpleNamespace(
@@ -207,6 +206,7 @@ def test_training_learns_no_second_opening_tag(thinker: Model, tmp_path: Path) -
         tokenizer=tokenizer,
         config=thinker.lm.config,
         end_id=tokenizer.eos_token_id,
+        vocab_size=thinker.lm.config.vocab_size,
         resolved=SimpleNamespace(reference="thinker"),
     )
     ask, text = ask_for("q", "d"), "<think>because</think>\n<score>1</score>"

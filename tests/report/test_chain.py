@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.training.curves import CURVE_SCHEMA
+from relabel.distill.training.output import CURVE_SCHEMA
 from relabel.export.bench import measurements_folder, write_results
 from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.jobs.report.artifacts import open_artifacts, trace

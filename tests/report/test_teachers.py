@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
-from relabel.distill.teachers.manifest import (
+from relabel.distill.teachers.spec import (
     ROLLOUTS_NAME,
     TEACHER_MANIFEST_VERSION,
     TeacherData,
     TeacherManifest,
 )
-from relabel.distill.training.curves import CURVE_SCHEMA, TrainingFacts
-from relabel.distill.training.output import BaseModelUsed
+from relabel.distill.training.output import CURVE_SCHEMA, BaseModelUsed, TrainingFacts
 from relabel.jobs.report.artifacts import TeacherArtifact, changes, open_artifacts, trace
 from relabel.jobs.report.build import build_report
 from relabel.manifests.files import Storage

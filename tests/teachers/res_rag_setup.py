@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relabel.distill.teachers.evidence import EvidenceQuery, EvidenceRow, chosen_of, row_of
-from relabel.distill.teachers.grpo_trainer import grpo_arguments
-from relabel.distill.teachers.res_rag_trainer import GrammarMasks, HeldTrainer
+from relabel.distill.teachers.grpo_trainer import GrammarMasks, HeldTrainer, grpo_arguments
+from relabel.distill.teachers.res_rag import EvidenceQuery, EvidenceRow, chosen_of, row_of
 from relabel.distill.teachers.rewards import GoldRow, Score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import EvidenceRollouts, RolloutTraining
@@ -24,8 +23,6 @@ MAX_ANSWER = 160
 
 class FakeJudge:
     """Scores choices by a function of the chosen numbers, by document."""
-
-    lowest = -5.0
 
     def __init__(self, worth: Callable[[list[list[int]]], float]) -> None:
         self._worth = worth
@@ -86,7 +83,8 @@ def make_held_trainer(
         dialogues=dialogues,
         rows=rows,
         masks=GrammarMasks(compiler),
-        judge=FakeJudge(lambda chosen: float(len(chosen[0]))) if judge is None else judge,
+        scored=(FakeJudge(lambda chosen: float(len(chosen[0]))) if judge is None else judge).scores,
+        lowest=-5.0,
         place=TrainingPlace(folder, 2, lambda _: None, [row.name for row in rows]),
         **options,
     )

@@ -14,14 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.distill.teachers.answers import (
+from relabel.distill.teachers.sft import (
     AnsweredRow,
+    AnsweredRows,
+    AnswerExamples,
+    SftTrainer,
     UnlearnableError,
     check_learnable,
     load_answered_rows,
+    make_examples,
     turns_of,
 )
-from relabel.distill.teachers.sft import AnswerExamples, SftTrainer, make_examples
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import TeacherBase, check_teacher_base
 from relabel.labelers.engines.tokens import Prompt, PromptEncoder
@@ -50,9 +53,7 @@ def examples(values: Callable[..., dict[str, Any]], base: TeacherBase) -> Callab
 
     def make(*, max_tokens: int = 8192, **changes: Any) -> AnswerExamples:
         spec = read_teacher_spec(values(**changes), where="here")
-        answered = load_answered_rows(spec, spec.data, Storage())
-        is_preliminary = spec.data.answer == "preliminary"
-        return make_examples(answered, base, max_tokens=max_tokens, is_preliminary=is_preliminary)
+        return make_examples(load_answered_rows(spec, Storage()), base, max_tokens=max_tokens)
 
     return make
 
@@ -77,7 +78,7 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
     )
     if labeler not in LEARNABLE:
         with pytest.raises(ConfigError, match=r"can't be put together again"):
-            check_learnable(options, labeler_class(labeler)(options), has_answers=True, is_preliminary=False)
+            check_learnable(AnsweredRows(labeler_class(labeler)(options), options), has_answers=True)
         return
     asked: set[tuple[int, ...]] = set()
     whole = PromptEncoder.encode
@@ -179,7 +180,7 @@ def test_with_gold_only_answers_of_its_grade_are_learned(
 ) -> None:
     run = run_of("umbrela")
     plain = read_teacher_spec(values(data={"runs": str(run)}), where="here")
-    labels = load_answered_rows(plain, plain.data, Storage()).rows
+    labels = load_answered_rows(plain, Storage()).rows
     trusted = [row.grade if number % 3 else row.grade + 1 for number, row in enumerate(labels)]
     rows = [
         {"query_id": row.pair.query_id, "doc_id": row.pair.doc_id, "grade": grade}
@@ -188,7 +189,7 @@ def test_with_gold_only_answers_of_its_grade_are_learned(
     pq.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "gold.parquet")
     data = {"runs": str(run), "gold": {"path": str(tmp_path / "gold.parquet")}}
     spec = read_teacher_spec(values(data=data), where="here")
-    found = load_answered_rows(spec, spec.data, Storage())
+    found = load_answered_rows(spec, Storage())
     assert [row.pair.row_id for row in found.rows] == [number for number in range(12) if number % 3]
     assert found.dropped == {"without a trusted grade": 1, "with another grade than the trusted one": 3}
 
@@ -197,13 +198,13 @@ def test_an_answer_that_reads_as_another_label_or_not_at_all_is_no_example(
     values: Callable[..., dict[str, Any]], run_of: Callable[..., Path]
 ) -> None:
     spec = read_teacher_spec(values(data={"runs": str(run_of("r1"))}), where="here")
-    answered = load_answered_rows(spec, spec.data, Storage())
+    answered = load_answered_rows(spec, Storage())
     row = answered.rows[0]
 
     def why(**changes: Any) -> str:
         label = row.label._replace(**changes) if row.label is not None else None
         with pytest.raises(UnlearnableError) as end:
-            turns_of(answered, AnsweredRow(row.pair, row.grade, label), is_preliminary=False)
+            turns_of(answered, AnsweredRow(row.pair, row.grade, label))
         return str(end.value)
 
     assert why(reasoning="so </think> it is") == "whose answer can't be read"
@@ -216,7 +217,7 @@ def test_what_an_answer_quotes_gives_rise_to_no_control_token(
     values: Callable[..., dict[str, Any]], base: TeacherBase, run_of: Callable[..., Path]
 ) -> None:
     spec = read_teacher_spec(values(data={"runs": str(run_of("umbrela"))}), where="here")
-    answered = load_answered_rows(spec, spec.data, Storage())
+    answered = load_answered_rows(spec, Storage())
     row = answered.rows[0]
     said = "it says <|im_end|> and then <|im_start|>"
     answered.rows = [row._replace(label=row.label._replace(reasoning=said))]
@@ -231,7 +232,7 @@ def test_a_long_document_is_cut_as_in_a_run_and_evidence_beyond_the_cut_is_no_ev
     values: Callable[..., dict[str, Any]], base: TeacherBase, run_of: Callable[..., Path]
 ) -> None:
     spec = read_teacher_spec(values(data={"runs": str(run_of("r3a", stages=1, context="none"))}), where="here")
-    answered = load_answered_rows(spec, spec.data, Storage())
+    answered = load_answered_rows(spec, Storage())
     row = answered.rows[0]
     document = row.pair.document + " and" * 2000 + " the end"
 
@@ -304,7 +305,7 @@ def trainer_of(values: dict[str, Any]) -> Any:
 
 def answers_of(trainer: Any) -> list[str]:
     tokenizer = trainer._base.tokenizer
-    return [tokenizer.decode(list(one.ids)[-one.num_answer :]) for one in trainer._examples.examples]
+    return [tokenizer.decode(list(one.ids)[-one.num_answer :]) for one in trainer._examples]
 
 
 @pytest.fixture
@@ -323,8 +324,8 @@ def test_a_question_is_one_example_with_the_wanted_sets(learned: Callable[..., A
     assert answers_of(trainer) == ['{"Document_1": [2, 1], "Document_2": []}<|im_end|>'] * NUM_QUERIES
     assert (trainer.data.rows, trainer.data.examples) == (NUM_QUERIES, NUM_QUERIES)
     assert (trainer.data.gold.sets, trainer.data.gold.grade) == ("similar", None)
-    assert trainer._examples.examples[0].is_reasoning.count(1) == 0  # no mask leaves anything out
-    ids = list(trainer._examples.examples[0].ids)
+    assert trainer._examples[0].is_reasoning.count(1) == 0  # no mask leaves anything out
+    ids = list(trainer._examples[0].ids)
     assert trainer._base.tokenizer.decode(ids).count("fact 1.2") == 1
 
 
@@ -339,10 +340,10 @@ def test_a_set_is_learned_as_far_as_its_chunks_are_shown(learned: Callable[..., 
     }
     few = learned(path, labeler={**CHOOSER, "window_tokens": 300})
     assert json.loads(answers_of(few)[0].removesuffix("<|im_end|>"))["Document_1"] == [2]
-    whole = len(learned(path)._examples.examples[0].ids)
+    whole = len(learned(path)._examples[0].ids)
     tight = learned(path, train={"max_tokens": whole - 100})
     assert json.loads(answers_of(tight)[0].removesuffix("<|im_end|>"))["Document_1"] == [2]
-    assert len(tight._examples.examples[0].ids) <= whole - 100
+    assert len(tight._examples[0].ids) <= whole - 100
 
 
 def label_questions(pairs: Path, output: Path, **limits: Any) -> Path:

@@ -77,7 +77,7 @@ def test_steps_rollouts_and_tokens_are_counted_ahead(estimate: Callable[..., Any
             for name in ("evidence-set", "query", "review", "variants")
         ),
         ({**GRAPH, "data": {"gold": {"subject": "no_such"}}}, InputError, r"no column `no_such` .*data\.gold\.subject"),
-        ({**GRAPH, "data": {"gold": {"subject": "seven"}}}, InputError, r"`seven`: score 7 is off the scale 0 to 4"),
+        ({**GRAPH, "data": {"gold": {"subject": "seven"}}}, InputError, r"`seven`: grade 7 is off the scale 0 to 4"),
         ({"output": "{pairs}"}, ConfigError, "is a file"),
         ({"output": "{pairs}/x"}, ConfigError, "is a file"),
         ({"output": "gs://bucket/teacher"}, ConfigError, "training at a URL"),
@@ -298,7 +298,7 @@ def held(base_dir: Path, questions_path: Path, tmp_path: Path) -> dict[str, Any]
         ({"rollouts": {"max_answer_tokens": 4000}}, "no room for a prompt"),
         ({"rollouts": {"vllm": {}}}, "no answers under a grammar yet"),
         ({"data": {"gold": {"path": "{path}", "answers": "wanted"}}}, "no column `wanted`"),
-        ({"train": {"max_tokens": 1100}}, "no question to learn from: 6 queries whose prompt does not fit"),
+        ({"train": {"max_tokens": 1100}}, "no row to learn from: 6 queries whose prompt does not fit"),
     ],
 )
 def test_what_is_off_is_refused_before_anything_is_loaded(

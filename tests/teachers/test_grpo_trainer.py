@@ -16,6 +16,7 @@ import yaml
 trl = pytest.importorskip("trl")
 
 from datasets import Dataset
+from trl.trainer.utils import nanstd
 
 from relabel.distill.teachers.grpo_trainer import (
     grpo_arguments,
@@ -89,6 +90,12 @@ def train_ours(model: Any, tokenizer: Any, folder: Path, **options: Any) -> Any:
     return trainer.model
 
 
+def trls_advantages(rewards_NG: torch.Tensor) -> torch.Tensor:
+    """With the sample's deviation, as TRL's trainer has them."""
+    mean_N1, deviation_N1 = (of(rewards_NG, dim=1).unsqueeze(1) for of in (torch.nanmean, nanstd))
+    return (rewards_NG - mean_N1) / (deviation_N1 + 1e-4)
+
+
 def furthest(one: Any, other: Any) -> float:
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
@@ -96,7 +103,7 @@ def furthest(one: Any, other: Any) -> float:
 
 def test_with_trls_advantages_it_is_trls_grpo_bit_for_bit(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
     plain = train_plain(copy.deepcopy(fresh), tokenizer, tmp_path, even_shares)
-    ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, advantages=None)
+    ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, advantages=trls_advantages)
     assert furthest(plain, ours) == 0
     assert furthest(plain, fresh) > 1e-3
 

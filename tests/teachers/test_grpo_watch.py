@@ -16,10 +16,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relabel.distill.teachers.grpo import WATCHED, RewardWatch
 from relabel.distill.teachers.rewards import GoldRow, answer_figures, grade_score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
-from relabel.distill.teachers.watch import WATCHED, RewardWatch, WatchSection
-from relabel.distill.training.curves import Curve
+from relabel.distill.training.output import Curve
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import end_ids
 from tests.labelers.driving import ROSES, labeler
@@ -28,9 +28,9 @@ pytest.importorskip("trl")
 
 from trl import GRPOTrainer
 
-from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.distill.teachers.spec import WatchSection, read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.distill.training.curves import CURVES_NAME, PLOT_NAME
+from relabel.distill.training.output import CURVES_NAME, PLOT_NAME
 from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.teachers.conftest import plain_values, relabel
@@ -187,7 +187,7 @@ def test_a_warning_that_outlasts_the_evaluations_ends_training_and_one_from_the_
     assert (ended.start, ended.key) == (3, "no_evidence")
     from_the_start = curve_of("no_evidence_rate", [1.0] * 6, evaluated=(1, 2, 3, 4, 5, 6))
     assert watch.ended_by(from_the_start) is None
-    assert not watch.is_warned(from_the_start)
+    assert not watch.is_suspect(from_the_start)
     assert [one.start for one in watch.episodes(from_the_start)] == [2]
     only_warns = RewardWatch(WatchSection(window=2, patience=None), gold_share=0.4)
     assert only_warns.ended_by(curve_of("no_evidence_rate", values, evaluated=(2, 3, 5))) is None

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.manifest import NODES
 from relabel.distill.teachers.rewards import (
     EDGES,
     TEMPLATE,
@@ -38,7 +37,7 @@ from relabel.distill.teachers.rollouts import (
     token_spans,
     vllm_arguments,
 )
-from relabel.distill.teachers.spec import CreditSection, VllmSection, read_teacher_spec
+from relabel.distill.teachers.spec import NODES, CreditSection, VllmSection, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher
 from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit
 from relabel.labelers.engines.tokens import PromptEncoder

@@ -15,8 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from relabel.distill.teachers.manifest import read_teacher_manifest
-from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.distill.teachers.spec import read_teacher_manifest, read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, readable_json
@@ -335,5 +334,5 @@ def test_shards_that_accelerates_config_asks_for_are_refused_with_what_to_do_wit
     direct_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match=r"pickle\. Teachers are not sharded: .*lora"):
+    with pytest.raises(ConfigError, match=r"pickle\. .*teachers are not .*lora"):
         direct_of()

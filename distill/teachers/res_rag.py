@@ -1,5 +1,5 @@
-"""RES-RAG's data and reward: questions with their chunks, the frozen generator with its cache, and the joint reward of
-a choice of evidence."""
+"""`method: res-rag`: a teacher learns to choose evidence by what a frozen generator answers from its choice. Questions
+with their chunks, the generator with its cache, and the joint reward. Imports TRL only when training starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,10 +20,13 @@ import pyarrow as pa
 
 from relabel.distill.students.examples import in_words_of_the_spec, read_pairs
 from relabel.distill.students.manifest import LearnedGold
+from relabel.distill.teachers.grpo import GrpoTeacher
 from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
-from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec
+from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec, ResRagSpec
+from relabel.distill.teachers.teaching import Say, TeacherBase, Trained
 from relabel.labelers.base import CHUNKS, chunk_texts
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.evidence import ShortAnswers
 from relabel.labelers.registry import Labeler, engine_class
 from relabel.labelers.verdicts import index_lists_of
@@ -34,7 +37,6 @@ from relabel.manifests.gold import GOLD_CHUNKS, further_of_input
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import (
     PAPER_WEIGHTS,
-    EvidenceReward,
     InputColumn,
     Pair,
     RewardWeights,
@@ -166,29 +168,33 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
     """Read the questions, and leave out those that can't be rewarded or asked.
 
     Raises:
-        InputError: as `load_evidence_queries`, or no question is left.
+        InputError: as `load_evidence_queries`.
     """
     queries, dataset = load_evidence_queries(
         source.path, source.columns, source.sets, labeler, storage, answers=source.answers
     )
-    about = LearnedGold(path=source.path, grade=None, sets=source.sets, answers=source.answers, rows=dataset.rows)
-    found = GoldRows(about, dropped=Counter())
+    rows: list[GoldRow] = []
+    dropped = Counter[str]()
     for query in queries:
         if not query.answers:
-            found.dropped["queries without an answer wanted"] += 1
+            dropped["queries without an answer wanted"] += 1
         elif query.sets is None:
-            found.dropped["queries without chunks wanted"] += 1
+            dropped["queries without chunks wanted"] += 1
         elif (first := dialogues.first_prompt(query.pair)) is None:
-            found.dropped["queries whose prompt does not fit"] += 1
+            dropped["queries whose prompt does not fit"] += 1
         elif (row := row_of(query, query.sets, first, source.path)) is None:
-            found.dropped["queries without a chunk to choose"] += 1
+            dropped["queries without a chunk to choose"] += 1
         else:
-            found.rows.append(row)
-    if not found.rows:
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
-        raise InputError(f"{source.path}: no question to learn from: {listed}.")
-    found.about = replace(about, graded_rows=len(found.rows))
-    return found
+            rows.append(row)
+    about = LearnedGold(
+        path=source.path,
+        grade=None,
+        sets=source.sets,
+        answers=source.answers,
+        rows=dataset.rows,
+        graded_rows=len(rows),
+    )
+    return GoldRows(about, rows, dropped)
 
 
 def row_of(
@@ -237,24 +243,10 @@ class Generated(NamedTuple):
         answers: best first; none where the evidence does not suffice or the answer could not be read.
         fault: `""`, or why there is nothing to read: `engine` is the generator's failure, all else (`format`,
             `truncated`, `overlong`, `refused`) is an answer that can't be used.
-        detail: for a person.
     """
 
     answers: tuple[str, ...]
     fault: str = ""
-    detail: str = ""
-
-
-@contextlib.contextmanager
-def own_keys() -> Iterator[None]:
-    """Errors within name keys of `generator`, where an engine says those of a job's `engine`."""
-    try:
-        yield
-    except RelabelError as exc:
-        said = re.sub(r"\bengine\.(?=[a-z])", "generator.", str(exc))
-        if said == str(exc):
-            raise
-        raise type(exc)(said) from exc
 
 
 class Generator:
@@ -290,15 +282,12 @@ class Generator:
         """
         if self._engine is not None:
             return []
-        with own_keys():
-            engine = self._start()
-            try:
-                remarks = engine.prepare(self._answers.probe())
-            except BaseException:
-                engine.close()
-                raise
-        self._engine = engine
-        return remarks
+        self._engine = self._start()
+        try:
+            return self._engine.prepare(self._answers.probe())
+        except BaseException:
+            self.close()
+            raise
 
     def answer(self, asked: Sequence[Evidence]) -> list[Generated]:
         """What it answers to each; equal ones are asked once.
@@ -307,21 +296,19 @@ class Generator:
             EngineCrashError: the engine goes down time after time.
         """
         keys = {one: digest_of([self._identity, list(one)]) for one in asked}
-        known = {one: self._kept(key) for one, key in keys.items()}
-        missing = {one: key for one, key in keys.items() if known[one] is None}
-        if missing:
-            asks = {key: self._answers.ask(*one) for one, key in missing.items()}
-            answers = self._ask(asks)
-            for one, key in missing.items():
-                known[one] = answers.get(key)
-                self._keep(key, answers.get(key))
-        return [self._read(known[one]) for one in asked]
+        known = {key: self._kept(key) for key in keys.values()}
+        asks = {key: self._answers.ask(*one) for one, key in keys.items() if known[key] is None}
+        if asks:
+            known |= self._ask(asks)
+        for key in asks:
+            self._keep(key, known[key])
+        return [self._read(known[keys[one]]) for one in asked]
 
     def close(self) -> None:
         """Free the engine's device and memory."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def _started(self) -> Engine:
         named = {"secrets": self._secrets} if self._secrets else {}  # only engines that name some take them
@@ -332,14 +319,12 @@ class Generator:
         found: dict[str, Answer] = {}
         try:
             self.start()
-            with own_keys():
-                for key, answer in self._polled(asks):
-                    found[key] = answer
+            for key, answer in self._polled(asks):
+                found[key] = answer
         except EngineCrashError as exc:
             self._crashes = 0 if found else self._crashes + 1
             with contextlib.suppress(EngineCrashError):
                 self.close()
-            self._engine = None
             if self._crashes >= MOST_CRASHES:
                 raise EngineCrashError(
                     f"the generator went down {MOST_CRASHES} times in a row without an answer: {exc} The last whole "
@@ -369,11 +354,11 @@ class Generator:
 
     def _read(self, answer: Answer | None) -> Generated:
         if answer is None:
-            return Generated((), "engine", "the engine went down")
+            return Generated((), "engine")
         try:
             return Generated(tuple(self._answers.read(answer)))
         except VerdictError as exc:
-            return Generated((), exc.status, exc.reason)
+            return Generated((), exc.status)
 
     def _kept(self, key: str) -> Answer | None:
         """A kept answer; None where there is none, or its file is damaged: it is then asked again."""
@@ -433,11 +418,6 @@ class EvidenceJudge:
     def __init__(self, generator: Generator, weights: RewardWeights = PAPER_WEIGHTS) -> None:
         self._generator, self._weights = generator, weights
 
-    @property
-    def lowest(self) -> float:
-        """The least reward."""
-        return self._weights.lowest
-
     def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
         """What each earned, all asked together; NaN where the generator failed. An answer that is cut off has chosen
         nothing and counts as one that exceeds every document's budget. Labels lose their grade, which is one document's
@@ -460,19 +440,15 @@ class EvidenceJudge:
         found = evidence_reward(chosen, row.shown.mosts, row.sets, f1_ans, self._weights)
         is_lost = said.fault == "engine"
         num_chosen = sum(len(set(one)) for one in chosen)
+        of_choice = {"f1_ret": found.agreement, "penalty": found.penalty}
         parts = {
             **_lengths(rollout),
-            "f1_ret": found.agreement,
-            "penalty": found.penalty,
+            **of_choice,
             "chunks": float(num_chosen),
             "no_evidence_rate": float(not num_chosen),
             "generator_failed_rate": float(is_lost),
         }
-        columns: dict[str, Any] = {
-            "f1_ret": found.agreement,
-            "penalty": found.penalty,
-            "generator_fault": said.fault or None,
-        }
+        columns: dict[str, Any] = {**of_choice, "generator_fault": said.fault or None}
         if is_lost:
             return Score(math.nan, parts=parts, columns=columns)
         parts |= {
@@ -485,15 +461,10 @@ class EvidenceJudge:
         return Score(found.reward, parts=parts, columns=columns)
 
     def _cut_off(self, rollout: Rollout) -> Score:
-        weights = self._weights
-        found = EvidenceReward(
-            min(weights.highest, max(weights.lowest, weights.empty_answer - weights.cost)),
-            weights.empty_answer,
-            0.0,
-            weights.cost,
-        )
-        parts = {"usefulness": found.usefulness, "f1_ret": 0.0, "penalty": found.penalty}
-        return Score(found.reward, parts={**_lengths(rollout), **parts}, columns=parts)
+        worth, cost = self._weights.empty_answer, self._weights.cost
+        reward = min(self._weights.highest, max(self._weights.lowest, worth - cost))
+        parts = {"usefulness": worth, "f1_ret": 0.0, "penalty": cost}
+        return Score(reward, parts={**_lengths(rollout), **parts}, columns=parts)
 
 
 def chosen_of(rollout: Rollout, row: EvidenceRow) -> Chosen | None:
@@ -511,3 +482,70 @@ def evidence_of(chosen: Chosen, row: EvidenceRow) -> Evidence:
 
 def _lengths(rollout: Rollout) -> dict[str, float]:
     return {"format_rate": float(rollout.label is not None), "response_tokens": float(rollout.num_own)}
+
+
+# ------------------------------------------------------------------------------
+# The method: the loss is GRPO's, over answers that a grammar holds; see `grpo_trainer.py`.
+#
+# Source: RES-RAG (sections 3.3 and 3.4).
+
+
+ANSWERS = "generator"
+"""Folder of the generator's kept answers, in the folder of the checkpoints."""
+
+
+class ResRagTeacher(GrpoTeacher):
+    """GRPO with RES-RAG's joint reward.
+
+    Raises:
+        ModelError, MissingExtraError: the generator can't be started here.
+        InputError: no question can be learned from, or fewer than a step takes.
+    """
+
+    _spec: ResRagSpec
+    columns = EVIDENCE_COLUMNS
+
+    def __init__(self, spec: ResRagSpec, base: TeacherBase, storage: Storage) -> None:
+        try:
+            engine_class(spec.generator.name).check(spec.generator)
+            self._identity = identity_of(spec.generator, ShortAnswers())
+        except RelabelError as exc:  # an engine says the keys of a job's `engine`
+            raise type(exc)(re.sub(r"\bengine\.(?=[a-z])", "generator.", str(exc))) from exc
+        super().__init__(spec, base, storage)
+
+    def _read_gold(self, labeler: Labeler, storage: Storage) -> GoldRows:
+        return load_evidence_rows(self._spec.data.gold, labeler, self._dialogues, storage)
+
+    def _learned(self, gold: GoldRows) -> list[Any]:
+        rows = cast("list[EvidenceRow]", gold.rows)
+        return [[[row.sets, row.answers] for row in rows], self._identity]
+
+    def train(self, checkpoints: Path, say: Say) -> Trained:
+        """As GRPO; the generator is started before the trainer, and closed after it."""
+        kept = self._spec.generator.cache
+        folder = Path(kept) if kept is not None else checkpoints / ANSWERS
+        self._generator = Generator(self._spec.generator, folder, secrets=self.secrets)
+        say("starting the generator")
+        try:
+            for remark in self._generator.start():
+                say(remark)
+            return super().train(checkpoints, say)
+        finally:
+            self._generator.close()
+
+    def _method(self) -> tuple[Any, dict[str, Any]]:
+        from relabel.distill.teachers.grpo_trainer import GrammarMasks, HeldTrainer
+
+        reward, base = self._spec.reward, self._base
+        weights = RewardWeights(
+            cost=reward.eta,
+            answer=reward.alpha_ans,
+            retrieval=reward.alpha_ret,
+            empty_answer=reward.gamma,
+            lowest=reward.r_min,
+            highest=reward.r_max,
+        )
+        width = max(len(base.tokenizer), base.vocab_size)
+        masks = GrammarMasks(GrammarCompiler(base.tokenizer, vocab_size=width, eos_ids=base.end_ids))
+        scored = EvidenceJudge(self._generator, weights).scores
+        return HeldTrainer, {"masks": masks, "scored": scored, "lowest": weights.lowest}
