@@ -55,6 +55,7 @@ from relabel.manifests.label_sets import (
     label_set,
     labelled_parts,
     map_labels,
+    no_labels,
     open_labels,
     put_together,
 )
@@ -169,7 +170,7 @@ def _joined(
         labels=0, judged=0, unjudged=0, gold_null=0, without_label=0, quarantined=0, relabelled=0, queries=0
     )
     joined_by: set[str] = set()
-    held: list[pa.RecordBatch] = []
+    held = [no_labels()]
     is_labelled_P = np.zeros(0 if golds.pairs is None else len(golds.pairs.keys), dtype=bool)
     for one in sets:
         parts = (map_labels(part, options.label_map, where=one.where) for part in one.parts())

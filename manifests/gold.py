@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -42,6 +42,14 @@ GOLD = "gold"
 """The column of gold grades, int64, next to a set's labels and to gold's further columns."""
 
 
+_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+)
+"""Types that may be cast into one another: of others, a cast would take -1 for true, or a number for its text."""
+
+
 class GoldColumn(NamedTuple):
     """A column of gold: how it is kept, and what a row holds in words."""
 
@@ -57,6 +65,11 @@ class GoldColumn(NamedTuple):
         """
         try:
             held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+            items = held.flatten() if pa.types.is_list(held.type) or pa.types.is_large_list(held.type) else held
+            wanted = getattr(self.kind, "value_type", self.kind)
+            is_alike = any(kind(items.type) and kind(wanted) for kind in _KINDS) or pa.types.is_null(items.type)
+            if not is_alike or (items is not held and items.null_count):
+                raise pa.ArrowTypeError(f"it holds {held.type}" + ", with null items" * is_alike)
             return held.cast(self.kind)
         except (pa.ArrowException, OverflowError, UnicodeEncodeError) as exc:
             raise InputError(

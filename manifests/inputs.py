@@ -95,10 +95,11 @@ def _list_local(pattern: str) -> Listing:
     keys = list(_keys_below(root, (), parts, frozenset()))
     found = _picked(keys, root, parts)
     refuse_tables(found.files, keys)
-    for folder in {key for key in keys if key.endswith(tuple(f"{one}/" for one in PARQUET_SUFFIXES))}:
-        if not any(file.startswith(folder) for file in found.files):
+    read = {folder for file in found.files for folder in folders_above(file)}
+    for folder in (key.rstrip("/") for key in keys if key.endswith(tuple(f"{one}/" for one in PARQUET_SUFFIXES))):
+        if folder not in read and not any(step.startswith(HIDDEN) for step in folder[len(root) :].split("/")):
             raise InputError(
-                f"{folder[:-1]}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
+                f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
                 "it again, or remove it."
             )
     return _checked_kinds(found)
@@ -147,9 +148,10 @@ def _may_match(steps: Sequence[str], parts: list[str]) -> bool:
     """Whether a path below a glob's fixed folder is on the way to what the glob names, in it, or marks a table."""
     if TABLE_MARKS.intersection(steps):
         return True
-    if "**" in parts:
-        return not steps[-1].startswith(".")
-    named = zip(steps, parts, strict=False)
+    fixed = parts[: parts.index("**")] if "**" in parts else parts
+    if len(fixed) < min(len(parts), len(steps)) and steps[-1].startswith("."):
+        return False
+    named = zip(steps, fixed, strict=False)
     return all(fnmatch.fnmatchcase(step, part) and step.startswith(".") <= part.startswith(".") for step, part in named)
 
 
@@ -175,18 +177,20 @@ def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
     """The data among the keys below a folder: all of it, or what a glob's parts name. A folder that they name (Spark
     writes folders named like files) means the data in it.
     """
-    matches = re.compile(glob_translate("/".join(parts))).match
-    names_hidden = any(part.startswith(".") for part in parts)
+    whole = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
+    matches = re.compile(glob_translate("/".join(whole))).match
+    names_hidden = any(part.startswith(HIDDEN) for part in parts)
     files, rules = list[str](), set[tuple[str, str]]()
     for key in keys:
         inside, is_folder = key[len(root) :].strip("/"), key.endswith("/")
-        steps = inside.split("/")
+        steps, named = inside.split("/"), [folder for folder in folders_above(inside) if parts and matches(folder)]
         if parts and matches(inside) and (names_hidden or not any(step.startswith(".") for step in steps)):
             rule = None
-        elif parts and not any(map(matches, folders_above(inside))):
+        elif parts and not named:
             continue
         else:
-            rule = _left_out_by(steps, is_folder=is_folder)
+            below = steps[named[-1].count("/") + 1 :] if names_hidden else steps
+            rule = _left_out_by(below, is_folder=is_folder)
         if rule is not None:
             rules.add(rule)
         elif not is_folder:

@@ -179,9 +179,8 @@ def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) 
             part |= {name: part[name].cast(kind) for name, kind in _TYPES.items()}
             part["probs"] = part["probs"].cast(pa.large_list(pa.float32()))
             part["samples"] = _grades_of(part["samples"])
-            yield pa.RecordBatch.from_pydict(
-                {name: one for name, one in part.items() if name in _TYPES or one.null_count < len(one)}
-            )
+            empty = [name for name in ("probs", "samples") if part[name].null_count == len(part[name])]
+            yield pa.RecordBatch.from_pydict({name: one for name, one in part.items() if name not in empty})
 
 
 def is_run(path: str, storage: Storage) -> bool:
@@ -263,6 +262,11 @@ def labelled_parts(
         yield part.filter(part["grade"].is_valid()) if part["grade"].null_count else part
 
 
+def no_labels() -> pa.RecordBatch:
+    """The columns that every part has, without a row."""
+    return pa.RecordBatch.from_pydict({name: pa.array([], kind) for name, kind in _TYPES.items()})
+
+
 def put_together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Parts as one; a column that some lack is null there."""
     whole = pa.concat_tables([pa.Table.from_batches([part]) for part in parts], promote_options="permissive")
@@ -276,8 +280,7 @@ def gather(parts: Iterable[pa.RecordBatch], *, grades: int, where: str, option: 
         InputError: a grade off the scale, or a distribution that does not sum to 1.
     """
     counts = Counter[str]()
-    nothing = pa.RecordBatch.from_pydict({name: pa.array([], kind) for name, kind in _TYPES.items()})
-    held = [nothing, *labelled_parts(parts, counts, grades=grades, where=where, option=option)]
+    held = [no_labels(), *labelled_parts(parts, counts, grades=grades, where=where, option=option)]
     rows = put_together(held)
     rows = rows.take(pa.array(np.argsort(rows["row_id"].to_numpy(), kind="stable")))
     return Labelled(where, rows, distributions(column_of(rows, "probs"), grades, where=where), counts["without_label"])

@@ -359,7 +359,7 @@ def fingerprint_parts(
 
     Args:
         label_columns: those that the labeler declares, name → kind, in their order in the label files.
-        stages: a digest of each stage's ask as it is rendered for a made-up pair (`label_keys.stage_digests`): it names
+        stages: a digest of each stage's ask as it is rendered for a made-up pair (`reuse.stage_digests`): it names
             the stage that a changed template belongs to, and changes also where the code that renders it does.
     """
     parts: dict[str, Any] = {

@@ -59,7 +59,7 @@ from relabel.manifests.store import map_concurrent
 # ------------------------------------------------------------------------------
 # What makes two labels the same label: the key of a row, and of an answer that the rows of a query share.
 #
-# A row's key is a digest of a *recipe* (`recipes.py`: all that a run settles once) and of the row's texts as far as the
+# A row's key is a digest of a *recipe* (all that a run settles once) and of the row's texts as far as the
 # labeler reads them. Two rows with one key would get the same label, so the one can be taken for the other.
 #
 # The document and the context go in as they are, code point by code point: evidence is offsets into the document, and a

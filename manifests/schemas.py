@@ -72,7 +72,7 @@ LABELS = pa.schema(
     metadata={"relabel.schema": f"labels-{SCHEMA_VERSION}"},
 )
 """The columns of every label file; those that its labeler declares follow (`label_schema`). `key` is the
-label's identity (`label_keys.py`), null in labels that came without one; `origin` the fingerprint of the run that asked
+label's identity (`reuse.py`), null in labels that came without one; `origin` the fingerprint of the run that asked
 a row that was reused, null where this run asked.
 """
 

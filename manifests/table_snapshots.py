@@ -424,7 +424,7 @@ def _metadata_file(path: str, storage: Storage) -> tuple[str, str]:
         folder, _, inside = above.rpartition("/")
         return (folder, f"metadata/{name}") if inside == "metadata" and folder else (above or ".", name)
     store = open_run_store(path, storage, single_writer=True)
-    names = [one.rpartition("/")[2] for one in store.names("metadata")]
+    names = [one.rpartition("/")[2] for one in store.names("metadata") if one.count("/") == 1]
     if HINT in names:
         hint = store.read(f"metadata/{HINT}").decode().strip()
         meant = [f"v{hint}.metadata.json", f"v{hint}.gz.metadata.json", f"{hint}.metadata.json", hint]

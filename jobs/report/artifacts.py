@@ -170,9 +170,10 @@ def open_artifacts(paths: Sequence[str], storage: Storage) -> list[Artifact]:
         InputError: a path holds nothing that a report knows.
         ManifestError: what it holds is damaged.
     """
-    places = [place_of(path).rstrip("/") for path in paths]
-    if twice := [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]:
-        raise UsageError(f"PATH: {twice[0]} is given twice, as {twice[-1]} too.")
+    spelled: dict[str, str] = {}
+    for path in paths:
+        if (first := spelled.setdefault(place_of(path).rstrip("/"), path)) is not path:
+            raise UsageError(f"PATH: {first} is given twice, as {path} too.")
     found = [open_artifact(path, storage) for path in paths]
     named = Counter((type(one), one.name) for one in found)
     for one in found:
@@ -257,13 +258,13 @@ def trace(artifacts: Iterable[Artifact]) -> list[Link]:
     """What was made of what, by what is given and what its manifests name."""
     given = {_key(one): one for one in artifacts}
     things = {key: Thing(one.kind, one.name) for key, one in given.items()}
-    links: dict[Link, None] = {}
+    links: dict[tuple[str, str, bool | None], Link] = {}
     for key, one in given.items():
         for target, source, kind, title, is_same in _sources(key, one, given):
             things.setdefault(source, Thing(kind, title))
             verdict = True if is_same is None and source in given else is_same
-            links[Link(things[source], things[target], verdict)] = None
-    return list(links)
+            links[source, target, verdict] = Link(things[source], things[target], verdict)
+    return list(links.values())
 
 
 def _key(one: Artifact) -> str:

@@ -286,7 +286,7 @@ class QueryMoves(NamedTuple):
 def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> QueryMoves:
     """How each query moved; `tau_G` is the Kendall tau of its two orders.
 
-    Equal scores are ordered by document id, descending, as everywhere (`ranking.py`).
+    Equal scores are ordered by document id, descending, as everywhere.
     """
     count = np.bincount(rows.query)
     first, second = rows.scores

@@ -167,7 +167,8 @@ def distributions(lists: pa.LargeListArray | None, grades: int, *, where: str) -
         return None
     sizes = pc.unique(pc.list_value_length(lists).drop_null()).to_pylist()
     if sizes != [grades]:
-        raise InputError(f"{where}: a distribution has {max(sizes)} entries, the scale {grades} grades.")
+        size = next(size for size in sizes if size != grades)
+        raise InputError(f"{where}: a distribution has {size} entries, the scale {grades} grades.")
     flat = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
     held: np.ndarray = flat.astype(np.float64).reshape(-1, grades)
     sums = held.sum(1)

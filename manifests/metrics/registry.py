@@ -197,9 +197,8 @@ ROUTING_METRICS: tuple[Metric, ...] = (
 
 
 # ------------------------------------------------------------------------------
-# The metrics of judged labels, in the order in which they are shown. To add one, add it here (one of whole queries in
-# `query_metrics.py`, one of routes in `routing_metrics.py`): reports, drawings, gates and the table of docs/evaluate.md
-# follow.
+# The metrics of judged labels, in the order in which they are shown. To add one, add it here: reports,
+# drawings, gates and the table of docs/evaluate.md follow.
 #
 # In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
 

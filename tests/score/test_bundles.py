@@ -142,7 +142,7 @@ def test_a_bundle_whose_bytes_are_not_the_sealed_ones_labels_nothing(
     data[len(data) // 2] ^= 1
     (tmp_path / "bent" / name).write_bytes(bytes(data))
     write_pairs()
-    score(student="bent").refused(3, "bent: is not the bundle that its manifest names", name, "Pull the bundle again")
+    score(student="bent").refused(3, f"bent/{name}: is not what its manifest says", "pull the bundle again")
     assert not list((folder / "out/scores").glob("labels/**/*.parquet"))
 
 

@@ -103,7 +103,7 @@ class Torch:
         self._model = model
 
     def score(self, pairs: Pairs) -> list[float]:
-        probs_NK = self._model.probabilities(pairs, batch_tokens=1)["relevance"]
+        probs_NK = self._model.probabilities(pairs)["relevance"]
         scores: list[float] = grade(probs_NK.astype(float)).tolist()
         return scores
 
@@ -184,7 +184,7 @@ def test_a_text_that_is_not_cut_is_named(bundle: Path, serve: Serve) -> None:
 def test_a_fault_of_the_served_model_is_named(
     change: Callable[[Any], Any], reason: str, student: Path, bundle: Path, serve: Serve
 ) -> None:
-    model = load_student(student)
+    model = load_student(student, batch_tokens=1)
     change(model)
 
     found = checked(bundle, serve(Torch(model)))
