@@ -927,7 +927,9 @@ def _delete(bundle_store: Store, owner: str, names: list[str]) -> None:
 
 
 def _with_claim(held: GcMarks, owner: str, now_s: float | None) -> GcMarks:
-    """The list with our claim renewed; None: without it."""
+    """The list with our claim renewed; None: without it, if it is still there."""
     if held.claim is None or held.claim.owner != owner:
+        if now_s is None:
+            return held
         raise LockHeldError("another gc took over while this one slept. Nothing is lost.")
     return replace(held, claim=None if now_s is None else replace(held.claim, renewed_s=now_s))

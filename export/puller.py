@@ -29,6 +29,7 @@ import random
 import re
 import shutil
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -152,14 +153,19 @@ class WebStore:
                         return
                     why = "the reply was cut short"
             except urllib.error.HTTPError as exc:
-                why = f"{exc.code} {exc.reason}"
+                found = None
+                with exc, contextlib.suppress(OSError, http.client.HTTPException):
+                    found = re.search(rb"<Code>(\w+)</Code>", exc.read(1 << 16))
+                why = f"{exc.code} {found[1].decode() if found else exc.reason}"
                 if exc.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # no byte is left
                     return
                 if exc.code == http.client.NOT_FOUND:
                     raise FileNotFoundError(where) from exc
-                is_passing = exc.code in (408, 409, 425, 429) or exc.code >= 500
+                is_passing = exc.code in (408, 409, 425, 429) or exc.code >= 500 or "Timeout" in why
                 need(is_passing, f"{where}: refused ({why}). Check the URL, the credentials and what they allow.")
             except (OSError, http.client.HTTPException) as exc:
+                is_stranger = isinstance(getattr(exc, "reason", exc), ssl.SSLCertVerificationError)
+                need(not is_stranger, f"{where}: the server's certificate is not trusted (SSL_CERT_FILE).")
                 why = f"{type(exc).__name__} {getattr(exc, 'reason', '')}".strip()
             failures += 1
             pause = random.uniform(0, min(15.0, 0.2 * 2 ** (failures - 1)))
@@ -755,17 +761,24 @@ def bring_in(
         target = building / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         same = [one.path for one in files if one.sha256 == file.sha256]
-        if not copy_from([folder / path for folder in (building, *kept) for path in same], file, target, partial):
+        twins = [building / path for path in same if path != file.path]
+        if not copy_from(twins, [folder / path for folder in kept for path in same], file, target, partial):
             download(store, file, target, partial, progress)
 
 
-def copy_from(sources: Sequence[Path], file: File, target: Path, partial: Path) -> bool:
-    """Copy a file from where its bytes lie already; whether they did."""
+def copy_from(twins: Sequence[Path], kept: Sequence[Path], file: File, target: Path, partial: Path) -> bool:
+    """Copy a file from where its bytes lie already; whether they did. One that the bundle itself holds twice takes its
+    space once, where the disk has links.
+    """
     copy = partial / f"{file.sha256}.copy"
-    for source in sources:
+    for source in (*twins, *kept):
         copy.unlink(missing_ok=True)
         if is_file(source, file):
-            shutil.copyfile(source, copy)
+            with contextlib.suppress(OSError):
+                if source in twins:
+                    copy.hardlink_to(source)
+            if not copy.exists():
+                shutil.copyfile(source, copy)
         if is_file(copy, file):
             sync(copy)
             copy.replace(target)
@@ -916,6 +929,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if len(options.places) != (1 if options.rollback else 2) or (options.to and not options.rollback):
         parser.error("give URL/NAME@CHANNEL and DEST, or --rollback and DEST; --to goes with --rollback alone")
+    if options.rollback and (options.key or options.unhold or options.check_parity):
+        parser.error("--rollback takes one argument, DEST, and no other option but --to")
     try:
         need(bool(options.places[-1]), "DEST is empty: a variable that is not set?", USAGE)
         need(1 <= options.keep <= 1000, f"--keep {options.keep}: write 1 to 1000.", USAGE)

@@ -356,6 +356,28 @@ def test_a_gc_killed_half_way_is_ended_by_the_next(
     }
 
 
+def test_a_gc_that_another_took_over_from_once_it_had_deleted_everything_ends_well(
+    local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_to(local_bundle_store, bundle("one"))
+    publish_to(local_bundle_store, bundle("two"), None)
+    clock.forward(8)
+    marked = gc(local_bundle_store).marked
+    clock.forward(2)
+    real, removed, others = type(local_bundle_store).remove, list[str](), list[Collected]()
+
+    def sleeps(self: Store, name: str) -> None:
+        real(self, name)  # type: ignore[arg-type]
+        removed.append(name)
+        if len(removed) == len(marked):
+            clock.forward(TAKE_OVER_S / DAY_S + 0.001)
+            others.append(gc(local_bundle_store))
+
+    monkeypatch.setattr(type(local_bundle_store), "remove", sleeps)
+    assert set(gc(local_bundle_store).deleted) == set(others[0].deleted) == set(marked)
+    assert load_gc_marks(local_bundle_store)[0] == GcMarks()
+
+
 def test_an_unreadable_record_stops_gc_before_it_marks_anything(
     local_bundle_store: Store, bundle: Callable[..., Path], clock: Clock
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from relabel.export import publishing
+from relabel.export.bundles import open_bundle, seal_bundle
 from relabel.export.publishing import Channel, object_name, roll_back, set_channel
 from relabel.export.puller import ServingFolder
 from relabel.manifests.errors import (
@@ -41,6 +42,18 @@ def test_a_pulled_bundle_serves_and_equals_the_one_published(
     for path in bundle("one").rglob("*"):
         if path.is_file():
             assert (tmp_path / "dest" / "current" / path.relative_to(bundle("one"))).read_bytes() == path.read_bytes()
+
+
+def test_a_file_that_a_bundle_holds_twice_takes_its_space_once(
+    local_bundle_store: Store, bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = bundle("one")
+    facts = open_bundle(folder).own_facts
+    shutil.copy(folder / "model.onnx", folder / "twin.onnx")
+    seal_bundle(folder, facts)
+    publish_to(local_bundle_store, folder)
+    pull_from(local_bundle_store, tmp_path / "dest")
+    assert (tmp_path / "dest/current/model.onnx").samefile(tmp_path / "dest/current/twin.onnx")
 
 
 def test_a_file_of_a_kept_version_that_was_damaged_is_not_taken_over(

@@ -7,15 +7,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import itertools
 import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from email.message import Message
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -694,6 +699,9 @@ def test_options_and_addresses_mean_the_same_to_both(
         pull_from(bundle_store, world.dest)
 
     assert both(world, pulled, "--rollback") == 0
+    with pytest.raises(SystemExit) as ended:
+        puller.main(["--rollback", str(world.dest), "--check-parity"])
+    assert ended.value.code == 2
     assert pull(world, pulled, "--rollback", "--to", "v1") == 0
     assert both(world, pulled, "--rollback", "--to", "v2") == 10
     assert pull(world, pulled, "--rollback", "--to", "v3") == 3
@@ -829,6 +837,28 @@ def test_plain_http_is_taken_with_a_key_alone_and_a_broken_reply_is_gone_on_with
     assert served_text(world.dest) == "two"
     model = [asked for asked in handler.asked if asked.startswith(world.file("model.onnx").name[:8])]
     assert [int(asked.split()[1]) for asked in model] == ([0, 600, 1300] if knows_ranges else [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("", 3, "the server's certificate is not trusted (SSL_CERT_FILE)"),
+        ("<Code>RequestTimeout</Code>", 20, "no good answer (400 RequestTimeout)"),
+        ("<Code>ExpiredToken</Code>", 3, "refused (400 ExpiredToken)"),
+    ],
+)
+def test_what_a_server_does_is_named_and_tried_again_where_it_may_pass(
+    body: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        if not body:
+            raise urllib.error.URLError(ssl.SSLCertVerificationError("self-signed"))
+        raise urllib.error.HTTPError("", 400, "Bad Request", Message(), io.BytesIO(body.encode()))
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", ask)
+    monkeypatch.setattr(puller.time, "sleep", lambda _: None)
+    assert puller.main(["https://store.example/ecom", str(tmp_path / "dest")]) == code
+    assert said in capsys.readouterr().err
 
 
 VERDICTS = {
