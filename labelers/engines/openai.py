@@ -72,7 +72,7 @@ Works = Mapping[str, ChatWork]
 
 
 class _Response(BaseModel):
-    status_code: int = 0
+    status_code: int | None = None
     body: Any = None
 
 
@@ -87,7 +87,7 @@ class _Named(BaseModel):
     """A file or batch as the provider shows it."""
 
     id: str
-    status: str = ""
+    status: str | None = None
     metadata: Any = None
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -95,8 +95,8 @@ class _Named(BaseModel):
 
 
 class _Listed(BaseModel):
-    data: list[_Named] = []
-    has_more: bool = False
+    data: list[_Named] | None = None
+    has_more: bool | None = None
 
 
 class Batches:
@@ -128,15 +128,15 @@ class Batches:
         Args:
             tries: how many batches of this execution have held them.
         """
-        taken = []
+        taken: list[tuple[BatchRecord, Works, Sequence[BatchRecord], int]] = []
         left = dict(works)
         for number, record in enumerate(known, start=1):
             if found := {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}:
                 self.adopted |= {work.request.id: work.request.ask for work in found.values()}
-                taken.append(self._take(record, found, known[number:], tries))
+                taken.append((record, found, known[number:], tries))
         for part in _parts(left):
-            taken.append(self._take(await self._hand_over(part), part, (), tries + 1))
-        await asyncio.gather(*taken)
+            taken.append((await self._hand_over(part), part, (), tries + 1))
+        await asyncio.gather(*(self._take(*group) for group in taken))
 
     async def _take(self, record: BatchRecord, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
         """Answer requests from a batch, once it has ended; those that it left go on."""
@@ -215,7 +215,7 @@ class Batches:
             found = await self._client.send("GET", f"{PATH}?limit={LISTED}{after}", _read_listed)
             if isinstance(found, Failure):
                 raise ServerGoneError(f"the server at {self._client.at} does not list its batches: {found.detail}")
-            for one in found.data:
+            for one in found.data or ():
                 if isinstance(one.metadata, dict) and one.metadata.get("relabel") == name:
                     return one.id
             if not found.has_more or not found.data:

@@ -233,7 +233,7 @@ _STATUSES = (
 _WAIT = re.compile(r"(?:again|retry|wait) (?:in |after |for )?(?:about )?(\d+(?:\.\d+)?) ?(ms|s|m)")
 _WORDS = frozenset(
     {"message", "detail", "msg", "error_description", "status_msg", "reason", "loc"}  # `loc` is FastAPI's
-    | {"error", "errors", "base_resp", "data", "metadata", "raw", "choices"}
+    | {"error", "errors", "base_resp", "data", "metadata", "raw"}
 )
 _CODES = frozenset({"code", "type", "status", "error_type", "error_code", "status_code"})
 _READ_CHARS = 1_000
@@ -310,6 +310,8 @@ def _said(value: Any) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             if name in _CODES and isinstance(inner, str | int) and not isinstance(inner, bool):
                 yield "code", str(inner)
+            elif name == "choices" and isinstance(inner, list):  # what they hold besides is an answer
+                yield from _said([one.get("error") for one in inner if isinstance(one, dict)])
             elif name in _WORDS:
                 yield from _said(inner)
 
@@ -757,7 +759,7 @@ class ApiClient:
         Raises:
             ServerGoneError: it says that the credit is used up.
         """
-        complaint = read_complaint(payload)
+        complaint = _complaint(self._without_key(json.dumps(payload).encode()))
         if status == 200 and complaint == NO_COMPLAINT:
             return None
         found = self._refused(status, complaint, is_trial=True)
@@ -931,7 +933,8 @@ class ApiClient:
                 "another in api_key_env."
             )
         if status == 403 or subject == "filter":  # moderation, at some providers
-            return Failure("refused", f"the server's content filter refused the request ({said})", status)
+            who = "server's content filter" if subject == "filter" else "server"
+            return Failure("refused", f"the {who} refused the request ({said})", status)
         if status == 404 and not is_trial:
             raise ModelError(
                 f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({said})"

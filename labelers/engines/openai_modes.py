@@ -382,14 +382,18 @@ class TokensMode(_Mode):
         prompt = self._encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
         label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
         found = self._post(self._decision_body(prompt, label_ids), read_completion, is_trial=True)
-        if isinstance(found, Failure):
-            if found.status in CANNOT:
-                return f"it takes no token ids: {found.detail}"
-            raise ServerGoneError(f"the server at {self._client.at} is not ready: {found.detail}")
+        lacks = "it does not answer `return_token_ids` and `logprob_token_ids`"
+        if isinstance(found, Failure):  # a strict server refuses fields that it does not know
+            plain = self._post(self._one_token(prompt), read_completion, is_trial=True)
+            if not isinstance(plain, Failure):
+                return f"{lacks} ({found.detail})"
+            if plain.status in CANNOT:
+                return f"it takes no token ids: {plain.detail}"
+            raise ServerGoneError(f"the server at {self._client.at} is not ready: {plain.detail}")
         if (found.prompt_ids or prompt) != prompt or found.usage.prompt not in (0, len(prompt)):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
         if found.token_ids is None or not set(label_ids) <= set(found.logprobs):
-            return "it does not answer `return_token_ids` and `logprob_token_ids`"
+            return lacks
         self._compare_tokenizers()
         return None
 
@@ -426,21 +430,21 @@ class TokensMode(_Mode):
 
     async def answer(self, sequence: TokenSequence) -> Answer:
         """Ask the server for the text, then for the distribution at each decision."""
-        first: Reply | None = None
+        counted: Reply | None = None
         if sequence.max_new:
             found = await self._client.post(self.path, self._generation(sequence), read_completion)
             if isinstance(found, Failure):
                 return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
             for token in found.token_ids or ():
                 sequence.append(token, self._token_bytes(token))
-            if sequence.matcher is None and sequence.closing and found.finish == "stop":
+            if sequence.matcher is None and sequence.closing:
                 # a last token may go on beyond the closing tag, where the server's text already ends
                 end = sequence.written.find(sequence.closing, len(sequence.prefill))
-                if end >= 0:
+                if end >= 0 and found.finish == "stop" and found.text.endswith(sequence.closing.decode()):
                     del sequence.written[end + len(sequence.closing) :]
             sequence.finish, sequence.detail = found.finish, found.detail
             sequence.flags = (*sequence.flags, *found.flags)
-            first = found
+            counted = found
         for place, end in sequence.missing():
             probe = sequence.probe_for(place, end, self._encoder.encode_text)
             body = self._decision_body(probe.prompt.tolist(), place.label_ids)
@@ -450,16 +454,16 @@ class TokensMode(_Mode):
                     return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
                 sequence.detail = sequence.detail or f"decision {place.name}: {found.detail}"
                 continue
-            first = first or found
+            counted = counted if sequence.max_new else found
             if all(token in found.logprobs for token in place.label_ids):
                 logprobs = [found.logprobs[token] for token in place.label_ids]
                 sequence.found[place.name] = (end, distribution_of_logprobs(logprobs))
         answer = sequence.answer()
         if answer.finish == "refused":
             answer.detail = answer.detail or "the server refused to answer"
-        if first is not None:
-            answer.prompt_tokens = first.usage.prompt
-            answer.cached_tokens = first.usage.cached
+        if counted is not None:
+            answer.prompt_tokens = counted.usage.prompt
+            answer.cached_tokens = counted.usage.cached
         return answer
 
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:

@@ -308,7 +308,7 @@ class CheckpointEngine(Engine):
             family=family,
             version=version,
             model=self._resolved.reference,
-            model_digest=self.model_digest(self._spec),
+            model_digest=digest_with_adapter(self._resolved, lora=self._args.lora, cache_dir=self._args.cache_dir),
             device=device,
             dtype=dtype,
             details=self._details | details,

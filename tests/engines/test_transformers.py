@@ -265,6 +265,19 @@ def test_facts_name_the_model_by_the_digest_known_before_the_start(start):
     assert (facts.family, facts.device, facts.dtype) == ("transformers", "cpu", "float32")
 
 
+def test_facts_name_the_weights_that_were_loaded_whatever_lies_there_since(model_dir, tmp_path):
+    from relabel.labelers.engines.transformers import Transformers
+
+    folder = Path(shutil.copytree(model_dir(), tmp_path / "m"))
+    args = Transformers.Args(device="cpu", cache_dir=str(tmp_path / "cache"))
+    spec = EngineSpec(name="transformers", model=str(folder), args=args)
+    engine = Transformers(spec, overlong="truncate")
+    loaded = engine.facts().model_digest
+    (folder / "generation_config.json").write_text("{}")
+    assert Transformers.model_digest(spec) != loaded == engine.facts().model_digest
+    engine.close()
+
+
 def test_memory_for_fewer_rows_only_takes_longer(start):
     requests = requests_for(9, decisions=(SCORE,))
     wide, narrow = start(batch_size=8), start(batch_size=8, kv_cache_gib=0.0004)

@@ -68,8 +68,8 @@ class BatchServer:
                 after = (re.search(r"after=([\w-]+)", path) or ["", ""])[1]
                 start = [one["id"] for one in held].index(after) + 1 if after else 0
                 page = held[start : start + 2]
-                shown = [{"id": one["id"], "metadata": one["metadata"]} for one in page]
-                return Json({"data": shown, "has_more": start + 2 < len(held)})
+                shown = [{"id": one["id"], "status": None, "metadata": one["metadata"]} for one in page]
+                return Json({"data": shown, "has_more": start + 2 < len(held) or None})
             if found := re.search(r"/files/([\w-]+)-(output|error)/content", path):
                 return Raw(self._results(self.batches[found[1]], found[2]).encode())
             self.looks += 1

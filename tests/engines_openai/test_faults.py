@@ -220,6 +220,7 @@ def test_what_a_server_complains_of_is_known_by_its_words_whatever_its_status(
         *((said, "overlong", 1, "") for said in TOO_LONG),
         *((said, "error", 3, "daily limit of free requests reached") for said in PASSES),
         *((said, "error", 1, "this one I do not like") for said in NOT_LIKED),
+        ((200, {"choices": [{"message": "insufficient balance"}] * 2}), "error", 3, "not 2"),
         ((400, {"error": {"message": "filtered", "code": "content_filter"}}), "refused", 1, ""),
     ]
     seen = Counter[int]()
@@ -291,12 +292,12 @@ def test_a_field_that_the_server_refuses_is_shown_with_what_can_be_set(serve: An
 
 
 def test_one_forbidden_request_is_a_refusal_while_the_key_still_opens_the_rest(serve: Any, connect: Any) -> None:
-    server = serve(
-        lambda call: error(403, "flagged by moderation") if "document 1" in call.raw.decode() else echo(call)
-    )
+    server = serve(lambda call: error(403, "not here") if "document 1" in call.raw.decode() else echo(call))
     engine = connect(server, concurrency=2)
     engine.prepare([ask_for("q", "7")])
-    assert [answer.finish for answer in run_all(engine, requests_for(3))] == ["stop", "refused", "stop"]
+    answers = run_all(engine, requests_for(3))
+    assert [answer.finish for answer in answers] == ["stop", "refused", "stop"]
+    assert answers[1].detail == "the server refused the request (HTTP 403: not here)"
 
 
 @pytest.mark.parametrize("status", [401, 403])

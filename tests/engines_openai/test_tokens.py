@@ -143,6 +143,28 @@ def test_a_server_without_exact_distributions_is_asked_as_chat_or_refused(
     assert connect(server, model=tiny[2]).facts().details["mode"] == "chat"
 
 
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_server_that_takes_token_ids_and_not_our_fields_is_asked_as_chat_whatever_it_calls_that(
+    status: int, token_server: Any, connect: Any, tiny: Any
+) -> None:
+    script, server = token_server()
+    server.script = lambda call: error(status, "no") if "logprob_token_ids" in call.body else script(call)
+    with pytest.raises(ModelError, match="it does not answer `return_token_ids`"):
+        connect(server, model=tiny[2], mode="tokens", max_tries=1)
+    assert connect(server, model=tiny[2], max_tries=1).facts().details["mode"] == "chat"
+
+
+def test_what_follows_a_closing_tag_is_kept_where_the_server_does_not_stop_there(
+    token_server: Any, connect: Any, tiny: Any
+) -> None:
+    script, server = token_server()
+    engine = connect(server, model=tiny[2], constrain=False)
+    written = "<score>2</score> or <score>1</score>."
+    ids = PromptEncoder(tiny[1]).encode_text(written)
+    server.script = lambda call: completion(written, token_ids=ids) if call.body["max_tokens"] > 1 else script(call)
+    assert run_all(engine, [Request(0, ask_for("q", "d", max_tokens=20), 0)])[0].text == written
+
+
 def test_tokens_mode_is_refused_where_it_can_not_be_had(token_server: Any, connect: Any, tiny: Any, serve: Any) -> None:
     script, server = token_server()
     script.can.discard("token prompts")
