@@ -15,6 +15,7 @@ import io
 import math
 import platform
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ def bench_bundle(
         ConfigError: a gate names a figure that will not be measured; before anything is.
         MissingExtraError: a provider is not to be had.
         ManifestError: the bundle holds no student.
-        UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `open_model`.
+        UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `model_runner`.
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
@@ -685,16 +686,18 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 def check_place(folder: Path) -> None:
     """Refuse a place for figures before anything is measured for it: a bundle, which they would make unreadable, or a
-    folder that can't be made.
+    folder that can't be written.
 
     Raises:
         UsageError: it is a bundle, or lies in one.
-        StoreError, DiskFullError: it can't be made.
+        StoreError, DiskFullError: it can't be written.
     """
     if any((one / MANIFEST_NAME).is_file() for one in (folder.resolve(), *folder.resolve().parents)):
         raise UsageError(f"--to {folder}: holds a {MANIFEST_NAME}, or is inside such a folder. Name another folder.")
     with translate_errors("write the figures (or name another folder: --to DIR)", folder):
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 # ------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def read_manifest(data: bytes, where: str) -> dict[str, Any]:
 # A bundle's place: a new bundle is made in a hidden folder next to it and switched in, under a lock.
 #
 # The switch is two renames, old one away and new one in, since no rename replaces a folder that holds something. A kill
-# between them leaves the old bundle whole under a hidden name, which `made_before` brings back. What is new is on the
+# between them leaves the old bundle whole under a hidden name, which `put_back` brings back. What is new is on the
 # disk, not only in its cache, before it takes the place.
 
 
@@ -161,6 +161,20 @@ def _lock(folder: Path) -> FileLock:
     return FileLock(_hidden(folder, "lock"), f"The bundle {folder}")
 
 
+def put_back(folder: Path) -> None:
+    """Bring back a bundle that a kill within `switch` left next to its place; nothing where the place is taken.
+
+    Raises:
+        LockHeldError: a live process is switching just now.
+        StoreError: the folder above can't be written.
+    """
+    old = _hidden(folder, "old")
+    if old.is_dir() and not folder.exists():
+        with _lock(folder).held(), translate_errors("put back", folder):
+            if not folder.exists() and old.is_dir():
+                old.rename(folder)
+
+
 def made_before(
     target: Path, read: Callable[[Path], tuple[RecordT, Any]], recipe: Any, *, is_replacing: bool, what: str
 ) -> RecordT | None:
@@ -173,11 +187,7 @@ def made_before(
     Raises:
         StaleRunError: something else is there.
     """
-    old = _hidden(target, "old")
-    if old.is_dir() and not target.exists():
-        with _lock(target).held(), translate_errors("put back", target):
-            if not target.exists() and old.is_dir():
-                old.rename(target)
+    put_back(target)
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     try:
@@ -192,11 +202,14 @@ def made_before(
 
 
 @contextmanager
-def new_folder_for(folder: Path) -> Iterator[Path]:
+def new_folder_for(folder: Path, *, is_replacing: bool = True) -> Iterator[Path]:
     """An empty folder next to a bundle's place, to make a bundle in. It takes the place when the body ends well, and is
     gone otherwise. Its name is this call's alone; what killed processes left there goes.
 
+    Args:
+        is_replacing: take the place of what is there by then.
     Raises:
+        StaleRunError: something is there.
         StoreError: the folder above can't be written.
     """
     making = _hidden(folder, "making")
@@ -208,6 +221,8 @@ def new_folder_for(folder: Path) -> Iterator[Path]:
             part, _ = held.enter_context(held_temp(folder.parent, f"{making.name}-", is_folder=True))
         yield part
         with _lock(folder).held():
+            if folder.exists() and not is_replacing:
+                raise StaleRunError(f"{folder}: exists already. Name another --to.")
             switch(part, folder)
 
 

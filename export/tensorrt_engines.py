@@ -155,7 +155,7 @@ def build_into(
     """
     if target.exists() and not is_replacing:
         raise StaleRunError(f"{target}: exists already. Name another --to.")
-    with new_folder_for(target) as part:
+    with new_folder_for(target, is_replacing=is_replacing) as part:
         _copy_with_engine(source, part, precision=precision, capability=capability)
     return open_bundle(target)
 

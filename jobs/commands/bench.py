@@ -18,7 +18,7 @@ from relabel.export.bench import (
     write_results,
 )
 from relabel.export.bundle_facts import student_facts
-from relabel.export.bundles import open_bundle
+from relabel.export.bundles import open_bundle, put_back
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
@@ -97,6 +97,7 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     spec = validate_spec(BenchSpec, options, where="the options")
     gates = [parse_flag(text) for text in require]
     folder = local_folder(bundle, "BUNDLE").resolve()
+    put_back(folder)
     opened = open_bundle(folder)
     place = measurements_folder(folder) if to is None else local_folder(to, "--to")
     check_place(place)

@@ -396,9 +396,10 @@ def export(
     result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
     keys = ("name", "heads", "models", "parity", "made_by")
     parity = read_parity(made.facts.get("parity"), f"{made.folder}/{MANIFEST_NAME}")
+    weak = f" Fewer than {parity.spec.min_pairs:,}: a weak result." if parity.models[0].is_weak else ""
     text = [
         f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}",
-        f"version {made.version}, heads {', '.join(made.facts['heads'])}. {compared_on(parity)}",
+        f"version {made.version}, heads {', '.join(made.facts['heads'])}. {compared_on(parity)}{weak}",
         grid(parity_rows(parity)),
         *undecided_lines(parity),
     ]

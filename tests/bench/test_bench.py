@@ -248,9 +248,13 @@ def test_what_can_be_refused_is_refused_before_anything_is_measured(
     assert inside(bundle) == inside(Path("another")) == before
 
 
-def test_a_damaged_bundle_is_refused(relabel: Callable[..., Any], bundle: Path) -> None:
+@pytest.mark.parametrize("place", ["bundle", ".bundle.relabel-old"])
+def test_a_damaged_bundle_is_refused_also_one_that_a_kill_left_aside(
+    relabel: Callable[..., Any], bundle: Path, place: str
+) -> None:
     (bundle / "model.onnx").write_bytes(b"x")
-    relabel("bench", "bundle", "--providers", "cpu").refused(3, "model.onnx")
+    bundle.rename(bundle.with_name(place))
+    relabel("bench", "bundle", "--providers", "cpu").refused(3, "bundle/model.onnx")
 
 
 def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
@@ -262,3 +266,4 @@ def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
     monkeypatch.setattr("relabel.jobs.commands.bench.bench_bundle", measure)
     Path("measurements").write_text("a file where a folder belongs")
     relabel("bench", str(bundle)).refused(3, "Not a directory", "--to DIR")
+    relabel("bench", str(bundle), "--to", "/proc/self").refused(3, "--to DIR")

@@ -22,7 +22,7 @@ from relabel.export.bundle_facts import TokenLengths, describe_lengths
 from relabel.export.bundles import open_bundle
 from relabel.export.loader import Machine, Student, choose_engine
 from relabel.export.tensorrt_engines import build, build_into, find_tensorrt, plan_profile
-from relabel.manifests.errors import MissingExtraError, ModelError
+from relabel.manifests.errors import MissingExtraError, ModelError, StaleRunError
 
 CAPABILITY = "8.9"
 ENGINE = {
@@ -177,6 +177,23 @@ def test_an_engine_that_fails_to_go_into_a_bundle_leaves_it_whole_and_one_that_g
     assert [model["path"] for model in made.facts["models"]][:-1] == [model["path"] for model in before.facts["models"]]
     assert open_bundle(target).version == made.version
     assert left_next_to(target) == ["bundle"]
+
+
+def test_what_someone_makes_at_the_place_during_a_build_stays(
+    bundle: Path, tmp_path: Path, builds: Callable[..., None]
+) -> None:
+    target = tmp_path / "engine"
+
+    def meanwhile() -> bytes:
+        target.mkdir()
+        (target / "theirs").touch()
+        return b"engine"
+
+    builds(meanwhile)
+    with pytest.raises(StaleRunError, match="exists already"):
+        build_into(bundle, target, precision="fp16", capability=CAPABILITY)
+    assert (target / "theirs").exists()
+    assert left_next_to(target) == ["engine"]
 
 
 STALLED = """
