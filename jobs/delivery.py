@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -28,7 +28,7 @@ from rich.console import Console
 
 from relabel.export import puller
 from relabel.export.bundles import translate_refusals
-from relabel.export.puller import Address, File, Progress, Pulled, ServingFolder, Trust
+from relabel.export.puller import Address, Progress, Pulled, ServingFolder, Trust
 from relabel.jobs.logs import redacted_streams
 from relabel.manifests import failpoints
 from relabel.manifests.errors import (
@@ -51,8 +51,9 @@ from relabel.manifests.models import (
     wheel_of,
     write_json,
 )
+from relabel.manifests.process import require
 from relabel.manifests.records import sha256_file
-from relabel.manifests.secrets import counted, redacted
+from relabel.manifests.secrets import redacted
 from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.store import COPY_BYTES, Store, UrlFile, open_run_store
 
@@ -105,11 +106,6 @@ class TransferDisplay(contextlib.ExitStack):
 def size_text(size_bytes: int) -> str:
     """Bytes for people: `1.4 GB`."""
     return filesize.decimal(size_bytes)
-
-
-def files_text(files: Sequence[File]) -> str:
-    """A bundle's files for people, its manifest among them: `6 files, 150.9 MB`."""
-    return f"{counted(len(files), 'file')}, {size_text(sum(file.size_bytes for file in files))}"
 
 
 # ------------------------------------------------------------------------------
@@ -304,6 +300,7 @@ def dequantize(gguf: Path, target: Path, reference: str) -> None:
     """Write a GGUF's weights as an ordinary directory in bfloat16, in a process of its own: its peak of memory ends
     with it.
     """
+    require("gguf", extra="cpu", purpose=f"The GGUF in {reference}")
     done = subprocess.run(
         [sys.executable, "-P", "-c", _DEQUANTIZE, str(gguf), str(target)], capture_output=True, text=True, check=False
     )
@@ -404,7 +401,8 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
     elif rest.startswith("//"):
         url = urlsplit(reference)
         if url.hostname in HUB_HOSTS:
-            hint = hub_hint("/".join(url.path.strip("/").split("/")[:2]))
+            parts = url.path.strip("/").split("/")
+            hint = " It holds no model." if parts[0] in ("datasets", "spaces") else hub_hint("/".join(parts[:2]))
             raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hint}")
         slot = slot_of(reference, cache)
         if not slot.is_dir():

@@ -269,8 +269,6 @@ def digest_of_rows(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 SEARCHES_PER_FILE = 512
-SAID = ["is_sufficient", "sufficient_probs", "new_query", "useful", "summary"]
-"""The columns of a label of `review` that say something of its question."""
 ROWS = pa.schema(
     [
         ("query_id", pa.string()),

@@ -152,7 +152,7 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=SpecLoader)
-    except (ValueError, KeyError) as exc:  # a tag on another word, or thousands of digits
+    except (ValueError, LookupError) as exc:  # a tag on another word, or thousands of digits
         raise yaml.YAMLError(f"{str(exc)[:80]}: not a value of that type") from exc
 
 

@@ -127,6 +127,8 @@ def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[t
     others = [shard for shard in range(len(session.opened.plan.shards)) if shard not in mine]
     rng.shuffle(others)
     for shard in [*session.shards, *others]:
+        if shard not in mine and num_known >= size:
+            break
         for _, pairs in session.opened.read(shard, session.opened.folder.pending(shard)):
             if shard not in mine and num_known >= size:
                 return kept, num_to_ask

@@ -204,7 +204,7 @@ class CrashJournal:
             return
         keys = {chunk: f"{chunk}.{attempt}" for chunk, attempt in todo.items()}
         is_open = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
-        held.written = {int(key.partition(".")[0]) for key in record.begun}
+        held.written = {int(one) for key in record.begun if (one := key.partition(".")[0]).isdecimal()}
         held.isolation = record.isolation
         held.isolation.cases = {key: case for key, case in record.isolation.cases.items() if key in keys.values()}
         if record.trying is not None and record.trying[0] in is_open:
@@ -353,6 +353,10 @@ LONGEST_STEP_S = 5.0
 """Most that one step counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
 request waiting.
 """
+HASTY_S, HASTY_POLLS = 0.001, 10_000
+"""How many polls in a row may take less than that and give nothing, though requests are in flight: an engine that lost
+them would be polled until their time is over.
+"""
 
 
 class WatchedEngine:
@@ -368,6 +372,7 @@ class WatchedEngine:
         self._engine = engine
         self._ask_timeout_s = ask_timeout_s
         self._worked_s, self._last_s = 0.0, time.perf_counter()
+        self._hasty_polls = 0
         self._in_flight: dict[int, tuple[float, str]] = {}  # when each was handed over, the oldest first, and its stage
 
     @property
@@ -387,7 +392,7 @@ class WatchedEngine:
         """Let the engine work.
 
         Raises:
-            EngineCrashError: its memory ran out, or a request has waited too long.
+            EngineCrashError: its memory ran out, a request has waited too long, or it lost its requests.
         """
         since_s, stage = next(iter(self._in_flight.values()), (self._worked_s, ""))
         if self._worked_s - since_s > self._ask_timeout_s:
@@ -395,7 +400,7 @@ class WatchedEngine:
                 f"the engine has not answered a request of stage {stage!r} for {self._worked_s - since_s:.0f} s "
                 f"(run.ask_timeout_s is {self._ask_timeout_s:g})."
             )
-        self.polling_since_s = time.perf_counter()
+        polled_s = self.polling_since_s = time.perf_counter()
         try:
             answers = self._engine.poll()
         except Exception as exc:
@@ -410,6 +415,12 @@ class WatchedEngine:
         now_s = time.perf_counter()
         self._worked_s += min(now_s - self._last_s, LONGEST_STEP_S)
         self._last_s = now_s
+        is_hasty = bool(self._in_flight) and not answers and now_s - polled_s < HASTY_S
+        self._hasty_polls = self._hasty_polls + 1 if is_hasty else 0
+        if self._hasty_polls > HASTY_POLLS:
+            raise EngineCrashError(
+                f"the engine does not answer {self.num_in_flight} requests, and does not work on them either."
+            )
         for answer in answers:
             self._in_flight.pop(answer.request_id, None)
         return answers

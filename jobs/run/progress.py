@@ -524,7 +524,6 @@ class Display:
             "by_others": progress.rows_of_others,
             "pairs_to_ask": self._total,
             "statuses": dict(progress.statuses),
-            "in_vain": progress.in_vain(),
             "chunks_committed": progress.chunks_committed,
             **{name: value for name, value in live.items() if name != "last_refused" or self._shows_refused},
             "left_s": None if left is None else plain(left.rounded(1)),
@@ -629,7 +628,7 @@ def _of_progress(progress: Progress) -> list[Metric]:
     tokens = {kind: getattr(progress, f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
     lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}
     chunks = {"committed": progress.chunks_committed, "lost": progress.chunks_lost}
-    lost = "asked and discarded: another worker committed first, or the run ended."
+    lost = "asked and discarded, counted at the end: another worker committed first, or the run ended."
     return [
         ("relabel_run_rows", "Rows that the execution has finished, by status.", ("status", {"ok": 0, **statuses})),
         ("relabel_run_quarantine_fraction", "Share of those rows that are quarantined.", share),

@@ -256,6 +256,8 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        if timer.is_alive():
+            timer.join()  # its signal must not meet the earlier handler
         for number, handler in earlier.items():
             signal.signal(number, handler)
 

@@ -92,6 +92,9 @@ def label_with(
     if spec.run.single_writer and (pool.backend == "ray" or pool.gpus is not None or pool.workers != 1):
         raise UsageError("run.single_writer vouches for one process: drop it, or --gpus, --workers and --backend ray.")
     supervisor = Supervisor(session, say=say, on_progress=on_progress)
+    if (shards := supervisor.open_shards) and not supervisor.is_any_free(shards):
+        # which finds that out under the locks
+        return label(session, on_progress=on_progress, on_engine=on_engine)
     each = gpus_of(spec.engine.args)
     if pool.backend == "ray":
         with ray_workers(supervisor, workers=pool.workers, address=pool.address, gpus_each=each):
@@ -499,7 +502,7 @@ class Supervisor:
                 self.say(text)
         elif kind in ("output", "crash") or (event["level"] == "warning" and kind != "none_accepted"):
             slot.last_line = text if kind == "output" else slot.last_line
-            self._log(slot, event.get("traceback", text))
+            self._log(slot, str(event.get("traceback") or text))
 
     def _log(self, slot: _Slot, text: str) -> None:
         """Lines about a worker, with its name."""
@@ -579,12 +582,12 @@ class Supervisor:
             self._drain_all()
             for worker in quiet:
                 worker.kill()
-        if not idle or not self._is_any_free(open_shards):
+        if not idle or not self.is_any_free(open_shards):
             return False
         idle[0].starts_s = 0.0
         return True
 
-    def _is_any_free(self, shards: list[int]) -> bool:
+    def is_any_free(self, shards: list[int]) -> bool:
         """Whether one of these shards is held by no worker."""
         store = self.session.opened.store
         return not all(map_concurrent(store, store.is_locked, map(shard_lock_name, shards)))

@@ -350,8 +350,8 @@ def test_an_engine_that_lost_its_requests_does_not_hang_the_run() -> None:
         def poll(self) -> list[Answer]:
             return []
 
-    with pytest.raises(EngineCrashError, match="has not answered"):
-        work_through(Forgets(good), chunks_of(3), ask_timeout_s=0.2)
+    with pytest.raises(EngineCrashError, match=r"does not answer \d+ requests"):
+        work_through(Forgets(good), chunks_of(3))
 
 
 def test_begun_chunks_that_outlast_the_drain_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

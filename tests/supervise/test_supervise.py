@@ -158,6 +158,20 @@ def test_a_signal_drains_all_workers_and_leaves_none(
     assert files(job) == undisturbed
 
 
+def test_a_run_whose_shards_are_all_held_starts_no_worker(tmp_path: Path) -> None:
+    job = write_job(tmp_path, rows=12, p_slow=1.0, slow_s=2.0, capacity=1)
+    job.write_text(job.read_text().replace("shards: 3", "shards: 2"))
+    first = subprocess.Popen(command(job, "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(list((tmp_path / "out" / "crashes").glob("*.json"))) == 2)
+        code, report, _ = relabel(job, "--workers", "2")
+        assert (code, report["busy_shards"]) == (75, [0, 1])
+        assert "engine_restarts" not in report
+    finally:
+        first.terminate()
+        first.wait(60)
+
+
 @pytest.mark.parametrize("crash", [pytest.param("raise", marks=pytest.mark.full), "hang"])
 def test_a_supervisor_killed_by_kill_9_leaves_no_process(
     tmp_path: Path, undisturbed: dict[str, str], crash: str
