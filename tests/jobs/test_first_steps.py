@@ -45,7 +45,7 @@ def test_a_fresh_spec_names_its_schema_and_fits_it(relabel: Callable[..., Any], 
     ("reference", "meant"),
     [
         ("Qwen/Qwen2.5-7B-Instruct", "hf:Qwen/Qwen2.5-7B-Instruct"),
-        ("gpt2", "hf:org/gpt2"),
+        ("gpt2", "hf:org/name"),
     ],
 )
 def test_a_model_s_name_that_is_refused_is_said_as_the_hub_s(folder: Path, reference: str, meant: str) -> None:
