@@ -506,7 +506,7 @@ class Variants(Labeler):
         )
 
     def probe(self) -> list[Ask]:
-        return [self._ask(Pair(0, "q", "how to prune roses", "d", ""))]
+        return [self._ask(EXAMPLE._replace(document=""))]
 
     def _ask(self, pair: Pair) -> Ask:
         aspect, previous = pair.columns.get(ASPECT.name, ""), pair.columns.get(PREVIOUS_QUERIES.name, ())

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from relabel.labelers.base import EXAMPLE
 from relabel.labelers.evidence import read_evidence
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
 from relabel.labelers.registry import Labeler
@@ -159,7 +160,7 @@ class R3A(Labeler):
     def probe(self) -> list[Ask]:
         """Both turns (or the one) for a made-up pair; the second goes on from a made-up first answer."""
         context = ("Prune in late winter, before the buds swell.",) if self.uses_context else ()
-        pair = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.", context)
+        pair = EXAMPLE._replace(context=context)
         if not self._has_two_stages:
             return [self._single_ask(pair)]
         made = {"think": "A gardener's question.", "intent": "Steps for pruning rose bushes."}

@@ -15,6 +15,7 @@ from pydantic import Field
 from relabel.labelers.base import (
     ASPECT,
     CHARS_PER_TOKEN,
+    EXAMPLE,
     LEAST_CHARS,
     PREVIOUS_DOCS,
     PREVIOUS_QUERIES,
@@ -120,8 +121,7 @@ class Review(Labeler):
         return Label(int(place in useful), None, columns, flags=flags)
 
     def probe(self) -> list[Ask]:
-        row = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
-        return [self._ask(with_siblings(row), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
+        return [self._ask(with_siblings(EXAMPLE), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
 
     def _ask(self, pair: Pair, num_chars: int) -> tuple[Ask, Shown]:
         return self._asks.get((pair.query, pair.siblings, pair.columns, num_chars), lambda: self._make(pair, num_chars))

@@ -480,7 +480,7 @@ class Route(Labeler):
         return _label(subtree.tree, said, steps, flags)
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
-        """What a step of a label answers; see `labelers.replays`."""
+        """What a step of a label answers; see `Labeler.recall`."""
         if number >= len(row["steps"]):
             raise VerdictError("format", "the label has fewer steps than are asked")
         return recall_step(row["steps"][number], ask)

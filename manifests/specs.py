@@ -464,14 +464,16 @@ def gpus_of(args: EngineArgs) -> int:
     return getattr(args, "tensor_parallel_size", 1)
 
 
-def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int) -> float | None:
-    """What tokens cost, in batches where those are asked for; None where no price is named."""
+def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int, *, part: float | None = None) -> float | None:
+    """What tokens cost at this part of the prices, by default that of batches where those are asked for; None where no
+    price is named.
+    """
     if not isinstance(args, PaidByToken):
         return None
     prices = args.price_per_million_input, args.price_per_million_output
     if prices == (None, None):
         return None
-    part = BATCH_PRICE if args.sends_batches else 1.0
+    part = part or (BATCH_PRICE if args.sends_batches else 1.0)
     return part * ((prices[0] or 0.0) * prompt_tokens + (prices[1] or 0.0) * output_tokens) / 1e6
 
 

@@ -433,7 +433,7 @@ class GoldGrades:
     key: str = "gold"
     by_pair: PairGrades | None = field(default=None)
 
-    def of(self, where: str, plan: Plan | None, pairs: Sequence[Pair]) -> list[int | None]:
+    def of(self, plan: Plan | None, pairs: Sequence[Pair]) -> list[int | None]:
         """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
         doc_id).
 
@@ -680,7 +680,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
                 "Set student.kind: logistic."
             )
     gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
-    gold_of = [grade_array(gold.of(table.where, table.plan, table.pairs)) for table in tables] if gold else []
+    gold_of = [grade_array(gold.of(table.plan, table.pairs)) for table in tables] if gold else []
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
         gold_of.append(tables[-1].said["relevance"].grades)

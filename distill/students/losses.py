@@ -18,7 +18,7 @@ from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, an
 from relabel.distill.students.networks import HEAD, LogisticStudent, TrainingInputs, build_module
 from relabel.distill.students.spec import NODE_HEADS, LossSection
 from relabel.distill.training import checkpoints
-from relabel.distill.training.loop import BatchPlan, Choice, SupervisedLearner, train_to_end
+from relabel.distill.training.loop import Choice, SupervisedLearner, plan_batches, train_to_end
 from relabel.distill.training.output import Curve, Outcome, TrainingFacts, TrainingPlace
 from relabel.manifests.errors import InputError, TrainingError
 from relabel.manifests.labels import PhiTable
@@ -313,17 +313,6 @@ class StudentLearner(SupervisedLearner):
         if settings.strategy == "fsdp" and accelerator.num_processes > 1:
             checkpoints.shard(module, accelerator.device)
         is_compiled = settings.compile == "on" or (settings.compile == "auto" and accelerator.device.type == "cuda")
-        plan = BatchPlan(
-            [len(row.ids) for row in inputs.tokens],
-            examples.rows_of(TRAIN),
-            seed=settings.seed,
-            batch_size=max(1, settings.batch_size >> halvings),
-            tokens_per_batch=settings.tokens_per_batch,
-            groups=settings.group_by_length,
-            accumulation=settings.accumulation << halvings,
-            process=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-        )
         pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)
         stopping = settings.early_stopping
         super().__init__(
@@ -338,7 +327,9 @@ class StudentLearner(SupervisedLearner):
                 spec.name,
             ),
             settings,
-            plan=plan,
+            plan=plan_batches(
+                [len(row.ids) for row in inputs.tokens], examples.rows_of(TRAIN), settings, accelerator, halvings
+            ),
             collate=Collator(examples, inputs.tokens, inputs.texts, pad_multiple=pad_multiple),
             step_loss=Objective(spec.loss, examples.heads, examples.phi),
             dev=dev_figures,

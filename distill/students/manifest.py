@@ -237,7 +237,7 @@ def read_student_manifest(data: bytes, where: str) -> StudentManifest:
     Raises:
         ManifestError: it is damaged, or of another version.
     """
-    return read_manifest(data, where, StudentManifest, kind="student")
+    return read_manifest(data, where, StudentManifest)
 
 
 # ------------------------------------------------------------------------------

@@ -623,12 +623,12 @@ class HeldTrainer(RolloutTrainer):
         hold = GrammarHold(self._masks, matchers, width)
         options = {"generation_kwargs": self.generation_kwargs}
         with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **options) as model, torch.no_grad():
-            written_BC = model.generate(
+            written = model.generate(
                 **inputs, generation_config=self.generation_config, logits_processor=LogitsProcessorList([hold])
-            )[:, width:]
+            )[:, width:].tolist()
         ends = set(self.eos_token_ids)
-        lengths = [next((at + 1 for at, one in enumerate(ids) if one in ends), None) for ids in written_BC.tolist()]
-        return [ids[:length] for ids, length in zip(written_BC.tolist(), lengths, strict=True)], None
+        lengths = [next((at + 1 for at, one in enumerate(ids) if one in ends), None) for ids in written]
+        return [ids[:length] for ids, length in zip(written, lengths, strict=True)], None
 
     # what it earned
 

@@ -108,9 +108,8 @@ def load_evidence_queries(
     """
     reads = labeler.reads
     wanted = () if answers is None else (InputColumn(answers, "list<string>", "The answers wanted.", True),)
-    reads = reads._replace(
-        columns=(*reads.columns, JSONLD, *wanted), siblings=False
-    )  # whole queries are put together here
+    # whole queries are put together here
+    reads = reads._replace(columns=(*reads.columns, JSONLD, *wanted), siblings=False)
     with in_words_of_the_spec("data.gold"):
         dataset = open_dataset(InputSpec(path=(path,), columns=columns), storage, reads=reads)
     column = GOLD_CHUNKS._replace(name=sets)

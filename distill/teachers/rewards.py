@@ -55,7 +55,7 @@ from relabel.manifests.tables import read_grades
 
 # ------------------------------------------------------------------------------
 # What a rollout is worth: by its grade (R3A) and by the nodes of its graph (Graph-GRPO). RES-RAG's joint reward is
-# `manifests.metrics.evidence_sets.evidence_reward`.
+# `manifests.labels.evidence_reward`.
 #
 # A rollout without a readable label is worth 0, whatever it says: no grade is guessed.
 #

@@ -44,7 +44,7 @@ from relabel.distill.teachers.teaching import (
     load_model,
     train_learner,
 )
-from relabel.distill.training.loop import BatchPlan, SupervisedLearner
+from relabel.distill.training.loop import SupervisedLearner, plan_batches
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.base import rendered_sets
 from relabel.labelers.engines.decisions import DecisionPlaces
@@ -258,7 +258,7 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
             for query in chosen_in(chosen, asked):
                 found.rows.append(AnsweredRow(query.pair, int(any(query.sets or ())), source=number, sets=query.sets))
         return
-    trusted = [row.grade for row in held] if gold is None else gold.of(run.root, run.plan, pairs)
+    trusted = [row.grade for row in held] if gold is None else gold.of(run.plan, pairs)
     for row, pair, grade in zip(held, pairs, trusted, strict=True):
         if grade is None or grade != row.grade:
             reason = "without a trusted grade" if grade is None else "with another grade than the trusted one"
@@ -780,23 +780,15 @@ class SftTrainer(TeacherTrainer):
 
     def _learner(self, folder: Path, say: Say, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
         settings, examples, name = self._spec.train, self._examples, self._spec.name
-        plan = BatchPlan(
-            [len(example.ids) for example in examples],
-            np.arange(len(examples)),
-            seed=settings.seed,
-            batch_size=max(1, settings.batch_size >> halvings),
-            groups=settings.group_by_length,
-            accumulation=settings.accumulation << halvings,
-            process=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-        )
         pad_id = self._base.tokenizer.pad_token_id
         return SupervisedLearner(
             accelerator,
             load_model(self._spec, self._base),
             TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to, name),
             settings,
-            plan=plan,
+            plan=plan_batches(
+                [len(example.ids) for example in examples], np.arange(len(examples)), settings, accelerator, halvings
+            ),
             collate=MaskedCollator(examples, mask=settings.mask, seed=settings.seed, pad_id=pad_id),
             step_loss=AnswerLoss(),
         )

@@ -700,7 +700,7 @@ def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
     Raises:
         ManifestError: it is damaged, or of another version.
     """
-    return read_manifest(data, where, TeacherManifest, kind="teacher")
+    return read_manifest(data, where, TeacherManifest)
 
 
 # ------------------------------------------------------------------------------

@@ -165,6 +165,23 @@ class BatchPlan:
         return [batch.tolist() for batch in found]
 
 
+def plan_batches(
+    lengths: Sequence[int], rows: np.ndarray, settings: TrainingSection, accelerator: Accelerator, halvings: int
+) -> BatchPlan:
+    """The batches of a spec's training, halved so often and accumulated as much more often."""
+    return BatchPlan(
+        lengths,
+        rows,
+        seed=settings.seed,
+        batch_size=max(1, settings.batch_size >> halvings),
+        tokens_per_batch=getattr(settings, "tokens_per_batch", None),  # a student's alone
+        groups=settings.group_by_length,
+        accumulation=settings.accumulation << halvings,
+        process=accelerator.process_index,
+        num_processes=accelerator.num_processes,
+    )
+
+
 def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch: int | None) -> list[int]:
     """How many rows each batch takes of rows sorted by falling length.
 

@@ -365,13 +365,13 @@ class TrainedManifest(ManifestMark):
 ManifestT = TypeVar("ManifestT", bound=TrainedManifest)
 
 
-def read_manifest(data: bytes, where: str, cls: type[ManifestT], *, kind: str) -> ManifestT:
+def read_manifest(data: bytes, where: str, cls: type[ManifestT]) -> ManifestT:
     """The whole of a manifest, as a record.
 
     Raises:
         ManifestError: it is damaged, or of another version.
     """
-    what = f"not as this relabel writes a {kind}'s manifest"
+    what = f"not as this relabel writes a {cls.kind}'s manifest"
     return read_record(cls, data, where, what, "Restore it from a copy, or train again.")
 
 
@@ -710,7 +710,7 @@ def finished_model(
         with contextlib.suppress(LockHeldError), output.locked():
             shutil.rmtree(output.checkpoints)
     file = output.folder / MANIFEST_NAME
-    return read_manifest(file.read_bytes(), str(file), cls, kind=output.product.kind)
+    return read_manifest(file.read_bytes(), str(file), cls)
 
 
 class Made(NamedTuple, Generic[ManifestT]):

@@ -99,6 +99,10 @@ def distribution_of_logprobs(logprobs: Sequence[float]) -> Distribution:
 # apart (`probe_for`).
 
 
+PROBE_ROOM = 16
+"""Tokens left free for a decision's marker when it is encoded apart."""
+
+
 class DecisionPlace(NamedTuple):
     """Where a decision is taken: its name, its marker as bytes, and its labels' token ids."""
 

@@ -23,7 +23,7 @@ from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError, S
 from relabel.manifests.files import out_of_files
 from relabel.manifests.process import require
 from relabel.manifests.secrets import redacted
-from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
+from relabel.manifests.specs import EngineArgs, EngineSpec, PathText, price_of
 
 if TYPE_CHECKING:
     import httpx
@@ -585,8 +585,7 @@ class Costs:
         return {**{name: getattr(self, name) for name in names}, "cost": cost}
 
     def _cost(self, usage: Usage, part: float) -> float:
-        prices = self.args.price_per_million_input or 0.0, self.args.price_per_million_output or 0.0
-        return part * (usage.prompt * prices[0] + usage.output * prices[1]) / 1e6
+        return price_of(self.args, usage.prompt, usage.output, part=part) or 0.0
 
 
 # ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from relabel.labelers.engines.decisions import (
+    PROBE_ROOM,
     DecisionPlaces,
     TokenSequence,
     admit,
@@ -311,8 +312,6 @@ def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
 # Tokens mode.
 
 
-PROBE_ROOM = 16
-"""Tokens left free for a decision's marker when it is encoded apart."""
 MAX_SOURCE_CHARS = 40_000
 """A longer document leaves quotations free, to be checked when read: servers refuse the grammar somewhere above 60,000
 characters.

