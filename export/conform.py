@@ -306,13 +306,12 @@ def _scales(num_grades: int, temperature: float) -> list[Scale]:
         ]
     if abs(temperature - 1) > 1e-3:
         scales.append(
-            Scale("the calibrating temperature is left out", lambda p: _expected(softmax(_logs(p) * temperature)))
+            Scale(
+                "the calibrating temperature is left out",
+                lambda p: _expected(softmax(np.log(np.maximum(p, 1e-30)) * temperature)),
+            )
         )
     return scales
-
-
-def _logs(probs_NK: np.ndarray) -> np.ndarray:
-    return np.asarray(np.log(np.maximum(probs_NK, 1e-30)))
 
 
 def _tokenizer(student: Student) -> Any:
@@ -398,7 +397,8 @@ def _judged(
     pairs = [(one.query, document) for one in asked for document in one.documents]
     kinds = [one.kind for one in asked for _ in one.documents]
     right = {one.precision: one.probabilities(pairs, batch_tokens=1) for one in students}
-    scales = _scales(students[0].heads["relevance"], _temperature(students[0]))
+    temperature = float(students[0].manifest["temperature"].get("relevance", 1.0))
+    scales = _scales(students[0].heads["relevance"], temperature)
     good = [scale for scale in scales if scale.is_monotone]
 
     def apart(probs_NK: np.ndarray, scale: Scale) -> np.ndarray:
@@ -461,10 +461,6 @@ def _judged(
         remarks=remarks,
         worst=worst if verdict == "different" else [],
     )
-
-
-def _temperature(student: Student) -> float:
-    return float(student.manifest["temperature"].get("relevance", 1.0))
 
 
 def _disorder(pairs: list[Pair], kinds: list[str], served_N: np.ndarray) -> str:

@@ -16,14 +16,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from relabel.distill.students import portable
-from relabel.distill.students.manifest import StudentFiles, read_student
+from relabel.distill.students.manifest import StudentFiles, StudentRecord, read_student
 from relabel.distill.students.model import (
     DecoderTexts,
     StudentModel,
@@ -112,29 +112,16 @@ def export_bundle(
         StaleRunError: `target` holds something else.
         ConfigError, InputError, ManifestError, ModelError, MissingExtraError: see the modules that raise them.
     """
-    record, release = read_student(path), importlib.metadata.version("relabel-ir")
+    record, digest, release = read_student(path), student_digest(path), importlib.metadata.version("relabel-ir")
     options = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
-    recipe = digest_of({"student": student_digest(path), "relabel": release, **options})
+    recipe = digest_of({"student": digest, "relabel": release, **options})
     if (done := made_before(target, _opened, recipe, is_replacing=is_replacing, what="bundle")) is not None:
         return done, True
     provider = provider_here(provider)
     if "tensorrt" in spec.formats:
         check_machine()
     manifest = student_manifest(path)
-    if pairs is None:
-        whole, spare = lineage_pairs(manifest, storage, grades=record.grades)
-    else:
-        whole = spare = file_pairs(pairs, record.columns, storage, grades=record.grades)
-    compared = draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed)
-    calibration: Sequence[tuple[str, str]] = []
-    if STATIC in spec.precisions:
-        if record.kind == "decoder":
-            raise ConfigError(
-                f"{path}: a decoder's first token has values far outside all others', of which int8-static, with one "
-                "scale for all, leaves no digits. Take int8."
-            )
-        require_nncf()
-        calibration = _calibration_pairs(spare, compared, seed=spec.parity.seed)
+    compared, calibration = _choose_pairs(path, record, manifest, spec, pairs, storage)
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
@@ -158,14 +145,7 @@ def export_bundle(
             "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
             "models": plain(models),
             "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
-            "lineage": {
-                "student": {
-                    "digest": student_digest(path),
-                    "name": record.name,
-                    **{key: manifest[key] for key in FROM_STUDENT if key in manifest},
-                },
-                **{key: manifest.get(key) for key in ("labels", "gold", "split")},
-            },
+            "lineage": _lineage(digest, record.name, manifest),
             "licence": {"bundle": spec.licence, "model": manifest.get("model", {}).get("reference")},
             "spec": spec.model_dump(mode="json"),
             "made_by": {"relabel": release, "models": made, "versions": installed_versions(LIBRARIES)},
@@ -178,11 +158,8 @@ def export_bundle(
         if spec.triton:
             write_repository(folder, record.name, models, contract["names"], record.heads | logits)
         if refused := [one for one in judged.models if not one.has_passed]:
-            aside = target.with_name(target.name + ".refused")
-            shutil.rmtree(aside, ignore_errors=True)
             (folder / PARITY_NAME).write_bytes(readable_json(parity))
-            folder.rename(aside)
-            raise GateError(refusal_text(refused, aside))
+            _set_aside(folder, target, refused)
         seal_bundle(folder, facts)
     bundle = open_bundle(target)
     for precision in spec.precisions if "tensorrt" in spec.formats else ():
@@ -205,8 +182,7 @@ def student_manifest(path: Path) -> dict[str, Any]:
     files = read_record(StudentFiles, file.read_bytes(), str(file), what, advice).files
     if changed := first_changed(path, files):
         raise ManifestError(f"{path}: {changed} changed since the student was trained. {advice}")
-    held: dict[str, Any] = json.loads(file.read_bytes())
-    return held
+    return dict(json.loads(file.read_bytes()))
 
 
 def _opened(target: Path) -> tuple[Bundle, Any]:
@@ -215,20 +191,53 @@ def _opened(target: Path) -> tuple[Bundle, Any]:
     return bundle, bundle.facts.get("recipe")
 
 
-def _calibration_pairs(pairs: PairSet, compared: PairSet, *, seed: int) -> Sequence[tuple[str, str]]:
-    """Pairs for the scales of static int8, of those that no model is compared on.
+def _choose_pairs(
+    path: Path,
+    record: StudentRecord,
+    manifest: Mapping[str, Any],
+    spec: ExportSpec,
+    pairs: PairsFile | None,
+    storage: Storage,
+) -> tuple[PairSet, Sequence[tuple[str, str]]]:
+    """Pairs to compare on, and pairs for the scales of static int8, none of which is compared; without it none.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or the student takes no static int8.
+        InputError, ManifestError, MissingExtraError: see the modules that raise them.
     """
-    taken = set(compared.names)
-    spare = pairs.take(np.flatnonzero([name not in taken for name in pairs.names]))
-    if not spare.pairs:
+    if pairs is None:
+        whole, spare = lineage_pairs(manifest, storage, grades=record.grades)
+    else:
+        whole = spare = file_pairs(pairs, record.columns, storage, grades=record.grades)
+    compared = draw_queries(whole, spec.parity.min_pairs, seed=spec.parity.seed)
+    if STATIC not in spec.precisions:
+        return compared, []
+    if record.kind == "decoder":
         raise ConfigError(
-            f"int8-static is calibrated on pairs that are not compared, and all {len(pairs.pairs):,} are. Name more of "
+            f"{path}: a decoder's first token has values far outside all others', of which int8-static, with one scale "
+            "for all, leaves no digits. Take int8."
+        )
+    require_nncf()
+    taken = set(compared.names)
+    unused = spare.take(np.flatnonzero([name not in taken for name in spare.names]))
+    if not unused.pairs:
+        raise ConfigError(
+            f"int8-static is calibrated on pairs that are not compared, and all {len(spare.pairs):,} are. Name more of "
             "them with --pairs, or compare on fewer (--set parity.min_pairs=…)."
         )
-    return draw_pairs(spare, CALIBRATION_PAIRS, seed=seed)
+    return compared, draw_pairs(unused, CALIBRATION_PAIRS, seed=spec.parity.seed)
+
+
+def _lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """`lineage` in the bundle's manifest."""
+    return {
+        "student": {
+            "digest": digest,
+            "name": name,
+            **{key: manifest[key] for key in FROM_STUDENT if key in manifest},
+        },
+        **{key: manifest.get(key) for key in ("labels", "gold", "split")},
+    }
 
 
 # ------------------------------------------------------------------------------
@@ -386,6 +395,18 @@ def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]]
             )
 
 
+def _set_aside(folder: Path, target: Path, refused: Sequence[ModelParity]) -> NoReturn:
+    """Keep what a gate refused next to the target, unsealed.
+
+    Raises:
+        GateError: says what was refused.
+    """
+    aside = target.with_name(target.name + ".refused")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    raise GateError(refusal_text(refused, aside))
+
+
 def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
     """What a gate refused, and the rows that differ most."""
     lines = ["parity failed, so no bundle was made:"]
@@ -484,7 +505,7 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
         MissingExtraError: onnxscript is absent.
         ModelError: torch can't trace the model.
     """
-    require("onnxscript", extra="cpu", purpose="An export")
+    onnxscript = require("onnxscript", extra="cpu", purpose="An export")
     names, heads = input_names(student), list(student.record.heads)
     serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits).eval()
     batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
@@ -508,11 +529,7 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
                 f"({str(exc).strip().splitlines()[-1][:300]}). Take another base model."
             ) from exc
         program.save(path)
-    return {
-        "exporter": "torch",
-        "torch": torch.__version__,
-        "onnxscript": require("onnxscript", extra="cpu", purpose="").__version__,
-    }
+    return {"exporter": "torch", "torch": torch.__version__, "onnxscript": onnxscript.__version__}
 
 
 @contextlib.contextmanager

@@ -465,7 +465,6 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     Its shape profile is tuned for the lengths that the student was tested on. The bundle's load.py takes an engine only
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
-
     made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
     engine = plain(student_facts(made).models[-1])
     result = {"path": str(made.folder), "version": made.version, "engine": engine}
