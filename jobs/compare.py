@@ -309,7 +309,7 @@ class RunComparison:
         differences: parts of the recipe that differ, each with its differing names.
         matched_by: how rows were matched, in words.
         grades: of both scales.
-        counts: rows by what each run has of them: see `matches.row_counts`.
+        counts: rows by what each run has of them: see `match_runs`.
         confusion: rows by grade of A, columns by grade of B.
         gold: None without gold grades; else both runs, `a` and `b`, by them, and their `difference`; matched rows that
             are `judged`, that have no grade, that have a null one; rows where one run alone is right.

@@ -67,7 +67,7 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
         held = place_of(path).rstrip("/")
         if place == held or place.startswith(f"{held}/"):
             raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
-    if _is_remote(to):
+    if is_remote(to):
         is_taken = False
         with contextlib.suppress(FileNotFoundError):
             UrlFile(to, storage).close()
@@ -78,7 +78,8 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
         raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
 
 
-def _is_remote(to: str) -> bool:
+def is_remote(to: str) -> bool:
+    """Whether it is a URL of anything but this machine's files."""
     return is_url(to) and scheme_of(to) not in ("file", "local")
 
 
@@ -104,7 +105,7 @@ def written(to: str, storage: Storage) -> Iterator[Path]:
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
     with translate_errors("write", to):
-        if _is_remote(to):
+        if is_remote(to):
             with scratch_folder("relabel-out-") as scratch:
                 file = scratch / to.rpartition("/")[2]
                 yield file

@@ -468,7 +468,6 @@ def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tup
 
     They are the same if their sizes and footers are those that were planned.
 
-    Args:
     Raises:
         InputError: it is a folder that can't be read.
     """

@@ -20,8 +20,9 @@ from relabel.distill.training.output import CHECKPOINTS, PLOT_NAME, RECORD_NAME,
 from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
 from relabel.export.bundles import read_manifest
 from relabel.jobs.sections import Badge, Paragraph, Section, Table
+from relabel.jobs.tables import is_remote
 from relabel.manifests.errors import InputError, ManifestError, UsageError
-from relabel.manifests.files import Storage, is_url, place_of, scheme_of
+from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
 from relabel.manifests.records import digest_of, sha256_bytes
@@ -105,8 +106,7 @@ class TeacherArtifact(_Opened):
     @property
     def folder(self) -> Path | None:
         """Where it lies on this machine; None at a URL."""
-        is_here = not is_url(self.path) or scheme_of(self.path) in ("file", "local")
-        return Path(place_of(self.path)) if is_here else None
+        return None if is_remote(self.path) else Path(place_of(self.path))
 
     @cached_property
     def digest(self) -> str:
@@ -189,7 +189,7 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         InputError: nothing that a report knows.
         ManifestError: it is damaged.
     """
-    if (not is_url(path) or scheme_of(path) in ("file", "local")) and Path(place_of(path)).is_file():
+    if not is_remote(path) and Path(place_of(path)).is_file():
         raise InputError(
             f"{path}: is a file. A report takes folders: outputs of `relabel run`, `score`, `train`, `distill` or "
             "`export`."
@@ -349,7 +349,7 @@ def _learned(
     if model is not None:
         yield key, f"model {model.digest}", "base model", base_name(model.reference), None
     if gold is not None:
-        kind = "wanted chunks" if isinstance(gold, LearnedGold) and gold.sets is not None else "trusted grades"
+        kind = "wanted chunks" if gold.sets is not None else "trusted grades"
         yield key, f"gold {gold.path}", kind, base_name(gold.path), None
 
 

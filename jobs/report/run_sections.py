@@ -53,7 +53,7 @@ from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.receipts import FileRef
 from relabel.manifests.reuse import audit_of
 from relabel.manifests.run import own_columns, read_labels
-from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
+from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, label_rows
 from relabel.manifests.secrets import shortened
 
 # ------------------------------------------------------------------------------
@@ -153,11 +153,7 @@ def _taken(drawn: Mapping[str, np.ndarray], place: Counter[str], status: str, ro
 
 def _label_rows(run: RunArtifact, file: FileRef, rows_M: np.ndarray) -> Iterator[LabelRow]:
     if len(rows_M):
-        table = read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M))
-        own = [name for name in table.column_names if name not in LABELS.names]
-        for row in table.to_pylist():
-            columns = {name: row.pop(name) for name in own}
-            yield LabelRow(**row, columns=columns)
+        yield from label_rows(read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M)))
 
 
 def _add_labels(found: RunTally, table: pa.Table) -> None:
