@@ -26,6 +26,7 @@ from click.shell_completion import (
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.logs import (
     SAYS_ONLY,
+    VARIABLE,
     Sink,
     is_json,
     json_lines,
@@ -136,12 +137,12 @@ def _flush_output(code: int, arguments: list[str], sink: Sink | None) -> int:
         f"relabel: stdout can't be written ({sink.lost}): this output is lost; the work that was done is kept.", "error"
     )
     is_lost = code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-"))
-    return 20 if is_lost else code
+    return int(Exit.PARTIAL) if is_lost else code
 
 
 def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
     """The form of stderr: set before a command is even parsed, so that a wrong flag is reported in that form too."""
-    found = os.environ.get("RELABEL_LOG_FORMAT")
+    found = os.environ.get(VARIABLE)
     for index, argument in enumerate(arguments):
         if argument.startswith("--log-format="):
             found = argument.partition("=")[2]
@@ -162,7 +163,7 @@ def _ended(arguments: list[str]) -> Any:
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
     except (KeyboardInterrupt, click.Abort) as exc:
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
-        code, name, message = 130, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
+        code, name, message = Exit.STOPPED, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
         _say_error(message, "stopped")
     except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")

@@ -1,4 +1,4 @@
-"""Progress of bundle transfers, and following a channel with repeated pulls."""
+"""What is fetched: bundles, once or by following a channel; models, wheels and templates that a spec names by URL."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from relabel.export.bundles import open_bundle, put_back
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
-from relabel.jobs.commands.options import Number, local_folder, output_option, sigterm_ends
+from relabel.jobs.commands.options import Number, local_folder, output_option, report_refused, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, grid
 from relabel.manifests.files import Storage
@@ -110,15 +110,13 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     written = write_results(place, facts)
     for warning in warnings_of(facts):
         logs.say(warning, level="warning", event="bench")
-    failed = [verdict for verdict in verdicts if not verdict.has_passed]
-    for verdict in failed:
-        logs.say(f"gate {verdict}.", level="error", event="gate", **verdict.plain())
-    code = Exit.GATE if failed else Exit.DONE
+    report_refused(verdicts)
+    code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
     result = {
         "path": str(written),
         "version": opened.version,
         "exit_code": int(code),
-        "gates": [verdict.plain() for verdict in verdicts],
+        "gates": plain(verdicts),
     }
     parts = [
         grid([("results", str(written)), ("version", opened.version)]),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +18,7 @@ from relabel.jobs.commands.options import (
     grade_option,
     grades_option,
     output_option,
+    report_refused,
     resamples_options,
     side_option,
     sigterm_ends,
@@ -142,21 +141,14 @@ def evaluate(
             )
         judged = judge(labels, options, gates, Storage(), **draws)[1]
         emit(plain(judged), as_text(evaluation_blocks(judged)), output)
-        _report_refused(judged.gates)
+        report_refused(judged.gates)
         return judged.exit_code
     if options.pass_at and qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
     compared = compare_sets(labels, options, gates, Storage(), **draws)
     emit(plain(compared), as_text(sets_blocks(compared)), output)
-    _report_refused(verdict for one in compared.comparisons for verdict in one.gates)
+    report_refused(verdict for one in compared.comparisons for verdict in one.gates)
     return compared.exit_code
-
-
-def _report_refused(verdicts: Iterable[Any]) -> None:
-    """Say on stderr which gates refused."""
-    for verdict in verdicts:
-        if not verdict.has_passed:
-            logs.say(f"gate {verdict}.", level="error", event="gate", **asdict(verdict))
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

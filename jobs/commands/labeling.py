@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from relabel.jobs import logs
-from relabel.jobs.commands.options import (
-    sigterm_ends,
-)
+from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import emit, grid

@@ -7,7 +7,8 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from relabel.manifests.process import check_interrupted, forget_interruptions, o
 if TYPE_CHECKING:
     from relabel.export.publishing import SigningKey
     from relabel.export.puller import Trust
+    from relabel.manifests.metrics.evaluation import GateVerdict
 
 # ------------------------------------------------------------------------------
 # Options that every command shares, and how a command says its result.
@@ -174,6 +176,13 @@ def check_grade_options(
     """
     if gold is None and (grade or by or grade_map or doc != "doc_id" or duplicates != "error"):
         raise UsageError(f"--grade, --by, --doc, --map and --duplicates belong to {option}, which is not given.")
+
+
+def report_refused(verdicts: Iterable[GateVerdict]) -> None:
+    """Say on stderr which gates refused."""
+    for verdict in verdicts:
+        if not verdict.has_passed:
+            logs.say(f"gate {verdict}.", level="error", event="gate", **asdict(verdict))
 
 
 def local_folder(text: str, what: str) -> Path:

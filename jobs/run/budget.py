@@ -41,7 +41,9 @@ class Allowance:
         self._probe = opened.job.labeler.probe()
         self._samples = opened.job.spec.labeler.samples
         self._seen = opened.folder.attempts_of_all()
-        self._others = spent_so_far(opened)
+        tallies = _tallies(opened)
+        self._rows_asked = sum(tally.rows - tally.reused for tally in tallies)
+        self._others = spent_so_far(opened, tallies)
         """By all receipts but this worker's own."""
         self._next_read_s = time.perf_counter() + READ_EVERY_S
         self._answered = Charge()
@@ -67,8 +69,7 @@ class Allowance:
         need, smallest = max(bounds), min(sizes, default=0)
         if not smallest:  # a retry, which may ask a single row
             need, smallest = min(bounds), 1
-        asked = sum(tally.rows - tally.reused for tally in _tallies(self._opened))
-        typical = self._others.times(smallest / asked) if asked else Charge()
+        typical = self._others.times(smallest / self._rows_asked) if self._rows_asked else Charge()
         self._trials = trials  # until the engine is there and counts them
         if not self._has_room(typical.plus(need)):
             self._end()
@@ -163,20 +164,24 @@ def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | 
         tally: of the receipts, where they were read a moment ago.
     """
     limits = Limits(opened.job.spec.run.max_tokens, opened.job.spec.run.max_cost)
-    return BudgetState(*limits, *spent_so_far(opened, tally)) if limits.is_set else None
+    return BudgetState(*limits, *spent_so_far(opened, _tallies(opened, tally))) if limits.is_set else None
 
 
-def spent_so_far(opened: OpenRun, tally: Tally | None = None) -> Charge:
-    """What receipts hold, those of work that another worker committed first included; of all rounds of a search."""
+def spent_so_far(opened: OpenRun, tallies: Sequence[Tally]) -> Charge:
+    """What receipts hold, those of work that another worker committed first included; of all rounds of a search.
+
+    Args:
+        tallies: of these rounds.
+    """
     spec, folders = opened.job.spec.engine, [opened.folder, *other_rounds(opened.job)]
-    tallies = _tallies(opened) if tally is None else [tally, *_tallies(opened)[1:]]
     lost = (charge_of_receipts(spec.args, folder.lost_receipts()) for folder in folders)
     return _sum([*(charge_of(spec.args, *one.tokens) for one in tallies), *lost])
 
 
-def _tallies(opened: OpenRun) -> list[Tally]:
-    """Of this run, and of the other rounds of its search."""
-    return [folder.snapshot().tally for folder in (opened.folder, *other_rounds(opened.job))]
+def _tallies(opened: OpenRun, own: Tally | None = None) -> list[Tally]:
+    """Of this run, `own` where it is known, and of the other rounds of its search."""
+    own = opened.folder.snapshot().tally if own is None else own
+    return [own, *(folder.snapshot().tally for folder in other_rounds(opened.job))]
 
 
 def charge_of_receipts(args: EngineArgs | None, receipts: Iterable[Receipt]) -> Charge:

@@ -202,7 +202,7 @@ class CrashJournal:
         record = _read(self._store, _name(shard))
         if record is None:
             return
-        keys = {chunk: f"{chunk}.{attempt}" for chunk, attempt in todo.items()}
+        keys = {chunk: _key(ChunkId(shard, chunk, attempt)) for chunk, attempt in todo.items()}
         is_open = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
         held.written = {int(one) for key in record.begun if (one := key.partition(".")[0]).isdecimal()}
         held.isolation = record.isolation
@@ -304,7 +304,7 @@ class CrashJournal:
         with self._guard:
             ahead = [chunk for chunk in held.todo if ahead_of is not None and chunk >= ahead_of][: self._ahead]
             held.written = held.begun.union(ahead if ahead_of is not None else held.written or ())
-            keys = [f"{chunk}.{held.todo[chunk]}" for chunk in sorted(held.written) if chunk in held.todo]
+            keys = [_key(ChunkId(shard, chunk, held.todo[chunk])) for chunk in sorted(held.todo.keys() & held.written)]
             why = reason and redacted(reason).rstrip(".")
             record = plain(_Record(VERSION, self._worker, keys, held.trying, held.isolation, why))
         self._store.jot(_name(shard), readable_json(record))

@@ -34,7 +34,7 @@ from relabel.manifests.specs import EngineSpec, KeepsModels, PaidByToken
 from relabel.manifests.store import Lock, RunStore
 
 # ------------------------------------------------------------------------------
-# Engine options and rates that are kept from one run to the next, and the time that remains of a run.
+# Engine options and rates that are kept from one run to the next.
 
 
 # A fleet's CPUs differ, and labels in bfloat16 and in float32 are those of two teachers. So the first worker of an

@@ -7,8 +7,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -396,10 +395,6 @@ class GateVerdict:
     def __str__(self) -> str:
         value, bound = ("undefined" if number is None else f"{number:.4f}" for number in (self.value, self.bound))
         return f"{self.gate}: {'passed' if self.has_passed else 'refused'}, {self.figure} is {value}, the bound {bound}"
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self)
 
 
 def parse_gate(name: str, text: str) -> Gate:

@@ -228,7 +228,7 @@ def test_an_undefined_figure_never_passes_on_either_side() -> None:
     verdicts = judge_gates(gates, FIGURES, {"f1_macro": None})
     assert [verdict.has_passed for verdict in verdicts] == [False, False]
     assert "undefined" in str(verdicts[0])
-    assert verdicts[0].plain() == {
+    assert vars(verdicts[0]) == {
         "gate": "tau<1",
         "figure": "kendall_tau",
         "value": None,
