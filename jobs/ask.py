@@ -16,9 +16,8 @@ import click
 
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import Job, load_job
+from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
 from relabel.jobs.output import emit, note, shown
-from relabel.jobs.run.execution import start_engine, with_options_begun_with
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import engine_text
@@ -225,7 +224,7 @@ class Asker:
         if self._engine is not None:
             return self._engine, self._engine.prepare(job.labeler.probe())
         store = open_run_store(job.spec.output, job.storage)
-        started, remarks = start_engine(with_options_begun_with(job, store).at_day_of(load_plan(store)))
+        started, remarks = start_engine(job.with_args(options_begun_with(job, store)).at_day_of(load_plan(store)))
         self._engine = RecordingEngine(started)
         return self._engine, remarks
 

@@ -36,6 +36,7 @@ from relabel.manifests.plan import (
     template_name,
     write_plan,
 )
+from relabel.manifests.records import read_record, sealed_json
 from relabel.manifests.reuse import Cascade, open_cascade, stage_digests
 from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
 from relabel.manifests.run import MANIFEST_NAME, RunFolder
@@ -84,6 +85,10 @@ class Job:
         """The job with other values in a section of its spec, which are not checked."""
         part = getattr(self.spec, section).model_copy(update=values)
         return replace(self, spec=self.spec.model_copy(update={section: part}))
+
+    def with_args(self, values: Mapping[str, Any]) -> Job:
+        """The job with other options of its engine, which are not checked."""
+        return self.changed("engine", args=self.spec.engine.args.model_copy(update=values))
 
     def open_dataset(self) -> Dataset:
         """Find the input and check its columns.
@@ -466,3 +471,71 @@ def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
             f"its snapshot. To go on, name {planned} (or no input.snapshot); to label the other, name another `output`."
         )
     return job.changed("input", snapshot=int(planned.snapshot))
+
+
+# ------------------------------------------------------------------------------
+# The job's engine. A fleet's CPUs differ, and labels in bfloat16 and in float32 are those of two teachers. So the first
+# worker of an output records how it resolved the engine's `auto` options before it starts its engine, and the others
+# follow it.
+
+AUTO_NAME = "engine.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    """How the first worker of an output resolved its engine's `auto` options, by option."""
+
+    version: int
+    resolved: dict[str, str]
+
+
+def with_auto_resolved(job: Job, store: RunStore) -> Job:
+    """The job with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
+
+    Raises:
+        ManifestError: the first worker's record can't be read.
+        ModelError: see `Engine.resolve_auto`.
+    """
+    chosen = job.engine_class.resolve_auto(job.spec.engine)
+    if chosen and not store.create(AUTO_NAME, sealed_json(asdict(AutoOptions(1, chosen)))):
+        chosen = {**chosen, **{name: value for name, value in read_auto(store).items() if name in chosen}}
+    return job.with_args(chosen)
+
+
+def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
+    """The engine's `auto` options as this output's first worker resolved them; empty where it did not. Reads only.
+
+    Raises:
+        ManifestError: as `with_auto_resolved`.
+        StoreError: the output can't be read.
+    """
+    return {
+        name: value for name, value in read_auto(store).items() if getattr(job.spec.engine.args, name, "") == "auto"
+    }
+
+
+def read_auto(store: RunStore) -> dict[str, str]:
+    """What the first worker of an output recorded; empty where it did not.
+
+    Raises:
+        ManifestError: it can't be read.
+    """
+    held = read_if_there(store, AUTO_NAME)
+    advice = "Move it away, and set the engine's `auto` options as the labels that are there were made."
+    where, what = f"{store.root}/{AUTO_NAME}", "not the options of an engine"
+    return {} if held is None else read_record(AutoOptions, held, where, what, advice).resolved
+
+
+def start_engine(job: Job) -> tuple[Engine, list[str]]:
+    """Start the job's engine and show it what the labeler will ask.
+
+    Raises:
+        ModelError, MissingExtraError: what is missing, and how to get it.
+    """
+    secrets: dict[str, Any] = {"secrets": job.secrets} if job.secrets else {}  # only engines that name some take them
+    engine = job.engine_class(job.spec.engine, overlong=job.spec.input.overlong, **secrets)
+    try:
+        return engine, engine.prepare(job.labeler.probe())
+    except BaseException:
+        engine.close()
+        raise

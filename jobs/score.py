@@ -493,7 +493,7 @@ CHECK_EVERY_S = 0.2
 
 
 class StudentEngine(Engine):
-    """A student, or a bundle, as the engine of a run: it labels whole chunks (`LabelsChunks`) and takes no asks.
+    """A student, or a bundle, as the engine of a run: it labels whole chunks and takes no asks.
 
     Raises:
         ManifestError: the files of student or bundle are not those of its manifest.
@@ -531,7 +531,7 @@ class StudentEngine(Engine):
     def label_chunks(
         self, chunks: Iterator[ChunkWork | None], commit: Callable[[ChunkWork], bool], **loop: Any
     ) -> bool:
-        """See `LabelsChunks` and `ScoreLoop`."""
+        """Label chunks until they run out or a stop is asked for; False if a stop left some undone. See `ScoreLoop`."""
         return ScoreLoop(self.model, commit, **loop).run(chunks)
 
 

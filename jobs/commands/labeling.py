@@ -7,7 +7,7 @@ import functools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
         "is_scattered": found.is_scattered,
         "read_ratio": round(found.read_ratio, 3),
         "text_bytes": found.text_bytes,
-        "estimate": asdict(estimate),
+        "estimate": estimate,
         "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
         "variables": dict(opened.job.variables),
         "template_day": next(iter(template_days(opened)), None),

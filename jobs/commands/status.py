@@ -16,12 +16,11 @@ import click
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.exits import Exit
-from relabel.jobs.job import output_of, priced_args
+from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import emit, grid
 from relabel.jobs.run.budget import charge_of, charge_of_receipts
-from relabel.jobs.run.canary import load_results
-from relabel.jobs.run.execution import read_auto
 from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_states
+from relabel.jobs.run.results import load_results
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.plan import PLAN_NAME, template_name
@@ -326,8 +325,7 @@ def _check_records(folder: RunFolder) -> None:
             )
     load_results(folder.store)
     collections.deque(folder.lost_receipts(), maxlen=0)
-    with contextlib.suppress(FileNotFoundError):
-        read_auto(folder.store)
+    read_auto(folder.store)
 
 
 def _follow(folder: RunFolder, output: str) -> Exit:

@@ -6,32 +6,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from relabel.jobs.job import Job, OpenRun
+from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine
 from relabel.jobs.output import grid
-from relabel.jobs.run.execution import Rates, keep_rates, load_rates, start_engine, with_options_begun_with
 from relabel.jobs.run.loop import ask_unwritten
-from relabel.jobs.run.progress import Progress
+from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.results import engine_text
 from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
-from relabel.manifests.asks import Answer, Ask, Request
+from relabel.manifests.asks import Answer, Ask, EngineFacts, Request
 from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.inputs import left_out_text
 from relabel.manifests.labels import Pair
-from relabel.manifests.models import day_of
+from relabel.manifests.models import DAY, day_of, default_cache_dir, write_json
 from relabel.manifests.plan import Plan, chunk_row_ids, stages_changed
+from relabel.manifests.process import device_names
+from relabel.manifests.records import checked, digest_of, fault_of
 from relabel.manifests.reuse import EarlierOutput, LabelKeys, why_nothing
 from relabel.manifests.rows import pairs_by_number
 from relabel.manifests.run import BudgetState, Range
 from relabel.manifests.secrets import counted
-from relabel.manifests.specs import JobSpec, gpus_of, price_of
+from relabel.manifests.specs import JobSpec, KeepsModels, PaidByToken, gpus_of, price_of
 from relabel.manifests.table_snapshots import TableSnapshot
 
 CHEAP_BYTES = 256 << 20
@@ -48,33 +55,111 @@ OTHER_TIMES = Range(1 / 1.6, 1.0, 1.6)
 """How far rates may be off: a machine is busier at one time than at another, and batches are fuller."""
 
 
+# ------------------------------------------------------------------------------
+# How fast a model answered a labeler's asks on this device, and how long its answers were: kept in the user's cache
+# from its last run or probe. Only estimates read it, so a file that can't be used is ignored with a remark.
+
+
+PROBE_HINT = "`relabel plan --probe` asks a few rows"
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """What the open rows of a run will take; each figure is low, expected and high.
+class Rates:
+    """Measurements of one run or probe.
 
     Args:
-        rows: that are open, of which some are reused and the others asked.
-        seconds: of one worker, without the engine's start; None where no rate is known.
-        cost: `seconds` at `cost_per_gpu_hour`, and tokens at the engine's prices; None where there is no price, or no
-            rate to know the seconds by.
-        basis: the source of each figure.
-        reuse: for each reused output the labels that it gives, or why it gives none.
+        key: what they hold for, in full; the file's name is its digest.
+        measured: when it ended.
+        dtype: in the words of the engine's facts.
+        rows: asked, in so many seconds.
+        stages: asks and tokens of each.
     """
 
-    rows: int
-    rows_reused: Range
-    rows_asked: Range
-    asks: Range
-    prompt_tokens: Range
-    output_tokens: Range
-    seconds: Range | None
-    cost: Range | None
-    basis: dict[str, str]
-    reuse: list[str]
+    key: dict[str, Any]
+    source: Literal["run", "probe"]
+    measured: str
+    dtype: str
+    rows: Positive
+    seconds: Positive
+    stages: dict[str, StageSeen]
+    version: Literal[2] = 2
+
+    @property
+    def basis(self) -> str:
+        """The source of a figure, in words."""
+        what = "this model's last run on this device" if self.source == "run" else "a probe"
+        return f"{what} ({self.rows:,.0f} rows, {self.measured[:16].replace('T', ' ')} UTC)"
 
 
-def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = None) -> Estimate:
-    """Estimate what the open chunks of a run will ask.
+def keep_rates(
+    opened: OpenRun, facts: EngineFacts, progress: Progress, *, source: Literal["run", "probe"]
+) -> Rates | None:
+    """The rates of work that has just ended, kept for later estimates in place of earlier ones; a probe's never replace
+    a run's. None where no row was asked. A cache that can't be written ends no run.
+    """
+    seconds, stages = time.perf_counter() - progress.started_s, dict(progress.stages_seen)
+    if not progress.pairs or not any(seen.prompt_tokens for seen in stages.values()):
+        return None
+    key, path = _kept_for(opened)
+    measured = datetime.now(UTC).isoformat(timespec="seconds")
+    rates = Rates(key, source, measured, facts.dtype, progress.pairs, seconds, stages)
+    held = load_rates(opened)[0] if source == "probe" else None
+    if path is not None and (held is None or held.source == "probe"):
+        with contextlib.suppress(OSError):
+            write_json(path, asdict(rates))
+    return rates
+
+
+def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
+    """The rates of this job's model, labeler and device, and their source; where there are none, why, in words."""
+    engine = opened.job.spec.engine
+    if engine.args.sends_batches:
+        return None, "batches are answered hours later, at no rate of their own"
+    _, path = _kept_for(opened)
+    if path is None:
+        return None, f"rates of engine {engine.name} are not kept; {PROBE_HINT}"
+    try:
+        rates = checked(Rates, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None, f"no run of this model on this device is known; {PROBE_HINT}"
+    except (OSError, ValueError) as exc:
+        return None, f"{path} can't be used ({fault_of(exc)})"
+    dtype = options_begun_with(opened.job, opened.store).get("dtype", rates.dtype)
+    if dtype not in rates.dtype:  # which may name a quantization, too
+        return None, f"the last run here was in {rates.dtype}, and this output is in {dtype}"
+    return rates, rates.basis
+
+
+def _kept_for(opened: OpenRun) -> tuple[dict[str, Any], Path | None]:
+    """What rates hold for (model, engine with all that changes its speed, device, labeler), and their file; None where
+    there is no model whose rates would be worth keeping, or where answers come hours later.
+    """
+    engine = opened.job.spec.engine
+    key = {
+        "model": opened.plan.facts.model,
+        "engine": {
+            "name": engine.name,
+            "args": engine.args.model_dump(mode="json", exclude={"cache_dir", *PaidByToken.__annotations__}),
+            "chat_template_kwargs": {key: one for key, one in engine.chat_template_kwargs.items() if key != DAY},
+        },
+        "device": device_names(),
+        "labeler": opened.job.spec.labeler.name,
+    }
+    if not isinstance(engine.args, KeepsModels) or engine.args.sends_batches:
+        return key, None
+    folder = Path(engine.args.cache_dir) if engine.args.cache_dir else default_cache_dir()
+    return key, folder / "rates" / f"{digest_of(key)[:32]}.json"
+
+
+# ------------------------------------------------------------------------------
+# An estimate.
+
+
+def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = None) -> dict[str, Any]:
+    """What the open rows of a run will take, as the result of `plan` has it; each figure is low, expected and high.
+    `seconds` are of one worker, without the engine's start, None where no rate is known; `cost` is those at
+    `cost_per_gpu_hour`, and tokens at the engine's prices; `basis` names the source of each figure.
 
     Args:
         probe: measures the engine's rates.
@@ -94,29 +179,30 @@ def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = Non
         rates, known_from = measured, measured.basis
     asks, prompt, output = _tokens_a_row(opened, rates) if asked.high else (Range.exact(0.0),) * 3
     prompt, output = asked * prompt, asked * output
-    seconds = None if rates is None else (prompt.plus(output) * rates.seconds_per_token * OTHER_TIMES).rounded(3)
-    if not asked.high:
-        seconds = Range.exact(0.0)
-    return Estimate(
-        rows=rows,
-        rows_reused=reused.rounded(),
-        rows_asked=asked.rounded(),
-        asks=(asked * asks).rounded(),
-        prompt_tokens=prompt.rounded(),
-        output_tokens=output.rounded(),
-        seconds=seconds,
-        cost=_cost(opened.job.spec, seconds, prompt, output),
-        basis={
+    seconds = None if asked.high else Range.exact(0.0)
+    if asked.high and rates is not None:
+        measured_tokens = sum(seen.prompt_tokens + seen.output_tokens for seen in rates.stages.values())
+        seconds = (prompt.plus(output) * (rates.seconds / measured_tokens) * OTHER_TIMES).rounded(3)
+    return {
+        "rows": rows,
+        "rows_reused": reused.rounded(),
+        "rows_asked": asked.rounded(),
+        "asks": (asked * asks).rounded(),
+        "prompt_tokens": prompt.rounded(),
+        "output_tokens": output.rounded(),
+        "seconds": seconds,
+        "cost": _cost(opened.job.spec, seconds, prompt, output),
+        "basis": {
             "rows_reused": reused_by,
             "tokens": "a sample of the rows",
             "output_tokens": known_from if rates else "2 to 100 % of each stage's cap",
             "seconds": known_from,
         },
-        reuse=[
+        "reuse": [
             *(_remark(opened, earlier) for earlier in outputs),
             *([] if opened.cascade is None else [opened.cascade.certificate.text]),
         ],
-    )
+    }
 
 
 def _reused(
@@ -227,15 +313,13 @@ def _cost(spec: JobSpec, seconds: Range | None, prompt: Range, output: Range) ->
     """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none, or where the
     hours are not known.
     """
-    parts, hourly = list[Range](), spec.cost_per_gpu_hour
-    if hourly is not None and seconds is None:
-        return None
-    if hourly is not None and seconds is not None:
-        parts.append(seconds * (gpus_of(spec.engine.args) * hourly / 3600))
-    if (price := price_of(spec.engine.args, 1_000_000, 0)) is not None:
-        parts.append(prompt * (price / 1e6))
-    if (price := price_of(spec.engine.args, 0, 1_000_000)) is not None:
-        parts.append(output * (price / 1e6))
+    parts, args = list[Range](), spec.engine.args
+    if spec.cost_per_gpu_hour is not None:
+        if seconds is None:
+            return None
+        parts.append(seconds * (gpus_of(args) * spec.cost_per_gpu_hour / 3600))
+    prices = (prompt, price_of(args, 1_000_000, 0)), (output, price_of(args, 0, 1_000_000))
+    parts += [tokens * (price / 1e6) for tokens, price in prices if price is not None]
     return functools.reduce(Range.plus, parts).rounded(6) if parts else None
 
 
@@ -257,20 +341,21 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     return f"{text}; asked again: {', '.join(asked)}" + (f"; kept: {', '.join(kept)}" if kept else "")
 
 
-def estimate_text(found: Estimate) -> str:
+def estimate_text(found: Mapping[str, Any]) -> str:
     """An estimate as people read it, a line for each figure, with 95 % intervals."""
-    basis = found.basis
-    tokens = f"{_shown(found.prompt_tokens)} in, {_shown(found.output_tokens)} out"
-    seconds = "not known" if found.seconds is None else f"{_shown(found.seconds, 1)} of one worker"
-    rows = [
-        ("reused", f"{_shown(found.rows_reused)} of {found.rows:,} open rows ({basis['rows_reused']})"),
-        ("asked", f"{_shown(found.rows_asked)} rows, {_shown(found.asks)} asks"),
-        ("tokens", f"{tokens} (prompts by {basis['tokens']}; answers by {basis['output_tokens']})"),
-        ("seconds", f"{seconds} ({basis['seconds']})"),
-    ]
-    if found.cost is not None:
-        rows.append(("cost", f"{_shown(found.cost, 2)} at the price given"))
-    return grid([*rows, *(("reuse", remark) for remark in found.reuse)])
+    basis, seconds, cost = found["basis"], found["seconds"], found["cost"]
+    tokens = f"{_shown(found['prompt_tokens'])} in, {_shown(found['output_tokens'])} out"
+    took = "not known" if seconds is None else f"{_shown(seconds, 1)} of one worker"
+    return grid(
+        [
+            ("reused", f"{_shown(found['rows_reused'])} of {found['rows']:,} open rows ({basis['rows_reused']})"),
+            ("asked", f"{_shown(found['rows_asked'])} rows, {_shown(found['asks'])} asks"),
+            ("tokens", f"{tokens} (prompts by {basis['tokens']}; answers by {basis['output_tokens']})"),
+            ("seconds", f"{took} ({basis['seconds']})"),
+            *([] if cost is None else [("cost", f"{_shown(cost, 2)} at the price given")]),
+            *(("reuse", remark) for remark in found["reuse"]),
+        ]
+    )
 
 
 def _shown(found: Range, digits: int = 0) -> str:
@@ -288,7 +373,7 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
     if opened.job.spec.engine.args.sends_batches:
         raise UsageError("--probe: batches (engine.args.batch) are answered hours later. Leave one of the two out.")
     pairs = list(itertools.chain.from_iterable(_sampled(opened, PROBE_PLACES, PROBE_ROWS)))
-    job = with_options_begun_with(opened.job, opened.store)
+    job = opened.job.with_args(options_begun_with(opened.job, opened.store))
     engine, remarks = start_engine(job)
     try:
         facts = engine.facts()

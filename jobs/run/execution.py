@@ -2,250 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
+import math
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
-from pydantic import Field
+import numpy as np
 
-from relabel.jobs.job import Job, OpenRun
-from relabel.jobs.run.canary import CanaryResult, CanarySample, ask_canary, draw_canary, has_passed, keep_result, refuse
+from relabel.jobs.job import start_engine, with_auto_resolved
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.crashes import ends_hanging
-from relabel.jobs.run.loop import IDLE_S, RunLoop
-from relabel.jobs.run.progress import LiveFile, Progress, StageSeen
-from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
+from relabel.jobs.run.estimate import keep_rates
+from relabel.jobs.run.loop import IDLE_S, RunLoop, ask_unwritten
+from relabel.jobs.run.progress import LiveFile, Progress
+from relabel.jobs.run.results import (
+    CANARY_FOLDER,
+    CanaryResult,
+    RunReport,
+    StoredBatches,
+    conclude,
+    has_passed,
+    refuse_mixing,
+)
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
-from relabel.jobs.run.stop import DRAIN_S, Stop, start_unless_stopped
+from relabel.jobs.run.stop import DRAIN_S, start_unless_stopped
 from relabel.manifests.asks import Engine, EngineFacts
-from relabel.manifests.errors import EngineCrashError, LockHeldError, RelabelError, ServerGoneError
-from relabel.manifests.models import DAY, default_cache_dir, write_json
-from relabel.manifests.process import device_names
-from relabel.manifests.records import checked, digest_of, fault_of, read_record, sealed_json
-from relabel.manifests.reuse import why_nothing
-from relabel.manifests.run import engines_differ
-from relabel.manifests.specs import EngineSpec, KeepsModels, PaidByToken
-from relabel.manifests.store import Lock, RunStore
-
-# ------------------------------------------------------------------------------
-# Engine options and rates that are kept from one run to the next.
-
-
-# A fleet's CPUs differ, and labels in bfloat16 and in float32 are those of two teachers. So the first worker of an
-# output records how it resolved the engine's `auto` options before it starts its engine, and the others follow it.
-
-AUTO_NAME = "engine.json"
-
-
-@dataclass(frozen=True, slots=True)
-class AutoOptions:
-    """How the first worker of an output resolved its engine's `auto` options, by option."""
-
-    version: int
-    resolved: dict[str, str]
-
-
-def with_auto_resolved(job: Job, store: RunStore) -> Job:
-    """The job with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
-
-    Raises:
-        ManifestError: the first worker's record can't be read.
-        ModelError: see `Engine.resolve_auto`.
-    """
-    chosen = job.engine_class.resolve_auto(job.spec.engine)
-    if not chosen or store.create(AUTO_NAME, sealed_json(asdict(AutoOptions(1, chosen)))):
-        return _with(job, chosen)
-    held = read_auto(store)
-    return _with(job, {name: held.resolved.get(name, value) for name, value in chosen.items()})
-
-
-def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
-    """The engine's `auto` options as this output's first worker resolved them; empty where it did not. Reads only."""
-    try:
-        held = read_auto(store)
-    except FileNotFoundError:
-        return {}
-    return {name: value for name, value in held.resolved.items() if getattr(job.spec.engine.args, name, "") == "auto"}
-
-
-def with_options_begun_with(job: Job, store: RunStore) -> Job:
-    """The job with these options: to ask as the run does, without being part of it.
-
-    Raises:
-        ManifestError: as `with_auto_resolved`.
-        StoreError: the output can't be read.
-    """
-    return _with(job, options_begun_with(job, store))
-
-
-def _with(job: Job, found: dict[str, str]) -> Job:
-    return job.changed("engine", args=job.spec.engine.args.model_copy(update=found))
-
-
-def read_auto(store: RunStore) -> AutoOptions:
-    """The record of an output's first worker.
-
-    Raises:
-        FileNotFoundError: nothing.
-        ManifestError: it can't be read.
-    """
-    return read_record(
-        AutoOptions,
-        store.read(AUTO_NAME),
-        f"{store.root}/{AUTO_NAME}",
-        "not the options of an engine",
-        "Move it away, and set the engine's `auto` options as the labels that are there were made.",
-    )
-
-
-# ------------------------------------------------------------------------------
-# How fast a model answered a labeler's asks on this device, and how long its answers were: kept in the user's cache
-# from its last run or probe. Only estimates read it, so a file that can't be used is ignored with a remark.
-
-
-PROBE_HINT = "`relabel plan --probe` asks a few rows"
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Measurements of one run or probe.
-
-    Args:
-        key: what they hold for, in full; the file's name is its digest.
-        measured: when it ended.
-        dtype: in the words of the engine's facts.
-        rows: asked, in so many seconds.
-        stages: asks and tokens of each.
-    """
-
-    key: dict[str, Any]
-    source: Literal["run", "probe"]
-    measured: str
-    dtype: str
-    rows: Positive
-    seconds: Positive
-    stages: dict[str, StageSeen]
-    version: Literal[2] = 2
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Of one worker, for a token of a prompt or an answer."""
-        return self.seconds / sum(seen.prompt_tokens + seen.output_tokens for seen in self.stages.values())
-
-    @property
-    def basis(self) -> str:
-        """The source of a figure, in words."""
-        what = "this model's last run on this device" if self.source == "run" else "a probe"
-        return f"{what} ({self.rows:,.0f} rows, {self.measured[:16].replace('T', ' ')} UTC)"
-
-
-def keep_rates(
-    opened: OpenRun, facts: EngineFacts, progress: Progress, *, source: Literal["run", "probe"]
-) -> Rates | None:
-    """The rates of work that has just ended, kept for later estimates in place of earlier ones; a probe's never replace
-    a run's. None where no row was asked. A cache that can't be written ends no run.
-    """
-    seconds, stages = time.perf_counter() - progress.started_s, dict(progress.stages_seen)
-    if not progress.pairs or not any(seen.prompt_tokens for seen in stages.values()):
-        return None
-    measured = datetime.now(UTC).isoformat(timespec="seconds")
-    rates = Rates(_key(opened), source, measured, facts.dtype, progress.pairs, seconds, stages)
-    folder, held = _folder(opened.job.spec.engine), load_rates(opened)[0] if source == "probe" else None
-    if folder is not None and (held is None or held.source == "probe"):
-        with contextlib.suppress(OSError):
-            write_json(folder / f"{digest_of(rates.key)[:32]}.json", asdict(rates))
-    return rates
-
-
-def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
-    """The rates of this job's model, labeler and device, and their source; where there are none, why, in words."""
-    engine, key = opened.job.spec.engine, _key(opened)
-    if engine.args.sends_batches:
-        return None, "batches are answered hours later, at no rate of their own"
-    folder = _folder(engine)
-    if folder is None:
-        return None, f"rates of engine {engine.name} are not kept; {PROBE_HINT}"
-    path = folder / f"{digest_of(key)[:32]}.json"
-    try:
-        rates = checked(Rates, json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None, f"no run of this model on this device is known; {PROBE_HINT}"
-    except (OSError, ValueError) as exc:
-        return None, f"{path} can't be used ({fault_of(exc)})"
-    dtype = options_begun_with(opened.job, opened.store).get("dtype", rates.dtype)
-    if dtype not in rates.dtype:  # which may name a quantization, too
-        return None, f"the last run here was in {rates.dtype}, and this output is in {dtype}"
-    return rates, rates.basis
-
-
-def _folder(engine: EngineSpec) -> Path | None:
-    """None where there is no model whose rates would be worth keeping, or where answers come hours later."""
-    if not isinstance(engine.args, KeepsModels) or engine.args.sends_batches:
-        return None
-    return (Path(engine.args.cache_dir) if engine.args.cache_dir else default_cache_dir()) / "rates"
-
-
-def _key(opened: OpenRun) -> dict[str, Any]:
-    """Model, engine with all that changes its speed, device, labeler."""
-    engine = opened.job.spec.engine
-    args: Mapping[str, Any] = engine.args.model_dump(mode="json", exclude={"cache_dir", *PaidByToken.__annotations__})
-    return {
-        "model": opened.plan.facts.model,
-        "engine": {
-            "name": engine.name,
-            "args": args,
-            "chat_template_kwargs": {key: one for key, one in engine.chat_template_kwargs.items() if key != DAY},
-        },
-        "device": device_names(),
-        "labeler": opened.job.spec.labeler.name,
-    }
-
-
-# ------------------------------------------------------------------------------
-# One execution of a job over a session's shards: engine start, canary, run loop and conclusion.
-
+from relabel.manifests.errors import EngineCrashError, GateError, LockHeldError, RelabelError, ServerGoneError
+from relabel.manifests.labels import Pair
+from relabel.manifests.metrics.metric import wilson
+from relabel.manifests.receipts import FileRef, Receipt
+from relabel.manifests.records import digest_of, sealed_json
+from relabel.manifests.reuse import RowPlace, why_nothing
+from relabel.manifests.run import engine_identity, engines_differ, read_labels
+from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
 
 LOCK_RETRY_S = 0.5
 """Pause between two tries to take a lock that is waited for, seconds."""
-
-
-def start_engine(job: Job) -> tuple[Engine, list[str]]:
-    """Start the job's engine and show it what the labeler will ask.
-
-    Raises:
-        ModelError, MissingExtraError: what is missing, and how to get it.
-    """
-    secrets: dict[str, Any] = {"secrets": job.secrets} if job.secrets else {}  # only engines that name some take them
-    engine = job.engine_class(job.spec.engine, overlong=job.spec.input.overlong, **secrets)
-    try:
-        return engine, engine.prepare(job.labeler.probe())
-    except BaseException:
-        engine.close()
-        raise
-
-
-@runtime_checkable
-class LabelsChunks(Protocol):
-    """An engine that labels whole chunks itself, and is not asked."""
-
-    def label_chunks(
-        self,
-        chunks: Iterator[ChunkWork | None],
-        commit: Callable[[ChunkWork], bool],
-        *,
-        progress: Progress,
-        stop: Stop,
-        on_progress: Callable[[], None],
-    ) -> bool:
-        """Label chunks until they run out or a stop is asked for; False if a stop left some undone."""
-        ...
 
 
 def label(
@@ -260,11 +55,9 @@ def label(
         on_progress: called often while asks are answered.
         on_engine: called once, when the engine has started.
     """
-    started, engine_start_s = time.perf_counter(), 0.0
-    remarks, costs, canary = list[str](), None, None
-    live_file = LiveFile(
-        session.opened.store, session.worker, session.execution, session.progress, stays=session.is_part
-    )
+    started, engine_start_s, opened = time.perf_counter(), 0.0, session.opened
+    remarks, did, spec = list[str](), dict[str, Any](), opened.job.spec
+    live_file = LiveFile(opened.store, session.worker, session.execution, session.progress, stays=session.is_part)
 
     def turned() -> None:
         on_progress()
@@ -275,27 +68,37 @@ def label(
             session.reach()
             and (begun := _begin(session)) is not None
             and (session.allowance is None or session.allowance.begin())
-            and (opened := start_unless_stopped(session.stop, lambda: _start(session))) is not None
+            and (running := start_unless_stopped(session.stop, lambda: _start(session))) is not None
         ):
             session.progress.engine_starts += 1
-            chunks, sample, found = begun
-            engine, remarks = opened
+            chunks, drawn, found = begun
+            engine, remarks = running
             engine_start_s = time.perf_counter() - started
             try:
                 if session.allowance is not None:
                     session.allowance.uses(engine)
-                session.facts = engine.facts()
-                remarks = [*found, *remarks, *_reuse_remarks(session)]
-                on_engine(session.facts, remarks)
-                _check_engine(session)
-                canary = _pass_canary(engine, session, sample, turned)
-                _drive(engine, session, chunks, turned)
+                session.facts = facts = engine.facts()
+                remarks = [*found, *remarks, *_reuse_remarks(session, facts)]
+                on_engine(facts, remarks)
+                if not spec.run.allow_mixed:
+                    engines = [*opened.folder.snapshot().engines, asdict(facts)]
+                    refuse_mixing(engines, output=spec.output, is_begun=True)
+                if spec.canary and not session.is_retry:
+                    did |= _pass_canary(engine, session, drawn, facts, turned)
+                session.progress.started_s = time.perf_counter()
+                if label_chunks := getattr(engine, "label_chunks", None):  # a student labels whole chunks itself
+                    label_chunks(
+                        chunks, session.commit, progress=session.progress, stop=session.stop, on_progress=turned
+                    )
+                else:
+                    _ask(engine, session, chunks, turned)
                 # rows that failed before are no sample of others
-                if not session.is_retry and not isinstance(engine, LabelsChunks):
-                    keep_rates(session.opened, session.facts, session.progress, source="run")
+                if not session.is_retry and not label_chunks:
+                    keep_rates(opened, facts, session.progress, source="run")
             finally:
                 engine.close()
-            costs = engine.costs()
+            if (costs := engine.costs()) is not None:
+                did["costs"] = costs
     except Exception as exc:
         is_fault = not isinstance(exc, RelabelError)
         is_crash = is_fault or isinstance(exc, EngineCrashError)
@@ -305,8 +108,7 @@ def label(
         session.close()
         live_file.close()
     report = conclude(session)
-    report.did |= {} if costs is None else {"costs": costs}
-    report.did |= {} if canary is None else {"canary": asdict(canary)}
+    report.did |= did
     report.engine_start_s, report.remarks = engine_start_s, remarks
     report.seconds = time.perf_counter() - started
     return report
@@ -334,137 +136,51 @@ def _begin(session: Session) -> tuple[Iterator[ChunkWork | None], CanarySample |
     Returns:
         Chunks from the first that has something to ask; the canary's rows; remarks.
     """
-    spec, remarks, sample = session.opened.job.spec, list[str](), None
-    if (
-        spec.canary
-        and not session.is_retry
-        and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate)
-    ):
-        sample = draw_canary(session)
-        if sample is None:
+    spec, drawn, remarks = session.opened.job.spec, None, list[str]()
+    is_canary = spec.canary and not session.is_retry
+    if is_canary and not has_passed(session.opened.store, None, spec.canary, spec.max_flip_rate):
+        if (drawn := _draw_canary(session)) is None:
             return None
-        if not sample.rows:
+        if not drawn[0]:
             remarks.append(
                 "canary: no row of these shards is labelled anywhere yet, so there is nothing to compare; it was not "
                 "asked"
             )
-    # if nothing is asked, no new label joins the old ones, and no canary is needed
-    is_awaited = sample is not None and bool(sample.rows) and sample.num_to_ask > 0
     chunks = session.chunks()
-    if not (session.reuse.outputs or session.opened.cascade) or is_awaited:
-        return chunks, sample, remarks
-    first = _commit_known(session, chunks)
-    return None if first is None else (itertools.chain([first], chunks), sample, remarks)
-
-
-def _commit_known(session: Session, chunks: Iterator[ChunkWork | None]) -> ChunkWork | None:
-    """Commit chunks up to the first that has something to ask, and return that one; None if there is none, or a stop
-    was asked for.
-    """
+    # if nothing is asked, no new label joins the old ones, and no canary is needed
+    if not (session.reuse.outputs or session.opened.cascade) or (drawn is not None and all(drawn)):
+        return chunks, drawn, remarks
     with CommitThreads(session.commit, session.progress, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
             if session.stop.reason is not None:
-                break
+                return None
             if work is None:  # too many shards are open
                 commits.settle(wait_for_all=True)
                 time.sleep(IDLE_S)
             elif work.left:
-                commits.settle(wait_for_all=True)
-                return work
+                return itertools.chain([work], chunks), drawn, remarks
             else:
                 session.journal.begins(work)
                 commits.add(work)
                 commits.settle()
-        commits.settle(wait_for_all=True)
     return None
 
 
-def _check_engine(session: Session) -> None:
-    """Refuse to go on with another engine than the one that began this output.
-
-    Raises:
-        GateError: what differs.
-    """
-    opened = session.opened
-    assert session.facts is not None
-    if not opened.job.spec.run.allow_mixed:
-        refuse_mixing(
-            [*opened.folder.snapshot().engines, asdict(session.facts)], output=opened.job.spec.output, is_begun=True
-        )
-
-
-def _reuse_remarks(session: Session) -> list[str]:
+def _reuse_remarks(session: Session, facts: EngineFacts) -> list[str]:
     """A label's key does not know which version of an engine answered: that is known only once one has started."""
-    assert session.facts is not None
-    opened, found = session.opened, []
-    advice = (
-        "the canary measures whether that matters"
-        if opened.job.spec.canary
-        else "`canary: 200` would measure whether that matters"
-    )
-    for earlier in session.reuse.outputs:
-        differences = engines_differ([*earlier.found.all_engines, asdict(session.facts)])
-        if differences and not why_nothing(earlier, opened.plan.parts):
-            found.append(
-                f"labels reused from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}"
-            )
-    return found
+    parts, canary = session.opened.plan.parts, session.opened.job.spec.canary
+    advice = f"{'the canary measures' if canary else '`canary: 200` would measure'} whether that matters"
+    return [
+        f"labels reused from {earlier.path} were made by another engine ({'; '.join(differences)}); {advice}"
+        for earlier in session.reuse.outputs
+        if (differences := engines_differ([*earlier.found.all_engines, asdict(facts)]))
+        and not why_nothing(earlier, parts)
+    ]
 
 
-def _pass_canary(
-    engine: Engine, session: Session, sample: CanarySample | None, on_progress: Callable[[], None]
-) -> CanaryResult | None:
-    """Ask the canary's rows, if this engine has not passed here yet.
-
-    Raises:
-        GateError: too many grades flipped.
-    """
-    opened, spec = session.opened, session.opened.job.spec
-    if not spec.canary or session.is_retry:
-        return None
-    assert session.facts is not None
-    lock = opened.store.lock("canary", "the canary")
-    if not _has_waited_for(lock, session.stop):  # of workers that start together one asks, the others use its result
-        return None
-    try:
-        if has_passed(opened.store, asdict(session.facts), spec.canary, spec.max_flip_rate):
-            return None
-        sample = draw_canary(session) if sample is None else sample
-        result = ask_canary(session, engine, sample, on_progress) if sample is not None and sample.rows else None
-        if result is not None:
-            keep_result(opened.store, result)
-    finally:
-        lock.release()
-    if result is not None and not result.has_passed:
-        raise refuse(result, output=spec.output)
-    return result
-
-
-def _has_waited_for(lock: Lock, stop: Stop) -> bool:
-    """Take a lock that another may hold for minutes; False if a stop came first."""
-    while True:
-        try:
-            lock.acquire()
-        except LockHeldError:
-            stop.mind(DRAIN_S)
-            if stop.reason is not None:
-                return False
-            time.sleep(LOCK_RETRY_S)
-        else:
-            return True
-
-
-def _drive(
-    engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], on_progress: Callable[[], None]
-) -> None:
+def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], on_progress: Callable[[], None]) -> None:
     job = session.opened.job
-    session.progress.started_s = time.perf_counter()
-    if isinstance(engine, LabelsChunks):
-        engine.label_chunks(
-            chunks, session.commit, progress=session.progress, stop=session.stop, on_progress=on_progress
-        )
-        return
     loop = RunLoop(
         job.labeler,
         job.spec.labeler,
@@ -480,13 +196,207 @@ def _drive(
         answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
     )
-    watchdog = ends_hanging(
-        lambda: loop.engine.polling_since_s, job.spec.run.ask_timeout_s, on_end=session.journal.hangs
-    )
-    with watchdog:
-        try:
-            loop.run(chunks)
-        except (EngineCrashError, ServerGoneError):
-            session.keep_answers(loop.unfinished)
-            raise
+    try:
+        loop.run(chunks)
+    except (EngineCrashError, ServerGoneError):
         session.keep_answers(loop.unfinished)
+        raise
+    session.keep_answers(loop.unfinished)
+
+
+# ------------------------------------------------------------------------------
+# The canary: labelled rows asked again and compared before new labels are added to an output.
+
+_FLOOR = 1e-6
+"""Least probability in a KL divergence: distributions are kept as float32, and an engine may round a small one to 0."""
+
+
+class Drawn(NamedTuple):
+    """A row to ask again: its pair now, and the label it has."""
+
+    pair: Pair
+    label: LabelRow
+    is_own: bool
+
+
+CanarySample = tuple[list[Drawn], int]
+"""The rows drawn, in reading order, and the number of rows that the session would ask."""
+
+
+class _StoppedError(Exception):
+    """A stop was asked for, or a deadline leaves no time for what would come next: asking, or commits alone."""
+
+
+def _mind_stop(session: Session, num_to_ask: int) -> None:
+    session.stop.mind(DRAIN_S if num_to_ask else 0.0)
+    if session.stop.reason is not None:
+        raise _StoppedError
+
+
+def _pass_canary(
+    engine: Engine, session: Session, drawn: CanarySample | None, facts: EngineFacts, on_progress: Callable[[], None]
+) -> dict[str, Any]:
+    """Ask the canary's rows, if this engine has not passed here yet, and keep the result next to the labels, in place
+    of an earlier one of the same engine. Nothing if a stop came in between.
+
+    Raises:
+        GateError: too many grades flipped.
+    """
+    opened, spec, stop = session.opened, session.opened.job.spec, session.stop
+    lock = opened.store.lock("canary", "the canary")
+    while True:  # of workers that start together one asks, for minutes; the others use its result
+        try:
+            lock.acquire()
+            break
+        except LockHeldError:
+            stop.mind(DRAIN_S)
+            if stop.reason is not None:
+                return {}
+            time.sleep(LOCK_RETRY_S)
+    try:
+        if has_passed(opened.store, asdict(facts), spec.canary, spec.max_flip_rate):
+            return {}
+        rows, _ = drawn or _draw_canary(session) or ([], 0)
+        if not rows:
+            return {}
+        # without a progress display of its own: no row is shown as in flight
+        asked = ask_unwritten(
+            opened.job,
+            engine,
+            [one.pair for one in rows],
+            Progress(),
+            stop=stop,
+            on_progress=on_progress,
+            allowance=session.allowance,
+        )
+        if asked.left:
+            return {}
+        result = compare(rows, asked.rows, asdict(facts), spec.max_flip_rate, wanted=spec.canary)
+        opened.store.put(f"{CANARY_FOLDER}/{digest_of(result.engine)[:16]}.json", sealed_json(asdict(result)))
+    finally:
+        lock.release()
+    if result.flip_rate > result.max_flip_rate:
+        raise GateError(
+            f"{spec.output}: the canary says no: {result.text}. Old and new labels would be two teachers under one "
+            "name, so nothing was committed. Find out what changed in the engine, drop `reuse`, or raise "
+            "`max_flip_rate`."
+        )
+    return {"canary": asdict(result)}
+
+
+def _draw_canary(session: Session) -> CanarySample | None:
+    """Draw rows to ask again: labels that came from elsewhere first, and this output's own only where those are too
+    few.
+
+    From elsewhere are the rows that this session would reuse (its open chunks' texts are read once), those of other
+    shards where these are fewer than wanted (read until there are enough), and the rows that this output has reused
+    already. Own labels fill what is left: most were made by the very engine that is asked, and would show a change as
+    smaller than it is. None if a stop came.
+    """
+    opened, size = session.opened, session.opened.job.spec.canary
+    rng = random.Random(f"{opened.plan.fingerprint} {opened.job.spec.engine.seed}")
+    try:
+        kept, num_to_ask = _known_rows(session, rng, size)
+        labels = session.reuse.labels.take([place for _, place in kept])
+        rows = [Drawn(pair, label, False) for (pair, _), label in zip(kept, labels, strict=True)]
+        for reused in (True, False):
+            if len(rows) < size:
+                rows += _own_rows(session, rng, size - len(rows), num_to_ask, reused=reused)
+        _mind_stop(session, num_to_ask)
+    except _StoppedError:
+        return None
+    return sorted(rows, key=lambda drawn: drawn.pair.row_id), num_to_ask
+
+
+def _known_rows(session: Session, rng: random.Random, size: int) -> tuple[list[tuple[Pair, RowPlace]], int]:
+    """Rows of open chunks that earlier outputs know: up to `size` of them, drawn evenly; and how many rows of the
+    session's own chunks they do not know, which it would ask.
+    """
+    if not session.reuse.outputs:
+        return [], session.left.rows_to_ask()
+    opened, mine, kept = session.opened, set(session.shards), list[tuple[Pair, RowPlace]]()
+    num_known = num_to_ask = 0
+    others = [shard for shard in range(len(opened.plan.shards)) if shard not in mine]
+    rng.shuffle(others)
+    chunks = (
+        (shard, pairs)
+        for shard in [*session.shards, *others]
+        if shard in mine or num_known < size
+        for _, pairs in opened.read(shard, opened.folder.pending(shard))
+    )
+    for shard, pairs in chunks:
+        if shard not in mine and num_known >= size:
+            break
+        _mind_stop(session, num_to_ask)
+        for pair, place in zip(pairs, session.reuse.find(pairs, session.keys.keys(pairs)), strict=True):
+            if place is None:
+                num_to_ask += shard in mine
+                continue
+            num_known += 1
+            if len(kept) < size:
+                kept.append((pair, place))
+            elif (at := rng.randrange(num_known)) < size:
+                kept[at] = pair, place
+    return kept, num_to_ask
+
+
+def _own_rows(session: Session, rng: random.Random, most: int, num_to_ask: int, *, reused: bool) -> list[Drawn]:
+    """Rows of this output that were reused, or that were not, with their pairs: `most` of them, drawn evenly."""
+    folder, files = session.opened.folder, list[tuple[Receipt, FileRef]]()
+    for shard in range(len(session.opened.plan.shards)):
+        _mind_stop(session, num_to_ask)
+        attempts = itertools.chain.from_iterable(folder.chunk_receipts(shard))
+        files += [(one, one.labels) for one in attempts if one.labels is not None]
+    counts = [one.rows_reused if reused else labels.rows - one.rows_reused for one, labels in files]
+    ends = np.cumsum([0, *counts])
+    wanted = np.array(sorted(rng.sample(range(ends[-1]), min(most, int(ends[-1])))))
+    labels_of, ids = dict[int, LabelRow](), dict[int, dict[int, set[int]]]()
+    places = np.searchsorted(ends, wanted, side="right") - 1
+    for place in np.unique(places).tolist():
+        _mind_stop(session, num_to_ask)
+        receipt, file = files[place]
+        table = read_labels(folder, file)
+        of_kind = np.flatnonzero(table["reused"].to_numpy() == reused)
+        found = {row.row_id: row for row in label_rows(table.take(of_kind[wanted[places == place] - ends[place]]))}
+        labels_of |= found
+        ids.setdefault(receipt.shard, {}).setdefault(receipt.chunk, set()).update(found)
+    rows: list[Drawn] = []
+    for shard, chunks in ids.items():
+        for _, pairs in session.opened.read(shard, sorted(chunks), wanted=chunks):
+            _mind_stop(session, num_to_ask)
+            rows += [Drawn(pair, labels_of[pair.row_id], not reused) for pair in pairs]
+    return rows
+
+
+def compare(
+    drawn: list[Drawn],
+    now: list[LabelRow | QuarantineRow | None],
+    engine: dict[str, Any],
+    max_flip_rate: float,
+    *,
+    wanted: int = 0,
+) -> CanaryResult:
+    """Hold new rows against the labels that they had; in the same order, at least one."""
+    held = zip((one.label for one in drawn), now, strict=True)
+    read = [(label, row) for label, row in held if isinstance(row, LabelRow)]
+    flips = len(drawn) - len(read) + sum(row.grade != label.grade for label, row in read)
+    divergences = [
+        math.fsum(p * math.log(max(p, _FLOOR) / max(q, _FLOOR)) for p, q in zip(old, row.probs, strict=True) if p > 0)
+        for label, row in read
+        if row.probs is not None and (old := label.probs) is not None
+    ]
+    share, size = np.array(flips / len(drawn)), np.array(len(drawn))
+    low, high = (round(float(wilson(share, size, side)), 6) for side in (-1, 1))
+    return CanaryResult(
+        engine_identity(engine),
+        rows=len(drawn),
+        own=sum(one.is_own for one in drawn),
+        flips=flips,
+        unreadable=len(drawn) - len(read),
+        flip_rate=round(flips / len(drawn), 6),
+        low=low,
+        high=high,
+        mean_kl=round(math.fsum(divergences) / len(divergences), 6) if divergences else None,
+        max_flip_rate=max_flip_rate,
+        wanted=wanted,
+    )

@@ -112,6 +112,7 @@ class RunLoop:
         self._journal = journal
         self._allowance = allowance
         self._is_late = is_late
+        self._ask_timeout_s = ask_timeout_s
         self._seed = seed
         self._keys = AskKeys(seed)
         self._ready: deque[Request] = deque()
@@ -137,13 +138,13 @@ class RunLoop:
             InputError: rows can't be read; raised once the chunks before them are committed.
             EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
-        with self._commits:
+        ends = self._journal.hangs if self._journal is not None else lambda _: None
+        with ends_hanging(lambda: self.engine.polling_since_s, self._ask_timeout_s, on_end=ends), self._commits:
             try:
                 is_done = self._feed(chunks)
             finally:
                 self._show_live()
                 self.progress.live.in_flight = 0
-            self._commits.settle(wait_for_all=True)
         if self._input_error is not None:
             raise self._input_error
         return is_done
@@ -468,6 +469,5 @@ def ask_unwritten(
         is_late=job.spec.engine.args.sends_batches,
         allowance=allowance,
     )
-    with ends_hanging(lambda: loop.engine.polling_since_s, job.spec.run.ask_timeout_s):
-        loop.run(iter([asked]))
+    loop.run(iter([asked]))
     return asked

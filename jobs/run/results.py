@@ -14,7 +14,6 @@ from relabel.jobs.exits import Exit
 from relabel.jobs.job import OpenRun
 from relabel.jobs.output import grid
 from relabel.jobs.run.budget import AT_BUDGET, budget_so_far
-from relabel.jobs.run.canary import CanaryResult, canary_text, load_results
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.progress import ASKED, Live
 from relabel.jobs.run.progress import FOLDER as LIVE
@@ -34,6 +33,7 @@ from relabel.manifests.run import (
     Snapshot,
     Tally,
     build_manifest,
+    engine_identity,
     engines_differ,
     load_manifest,
     write_manifest,
@@ -78,6 +78,72 @@ class StoredBatches:
         advice = "Move it away; what it holds is asked and paid for again then."
         where = f"{self._store.root}/{name}"
         return read_record(BatchRecord, self._store.read(name), where, "not a batch's record", advice)
+
+
+# ------------------------------------------------------------------------------
+# Results of canaries: labelled rows that were asked again before new labels joined them.
+
+
+CANARY_FOLDER = "canary"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryResult:
+    """The result of asking labelled rows again.
+
+    Args:
+        engine: identity of the engine that was asked now.
+        rows: rows asked again, of which `own` were labelled in this output and the others in reused ones.
+        flips: rows whose grade changed, or for which there is no label now (`unreadable` of them).
+        flip_rate, low, high: share of flips, and its 95 % interval (Wilson).
+        mean_kl: mean of KL(old ‖ new) over rows with both distributions, nats; None where no row has both.
+        wanted: rows that the spec asked for; fewer were known if `rows` is below it.
+    """
+
+    engine: dict[str, str]
+    rows: int
+    own: int
+    flips: int
+    unreadable: int
+    flip_rate: float
+    low: float
+    high: float
+    mean_kl: float | None
+    max_flip_rate: float
+    wanted: int = 0
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        kl = "" if self.mean_kl is None else f", mean KL {self.mean_kl:.4f} nats"
+        return (
+            f"{self.flips:,} of {self.rows:,} grades flipped: {self.flip_rate:.1%} "
+            f"(95 % interval {self.low:.1%} to {self.high:.1%}){kl}; limit {self.max_flip_rate:.1%}"
+        )
+
+
+def load_results(store: RunStore) -> list[CanaryResult]:
+    """The canaries of an output, in name order.
+
+    Raises:
+        ManifestError: a result is damaged.
+    """
+    what, advice = "not a canary's result", "Restore it from a copy, or move it away to have it asked again."
+    return [
+        read_record(CanaryResult, store.read(name), f"{store.root}/{name}", what, advice)
+        for name in store.names(CANARY_FOLDER)
+    ]
+
+
+def has_passed(store: RunStore, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
+    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted
+    then as are now.
+    """
+    identity = None if engine is None else engine_identity(engine)
+    return any(
+        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine)
+        for result in load_results(store)
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -370,7 +436,7 @@ def report_text(report: RunReport) -> str:
         for stage, counts in tally.stages.items()
     ]
     if canary := did.get("canary"):
-        rows.append(("canary", canary_text(CanaryResult(**canary))))
+        rows.append(("canary", CanaryResult(**canary).text))
     if report.budget is not None:
         rows.append(("budget", report.budget.text))
     if report.cascade is not None:
