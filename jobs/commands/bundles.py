@@ -44,11 +44,10 @@ from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit, emit_record, grid, value_text
-from relabel.jobs.run.progress import Metric, check_metrics_file, write_metrics
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
-from relabel.manifests.errors import ConfigError, InputError, ManifestError, ServerGoneError, UsageError
+from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
 from relabel.manifests.records import plain
@@ -506,11 +505,6 @@ def _place(to: str) -> Path:
     metavar="SECONDS",
     help="Ask again this often, with a line of JSON each time, until the server answers otherwise.",
 )
-@click.option(
-    "--metrics",
-    metavar="FILE",
-    help="Keep a Prometheus text file with the last answer, for node_exporter's textfile collector.",
-)
 @output_option
 def conform(
     url: str,
@@ -519,16 +513,15 @@ def conform(
     model: str,
     api_key_env: str | None,
     watch: float | None,
-    metrics: str | None,
     output: str,
 ) -> int:
     """Ask a running rerank server a bundle's reference pairs and some traps, and say whether it answers as the bundle
-    does: equal; monotone, the same order on another scale; or different, with the reason.
+    does: equal; monotone, the same order on another scale; or different, with the worst pairs.
 
     Exit 5: it answers differently. Exit 20: it can't be reached.
     """
     folder, shown = local_folder(bundle, "BUNDLE"), redacted(url)
-    labels = {"url": shown, "version": open_bundle(folder).version}
+    open_bundle(folder)
     key = os.environ.get(api_key_env) if api_key_env else None
     if api_key_env and not key:
         raise ConfigError(f"--api-key-env {api_key_env}: that variable is not set.")
@@ -538,41 +531,22 @@ def conform(
         encoder = Encoder(folder, read_manifest(folder)["inputs"])
     except BundleError as exc:
         raise ManifestError(str(exc)) from exc
-    if metrics is not None:
-        check_metrics_file(Path(metrics))
     while True:
-        found, failure = None, None
         try:
             found = compare(folder, RerankServer(url, api, model, key, encoder))
-        except (InputError, ServerGoneError) as exc:
-            failure = exc
-        if metrics is not None and (why := write_metrics(Path(metrics), _metrics(found), labels)):
-            click.echo(f"warning: {why}", err=True)
-        if failure is not None and (watch is None or isinstance(failure, InputError)):
-            raise failure
-        result = {"url": shown, **(plain(found) if found else {"error": str(failure)})}
-        code = Exit.GATE if found and found.verdict == "different" else Exit.DONE
-        if watch is None and found is not None:
-            return emit({**result, "exit_code": int(code)}, _conformity_text(shown, found), output, code)
+        except ServerGoneError as exc:
+            if watch is None:
+                raise
+            code, result = Exit.DONE, {"url": shown, "error": str(exc)}
+        else:
+            code = Exit.GATE if found.verdict == "different" else Exit.DONE
+            result = {"url": shown, **plain(found)}
+            if watch is None:
+                return emit({**result, "exit_code": int(code)}, _conformity_text(shown, found), output, code)
         click.echo(json.dumps({"time": time.time(), **result}))
-        if watch is None or code is Exit.GATE:
+        if code is Exit.GATE:
             return code
         time.sleep(watch)
-
-
-def _metrics(found: Conformity | None) -> list[Metric]:
-    """Args: found: None where the server did not answer."""
-    up = ("relabel_conform_up", "1 where the server answered, and not by an error.", float(found is not None))
-    if found is None:
-        return [up]
-    verdicts = {name: float(name == found.verdict) for name in ("equal", "monotone", "different")}
-    return [
-        up,
-        ("relabel_conform_verdict", "1 for what the server's answers are to the bundle's.", ("verdict", verdicts)),
-        ("relabel_conform_max_difference", "Largest difference of scores from 0 to 1.", found.max_difference),
-        ("relabel_conform_tau", "Kendall's tau of server and bundle.", found.tau),
-        ("relabel_conform_timestamp_seconds", "When the server answered.", time.time()),
-    ]
 
 
 def _conformity_text(url: str, found: Conformity) -> str:

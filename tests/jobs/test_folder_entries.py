@@ -95,7 +95,7 @@ NO_PATHS |= {
 }
 NO_TABLES = {
     "what is written": "init path, templates export folder, demo folder, run metrics, retry metrics, "
-    "conform metrics, compare html, "
+    "compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
     "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
     "combine to",

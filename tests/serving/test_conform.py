@@ -1,11 +1,10 @@
-"""`relabel conform` says what a server does wrong: faults are planted in the reference server, and each is named; a
-server without a fault is never called different.
+"""`relabel conform` calls a server with a fault different, by faults that are planted in the reference server; a server
+without a fault never.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
 from relabel.distill.students.model import load_student
 from relabel.export.conform import Conformity, RerankServer, conform
@@ -66,16 +64,11 @@ class Faulty:
         return sorted(scores, reverse=True) if self._is_sorted else scores
 
 
-def tokens(side: str = "right", most: int = 0, *, escapes: bool = True, special: bool = True) -> Any:
-    def read(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
-        tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
-        tokenizer.encode_special_tokens = escapes
-        tokenizer.enable_truncation(most or one.encoder.max_tokens, strategy="longest_first", direction=side)
-        return [
-            (found.ids, found.type_ids) for found in tokenizer.encode_batch(list(pairs), add_special_tokens=special)
-        ]
-
-    return read
+def long_texts(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
+    tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
+    tokenizer.encode_special_tokens = True
+    tokenizer.enable_truncation(64, strategy="longest_first")
+    return [(found.ids, found.type_ids) for found in tokenizer.encode_batch(list(pairs))]
 
 
 def no_types(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
@@ -84,10 +77,6 @@ def no_types(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    return np.asarray(np.exp(x) / np.exp(x).sum(1, keepdims=True))
 
 
 def grade(p: np.ndarray) -> np.ndarray:
@@ -108,28 +97,16 @@ class Torch:
         return scores
 
 
-DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
-    "swapped": (
-        {"read": lambda one, pairs: one.encoder.encode([(document, query) for query, document in pairs])},
-        "query and document are swapped",
-    ),
-    "no query": (
-        {"read": lambda one, pairs: one.encoder.encode([("", text) for _, text in pairs])},
-        "query is missing",
-    ),
-    "cut on the left": ({"read": tokens("left")}, "long texts are cut on the left"),
-    "cut at 16": ({"read": tokens(most=16)}, "texts are cut at 16 tokens, not at 32"),
-    "cut at 64": ({"read": tokens(most=64)}, "texts are cut at 64 tokens, not at 32"),
-    "token types": ({"read": no_types}, "token types are left out"),
-    "no special tokens": ({"read": tokens(special=False)}, "special tokens are left out"),
-    "control tokens": ({"read": tokens(escapes=False)}, "control tokens in texts are read as control tokens"),
-    "softmax of one": ({"scale": lambda p: np.ones(len(p))}, "softmax over one logit"),
-    "softmax twice": ({"scale": lambda p: grade(softmax(p))}, "softmax applied twice"),
-    "reversed labels": ({"scale": lambda p: grade(p[:, ::-1])}, "labels in reverse order"),
-    "one label": ({"scale": lambda p: p[:, TOP]}, f"the probability of grade {TOP} alone"),
-    "padding": ({"is_unmasked": True}, "padding is not masked"),
-    "sorted": ({"is_sorted": True}, "scores come back sorted"),
-    "other head": ({"head": "other"}, "another head"),
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "swapped": {"read": lambda one, pairs: one.encoder.encode([(document, query) for query, document in pairs])},
+    "cut at 64 tokens, not at 32": {"read": long_texts},
+    "token types": {"read": no_types},
+    "softmax of one": {"scale": lambda p: np.ones(len(p))},
+    "reversed labels": {"scale": lambda p: grade(p[:, ::-1])},
+    "one label": {"scale": lambda p: p[:, TOP]},
+    "padding": {"is_unmasked": True},
+    "sorted": {"is_sorted": True},
+    "other head": {"head": "other"},
 }
 SAME_ORDER: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "0 to the top grade": (lambda p: grade(p) * TOP, f"the expected grade from 0 to {TOP}"),
@@ -145,51 +122,25 @@ def checked(bundle: Path, url: str, api: str = "auto", batch: int = 16) -> Confo
         return conform(bundle, RerankServer(url, api, "", None, Encoder(bundle, read_manifest(bundle)["inputs"])))
 
 
-def with_random_head(student: Any, seed: int) -> None:
-    torch.manual_seed(seed)
-    student.module.heads["relevance"].reset_parameters()
-
-
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None:
-    how, reason = DIFFERENT[name]
+def test_a_planted_fault_is_different(name: str, bundle: Path, serve: Serve) -> None:
+    how = DIFFERENT[name]
     right = Student(bundle, provider="cpu", precision="fp32")
     if how.get("head") == "other":
         how = {"head": next(head for head in right.heads if head != "relevance")}
     batch = 64 if name == "padding" else 16  # a pair that comes alone has to come in the batch, too
     found = checked(bundle, serve(Faulty(right, **how)), batch=batch)
     assert found.verdict == "different"
-    assert reason in found.reason
     assert found.worst
+    assert ("not the same each time" in found.reason) == (name in ("padding", "sorted"))
 
 
-def test_a_text_that_is_not_cut_is_named(bundle: Path, serve: Serve) -> None:
-    """It has to fit into the 64 positions of the tiny encoder."""
-    with mock.patch("relabel.export.conform.OVER", 1.5):
-        found = checked(bundle, serve(Faulty(Student(bundle, provider="cpu", precision="fp32"), read=tokens(most=64))))
-    assert (found.verdict, found.reason) == ("different", "texts are not cut at 32 tokens")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda one: one.record.temperature.clear(), "the calibrating temperature is left out"),
-        *(
-            (partial(with_random_head, seed=seed), "other weights, another head or another pooling")
-            for seed in range(2)
-        ),
-    ],
-    ids=["temperature", *("random head" for _ in range(2))],
-)
-def test_a_fault_of_the_served_model_is_named(
-    change: Callable[[Any], Any], reason: str, student: Path, bundle: Path, serve: Serve
-) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_a_random_head_is_different(seed: int, student: Path, bundle: Path, serve: Serve) -> None:
     model = load_student(student, batch_tokens=1)
-    change(model)
-
-    found = checked(bundle, serve(Torch(model)))
-    assert found.verdict == "different"
-    assert reason in found.reason
+    torch.manual_seed(seed)
+    model.module.heads["relevance"].reset_parameters()
+    assert checked(bundle, serve(Torch(model))).verdict == "different"
 
 
 @pytest.mark.parametrize("name", SAME_ORDER)
@@ -215,18 +166,7 @@ def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
     before = len(right.encoder.inputs.prompt_ids[0])
     bare = Faulty(right, read=lambda one, pairs: [(ids[before:], []) for ids, _ in one.encoder.encode(pairs)])
     found = checked(decoder_bundle, serve(bare))
-    assert (found.verdict, found.reason) == ("different", "the instruction before the pair is missing")
-
-    def in_one_piece(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
-        tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
-        tokenizer.encode_special_tokens = False
-        before, between, after = (tokenizer.decode(ids, False) for ids in one.encoder.inputs.prompt_ids)
-        texts = [f"{before}{query}{between}{document}{after}" for query, document in pairs]
-        return [(found.ids, []) for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-    found = checked(decoder_bundle, serve(Faulty(right, read=in_one_piece)))
     assert found.verdict == "different"
-    assert found.reason == "prompt and texts become tokens in one piece, and are not cut"
 
 
 @pytest.mark.parametrize("most", [1, 16])
@@ -254,15 +194,11 @@ def test_a_server_that_refuses_long_texts_or_batches_is_asked_what_it_takes(
     assert checked(bundle, serve(served)).verdict == "different"
 
 
-def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any, folder: Path) -> None:
-    """Whether or not its metrics can be written."""
+def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any) -> None:
     right = Student(bundle, provider="cpu", precision="fp32")
-    done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle), "--metrics", "absent/canary.prom")
-    assert (done.code, "--metrics absent/canary.prom: can't be written" in done.err) == (5, True), done.err
-    assert "token types are left out" in done.out
+    done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle))
+    assert (done.code, "another model" in done.out) == (5, True), done.err
     assert relabel("conform", "http://127.0.0.1:9", str(bundle)).code == 20
-    os.mkfifo("pipe")
-    relabel("conform", serve(right), str(bundle), "--metrics", "pipe").refused(3, "--metrics pipe", "Name a file")
 
 
 def recorded(api: str, student: Student, asked: Any) -> Any:
@@ -360,38 +296,27 @@ def test_replies_of_real_servers_are_read(
     assert np.allclose(asked.scores("red shoe", ["red fits shoe", "lamp misses"][: len(scores)]), scores, atol=1e-7)
 
 
-def test_a_canary_goes_on_until_the_server_answers_otherwise_and_keeps_a_file_for_prometheus(
-    bundle: Path, serve: Serve, rerank: Any, relabel: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_canary_goes_on_until_the_server_answers_otherwise(
+    bundle: Path, serve: Serve, rerank: Any, relabel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Student(bundle, provider="cpu", precision="fp32")
     served = SimpleNamespace(version="canary", score=right.score)
-    url, post, seen = serve(served), rerank.Rerank.do_POST, []
-
-    def metrics() -> dict[str, float]:
-        families = text_string_to_metric_families(Path("canary.prom").read_text())
-        samples = [sample for family in families for sample in family.samples]
-        assert {(one.labels["url"], one.labels["version"]) for one in samples} == {(url, right.version)}
-        return {one.labels.get("verdict", one.name): one.value for one in samples}
+    url, post, seen = serve(served), rerank.Rerank.do_POST, list[float]()
 
     def later(seconds: float) -> None:
-        assert seconds == 300
-        seen.append(metrics())
+        seen.append(seconds)
         is_first = len(seen) == 1
         gone = lambda handler: handler._reply(503, {"error": "it restarts"})  # noqa: E731
         monkeypatch.setattr(rerank.Rerank, "do_POST", gone if is_first else post)
         served.score = Faulty(right, read=no_types).score
 
     monkeypatch.setattr("time.sleep", later)
-    done = relabel("conform", url, str(bundle), "--watch", "300", "--metrics", "canary.prom")
+    done = relabel("conform", url, str(bundle), "--watch", "300")
     assert done.code == 5
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert [line.get("verdict", "gone") for line in lines] == ["equal", "gone", "different"]
     assert "it restarts" in lines[1]["error"]
-    good, gone = seen
-    assert (good["relabel_conform_up"], good["equal"], good["different"]) == (1, 1, 0)
-    assert good["relabel_conform_max_difference"] < 0.005
-    assert gone == {"relabel_conform_up": 0}
-    assert metrics()["different"] == 1
+    assert seen == [300, 300]
 
 
 def test_a_key_is_sent_and_never_shown(
