@@ -196,12 +196,10 @@ def refuse_twice(sources: Sequence[LearnedLabels], *, key: str) -> None:
     Raises:
         InputError: two sources are the same bytes: all their rows would count twice, unnoticed.
     """
-    seen: dict[str | None, str] = {}
-    for source in sources:
-        digest = source.manifest_sha256 or source.sha256
-        if digest in seen:
-            raise InputError(f"{key}: {seen[digest]} and {source.path} are the same labels. Name them once.")
-        seen[digest] = source.path
+    digests = [source.manifest_sha256 or source.sha256 for source in sources]
+    for source, digest in zip(sources, digests, strict=True):
+        if (first := sources[digests.index(digest)]) is not source:
+            raise InputError(f"{key}: {first.path} and {source.path} are the same labels. Name them once.")
 
 
 # ------------------------------------------------------------------------------
@@ -275,10 +273,8 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
     run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in run.manifest.labels]
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
-    labeler = run.plan.facts.labeler
-    table = _usable(held, open_run_input(run.root, run.plan, storage), source, labeler.grades)
-    about = run.about(weight=source.weight, labels=len(table.pairs))
-    return replace(table, plan=run.plan, phi=labeler.phi or None, about=about)
+    about = run.about(weight=source.weight, labels=0)
+    return _usable(held, open_run_input(run.root, run.plan, storage), source, about, run.plan)
 
 
 def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
@@ -297,7 +293,6 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
     statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
-    table = _usable(held, dataset, source, None)
     about = LearnedLabels(
         path=path,
         kind="file",
@@ -305,9 +300,9 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
         rows=SourceRows(held.num_rows),
         rows_by_status=dict(sorted(statuses.items())),
         weight=source.weight,
-        labels=len(table.pairs),
+        labels=0,
     )
-    return replace(table, about=about)
+    return _usable(held, dataset, source, about)
 
 
 def label_columns(schema: pa.Schema, path: str) -> list[str]:
@@ -341,9 +336,17 @@ def _is_float_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_null(kind) or (is_list and pa.types.is_floating(kind.value_type)))
 
 
-def _usable(held: pa.Table, dataset: Dataset, source: LabelSource, grades: int | None) -> LabelTable:
-    """The labels of a source that can be learned from; what made them is not known yet."""
+def _usable(
+    held: pa.Table, dataset: Dataset, source: LabelSource, about: LearnedLabels, plan: Plan | None = None
+) -> LabelTable:
+    """The labels of a source that can be learned from.
+
+    Args:
+        about: the source; how many labels can be used is not known yet.
+        plan: of a run.
+    """
     where, size = source.path, held.num_rows
+    grades, phi = (plan.facts.labeler.grades, plan.facts.labeler.phi or None) if plan else (None, None)
     if source.weights and "answered_by" not in held.column_names:
         raise InputError(f"{where}: `weights` are by the column answered_by, which the labels of a cascade alone have.")
     is_usable = pc.is_valid(held["grade"])
@@ -357,15 +360,18 @@ def _usable(held: pa.Table, dataset: Dataset, source: LabelSource, grades: int |
     probs = columns.get("probs", absent)
     if grades is None and probs.null_count < len(probs):
         grades = pc.list_value_length(probs).drop_null()[0].as_py()
-    said = {"relevance": head_labels(columns["grade"], probs, grades, f"{where}, `grade`")}
-    for name in NODE_HEADS:
-        node, node_probs = columns.get(name, absent), columns.get(f"{name}_probs", absent)
-        said[name] = head_labels(node, node_probs, NODE_SCORES, f"{where}, `{name}`")
+    said = {"relevance": head_labels(columns["grade"], probs, grades, f"{where}, `grade`")} | {
+        name: head_labels(
+            columns.get(name, absent), columns.get(f"{name}_probs", absent), NODE_SCORES, f"{where}, `{name}`"
+        )
+        for name in NODE_HEADS
+    }
     by_source = [source.weights.get(by, 1.0) for by in columns.get("answered_by", absent).to_pylist()]
     pairs = rejoin({name: held[name].to_pylist() for name in ("row_id", "query_id", "doc_id")}, dataset, where)
     outside = columns.get("outside_mass", absent).cast(pa.float64()).to_numpy(zero_copy_only=False)
     weight = np.array(by_source, dtype=np.float32) * source.weight
-    return LabelTable(where, pairs, said, outside, weight, dataset.columns, grades)
+    about = replace(about, labels=len(pairs))
+    return LabelTable(where, pairs, said, outside, weight, dataset.columns, grades, plan, phi, about)
 
 
 def head_labels(values: Any, probs: Any, grades: int | None, where: str) -> HeadLabels:
@@ -431,7 +437,7 @@ class GoldGrades:
     columns: Columns | None
     about: LearnedGold
     key: str = "gold"
-    by_pair: PairGrades | None = field(default=None)
+    by_pair: PairGrades | None = None
 
     def of(self, plan: Plan | None, pairs: Sequence[Pair]) -> list[int | None]:
         """The grade of each label's pair; by row where the gold file is the run's own input, else by (query_id,
@@ -472,8 +478,7 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
     about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
     if not is_learned:
         return GoldGrades(source, storage, [], [], None, about, key)
-    is_folder = not is_url(source.path) and Path(source.path).is_dir()
-    if not is_folder and not source.path.endswith(PARQUET_SUFFIXES):
+    if not source.path.endswith(PARQUET_SUFFIXES) and (is_url(source.path) or not Path(source.path).is_dir()):
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts and the grades."
         )
@@ -518,7 +523,6 @@ def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
 
 TRAIN, DEV, TEST = 0, 1, 2
 SIDES = ("train", "dev", "test")
-_PRECISION = 2.0**64
 
 
 def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) -> np.ndarray:
@@ -531,10 +535,8 @@ def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) ->
     side_of: dict[str, int] = {}
     for key in keys:
         if key not in side_of:
-            place = (
-                int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()[:8], "big")
-                / _PRECISION
-            )
+            digest = hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()
+            place = int.from_bytes(digest[:8], "big") / 2.0**64
             side_of[key] = TEST if place < test else DEV if place < test + dev else TRAIN
     return np.array([side_of[key] for key in keys], dtype=np.int8)
 
@@ -554,14 +556,13 @@ def split_facts(split: SplitSection, keys: Sequence[str], texts: Sequence[str], 
     rows = list(zip(side_N.tolist(), keys, texts, strict=True))
     queries = [{key for side, key, _ in rows if side == number} for number in range(len(SIDES))]
     seen = {text for side, _, text in rows if side == TRAIN}
-    sides = {}
-    for number, name in enumerate(SIDES):
-        leaking = {key for side, key, text in rows if side == number and text in seen}
-        num_leaking = None if number == TRAIN else len(leaking)
-        sides[name] = SplitSide(int((side_N == number).sum()), len(queries[number]), num_leaking)
-    shares = {"dev": split.dev, "test": split.test}
+    leaking = [{key for side, key, text in rows if side == number and text in seen} for number in range(len(SIDES))]
+    sides = {
+        name: SplitSide(int((side_N == number).sum()), len(queries[number]), len(leaking[number]) if number else None)
+        for number, name in enumerate(SIDES)
+    }
     digest = digest_of([sorted(keys_of) for keys_of in queries])
-    return SplitFacts(split.by, split.seed, shares, **sides, sha256=digest)
+    return SplitFacts(split.by, split.seed, {"dev": split.dev, "test": split.test}, **sides, sha256=digest)
 
 
 # ------------------------------------------------------------------------------
@@ -649,9 +650,8 @@ def check_examples(found: Examples) -> None:
             "teacher was"
         )
     split = found.about.split
-    for name in ("dev", "test"):
-        side = split.sides()[name]
-        if split.shares[name] and not side.rows:
+    for name, side in split.sides().items():
+        if split.shares.get(name) and not side.rows:
             found.notes.append(f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs")
         if side.texts_seen_in_train:
             found.notes.append(
@@ -729,7 +729,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         gold=gold_N,
         side=side_N,
         heads=heads,
-        phi=DEFAULT_PHI,
+        phi=_phi(spec, tables, heads),
         columns=tables[0].columns,
         about=about,
     )
@@ -740,7 +740,6 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
             f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs {spec.loss.gold_weight:g} "
             "of a labelled one (loss.gold_weight)"
         )
-    found.phi = _phi(spec, tables, heads)  # after the labels were checked: what is off the scale is reported as that
     if spec.train.class_balance == "weights":
         _balance(found)
     return found
@@ -759,8 +758,8 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
             f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from."
         )
     size = len(kept)
-    said = {name: HeadLabels(np.full(size, NO_GRADE)) for name in NODE_HEADS}
-    said["relevance"] = HeadLabels(grade_array([grade for _, grade in kept]))
+    nodes = dict.fromkeys(NODE_HEADS, HeadLabels(np.full(size, NO_GRADE)))
+    said = {**nodes, "relevance": HeadLabels(grade_array([grade for _, grade in kept]))}
     assert gold.columns is not None
     weight = np.ones(size, dtype=np.float32)
     return LabelTable(gold.source.path, [pair for pair, _ in kept], said, np.full(size, np.nan), weight, gold.columns)
@@ -773,17 +772,13 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) 
         InputError: sources disagree, or a grade is off the scale.
     """
     given = {table.where: table.grades for table in tables if table.grades is not None}
+    if spec.student.heads != "auto":
+        given["student.heads"] = spec.student.heads["relevance"]
     if len(set(given.values())) > 1:
         listed = ", ".join(f"{where} has {grades}" for where, grades in given.items())
-        raise InputError(
-            f"labels with different numbers of grades can't train one head: {listed}. Use those of one scale."
-        )
-    grades = next(iter(given.values()), None)
+        raise InputError(f"different numbers of grades can't train one head: {listed}. Use those of one scale.")
     seen = set(np.concatenate([gold_N, *(table.said["relevance"].grades for table in tables)]).tolist()) - {NO_GRADE}
-    named = None if spec.student.heads == "auto" else spec.student.heads["relevance"]
-    if named is not None and grades not in (None, named):
-        raise InputError(f"student.heads: relevance has {named} grades, the labels have {grades} ({', '.join(given)}).")
-    found = named or grades or max(2, max(seen) + 1)
+    found = next(iter(given.values()), None) or max(2, max(seen) + 1)
     where = spec.gold.path if spec.gold else "labels"
     check_scale(seen, found, where=where, option="gold.map")
     if found > 10:
@@ -794,8 +789,7 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) 
 def _stacked(tables: Sequence[LabelTable], name: str, width: int) -> HeadLabels:
     """What all sources say about a head of so many grades."""
     said = [table.said[name] for table in tables]
-    nothing = [np.full((len(one.grades), width), np.nan) for one in said]
-    probs = [empty if one.probs is None else one.probs for one, empty in zip(said, nothing, strict=True)]
+    probs = [np.full((len(one.grades), width), np.nan) if one.probs is None else one.probs for one in said]
     return HeadLabels(np.concatenate([one.grades for one in said]), np.concatenate(probs))
 
 
@@ -852,10 +846,9 @@ def _phi(spec: DistillSpec, tables: Sequence[LabelTable], heads: Mapping[str, in
     given = {table.phi for table in tables if table.phi is not None}
     if spec.phi is None and len(given) > 1:
         raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
-    phi = spec.phi or next(iter(given), None)
+    phi, grades = spec.phi or next(iter(given), None), heads["relevance"]
     if len(heads) < len(HEADS):
         return phi or DEFAULT_PHI
-    grades = heads["relevance"]
     found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
     missing = unreached_grades(found, grades)
     if missing and spec.loss.consistency and spec.loss.consistency_direction == "direct_to_induced":
@@ -868,10 +861,8 @@ def _balance(found: Examples) -> None:
     grades that do not occur there.
     """
     grade_N = found.targets["relevance"].argmax(1)
-    rows = found.rows_of(TRAIN)
-    count_K = np.bincount(grade_N[rows], minlength=found.grades)
-    occurring = int((count_K > 0).sum())
-    factor_K = np.where(count_K > 0, len(rows) / (occurring * np.maximum(count_K, 1)), 1.0)
+    count_K = np.bincount(grade_N[found.rows_of(TRAIN)], minlength=found.grades)
+    factor_K = np.where(count_K > 0, count_K.sum() / ((count_K > 0).sum() * np.maximum(count_K, 1)), 1.0)
     factor_N = factor_K[grade_N].astype(np.float32)
     found.weights = {name: (weight * factor_N).astype(np.float32) for name, weight in found.weights.items()}
     found.row_weight = (found.row_weight * factor_N).astype(np.float32)

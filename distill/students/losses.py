@@ -323,7 +323,6 @@ class StudentLearner(SupervisedLearner):
                 settings.keep_checkpoints,
                 inputs.say,
                 examples.names,
-                settings.report_to,
                 spec.name,
             ),
             settings,

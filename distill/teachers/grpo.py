@@ -231,7 +231,7 @@ class GrpoTeacher(TeacherTrainer):
             rows=len(rows),
             dropped=dict(sorted((+gold.dropped).items())),
             examples=len(rows) * spec.rollouts.group,
-            tokens=self._gold.prompt_tokens * spec.rollouts.group,
+            tokens=sum(map(len, self._gold.prompts)) * spec.rollouts.group,
             answer_tokens=0,
             held_out=SplitSide(len(self._held_out), len({row.pair.query_id for row in self._held_out})),
         )
@@ -264,7 +264,7 @@ class GrpoTeacher(TeacherTrainer):
             rows=len(rows),
             examples=examples,
             steps=steps,
-            tokens=round(examples * (self._gold.prompt_tokens / len(rows) + self._max_answer)),
+            tokens=round(examples * (sum(map(len, self._gold.prompts)) / len(rows) + self._max_answer)),
             answer_tokens=examples * self._max_answer,
             eval_tokens=math.ceil(steps / every) * evaluated if every else 0,
         )
@@ -316,7 +316,7 @@ class GrpoTeacher(TeacherTrainer):
             args=arguments,
             dialogues=self._dialogues,
             rows=self._gold.rows,
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, names, settings.report_to, spec.name),
+            place=TrainingPlace(folder, settings.keep_checkpoints, say, names, spec.name),
             log=self._log,
             held_out=self._held_out,
             eval_every=settings.eval_every or settings.save_every,

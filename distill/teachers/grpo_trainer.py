@@ -22,6 +22,7 @@ from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler, pad
 
 from relabel.distill.teachers.rewards import (
+    EDGES,
     ROUNDINGS,
     TEMPLATE,
     Credit,
@@ -55,9 +56,6 @@ from relabel.manifests.asks import Ask
 
 # ------------------------------------------------------------------------------
 # A spec as TRL's arguments, and the order of prompts. Imports TRL, which takes ten seconds and more.
-
-
-_EPOCH_STRIDE = 1_000_003
 
 
 def grpo_arguments(
@@ -120,7 +118,7 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        self.generator.manual_seed(self.seed + _EPOCH_STRIDE * self.epoch)
+        self.generator.manual_seed(self.seed + 1_000_003 * self.epoch)
         return iter(super().__iter__())
 
 
@@ -298,20 +296,17 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
     def _write(self, contexts: Sequence[list[int]]) -> Sequence[list[int]]:
         """Answers to all contexts: together, or the longest first in so many at a time that little is padding."""
         size = self._at_once or len(contexts)
-        order = list(range(len(contexts)))
-        if size < len(order):
-            order.sort(key=lambda place: -len(contexts[place]))
-        answers: list[list[int]] = [[] for _ in contexts]
-        logprobs: list[Sequence[float | None]] = [[] for _ in contexts]
+        order = sorted(range(len(contexts)), key=lambda place: -len(contexts[place]) if size < len(contexts) else 0)
+        answers: dict[int, list[int]] = {}
+        logprobs: dict[int, Sequence[float | None]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
             ids, sampled = self._generate_single_turn([contexts[place] for place in chosen], None, {}, 1)
-            for number, place in enumerate(chosen):
-                answers[place] = ids[number]
-                logprobs[place] = () if sampled is None else sampled[number]
+            answers |= dict(zip(chosen, ids, strict=True))
+            logprobs |= dict(zip(chosen, sampled or (), strict=False))
         if self.use_vllm:
-            self._logprobs.append(logprobs)
-        return answers
+            self._logprobs.append([logprobs.get(place, ()) for place in range(len(contexts))])
+        return [answers[place] for place in range(len(contexts))]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         self._scores = self._scored(self._rollouts, [self._rows[place] for place in prompts])
@@ -420,11 +415,12 @@ class CreditTrainer(RolloutTrainer):
                 functools.partial(self._note_rounding, self._credit.rounding(inputs["group_rewards"]))
             )
         advantage_BT = token_advantages(node_BV, segment_BT)
-        if self._credit.is_by_node:
+        section = self._credit.section
+        if section.average == "node" or (section.average == "auto" and section.learn):
             advantage_BT = advantage_BT * node_average_weights(segment_BT, inputs["completion_mask"])
         loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
-        if self._credit.section.learn:
-            decay = self._credit.section.decay * self._credit.distance()
+        if section.learn:
+            decay = section.decay * self._credit.logits.square().sum()
             loss = loss + decay / self.current_gradient_accumulation_steps
         return loss
 
@@ -456,11 +452,11 @@ class CreditTrainer(RolloutTrainer):
 
     def after_update(self, step: int) -> dict[str, float]:
         """The coefficients after a step."""
-        alpha = self._credit.coefficients()
-        by_edge = alpha.by_edge()
-        self._rollout_log.add_edges(step, self._credit.logits.detach().tolist(), by_edge)
-        ratios = {f"ratio_{node}": value for node, value in effective_ratios(alpha).items()}
-        return {f"alpha_{edge}": value for edge, value in by_edge.items()} | ratios
+        alpha_E, logits_E = self._credit.coefficients().tolist(), self._credit.logits.tolist()
+        by_edge = list(zip(EDGES, logits_E, alpha_E, strict=True))
+        self._rollout_log.edges += [[step, *values] for values in by_edge]
+        ratios = {f"ratio_{node}": value for node, value in effective_ratios(alpha_E).items()}
+        return {f"alpha_{edge}": value for edge, _, value in by_edge} | ratios
 
     def own_state(self, step: int) -> dict[str, Any]:
         return {**super().own_state(step), "logits": self._credit.logits.detach()}
@@ -499,8 +495,7 @@ class GrammarMasks:
 
     def clear(self) -> None:
         """Forget all masks but the one that admits every token."""
-        free = np.full(self.num_words, -1, dtype=np.int32)
-        self._masks, self._numbers = [free], {free.tobytes(): FREE}
+        self._numbers = {np.full(self.num_words, -1, dtype=np.int32).tobytes(): FREE}
         self._table: Tensor | None = None
 
     def matcher(self, ask: Ask) -> Any:
@@ -519,12 +514,7 @@ class GrammarMasks:
             words = self.words_of(matcher)
             if not words[token // 32] >> (token % 32) & 1:
                 raise ValueError(f"token {token} at place {len(found)} is not one that the grammar admits")
-            key = words.tobytes()
-            if key not in self._numbers:
-                self._numbers[key] = len(self._masks)
-                self._masks.append(words)
-                self._table = None
-            found.append(self._numbers[key])
+            found.append(self._numbers.setdefault(words.tobytes(), len(self._numbers)))
             if not matcher.is_stopped():
                 matcher.consume_token(token)
         return found
@@ -542,8 +532,9 @@ class GrammarMasks:
             numbers: of masks, any shape.
             width: V, of the model's logits.
         """
-        if self._table is None or self._table.device != numbers.device:
-            self._table = torch.from_numpy(np.stack(self._masks)).to(numbers.device)
+        if self._table is None or len(self._table) < len(self._numbers) or self._table.device != numbers.device:
+            masks = np.array([np.frombuffer(words, dtype=np.int32) for words in self._numbers])
+            self._table = torch.from_numpy(masks).to(numbers.device)
         return unpacked(self._table[numbers], width)
 
 
@@ -680,18 +671,10 @@ class HeldTrainer(RolloutTrainer):
                     use_cache=False,
                 ).logits[:, -logits_to_keep - 1 : -1]
             admitted_BCV = self._masks.admitted(self._numbers_BC[rows], logits_BCV.shape[-1])
-            logp_BCV = masked_log_probs(logits_BCV / self.temperature, admitted_BCV)
+            held_BCV = (logits_BCV / self.temperature).float().masked_fill(~admitted_BCV, float("-inf"))
+            logp_BCV = held_BCV.log_softmax(-1)
             logps.append(logp_BCV.gather(-1, input_ids[rows, -logits_to_keep:, None])[..., 0])
             if compute_entropy:
-                held_BCV = logp_BCV.detach()
-                entropies.append(-(held_BCV.exp() * held_BCV.masked_fill(~admitted_BCV, 0.0)).sum(-1))
+                known_BCV = logp_BCV.detach()
+                entropies.append(-(known_BCV.exp() * known_BCV.masked_fill(~admitted_BCV, 0.0)).sum(-1))
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
-
-
-def masked_log_probs(logits: Tensor, admitted: Tensor) -> Tensor:
-    """log-softmax over the admitted tokens alone, float32 [..., V]; -inf elsewhere.
-
-    Args:
-        admitted: bool, as `logits`; one token or more of each row.
-    """
-    return logits.float().masked_fill(~admitted, float("-inf")).log_softmax(-1)

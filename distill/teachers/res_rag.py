@@ -55,27 +55,14 @@ from relabel.manifests.store import LocalRunStore
 JSONLD = InputColumn("jsonld", "list<string>", "What the page says of itself.")
 
 
-class EvidenceQuery(NamedTuple):
-    """One question.
-
-    Args:
-        pair: its first row, with all rows as siblings.
-        sets: of each row the numbers of the wanted chunks, most important first; None where no row has any said.
-        answers: all that are wanted.
-    """
-
-    pair: Pair
-    sets: tuple[tuple[int, ...], ...] | None
-    answers: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class EvidenceRow(GoldRow):
-    """A question to train on.
+    """A question; its pair is its first row, with all rows as siblings.
 
     Args:
-        sets: wanted chunks of each document that is shown.
-        answers: wanted answers.
+        sets: of each row the numbers of the wanted chunks, most important first; none where no row has any said. Where
+            the first prompt is known, of each document that is shown.
+        answers: all that are wanted.
     """
 
     sets: tuple[tuple[int, ...], ...] = ()
@@ -98,7 +85,7 @@ class EvidenceRow(GoldRow):
 
 def load_evidence_queries(
     path: str, columns: Columns, sets: str, labeler: Labeler, storage: Storage, *, answers: str | None = None
-) -> tuple[list[EvidenceQuery], Dataset]:
+) -> tuple[list[EvidenceRow], Dataset]:
     """Whole queries, wherever their rows lie, in the order of their first rows; and what was read.
 
     Args:
@@ -132,7 +119,7 @@ def whole_queries(pairs: Sequence[Pair]) -> list[Pair]:
     return [rows[0]._replace(siblings=tuple(rows)) for rows in by_query.values()]
 
 
-def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: str | None) -> EvidenceQuery:
+def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: str | None) -> EvidenceRow:
     rows = first.siblings
     said = [numbers[pair.row_id].as_py() for pair in rows]
     for pair, wanted in zip(rows, said, strict=True):
@@ -143,24 +130,9 @@ def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: s
                 f"{path}: row {pair.row_id}: column `{column}` names chunk {off[0]} of document {pair.doc_id}, which "
                 f"has {most} chunks, numbered from 1. Both columns must come from the same chunks."
             )
-    sets = None if all(one is None for one in said) else tuple(tuple(one or ()) for one in said)
+    sets = () if all(one is None for one in said) else tuple(tuple(one or ()) for one in said)
     named = () if answers is None else (tuple(pair.columns.get(answers, ())) for pair in rows)
-    return EvidenceQuery(first, sets, next(filter(None, named), ()))
-
-
-def chosen_in(chosen: Mapping[int, Sequence[int] | None], pairs: Sequence[Pair]) -> list[EvidenceQuery]:
-    """Questions with the choices that a run made, those that have any; a row without a label gave nothing.
-
-    Args:
-        chosen: numbers of chunks by row id, of the rows with a label.
-        pairs: of whole queries, as the run asked them.
-    """
-    found = []
-    for pair in whole_queries(pairs):
-        rows = [sibling.row_id for sibling in pair.siblings]
-        if not chosen.keys().isdisjoint(rows):
-            found.append(EvidenceQuery(pair, tuple(tuple(chosen.get(row) or ()) for row in rows)))
-    return found
+    return EvidenceRow(first, {"grade": None}, path, sets=sets, answers=next(filter(None, named), ()))
 
 
 def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialogues, storage: Storage) -> GoldRows:
@@ -177,11 +149,11 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
     for query in queries:
         if not query.answers:
             dropped["queries without an answer wanted"] += 1
-        elif query.sets is None:
+        elif not query.sets:
             dropped["queries without chunks wanted"] += 1
         elif (first := dialogues.first_prompt(query.pair)) is None:
             dropped["queries whose prompt does not fit"] += 1
-        elif (row := row_of(query, query.sets, first, source.path)) is None:
+        elif (row := row_of(query, first)) is None:
             dropped["queries without a chunk to choose"] += 1
         else:
             rows.append(row)
@@ -196,19 +168,17 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
     return GoldRows(about, rows, dropped)
 
 
-def row_of(
-    query: EvidenceQuery, sets: tuple[tuple[int, ...], ...], first: FirstPrompt, source: str
-) -> EvidenceRow | None:
+def row_of(query: EvidenceRow, first: FirstPrompt) -> EvidenceRow | None:
     """The question as it is asked; None where no chunk is shown. Its label is that of the first document with chunks:
     one of which nothing is shown has none.
     """
-    row = EvidenceRow(query.pair, {"grade": None}, source, first, answers=query.answers)
+    row = replace(query, first=first)
     mosts = row.shown.mosts
     place = next((place for place, most in enumerate(mosts) if most), None)
     if place is None:
         return None
     pair = query.pair.siblings[place]._replace(siblings=query.pair.siblings)
-    wanted = tuple(tuple(n for n in one if n <= most) for one, most in zip(sets, mosts, strict=False))
+    wanted = tuple(tuple(n for n in one if n <= most) for one, most in zip(query.sets, mosts, strict=False))
     return replace(row, pair=pair, sets=wanted)
 
 
@@ -270,8 +240,7 @@ class Generator:
         self._answers = ShortAnswers()
         self._identity = identity_of(spec, self._answers)
         self._engine: Engine | None = None
-        self._crashes = 0
-        self._ids = 0
+        self._crashes = self._ids = 0
 
     def start(self) -> list[str]:
         """Start the engine; its remarks.
@@ -300,7 +269,10 @@ class Generator:
         if asks:
             known |= self._ask(asks)
         for key in asks:
-            self._keep(key, known[key])
+            answer = known[key]
+            if answer is not None and answer.finish != "error":
+                held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
+                LocalRunStore(self._folder).jot(f"{key[:2]}/{key}.json", json.dumps(held).encode())
         return [self._read(known[keys[one]]) for one in asked]
 
     def close(self) -> None:
@@ -366,12 +338,6 @@ class Generator:
             return Answer(0, held["text"], held["finish"], detail=held["detail"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    def _keep(self, key: str, answer: Answer | None) -> None:
-        if answer is None or answer.finish == "error":
-            return
-        held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
-        LocalRunStore(self._folder).jot(f"{key[:2]}/{key}.json", json.dumps(held).encode())
 
 
 def identity_of(spec: GeneratorSpec, answers: ShortAnswers) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,6 @@ from relabel.distill.teachers.spec import (
     ROLLOUT_SCHEMA,
     ROLLOUTS_NAME,
     CreditSection,
-    GraphGold,
 )
 from relabel.distill.training.output import sync_files, writing
 from relabel.distill.training.spec import DevSplit
@@ -237,11 +236,6 @@ class GoldRows:
         return [row.first.ids for row in self.rows if row.first is not None]
 
     @property
-    def prompt_tokens(self) -> int:
-        """Of all first prompts together."""
-        return sum(map(len, self.prompts))
-
-    @property
     def has_node_gold(self) -> bool:
         """Whether any row says more than a grade."""
         return any(value is not None for row in self.rows for name, value in row.gold.items() if name != "grade")
@@ -281,11 +275,15 @@ def load_gold_rows(
     with in_words_of_the_spec("data.gold"):
         dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage, reads=labeler.reads)
     files = [file.path for file in dataset.files]
-    trusted = {"grade": _trusted(source, files, source.grade, storage, grades=grades, grade_map=source.map)}
-    if isinstance(source, GraphGold):
-        for node, column in (("subject", source.subject), ("attribute", source.attribute)):
-            if column is not None:
-                trusted[node] = _trusted(source, files, column, storage, key=f"data.gold.{node}", grades=NODE_SCORES)
+    trusted: dict[str, list[int | None]] = {}
+    for node in NODE_GOLD:  # nothing maps the scores of subject and attribute
+        most, grade_map = (grades, source.map) if node == "grade" else (NODE_SCORES, None)
+        if (column := getattr(source, node, None)) is not None:
+            where, option = f"{source.path}, column `{column}`", "data.gold.map"
+            held = load_gold_by_row(files, column, storage, role="what is trusted", option=f"data.gold.{node}")
+            read = mapped(read_grades(held).readable(source.path, column), grade_map, where=where, option=option)
+            trusted[node] = read.to_pylist()
+            check_scale(set(read.drop_null().to_pylist()), most, where=where, option=option)
     rows, dropped = [], Counter[str]()
     for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows))):
         gold = {node: values[number] for node, values in trusted.items()}
@@ -304,26 +302,6 @@ def load_gold_rows(
         graded_rows=len(rows),
     )
     return GoldRows(about, rows, dropped)
-
-
-def _trusted(
-    source: GoldSource,
-    files: list[str],
-    column: str,
-    storage: Storage,
-    *,
-    grades: int,
-    key: str = "data.gold.grade",
-    grade_map: dict[int, int] | None = None,
-) -> list[int | None]:
-    """A column of trusted grades, or of a node's trusted scores, which nothing maps: 0 to `grades` - 1."""
-    where, option = f"{source.path}, column `{column}`", "data.gold.map"
-    read = read_grades(load_gold_by_row(files, column, storage, role="what is trusted", option=key))
-    held: list[int | None] = mapped(
-        read.readable(source.path, column), grade_map, where=where, option=option
-    ).to_pylist()
-    check_scale({one for one in held if one is not None}, grades, where=where, option=option)
-    return held
 
 
 # ------------------------------------------------------------------------------
@@ -364,9 +342,8 @@ class RolloutLog:
             group: rollouts of one prompt; they follow each other.
         """
         for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-            self.counts["rollouts"] += 1
-            self.counts["tokens"] += rollout.num_own
-            self.counts["prompt_tokens"] += len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
+            others = len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
+            self.counts.update(rollouts=1, tokens=rollout.num_own, prompt_tokens=others)
             self._pending.append(
                 {
                     "step": step,
@@ -384,10 +361,6 @@ class RolloutLog:
                     **score.columns,
                 }
             )
-
-    def add_edges(self, step: int, logits: Sequence[float], alpha: Mapping[str, float]) -> None:
-        """Add the coefficients, by edge, as they are after a step."""
-        self.edges += [[step, edge, logit, value] for (edge, value), logit in zip(alpha.items(), logits, strict=True)]
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint of a step keeps; all that is pending is written as its part."""
@@ -490,37 +463,16 @@ def _of_known(reward_G: Tensor, epsilon: float) -> Tensor:
 TEMPLATE = -1
 """The segment of tokens that belong to no node: their advantage is 0."""
 
-NUM_BRANCHES = 3
-
 ROUNDINGS = 4 * torch.finfo(torch.float32).eps
 """How much of `Credit.rounding`, times dL/dA, may still be noise: in 1,500 random batches at ρ = 1 it was half an ε at
 most (2026-11-25).
 """
 
 
-class Coefficients(NamedTuple):
-    """α by edge, each a 0-d tensor with its gradient: first three branches, of two edges that share one node's credit
-    (softmax · 2, so that equal logits give 1), then gates between twins (sigmoid, at first 0.5).
-    """
-
-    r_to_s: Tensor
-    r_to_a: Tensor
-    s_to_q_s: Tensor
-    s_to_p_s: Tensor
-    a_to_q_a: Tensor
-    a_to_p_a: Tensor
-    q_a_to_q_s: Tensor
-    q_s_to_q_a: Tensor
-    p_a_to_p_s: Tensor
-    p_s_to_p_a: Tensor
-
-    def by_edge(self) -> dict[str, float]:
-        """Plain numbers."""
-        return {edge: float(value.detach()) for edge, value in zip(EDGES, self, strict=True)}
-
-
-EDGES = tuple(name.replace("_to_", ">") for name in Coefficients._fields)
-"""As files and curves name them."""
+EDGES = ("r>s", "r>a", "s>q_s", "s>p_s", "a>q_a", "a>p_a", "q_a>q_s", "q_s>q_a", "p_a>p_s", "p_s>p_a")
+"""Three branches, of two edges that share one node's credit, then gates between twins; as files and curves name
+them.
+"""
 
 
 class Credit(nn.Module):  # type: ignore[misc]
@@ -535,33 +487,21 @@ class Credit(nn.Module):  # type: ignore[misc]
         self.section = section
         self.logits = nn.Parameter(torch.zeros(len(EDGES)), requires_grad=section.learn)
 
-    @property
-    def is_by_node(self) -> bool:
-        """Whether the loss weighs every node of a rollout alike, or every token."""
-        return self.section.average == "node" or (self.section.average == "auto" and self.section.learn)
-
-    def coefficients(self) -> Coefficients:
-        """α by edge."""
-        count = 2 * NUM_BRANCHES
-        branches = self.logits[:count].view(-1, 2).softmax(-1) * 2
-        gates = self.logits[count:].sigmoid() * float(self.section.consistency)
-        return Coefficients(*torch.cat([branches.flatten(), gates]))
+    def coefficients(self) -> Tensor:
+        """α by edge [E]: of branches softmax · 2, so that equal logits give 1; of gates sigmoid, at first 0.5."""
+        branches = self.logits[:6].view(-1, 2).softmax(-1) * 2
+        gates = self.logits[6:].sigmoid() * float(self.section.consistency)
+        return torch.cat([branches.flatten(), gates])
 
     def node_rewards(self, base_3: Tensor) -> Tensor:
         """R of all nodes [..., V] from b of r, s, a [..., 3]."""
-        alpha = self.coefficients()
+        r_s, r_a, s_qs, s_ps, a_qa, a_pa, qa_qs, qs_qa, pa_ps, ps_pa = self.coefficients()
         r, own_s, own_a = base_3.unbind(-1)
-        s, a = own_s + alpha.r_to_s * r, own_a + alpha.r_to_a * r
-        q_s, p_s = alpha.s_to_q_s * s, alpha.s_to_p_s * s
-        q_a, p_a = alpha.a_to_q_a * a, alpha.a_to_p_a * a
-        return torch.stack(
-            [
-                *(r, s, a),
-                *(q_s + alpha.q_a_to_q_s * q_a, q_a + alpha.q_s_to_q_a * q_s),
-                *(p_s + alpha.p_a_to_p_s * p_a, p_a + alpha.p_s_to_p_a * p_s),
-            ],
-            -1,
-        )
+        s, a = own_s + r_s * r, own_a + r_a * r
+        q_s, p_s = s_qs * s, s_ps * s
+        q_a, p_a = a_qa * a, a_pa * a
+        nodes = [r, s, a, q_s + qa_qs * q_a, q_a + qs_qa * q_s, p_s + pa_ps * p_a, p_a + ps_pa * p_s]
+        return torch.stack(nodes, -1)
 
     def advantages(self, base_NG3: Tensor, *, epsilon: float = 1e-6) -> Tensor:
         """A of all nodes [N, G, V]: each node's R, standardised over the prompt's rollouts. Never detached."""
@@ -578,26 +518,15 @@ class Credit(nn.Module):  # type: ignore[misc]
             ratio_NV = reward_NGV.abs().amax((1, 2)).unsqueeze(-1) / reward_NGV.std(1, correction=0)
             return torch.where(has_gradient_NV, ratio_NV.square(), 0.0)
 
-    def distance(self) -> Tensor:
-        """‖w - w₀‖², 0-d; w₀ is 0."""
-        return self.logits.square().sum()
 
-
-def effective_ratios(alpha: Coefficients) -> dict[str, float]:
+def effective_ratios(alpha_E: Sequence[float]) -> dict[str, float]:
     """What the advantages depend on, by node: how much of another node's credit it takes for each 1 of its own.
 
     Five of the ten coefficients can be derived from these six numbers (those of s and a sum to 2).
     """
-    own = Coefficients(*(value.detach().double() for value in alpha))
-    ratios = {
-        "s": own.r_to_s,
-        "a": own.r_to_a,
-        "q_s": own.q_a_to_q_s * own.a_to_q_a / own.s_to_q_s,
-        "q_a": own.q_s_to_q_a * own.s_to_q_s / own.a_to_q_a,
-        "p_s": own.p_a_to_p_s * own.a_to_p_a / own.s_to_p_s,
-        "p_a": own.p_s_to_p_a * own.s_to_p_s / own.a_to_p_a,
-    }
-    return {node: float(value) for node, value in ratios.items()}
+    r_s, r_a, s_qs, s_ps, a_qa, a_pa, qa_qs, qs_qa, pa_ps, ps_pa = alpha_E
+    of_query = {"q_s": qa_qs * a_qa / s_qs, "q_a": qs_qa * s_qs / a_qa}
+    return {"s": r_s, "a": r_a, **of_query, "p_s": pa_ps * a_pa / s_ps, "p_a": ps_pa * s_ps / a_pa}
 
 
 def token_advantages(node_BV: Tensor, segment_BT: Tensor) -> Tensor:

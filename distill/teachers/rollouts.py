@@ -7,7 +7,7 @@ import codecs
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from relabel.distill.teachers.spec import VllmSection
@@ -64,12 +64,9 @@ class AnswerTokens:
         if len(body) == len(ids) or len(body) > max_tokens:
             raise VerdictError("truncated", f"no end token after {min(len(body), max_tokens)} tokens")
         for place, one in enumerate(body):
-            if self._is_silent(one):
+            if one in self._silent_ids or one >= self._vocab_size:
                 raise VerdictError("format", f"token {place + 1} of the answer is a control token")
         return Answer(0, self.text(body) if text is None else text, "stop", output_tokens=len(body))
-
-    def _is_silent(self, one: int) -> bool:
-        return one in self._silent_ids or one >= self._vocab_size
 
 
 # ------------------------------------------------------------------------------
@@ -220,7 +217,8 @@ class Dialogues:
         talks = [self._open(pair, first) for pair, first in zip_longest(pairs, firsts)]
         going = talks
         while going:
-            answers = generate([talk.context for talk in going])
+            so_far = [one.rollout.prompt_ids + one.rollout.completion_ids for one in going]
+            answers = generate([AskedIds(talk.ask, ids) for talk, ids in zip(going, so_far, strict=True)])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
 
@@ -289,10 +287,6 @@ class _Talk:
     rendered: list[int]
     rollout: Rollout
 
-    @property
-    def context(self) -> AskedIds:
-        return AskedIds(self.ask, self.rollout.prompt_ids + self.rollout.completion_ids)
-
 
 # ------------------------------------------------------------------------------
 # Which part of an answer each of its tokens belongs to.
@@ -315,13 +309,7 @@ def token_spans(pieces: Iterable[bytes]) -> list[Span]:
         pieces: the bytes of each token, in order. Bytes that are not UTF-8 become replacement characters.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    spans = []
-    at = 0
-    for piece in pieces:
-        end = at + len(decoder.decode(piece))
-        spans.append((at, end))
-        at = end
-    return spans
+    return list(pairwise(accumulate((len(decoder.decode(piece)) for piece in pieces), initial=0)))
 
 
 def token_parts(pieces: Sequence[bytes], spans: Mapping[int, Sequence[Span]]) -> list[int]:
@@ -411,9 +399,8 @@ def sampling_logprobs(rollouts: Sequence[Rollout], calls: Sequence[TurnLogprobs]
     for number, call in enumerate(calls):
         asked = [place for place, one in enumerate(rollouts) if len(one.turns) > number]
         for place, values in zip(asked, call, strict=True):
-            rollout = rollouts[place]
-            start = rollout.turns[number].start
-            for at, value in enumerate(values, start):
-                if at < len(rollout.is_own) and rollout.is_own[at]:  # an end token may have given way to the template's
+            is_own = rollouts[place].is_own
+            for at, value in enumerate(values, rollouts[place].turns[number].start):
+                if at < len(is_own) and is_own[at]:  # an end token may have given way to the template's
                     found[place][at] = value
     return found

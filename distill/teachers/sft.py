@@ -31,7 +31,7 @@ from relabel.distill.students.examples import (
     rejoin,
 )
 from relabel.distill.students.manifest import LearnedGold, LearnedLabels
-from relabel.distill.teachers.res_rag import chosen_in, load_evidence_queries
+from relabel.distill.teachers.res_rag import load_evidence_queries, whole_queries
 from relabel.distill.teachers.rollouts import Span, token_parts
 from relabel.distill.teachers.spec import SftGold, SftSpec, TeacherData, TeacherSpec
 from relabel.distill.teachers.teaching import (
@@ -53,7 +53,17 @@ from relabel.labelers.engines.tokens import Overlong
 from relabel.labelers.evidence import EVIDENCE_SET
 from relabel.labelers.registry import Labeler, labeler_class, options_of_run
 from relabel.labelers.verdicts import Reader
-from relabel.manifests.asks import Answer, Ask, Choice, Distribution, JsonIndices, Sampling, closing_of, opening_of
+from relabel.manifests.asks import (
+    Answer,
+    Ask,
+    Choice,
+    Distribution,
+    JsonIndices,
+    Sampling,
+    Section,
+    closing_of,
+    opening_of,
+)
 from relabel.manifests.errors import ConfigError, InputError, RelabelError, VerdictError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale
@@ -108,13 +118,6 @@ class AnsweredRows:
     gold: LearnedGold | None = None
     notes: list[str] = field(default_factory=list)
 
-    def name(self, number: int) -> tuple[str, int]:
-        """Where a row comes from: its source, and its id there."""
-        row = self.rows[number]
-        source = self.runs[row.source] if self.runs else self.gold
-        assert source is not None
-        return source.path, row.pair.row_id
-
 
 def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
     """Read runs and gold.
@@ -131,21 +134,20 @@ def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
     if data.gold is not None and data.gold.sets is not None:
         _add_sets(found, data.gold, data.gold.sets, storage)
         return found
-    is_of_sets = options.name == EVIDENCE_SET
-    if is_of_sets and data.gold is not None:
+    if options.name == EVIDENCE_SET and data.gold is not None:
         raise ConfigError(
             f"data.gold: grades say nothing of the chunks that {options.name} chose. Name the column that does, as "
             "data.gold.sets, without runs; or leave gold out."
         )
-    gold = None
-    if data.gold is not None:
-        gold = load_gold(data.gold, storage, is_learned=not opened, key="data.gold")
-        found.gold = gold.about
-    if not is_of_sets:
+    gold = None if data.gold is None else load_gold(data.gold, storage, is_learned=not opened, key="data.gold")
+    if options.name != EVIDENCE_SET:
         check_learnable(found, has_answers=bool(opened))
-    if not opened:
-        assert gold is not None
-        _add_gold(found, gold)
+    if gold is not None and not opened:
+        graded = zip(gold.pairs, gold.grades, strict=True)
+        found.rows = [AnsweredRow(pair, grade) for pair, grade in graded if grade is not None]
+        seen = {row.grade for row in found.rows}
+        check_scale(seen, options.grades, where=gold.source.path, option="data.gold.map")
+        found.dropped += Counter({"without a trusted grade": len(gold.pairs) - len(found.rows)})
     for run in opened:
         _add_run(found, run, gold, storage)
     refuse_twice(found.runs, key="data.runs")
@@ -153,7 +155,8 @@ def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
         found.gold = replace(gold.about, graded_rows=len(found.rows))
     if not found.rows:
         listed = ", ".join(f"{count:,} rows {reason}" for reason, count in found.dropped.items())
-        raise InputError(f"{', '.join(run.root for run in opened)}: no answer to learn from: {listed or 'no label'}.")
+        paths = ", ".join(run.root for run in opened) or (data.gold and data.gold.path)
+        raise InputError(f"{paths}: no answer to learn from: {listed or 'no label'}.")
     return found
 
 
@@ -163,18 +166,15 @@ def _options(spec: SftSpec, runs: Sequence[ProvenRun]) -> LabelerOptions:
     Raises:
         ConfigError: they are not of one labeler.
     """
-    found = spec.labeler
-    if found is None:
-        found = options_of_run(runs[0].plan.parts, runs[0].manifest.spec, where=runs[0].root)
+    found = spec.labeler or options_of_run(runs[0].plan.parts, runs[0].manifest.spec, where=runs[0].root)
     for run in runs:
         labeler = run.plan.facts.labeler
-        if labeler.name != found.name:
+        if (labeler.name, labeler.grades) != (found.name, found.grades):
             raise ConfigError(
-                f"{run.root}: is of labeler {labeler.name}, and one teacher learns the answers of one labeler, here "
-                f"{found.name}. Name runs of one, and leave `labeler` out or name the same."
+                f"{run.root}: is of labeler {labeler.name} with {labeler.grades} grades, and one teacher learns the "
+                f"answers of one labeler, here {found.name} with {found.grades}. Name runs of one, and leave `labeler` "
+                "out or name the same."
             )
-        if labeler.grades != found.grades:
-            raise ConfigError(f"{run.root}: has {labeler.grades} grades, and the labeler here has {found.grades}.")
     return found
 
 
@@ -204,18 +204,6 @@ def check_learnable(found: AnsweredRows, *, has_answers: bool) -> None:
         )
 
 
-def _add_gold(found: AnsweredRows, gold: GoldGrades) -> None:
-    path, column = gold.source.path, gold.source.grade
-    found.rows = [
-        AnsweredRow(pair, grade) for pair, grade in zip(gold.pairs, gold.grades, strict=True) if grade is not None
-    ]
-    if not found.rows:
-        raise InputError(f"{path}: no row with a grade in `{column}`. There is nothing to learn from.")
-    check_scale({row.grade for row in found.rows}, found.options.grades, where=path, option="data.gold.map")
-    if missing := len(gold.pairs) - len(found.rows):
-        found.dropped["without a trusted grade"] = missing
-
-
 def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage) -> None:
     """Whole questions with the sets of a column.
 
@@ -228,12 +216,11 @@ def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage)
     if found.options.name != EVIDENCE_SET:
         raise ConfigError(f"data.gold.sets: labeler {found.options.name} chooses no chunks; want {EVIDENCE_SET}.")
     queries, dataset = load_evidence_queries(gold.path, gold.columns, column, found.labeler, storage)
-    wanted = [(query.pair, query.sets) for query in queries if query.sets is not None]
+    wanted = [query for query in queries if query.sets]
     if not wanted:
         raise InputError(f"{gold.path}: no query with chunks in `{column}`. There is nothing to learn from.")
-    found.rows = [AnsweredRow(pair, int(any(sets)), sets=sets) for pair, sets in wanted]
-    if missing := len(queries) - len(wanted):
-        found.dropped["queries without chunks wanted"] = missing
+    found.rows = [AnsweredRow(query.pair, int(any(query.sets)), sets=query.sets) for query in wanted]
+    found.dropped += Counter({"queries without chunks wanted": len(queries) - len(wanted)})
     found.gold = LearnedGold(path=gold.path, grade=None, sets=column, rows=dataset.rows, graded_rows=len(wanted))
 
 
@@ -254,9 +241,11 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
     if found.options.name == EVIDENCE_SET:
         chosen = {row.row_id: row.columns["selected"] for row in held}
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
-            asked = read_pairs(dataset, shard_row_ids(run.folder.store, shard))
-            for query in chosen_in(chosen, asked):
-                found.rows.append(AnsweredRow(query.pair, int(any(query.sets or ())), source=number, sets=query.sets))
+            for pair in whole_queries(read_pairs(dataset, shard_row_ids(run.folder.store, shard))):
+                rows = [sibling.row_id for sibling in pair.siblings]
+                if not chosen.keys().isdisjoint(rows):  # a row without a label gave nothing
+                    sets = tuple(tuple(chosen.get(row) or ()) for row in rows)
+                    found.rows.append(AnsweredRow(pair, int(any(sets)), source=number, sets=sets))
         return
     trusted = [row.grade for row in held] if gold is None else gold.of(run.plan, pairs)
     for row, pair, grade in zip(held, pairs, trusted, strict=True):
@@ -310,18 +299,18 @@ def turns_of(answered: AnsweredRows, row: AnsweredRow) -> list[AnsweredTurn]:
     generator = answered.labeler.label(row.pair)
     ask = next(generator)
     if answered.is_preliminary:
-        return [_preliminary(ask, row)]
+        assert ask.format is not None
+        first = ask.format.sections[0]
+        said = row.grade if row.label is None else row.label.columns.get(first.tag)
+        if said is None:
+            raise UnlearnableError("without a first grade")
+        return [AnsweredTurn(ask, (opening_of(first), str(said), closing_of(first)))]
     turns: list[AnsweredTurn] = []
     num_answered = 0
     try:
         while True:
-            if answered.labeler.recalls:
-                turn, answer = _recalled(answered.labeler, row, ask, num_answered)
-            else:
-                turn = _turn(answered, row, ask)
-                answer = _answer(turn)
-            if turn is not None:
-                turns.append(turn)
+            turn, answer = _turn(answered, row, ask, num_answered)
+            turns += [turn] if turn else []
             num_answered += answer.finish != "overlong"
             ask = generator.send(answer)
     except VerdictError as exc:
@@ -332,97 +321,61 @@ def turns_of(answered: AnsweredRows, row: AnsweredRow) -> list[AnsweredTurn]:
     return turns
 
 
-def _preliminary(ask: Ask, row: AnsweredRow) -> AnsweredTurn:
-    assert ask.format is not None
-    first = ask.format.sections[0]
-    said = row.grade if row.label is None else row.label.columns.get(first.tag)
-    if said is None:
-        raise UnlearnableError("without a first grade")
-    return AnsweredTurn(ask, (opening_of(first), str(said), closing_of(first)))
+def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
+    """What is learned of an answer, and the answer; nothing of one that a router recalls without a legal line.
 
-
-def _recalled(labeler: Labeler, row: AnsweredRow, ask: Ask, number: int) -> tuple[AnsweredTurn | None, Answer]:
-    """What a labeler's own columns hold; nothing is learned of an answer without a legal line."""
-    assert row.label is not None
-    answer, completion = labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
-    is_learned = completion and answer.finish != "overlong"
-    return AnsweredTurn(ask, ("", completion, "")) if is_learned else None, answer
-
-
-def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> AnsweredTurn:
+    Args:
+        number: of earlier asks that were answered.
+    Raises:
+        VerdictError: the answer is not in the ask's format.
+    """
+    if answered.labeler.recalls:
+        assert row.label is not None
+        answer, completion = answered.labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
+        is_learned = completion and answer.finish != "overlong"
+        return AnsweredTurn(ask, ("", completion, "")) if is_learned else None, answer
     if ask.format is None:
         (decision,) = ask.decisions
         if not 0 <= row.grade < len(decision.labels):
             raise UnlearnableError("whose grade is off the scale")
-        return AnsweredTurn(ask, (decision.labels[row.grade],), label=row.grade)
-    if ask.shared_by is None:
-        assert row.label is not None
-        said = said_in(row.label)
-        text = "\n".join(f"{opening_of(s)}{said.get(s.tag, '')}{closing_of(s)}" for s in ask.format.sections)
-        return _read_turn(ask, text)
-    for text in shared_texts(answered, row, ask):
-        turn = _read_turn(ask, text)
-        if row.label is None or row.label.intent in (None, Reader(ask.format).read(_answer(turn)).get("intent")):
-            return turn
+        probs = tuple(float(place == row.grade) for place in range(len(decision.labels)))
+        answer = Answer(0, "", "stop", {decision.name: Distribution(probs, 0.0)})
+        return AnsweredTurn(ask, (decision.labels[row.grade],), label=row.grade), answer
+    reader, sections = Reader(ask.format), ask.format.sections
+    for text in shared_texts(answered, row, ask) if ask.shared_by is not None else [own_text(row, sections)]:
+        answer = Answer(0, text, "stop")
+        intent = reader.read(answer).get("intent")
+        if ask.shared_by is None or (row.label and row.label.intent in (None, intent)):
+            # what is between two sections goes with the later one
+            ends = [text.index(closing_of(one)) + len(closing_of(one)) for one in sections]
+            spans = zip([0, *ends[:-1]], ends, strict=True)
+            reasoning = [span for one, span in zip(sections, spans, strict=True) if one.tag not in GRADES]
+            return AnsweredTurn(ask, reader.turn_parts(text), tuple(reasoning)), answer
     raise UnlearnableError("whose query's first answer was not kept")
 
 
-def _read_turn(ask: Ask, text: str) -> AnsweredTurn:
-    """
-    Raises:
-        VerdictError: the text is not in the ask's format.
-    """
-    assert ask.format is not None
-    reader = Reader(ask.format)
-    reader.read(Answer(0, text, "stop"))
-    spans = []
-    at = 0
-    for section in ask.format.sections:  # what is between two sections goes with the later one
-        end = text.index(closing_of(section)) + len(closing_of(section))
-        if section.tag not in GRADES:
-            spans.append((at, end))
-        at = end
-    return AnsweredTurn(ask, reader.turn_parts(text), tuple(spans))
-
-
-def said_in(label: LabelRow) -> dict[str, str]:
-    """What each section of an answer says, by tag, as far as the label's columns hold it; `none` where they hold
-    nothing.
-    """
-    own: Mapping[str, Any] = label.columns
-    found = {name: "none" if value is None else str(value) for name, value in own.items()}
-    found |= {f"{name}_score": str(own[name]) for name in ("subject", "attribute") if own.get(name) is not None}
+def own_text(row: AnsweredRow, sections: Sequence[Section]) -> str:
+    """An answer put together from its label's columns; a section that they hold nothing of says `none`."""
+    assert row.label is not None
+    label, own = row.label, row.label.columns
+    said = {name: "none" if value is None else str(value) for name, value in own.items()}
+    said |= {f"{name}_score": str(own[name]) for name in ("subject", "attribute") if own.get(name) is not None}
     extract = "\n".join(str(span["text"]) for span in label.evidence)
-    return found | {
-        "think": label.reasoning or "",
-        "intent": label.intent or "",
-        "extract": extract or "none",
-        "score": str(label.grade),
-    }
-
-
-def _answer(turn: AnsweredTurn) -> Answer:
-    if turn.label is None:
-        return Answer(0, "".join(turn.parts), "stop")
-    (decision,) = turn.ask.decisions
-    probs = tuple(float(number == turn.label) for number in range(len(decision.labels)))
-    return Answer(0, "", "stop", {decision.name: Distribution(probs, 0.0)})
+    said |= {"think": label.reasoning or "", "intent": label.intent or ""}
+    said |= {"extract": extract or "none", "score": str(label.grade)}
+    return "\n".join(f"{opening_of(one)}{said.get(one.tag, '')}{closing_of(one)}" for one in sections)
 
 
 def _is_same(read: Label, held: LabelRow) -> bool:
     """Whether a label says what another one does, distributions left out."""
-    own = all(
-        value == held.columns.get(name)
-        for name, value in read.columns.items()
-        if not name.endswith(("_probs", "_outside_mass"))
-    )
-    evidence = [(span.start, span.end) for span in read.evidence]
+    own = [(name, value) for name, value in read.columns.items() if not name.endswith(("_probs", "_outside_mass"))]
     return (
-        own
+        all(value == held.columns.get(name) for name, value in own)
         and read.grade == held.grade
         and (read.intent or None) == (held.intent or None)
         and (read.reasoning or None) == (held.reasoning or None)
-        and evidence == [(span["start"], span["end"]) for span in held.evidence]
+        and [(span.start, span.end) for span in read.evidence]
+        == [(span["start"], span["end"]) for span in held.evidence]
     )
 
 
@@ -443,23 +396,20 @@ def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator
             yield texts[key]
 
 
-def choices(answered: AnsweredRows, row: AnsweredRow) -> Iterator[AnsweredTurn]:
+def choices(labeler: Labeler, row: AnsweredRow) -> Iterator[AnsweredTurn]:
     """A question with its answer, with fewer and fewer chunks shown, as a run would ask it while its prompt is too
     long.
     """
-    assert row.sets is not None
-    walk = answered.labeler.label(row.pair)
-    try:
+    walk = labeler.label(row.pair)
+    with contextlib.suppress(StopIteration, VerdictError):
         ask = next(walk)
         while True:
             assert ask.format is not None
             (section,) = ask.format.sections
             assert isinstance(section, JsonIndices)
             if any(section.mosts):
-                yield AnsweredTurn(ask, ("", rendered_sets(section, row.sets), ""))
+                yield AnsweredTurn(ask, ("", rendered_sets(section, row.sets or ()), ""))
             ask = walk.send(Answer(0, "", "overlong"))
-    except (StopIteration, VerdictError):
-        return
 
 
 # ------------------------------------------------------------------------------
@@ -494,16 +444,6 @@ class AnswerExamples(NamedTuple):
     examples: list[Example]
     dropped: Counter[str]
 
-    @property
-    def digest(self) -> str:
-        """Of all token ids and of what is masked."""
-        total = hashlib.sha256()
-        for example in self.examples:
-            total.update(f"{len(example.ids)} {example.num_answer}\n".encode())
-            total.update(np.array(example.ids, dtype="<i4").tobytes())
-            total.update(example.is_reasoning)
-        return total.hexdigest()
-
 
 def make_examples(answered: AnsweredRows, base: TeacherBase, *, max_tokens: int) -> AnswerExamples:
     """Examples of all rows; what rows of a query share is one example.
@@ -526,7 +466,7 @@ def _learned(
     for number, row in enumerate(answered.rows):
         try:
             if row.sets is not None:
-                made = [encoder.longest_of(choices(answered, row), row, number, max_tokens=max_tokens)]
+                made = [encoder.longest_of(choices(answered.labeler, row), row, number, max_tokens=max_tokens)]
             else:
                 turns = turns_of(answered, row)
                 made = [(turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns]
@@ -560,16 +500,16 @@ def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, c
         raise ConfigError(f"{file}: is there already. Name another folder, or remove it.")
     base = check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir))
     answered = load_answered_rows(spec, storage)
-    settings = {"chat_template_kwargs": spec.chat_template_kwargs} if spec.chat_template_kwargs else {}
+    learned = _learned(answered, base, Counter(), max_tokens=spec.train.max_tokens)
     count = 0
     folder.mkdir(parents=True, exist_ok=True)
     with scratch.open("w", encoding="utf-8") as target:
-        for turn, example in _learned(answered, base, Counter(), max_tokens=spec.train.max_tokens):
+        for turn, example in learned:
             pair = answered.rows[example.row].pair
             chat = {
                 "prompt": [{"role": message.role, "content": message.text} for message in turn.ask.messages],
                 "completion": [{"role": "assistant", "content": turn.ask.prefill + "".join(turn.parts)}],
-                **settings,
+                **({"chat_template_kwargs": spec.chat_template_kwargs} if spec.chat_template_kwargs else {}),
                 "query_id": pair.query_id,
                 "doc_id": pair.doc_id,
                 "stage": turn.ask.stage,
@@ -585,7 +525,6 @@ class AnswerEncoder:
 
     def __init__(self, base: TeacherBase) -> None:
         self._base = base
-        self._encoder = base.encoder
         self._places = DecisionPlaces(base.encoder, tokenizer_name=base.resolved.reference)
 
     def encode(self, turn: AnsweredTurn, row: AnsweredRow, number: int, *, max_tokens: int) -> Example:
@@ -598,17 +537,16 @@ class AnswerEncoder:
             (place,) = self._places.of(turn.ask)
             answer, is_reasoning = [place.label_ids[turn.label]], [False]
         else:
-            opened = self._encoder.opened_for(turn.ask).strip()  # in the prompt already
-            answer = self._encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
+            opened = self._base.encoder.opened_for(turn.ask).strip()  # in the prompt already
+            answer = self._base.encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
             pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
             is_reasoning = [part == REASONING for part in token_parts(pieces, {REASONING: turn.reasoning})[1:]]
             answer, is_reasoning = [*answer, self._base.end_id], [*is_reasoning, False]
-        prompt = self._encoder.encode(turn.ask, max_prompt_tokens=max_tokens - len(answer))
+        prompt = self._base.encoder.encode(turn.ask, max_prompt_tokens=max_tokens - len(answer))
         if isinstance(prompt, Overlong):
             raise UnlearnableError(f"too long for {max_tokens} tokens")
-        evidence = row.label.evidence if row.label is not None else []
         seen = prompt.cut_document
-        if seen is not None and any(str(span["text"]) not in seen for span in evidence):
+        if seen is not None and row.label and any(str(span["text"]) not in seen for span in row.label.evidence):
             raise UnlearnableError("whose evidence is where the document was cut off")
         return Example(array("i", prompt.ids + answer), bytes(is_reasoning), number)
 
@@ -655,10 +593,7 @@ class MaskedCollator:
     """
 
     def __init__(self, examples: Sequence[Example], *, mask: float, seed: int, pad_id: int | None) -> None:
-        self._examples = examples
-        self._mask = mask
-        self._seed = seed
-        self._pad_id = pad_id or 0
+        self._examples, self._mask, self._seed, self._pad_id = examples, mask, seed, pad_id or 0
 
     def learned(self, number: int, epoch: int = 0) -> np.ndarray:
         """Which tokens of an example's answer are learned in an epoch, bool [C]."""
@@ -683,11 +618,10 @@ class MaskedCollator:
             answer = ids[len(ids) - example.num_answer :]
             learned = torch.from_numpy(self.learned(number, epoch))
             labels_BC[place, longest - len(answer) :] = torch.where(learned, answer, IGNORED)
-        positions_BT = (mask_BT.cumsum(1) - 1).clamp(min=0)
         return {
             "input_ids": ids_BT,
             "attention_mask": mask_BT,
-            "position_ids": positions_BT,
+            "position_ids": (mask_BT.cumsum(1) - 1).clamp(min=0),
             "labels": labels_BC,
             "rows": torch.tensor(list(numbers)),
         }
@@ -745,8 +679,15 @@ class SftTrainer(TeacherTrainer):
         if not found.examples:
             raise InputError(f"no row gives an example to learn from: {listed}.")
         self._examples = found.examples
-        self._names = [answered.name(example.row) for example in found.examples]
-        self.digest = found.digest
+        paths = [source.path for source in (*answered.runs, answered.gold) if source is not None]
+        rows = [answered.rows[example.row] for example in found.examples]
+        self._names = [(paths[row.source], row.pair.row_id) for row in rows]
+        total = hashlib.sha256()
+        for example in found.examples:
+            total.update(f"{len(example.ids)} {example.num_answer}\n".encode())
+            total.update(np.array(example.ids, dtype="<i4").tobytes())
+            total.update(example.is_reasoning)
+        self.digest = total.hexdigest()
         self.labeler = answered.options.model_dump(mode="json")
         self.templates = answered.labeler.template_digests
         self.notes = [*answered.notes, *([f"rows left out: {listed}"] if listed else [])]
@@ -784,7 +725,7 @@ class SftTrainer(TeacherTrainer):
         return SupervisedLearner(
             accelerator,
             load_model(self._spec, self._base),
-            TrainingPlace(folder, settings.keep_checkpoints, say, self._names, settings.report_to, name),
+            TrainingPlace(folder, settings.keep_checkpoints, say, self._names, name),
             settings,
             plan=plan_batches(
                 [len(example.ids) for example in examples], np.arange(len(examples)), settings, accelerator, halvings

@@ -27,6 +27,7 @@ from relabel.distill.training.output import (
     checkpoint_name,
     list_checkpoints,
     open_to_readers,
+    step_of,
     sync_files,
     write_curves,
     writing,
@@ -195,15 +196,6 @@ def commit(scratch: Path, final: Path) -> None:
     sync_folder(final.parent)
 
 
-def drop_old(folder: Path, *, keep: int, best: Path | None) -> None:
-    """Remove all but the last `keep` checkpoints and the best one, and what killed writers left."""
-    for path in list_checkpoints(folder)[:-keep]:
-        if best is None or path.name != best.name:
-            shutil.rmtree(path)
-    for path in folder.glob(".part-*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def save_weights(module: Any, file: Path | None) -> None:
     """Write the tensors that training changes, whole; a tensor that two names share is written once.
 
@@ -251,8 +243,7 @@ def save_state(folder: Path | None, values: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
 
     def moved_out(tensor: Tensor) -> dict[str, str]:
-        gathered = whole(tensor.detach())
-        name = str(len(tensors))
+        gathered, name = whole(tensor.detach()), str(len(tensors))
         tensors[name] = gathered.cpu().contiguous() if folder is not None else torch.empty(0)
         return {"tensor": name}
 
@@ -265,11 +256,10 @@ def save_state(folder: Path | None, values: dict[str, Any]) -> None:
 def load_state(folder: Path) -> dict[str, Any]:
     """Read them, of a checkpoint whose digests were checked."""
     tensors = load_file(folder / OPTIMIZER)
-    found: dict[str, Any] = json.loads(
+    return json.loads(  # type: ignore[no-any-return]
         (folder / STATE).read_text(encoding="utf-8"),
         object_hook=lambda held: tensors[held["tensor"]] if held.keys() == {"tensor"} else held,
     )
-    return found
 
 
 def random_states() -> dict[str, Any]:
@@ -320,8 +310,7 @@ def write_checkpoint(
             save_weights(module, None)
             save_state(None, state)
             return
-        if scratch.exists():  # a write that failed may have left any of the files
-            shutil.rmtree(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)  # a write that failed may have left any of the files
         scratch.mkdir(parents=True)
         save_weights(module, scratch / WEIGHTS)
         save_state(scratch, state)
@@ -332,5 +321,8 @@ def write_checkpoint(
         failpoints.hit("before_checkpoint")
         commit(scratch, final)
         failpoints.hit("after_checkpoint")
-        kept = place.folder / checkpoint_name(best) if best else None
-        drop_old(place.folder, keep=place.keep, best=kept)
+        for path in list_checkpoints(place.folder)[: -place.keep]:
+            if step_of(path) != best:
+                shutil.rmtree(path)
+        for path in place.folder.glob(".part-*"):  # of killed writers
+            shutil.rmtree(path, ignore_errors=True)

@@ -222,19 +222,6 @@ def make_optimizer(model: Any, settings: TrainingSection) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
-def rate_shares(optimizer: Any, settings: TrainingSection, steps: int) -> Callable[[int], float]:
-    """Share of the peak rate that a step has, by the steps done before it; groups without a peak rate get theirs.
-
-    Args:
-        steps: of the whole training.
-    """
-    name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
-    share: Callable[[int], float] = get_scheduler(
-        name, optimizer, math.ceil(steps * settings.warmup), steps
-    ).lr_lambdas[0]
-    return share
-
-
 # ------------------------------------------------------------------------------
 # What is trained, and what one step of it computes.
 
@@ -431,10 +418,12 @@ class Training:
         self.stopped_by: str | None = None
         self._rows_seen, self._seconds = 0, 0.0
         optimizer = learner.create_optimizer()
-        self._rate_share = rate_shares(optimizer, settings, self.last_step)
+        name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
+        schedule = get_scheduler(name, optimizer, math.ceil(self.last_step * settings.warmup), self.last_step)
+        self._rate_share: Callable[[int], float] = schedule.lr_lambdas[0]
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
-        is_first = self.accelerator.is_main_process
-        self._reporter = CurveReporter(self._place.report_to if is_first else (), self._place.folder, self._place.say)
+        services = settings.report_to if self.accelerator.is_main_process else ()
+        self._reporter = CurveReporter(services, self._place.folder, self._place.say)
 
     def run(self, *, resume_from: Path | None = None) -> Outcome:
         """Train to the last step, or until dev gets no better; then put back the best step where dev chose one.
@@ -505,7 +494,13 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self._rate_share(self.step)
         figures, rows = self.learner.backward(self.step)
-        figures["grad_norm"] = self._clipped(rows)
+        # the norm before it is clipped; one that is not finite is for fp16's scaler to leave out
+        max_norm = self._settings.max_grad_norm or math.inf
+        norm = float(self.accelerator.clip_grad_norm_(self.learner.model.parameters(), max_norm))
+        if self.accelerator.scaler is None and not math.isfinite(norm):
+            what = f"the gradient is not finite (norm {norm:.4g}), though the loss is"
+            raise self._place.not_finite(what, rows, step=self.step + 1)
+        figures["grad_norm"] = norm
         self.learner.before_update()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -522,15 +517,6 @@ class Training:
         self._reporter.send(self.curve)
         failpoints.hit("after_training_step")
 
-    def _clipped(self, rows: Sequence[int]) -> float:
-        """The gradient's norm before it is clipped; one that is not finite is for fp16's scaler to leave out."""
-        max_norm = self._settings.max_grad_norm or math.inf
-        norm = float(self.accelerator.clip_grad_norm_(self.learner.model.parameters(), max_norm))
-        if self.accelerator.scaler is None and not math.isfinite(norm):
-            what = f"the gradient is not finite (norm {norm:.4g}), though the loss is"
-            raise self._place.not_finite(what, rows, step=self.step + 1)
-        return norm
-
     def _evaluate(self) -> None:
         """Figures on dev, noted in the curve."""
         self.learner.model.eval()
@@ -541,8 +527,7 @@ class Training:
         (found,) = broadcast_object_list([own])
         self.curve.add(self.step, "dev", found)
         self._reporter.send(self.curve)
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-        self._place.say(f"step {self.step}, dev: {shown}")
+        self._place.say(f"step {self.step}, dev: {', '.join(f'{name} {value:.4f}' for name, value in found.items())}")
         self._judge_evaluations()
 
     def _judge_evaluations(self) -> None:
@@ -568,10 +553,9 @@ class Training:
         is_writer = self.accelerator.is_main_process
         if not is_writer and not checkpoints.is_sharded(self.learner.model):
             return
-        scaler = self.accelerator.scaler
         state = {
             "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
+            "scaler": self.accelerator.scaler and self.accelerator.scaler.state_dict(),
             "curve": self.curve.points,
             "own": self.learner.own_state(self.step),
             "random": checkpoints.random_states(),
@@ -658,18 +642,13 @@ def train_to_end(
 
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "broken pipe", "remote process exit")
-MARK_NAME = "ended"
+"""What gloo and NCCL say where a process at the other end is gone."""
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
     """Whether memory ran out, on a device or on the host."""
     is_known = isinstance(exc, torch.OutOfMemoryError | MemoryError)
     return is_known or any(word in str(exc).lower() for word in _MEMORY_WORDS)
-
-
-def is_lost_connection(exc: BaseException) -> bool:
-    """Whether gloo or NCCL says that a process at the other end is gone; both raise errors that say so in words."""
-    return isinstance(exc, RuntimeError) and any(word in str(exc).lower() for word in _LOST_WORDS)
 
 
 @contextmanager
@@ -687,7 +666,7 @@ def ending_together(accelerator: Accelerator, folder: Path) -> Iterator[None]:
     if accelerator.num_processes == 1:
         yield
         return
-    mark = folder / MARK_NAME
+    mark = folder / "ended"
     if accelerator.is_main_process:
         mark.unlink(missing_ok=True)
     accelerator.wait_for_everyone()  # the first process has claimed the output
@@ -696,7 +675,8 @@ def ending_together(accelerator: Accelerator, folder: Path) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as exc:
         if is_out_of_memory(exc) and _is_first(mark):
             raise
-        if is_lost_connection(exc) and _is_first(mark):
+        is_lost = isinstance(exc, RuntimeError) and any(word in str(exc).lower() for word in _LOST_WORDS)
+        if is_lost and _is_first(mark):
             raise PeerLostError(
                 f"another of the {accelerator.num_processes} processes that train together ended: it says why, or was "
                 f"killed (process {accelerator.process_index + 1} met: {first_line(exc)}). {how_it_goes_on(folder)}"

@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 CURVES_NAME = "curves.parquet"
 PLOT_NAME = "curves.svg"
 CURVE_SCHEMA = pa.schema([("step", pa.int64()), ("split", pa.string()), ("name", pa.string()), ("value", pa.float64())])
-NOT_PLOTTED = ("learning_rate", "grad_norm")
 LOSS_PANEL = "training loss, nats"
 PANELS = {
     LOSS_PANEL: r"",
@@ -64,15 +63,12 @@ PANELS = {
 }
 """Axes of a training's figures, by what is on them, and the names that belong there; the first takes the others."""
 
-Point = tuple[int, str, str, float]
-"""Step, split, name, value."""
-
 
 @dataclass
 class Curve:
-    """Points in the order in which they were measured."""
+    """Points in the order in which they were measured: step, split, name, value."""
 
-    points: list[Point] = field(default_factory=list)
+    points: list[tuple[int, str, str, float]] = field(default_factory=list)
 
     def add(self, step: int, split: str, values: dict[str, float]) -> None:
         """Add one step's values."""
@@ -112,9 +108,8 @@ def _plotted(curve: Curve, title: str) -> bytes:
         figure.subplots_adjust(left=0.11, right=0.98, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.08)
         all_axes = figure.subplots(len(shown), 1, sharex=True)
         for axes, (label, split, names) in zip(all_axes, shown, strict=True):
-            marker = "o" if split == "dev" else None
             for name in names:
-                points = zip(*curve.series(split, name), strict=True)
+                points, marker = zip(*curve.series(split, name), strict=True), "o" if split == "dev" else None
                 axes.plot(*points, label=name, linewidth=1, marker=marker, markersize=3)
             axes.set(ylabel=label)
             axes.grid(alpha=0.3)
@@ -129,7 +124,7 @@ def _plotted(curve: Curve, title: str) -> bytes:
 
 def panels_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Names by panel, for those panels that have any, in the order of `PANELS`."""
-    shown = [name for name in names if name not in NOT_PLOTTED]
+    shown = [name for name in names if name not in ("learning_rate", "grad_norm")]
     found = {panel: [name for name in shown if panel_of(name) == panel] for panel in PANELS}
     return {panel: held for panel, held in found.items() if held}
 
@@ -148,7 +143,7 @@ def panel_of(name: str) -> str:
 PROJECT = "relabel"
 """Project, or experiment, of all runs."""
 REPORTS, STATE, EVENTS = "reports", "state.json", ".tensorboard"
-NOT_IN_NAMES = r"[^\w./-]"
+NOT_IN_NAMES = re.compile(r"[^\w./-]")
 """Characters that some service takes in no figure's name."""
 
 
@@ -181,9 +176,16 @@ class CurveReporter:
 
     def send(self, curve: Curve) -> None:
         """Send what a service does not have yet."""
+        sent = self._state["sent"]
         for name in list(self._trackers):
             with self._dropped_if_it_fails(name):
-                self._send(name, curve.points)
+                self._trackers[name] = self._trackers[name] or self._started(name)
+                for step, group in groupby(curve.points[sent.get(name, 0) :], key=lambda point: point[0]):
+                    held = list(group)
+                    values = {f"{of}/{NOT_IN_NAMES.sub('.', figure)}": value for _, of, figure, value in held}
+                    self._trackers[name].log(values, step=step)
+                    sent[name] = sent.get(name, 0) + len(held)
+                    self._keep()
 
     def finish(self) -> None:
         """Close all runs."""
@@ -203,17 +205,6 @@ class CurveReporter:
                 f"report_to: {name} failed ({type(exc).__name__}: {first_line(exc)}): training continues without it. "
                 "--resume, or the next training, tries again."
             )
-
-    def _send(self, name: str, points: Sequence[Point]) -> None:
-        sent = self._state["sent"]
-        if self._trackers[name] is None:
-            self._trackers[name] = self._started(name)
-        for step, group in groupby(points[sent.get(name, 0) :], key=lambda point: point[0]):
-            held = list(group)
-            values = {f"{split}/{re.sub(NOT_IN_NAMES, '.', figure)}": value for _, split, figure, value in held}
-            self._trackers[name].log(values, step=step)
-            sent[name] = sent.get(name, 0) + len(held)
-            self._keep()
 
     def _started(self, name: str) -> Any:
         """accelerate's tracker for the run, new or begun before."""
@@ -247,7 +238,6 @@ def first_line(exc: BaseException) -> str:
 
 
 CARD_NAME = "README.md"
-RECORD_VERSION = 1
 
 Start = Literal["new", "resume", "restart"]
 """`new` refuses to touch what an earlier training left; `resume` continues it, and begins where there is nothing;
@@ -385,7 +375,7 @@ def training_record(product: Product, spec: Spec, model: ResolvedModel, data: st
     values = spec.model_dump(mode="json")
     decided = {"spec": decisive(values, product.undecided), "data": data, "model": model.digest, "version": version}
     return TrainingRecord(
-        version=RECORD_VERSION,
+        version=1,
         kind=product.kind,
         relabel=importlib.metadata.version("relabel-ir"),
         fingerprint=digest_of(decided),
@@ -408,16 +398,14 @@ def changes(product: Product, was: ManifestMark, now: TrainingRecord) -> list[st
     """What another training differs in: keys, with both values where these are numbers (texts may be secrets); its
     model and data where a record says them.
     """
-    both = differing(decisive(was.spec, product.undecided), decisive(now.spec, product.undecided))
-    numbers = int | float
     found = [
-        f"{path}: was {old}, is {new}" if isinstance(old, numbers) and isinstance(new, numbers) else path
-        for path, old, new in both
+        f"{path}: was {old}, is {new}" if isinstance(old, int | float) and isinstance(new, int | float) else path
+        for path, old, new in differing(decisive(was.spec, product.undecided), decisive(now.spec, product.undecided))
     ]
-    if isinstance(was, TrainingRecord) and was.model.digest != now.model.digest:
-        found.append(f"the model that `{product.model_key}` names")
-    if isinstance(was, TrainingRecord) and was.data != now.data:
-        found.append(f"the data ({', '.join(f'`{key}`' for key in product.data_keys if now.spec.get(key))})")
+    if isinstance(was, TrainingRecord):
+        keys = ", ".join(f"`{key}`" for key in product.data_keys if now.spec.get(key))
+        found += [f"the model that `{product.model_key}` names"] if was.model.digest != now.model.digest else []
+        found += [f"the data ({keys})"] if was.data != now.data else []
     return found
 
 
@@ -432,7 +420,6 @@ def spec_section(spec: dict[str, Any]) -> list[str]:
 
 
 WEIGHTS = "weights.safetensors"
-_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoint_name(step: int) -> str:
@@ -447,8 +434,8 @@ def step_of(checkpoint: Path) -> int:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
+    found = folder.glob("checkpoint-*")
+    return sorted((one for one in found if re.fullmatch(r"checkpoint-\d+", one.name) and one.is_dir()), key=step_of)
 
 
 def how_it_goes_on(checkpoints: Path) -> str:
@@ -457,9 +444,6 @@ def how_it_goes_on(checkpoints: Path) -> str:
     if kept:
         return f"{kept[-1].name} is kept: --resume goes on from it."
     return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
-
-
-ROWS_NAMED = 20
 
 
 @dataclass
@@ -471,7 +455,6 @@ class TrainingPlace:
         keep: how many of them stay, in addition to the best one.
         say: called with progress, a line each.
         names: where each row comes from, `(source, row_id)`.
-        report_to: services that the curve is sent to.
         title: of the curve's plot, which is then written with each checkpoint, as is the curve.
     """
 
@@ -479,33 +462,27 @@ class TrainingPlace:
     keep: int
     say: Callable[[str], None]
     names: Sequence[tuple[str, int]]
-    report_to: Sequence[str] = ()
     title: str | None = None
 
     def not_finite(self, what: str, rows: Sequence[int], *, step: int) -> TrainingError:
-        """The error for a value that is not finite; it names the first `ROWS_NAMED` rows.
+        """The error for a value that is not finite; it names the first twenty rows.
 
         Args:
             rows: that it came of.
             step: that it is of.
         """
-        first = [self.names[row] for row in list(dict.fromkeys(rows))[:ROWS_NAMED]]
+        first = [f"{source}:{row_id}" for source, row_id in (self.names[row] for row in [*dict.fromkeys(rows)][:20])]
         kept = list_checkpoints(self.folder)
         last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
         return TrainingError(
-            f"step {step}: {what}. Rows of the batch, as source:row_id: "
-            f"{', '.join(f'{source}:{row_id}' for source, row_id in first)}. "
-            f"{last}. Read these rows; if they are fine, train again with --restart and a lower train.learning_rate "
+            f"step {step}: {what}. Rows of the batch, as source:row_id: {', '.join(first)}. {last}. "
+            "Read these rows; if they are fine, train again with --restart and a lower train.learning_rate "
             "or train.precision: fp32 (another spec doesn't go on from these checkpoints)."
         )
 
 
 # ------------------------------------------------------------------------------
 # Writing a model or a checkpoint: errors of the disk as ours, the mode of the files, and when they are on the disk.
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
@@ -525,12 +502,12 @@ def writing(folder: Path, checkpoints: Path) -> Iterator[None]:
         raise
     except Exception as exc:
         is_theirs = type(exc) is Exception or type(exc).__name__ == "SafetensorError"
-        stated = _NUMBER.search(str(exc)) if is_theirs else None
+        stated = re.search(r"\(os error (\d+)\)", str(exc)) if is_theirs else None
         number = exc.errno if isinstance(exc, OSError) else stated and int(stated[1])
         if number is None:
             raise
         kept = how_it_goes_on(checkpoints)
-        if number in _FULL:
+        if number in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(f"{folder}: no space left to write it. Free some space. {kept}") from exc
         raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {kept}") from exc
 
@@ -602,8 +579,9 @@ class OutputFolder:
                     f"{self.output}: `relabel {lock.stem}` trains or trained there, and would lose its checkpoints. "
                     f"Name another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
                 )
-        if not self.nearest.is_dir():
-            raise ConfigError(f"`output` = {self.output}: {self.nearest} is a file, or a broken link. Name a folder.")
+        nearest = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            raise ConfigError(f"`output` = {self.output}: {nearest} is a file, or a broken link. Name a folder.")
         is_ours = (self.folder / MANIFEST_NAME).exists() or (self.checkpoints / RECORD_NAME).exists()
         held, begun = (sorted(path.name for path in folder.glob("[!.]*")) for folder in (self.folder, self.checkpoints))
         # killed before it began, or while it wrote the record
@@ -613,16 +591,12 @@ class OutputFolder:
                 f"{self.output}: holds {', '.join(held[:5])}, which no {self.product.kind} of ours left there. Name "
                 "another `output`, or empty it."
             )
-        folder, own = self.folder.resolve(), base.path.resolve()
-        if folder == own:
-            raise ConfigError(f"`output` and `{key}` are the same folder ({self.output}). Name another `output`.")
-        if own in folder.parents:
-            raise ConfigError(f"`output` ({self.output}) lies in `{key}`, the model to start from. Name another place.")
-
-    @property
-    def nearest(self) -> Path:
-        """The folder, or its nearest parent that exists."""
-        return next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        folder = self.folder.resolve()
+        if base.path.resolve() in (folder, *folder.parents):
+            raise ConfigError(
+                f"`output` ({self.output}) lies in `{key}`, the model to start from, or is the same folder. Name "
+                "another `output`."
+            )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -679,8 +653,8 @@ class OutputFolder:
             return
         begun = self.begun()
         if begun is None or begun.fingerprint != record.fingerprint:
-            found = begun and changes(self.product, begun, record)
-            known = f" ({'; '.join(found)})" if found else ""
+            found = "; ".join(changes(self.product, begun, record)) if begun else ""
+            known = f" ({found})" if found else ""
             raise StaleRunError(
                 f"{self.checkpoints}: {left[-1]} is of another spec, model or data{known}. Restore what changed and "
                 "give --resume, name another `output`, or start over with --restart, which deletes it."
@@ -747,37 +721,32 @@ def train_into(
     """
     if not is_writer:
         return train().manifest
+    checkpoints, files = output.checkpoints, LocalRunStore(output.checkpoints)
     with output.locked():
-        _claim(output, record, start)
+        if output.is_finished(record, start):  # while this call read its data
+            raise StaleRunError(
+                f"{output.output}: another call finished this {output.product.kind} meanwhile. The same command again "
+                "finds it."
+            )
+        if start == "restart":
+            # a kill after this leaves nothing to resume from
+            files.put(RECORD_NAME, readable_json(plain(replace(record, fingerprint=""))))
+            for path in filter(Path.is_dir, checkpoints.iterdir()):
+                shutil.rmtree(path)
+            (output.folder / MANIFEST_NAME).unlink(missing_ok=True)
+        output.check_checkpoints(record, start)
+        if not list_checkpoints(checkpoints):
+            for name in (CURVES_NAME, PLOT_NAME):
+                (checkpoints / name).unlink(missing_ok=True)
+        files.put(RECORD_NAME, readable_json(plain(record)))
         made = train()
         failpoints.hit("before_model")
-        with writing(output.folder, output.checkpoints):
+        with writing(output.folder, checkpoints):
             manifest = replace(made.manifest, files=made.write(output.folder))
             write_curves(output.folder, made.curve, title=manifest.name)
             (output.folder / CARD_NAME).write_text(made.card(manifest), encoding="utf-8")
             sync_files(output.folder)
         check_interrupted()
         LocalRunStore(output.folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
-        shutil.rmtree(output.checkpoints)
+        shutil.rmtree(checkpoints)
     return manifest
-
-
-def _claim(output: OutputFolder, record: TrainingRecord, start: Start) -> None:
-    """Write down what is trained in a folder that this process holds; a --restart deletes what is there."""
-    if output.is_finished(record, start):  # while this call read its data
-        raise StaleRunError(
-            f"{output.output}: another call finished this {output.product.kind} meanwhile. The same command again "
-            "finds it."
-        )
-    checkpoints, files = output.checkpoints, LocalRunStore(output.checkpoints)
-    if start == "restart":
-        # a kill after this leaves nothing to resume from
-        files.put(RECORD_NAME, readable_json(plain(replace(record, fingerprint=""))))
-        for path in filter(Path.is_dir, checkpoints.iterdir()):
-            shutil.rmtree(path)
-        (output.folder / MANIFEST_NAME).unlink(missing_ok=True)
-    output.check_checkpoints(record, start)
-    if not list_checkpoints(checkpoints):
-        for name in (CURVES_NAME, PLOT_NAME):
-            (checkpoints / name).unlink(missing_ok=True)
-    files.put(RECORD_NAME, readable_json(plain(record)))

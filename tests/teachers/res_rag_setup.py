@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relabel.distill.teachers.grpo_trainer import GrammarMasks, HeldTrainer, grpo_arguments
-from relabel.distill.teachers.res_rag import EvidenceQuery, EvidenceRow, chosen_of, row_of
+from relabel.distill.teachers.res_rag import EvidenceRow, chosen_of, row_of
 from relabel.distill.teachers.rewards import GoldRow, Score
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import EvidenceRollouts, RolloutTraining
@@ -43,9 +43,8 @@ def evidence_dialogues(tokenizer: Any, **options: Any) -> Dialogues:
 
 def evidence_row(dialogues: Dialogues, pairs: Sequence[Pair], answers: Sequence[str] = ()) -> EvidenceRow:
     """A question to train on, with nothing wanted of any document."""
-    query = EvidenceQuery(pairs[0], tuple(() for _ in pairs), tuple(answers))
-    found = dialogues.first_prompt(query.pair)
-    return row_of(query, query.sets or (), found, "here")
+    query = EvidenceRow(pairs[0], {"grade": None}, "here", sets=tuple(() for _ in pairs), answers=tuple(answers))
+    return row_of(query, dialogues.first_prompt(query.pair))
 
 
 def make_held_trainer(
