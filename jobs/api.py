@@ -173,7 +173,7 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     if texts:
         schema, tables = join_texts(run, storage)
     else:
-        schema, tables = file_schema(run.plan.parts), (read_labels(run.folder, file) for file in run.labels)
+        schema, tables = file_schema(run.plan.parts), (read_labels(run.folder, file) for file in run.found.labels)
     return pa.concat_tables([schema.empty_table(), *tables]).sort_by("row_id")
 
 

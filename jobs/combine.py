@@ -266,7 +266,7 @@ def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_parti
         raise UsageError(f"{found.where}: one judge alone. Name two or more, or one run of `labeler: ensemble`.")
     run = open_run_labels(found.where, storage, allow_partial=allow_partial)
     names = ["row_id", "query_id", "doc_id", "judge_probs"]
-    table = pa.concat_tables([read_labels(run.folder, file, names) for file in run.labels])
+    table = pa.concat_tables([read_labels(run.folder, file, names) for file in run.found.labels])
     judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, grades)
     ids = {name: table[name].combine_chunks() for name in names[:3]}
     ids |= {name: ids[name].cast(pa.large_binary()) for name in names[1:3]}

@@ -146,7 +146,7 @@ def _with_quarantined(run: RunLabels, labels: Labelled, sides: Sides) -> Labelle
     """All rows of a run in their order, to be matched; those in quarantine have no grade."""
     ids = pa.schema([labels.rows.schema.field(name) for name in ("row_id", "query_id", "doc_id")])
     parts = [labels.rows.select([*ids.names, "grade"])]
-    for file in run.quarantine:
+    for file in run.found.quarantine:
         lost = run.folder.table(file, QUARANTINE, ids.names).cast(ids).combine_chunks()
         parts += lost.take(sides.kept(run.root, lost["query_id"].combine_chunks())).to_batches()
     rows = put_together(parts)
@@ -211,7 +211,7 @@ FILE = "file"
 
 def with_files(labels: LabelSet, run: RunLabels) -> LabelSet:
     """A run's labels with the further column `file`: in which of the run's files each is."""
-    file_N = np.repeat(np.arange(len(run.labels)), [file.rows for file in run.labels])
+    file_N = np.repeat(np.arange(len(run.found.labels)), [file.rows for file in run.found.labels])
 
     def parts() -> Iterator[pa.RecordBatch]:
         start = 0
@@ -279,7 +279,7 @@ def examples(
 def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
     """The labels of some files, by row id."""
     names = ["row_id", "query_id", "doc_id", "grade", "expected_grade", "probs", "reasoning"]
-    tables = (run.folder.table(run.labels[number], LABELS, names, check_bytes=False) for number in files)
+    tables = (run.folder.table(run.found.labels[number], LABELS, names, check_bytes=False) for number in files)
     return {row["row_id"]: row for table in tables for row in table.to_pylist()}
 
 
@@ -536,8 +536,8 @@ def _about(run: RunLabels) -> dict[str, Any]:
         "labeler": plan.facts.labeler.name,
         "model": plan.facts.model,
         "fingerprint": plan.fingerprint,
-        "labelled": sum(file.rows for file in run.labels),
-        "quarantined": run.num_quarantined,
+        "labelled": sum(file.rows for file in run.found.labels),
+        "quarantined": run.found.tally.num_quarantined,
     }
 
 

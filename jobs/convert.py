@@ -148,8 +148,9 @@ def open_source(path: str, form: Format, target: Format, options: Options, scrat
     if form == "labels":
         return _from_run(path, target, options, file, storage)
     if form == "parquet":
-        files, schema, _ = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
-        return Source(path, form, files, list(schema), *_columns(list(schema), path, form, target, options))
+        tables = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
+        names = tables.schema.names
+        return Source(path, form, tables.files, names, *_columns(names, path, form, target, options))
     text = read_text(path, storage)
     if form == "jsonl":
         table = _json_table(path, text, target, options)
@@ -195,7 +196,7 @@ def _from_run(path: str, target: Format, options: Options, file: Path, storage: 
     wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
     schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
     names = None if target not in TREC else wanted
-    tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.labels)
+    tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.found.labels)
     found = tables if joined is None else joined
     write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in found))
     return Source(path, "labels", [str(file)], wanted, value, kind, "row_id", run)
@@ -380,7 +381,7 @@ def convert(
         "rows": pairs.height,
         "written": kept.height,
         "nulls": pairs.height - valued.height,
-        "quarantined": opened.run.num_quarantined if opened.run else 0,
+        "quarantined": opened.run.found.tally.num_quarantined if opened.run else 0,
         "duplicates": valued.height - kept.height,
         "conflicts": conflicts,
         "value": opened.value,

@@ -245,7 +245,7 @@ def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
     wanted = {"query_id": col(names.query_id).cast(polars.String), "query": col(names.query).cast(polars.String)}
     frames = []
     for path in spec.path:
-        frame, _ = scan(path, {names.query_id: "id", names.query: "text"}, storage, role="input.path")
+        frame, _ = scan(path, {names.query_id: "id", names.query: "string"}, storage, role="input.path")
         for name in (names.query_id, names.query):
             refuse_null(frame, name, path=path)
         frames.append(frame.select(**wanted))
@@ -359,11 +359,11 @@ def _changed(store: RunStore, number: int, what: str) -> StaleRunError:
 def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     """What a finished round says of each question."""
     labels: dict[str, list[dict[str, Any]]] = {}
-    for file in run.labels:
+    for file in run.found.labels:
         for row in read_labels(run.folder, file, ["row_id", "query_id", "doc_id", *SAID]).to_pylist():
             labels.setdefault(row["query_id"], []).append(row)
     failures: dict[str, RoundReview] = {}
-    for file in run.quarantine:
+    for file in run.found.quarantine:
         for lost in run.folder.table(file, QUARANTINE, ["query_id", "status", "reason"]).to_pylist():
             failures.setdefault(lost["query_id"], RoundReview(failure=f"{lost['status']}: {lost['reason']}"))
     return failures | {query_id: _review(rows) for query_id, rows in labels.items()}

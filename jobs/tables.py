@@ -10,7 +10,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,9 +21,17 @@ from relabel.manifests.inputs import check_single, list_input
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import sha256_file
 from relabel.manifests.secrets import shortened
-from relabel.manifests.specs import nearest
 from relabel.manifests.store import Held, UrlFile, fetched, open_bundle_store, open_run_store, scratch_file, sync_folder
-from relabel.manifests.tables import PARQUET_SUFFIXES, is_number_type, open_parquet, plain_type, reading
+from relabel.manifests.tables import (
+    PARQUET_SUFFIXES,
+    check_kind_of,
+    document_columns,
+    is_number_type,
+    open_parquet,
+    plain_type,
+    reading,
+    require_column,
+)
 
 # ------------------------------------------------------------------------------
 # Files that a command writes atomically, on disk or at a URL, and scratch folders.
@@ -143,13 +151,6 @@ def _upload(file: Path, to: str, storage: Storage) -> None:
 # Parquet tables: lazy frames with checked columns, atomic writes, and grouping of rows by query on disk.
 
 
-Kind = Literal["id", "text", "ids", "texts"]
-_KINDS: dict[Kind, str] = {
-    "id": "a string or an integer",
-    "text": "a string",
-    "ids": "a list of strings or integers",
-    "texts": "a list of strings",
-}
 _TEXTS = ("query_id", "query", "doc_id", "document", "title", "body", "html", "context")
 """Columns that are read as plain ones, whatever else a command reads."""
 COPY_ROWS = 2048
@@ -165,12 +166,12 @@ def load_polars() -> Any:
 
 
 def scan(
-    path: str, wanted: Mapping[str, Kind], storage: Storage, *, has_text: bool = False, role: str
+    path: str, wanted: Mapping[str, str], storage: Storage, *, has_text: bool = False, role: str
 ) -> tuple[Any, tuple[str, ...]]:
     """A lazy frame over a file, folder or glob.
 
     Args:
-        wanted: columns that have to be there, and what they hold.
+        wanted: see `open_tables`.
         has_text: whether the rows hold documents: a column `document`, else `title` and `body` as present.
         role: what the user calls this input, for messages.
     Returns:
@@ -178,51 +179,72 @@ def scan(
     Raises:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
-    polars = load_polars()
-    here, first, named = open_tables(path, wanted, storage, role=role)
-    text: tuple[str, ...] = ()
-    if has_text:
-        text = ("document",) if "document" in first else tuple(name for name in ("title", "body") if name in first)
-        if not text:
-            held = ", ".join(first)
-            raise InputError(
-                f"{named} ({role}): no column for the document: neither `document`, `title` nor `body`. It has {held}."
-            )
-        check_columns(first, dict.fromkeys(text, "text"), file=named, role=role)
-    return polars.scan_parquet(here, glob=False), text
+    tables = open_tables(path, wanted, storage, role=role)
+    text = document_columns(tables.schema.names, f"{tables.named} ({role})") if has_text else ()
+    tables.check_columns(dict.fromkeys(text, "string"))
+    return load_polars().scan_parquet(tables.files, glob=False), text
+
+
+class OpenTables(NamedTuple):
+    """Parquet files with the same columns.
+
+    Args:
+        path, role: how the user named them, and what for; `named` is the first file, for messages.
+        files: on this machine.
+        schema: their columns.
+    """
+
+    path: str
+    role: str
+    named: str
+    files: list[str]
+    schema: pa.Schema
+
+    def check_columns(self, wanted: Mapping[str, str]) -> None:
+        """Raise unless columns are there and hold what they should, see `open_tables`.
+
+        Raises:
+            InputError: one is missing, or of the wrong type.
+        """
+        for name, kind in wanted.items():
+            require_column(name, self.schema.names, path=self.named, role=self.role)
+            check_kind_of(name, self.schema.field(name).type, kind, self.named, self.role)
+
+    def refuse_taken(self, added: Iterable[str]) -> None:
+        """Raise where a column that will be added is there already.
+
+        Raises:
+            InputError: names the first.
+        """
+        for name in added:
+            if name in self.schema.names:
+                raise InputError(f"{self.named} ({self.role}): has a column `{name}` already. Drop or rename it first.")
 
 
 def open_tables(
-    path: str, wanted: Mapping[str, Kind], storage: Storage, *, role: str, ids: Collection[str] = ()
-) -> tuple[list[str], dict[str, Any], str]:
-    """The Parquet files of a path, folder or glob, on this machine; their columns with types; and the first one's
-    name for messages.
+    path: str, wanted: Mapping[str, str], storage: Storage, *, role: str, ids: Collection[str] = ()
+) -> OpenTables:
+    """The Parquet files of a path, folder or glob; no row is read, unless they are copied.
 
     polars knows fewer types than Parquet has, and wants the same of all files: a file whose columns of ids or texts it
-    can't read as they are, and one of other types than the others, is copied with plain columns.
+    can't read as they are, and one of other types than the others, is copied with plain columns. It also has its own
+    ways to object storage, with other credentials and retries, so that files at URLs are fetched.
 
     Args:
+        wanted: columns that have to be there, and what they hold: a kind of `INPUT_KINDS`.
         ids: further columns of ids, if they are there.
     Raises:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
-    polars = load_polars()
     files = _files(path, role, storage)
-    first: dict[str, Any] = {}
-    here: list[str] = []  # polars has its own ways to object storage, with other credentials and retries
     ids = {*ids, *(name for name, kind in wanted.items() if kind == "id")}
     read = {*ids, *wanted, *_TEXTS}
     types = _common_types(files, read, ids, storage)
-    for file in files:
-        here.append(_local_copy(file, read, ids, types, storage))
-        schema = dict(polars.scan_parquet(here[-1], glob=False).collect_schema())
-        first = first or schema
-        if schema.keys() != first.keys():
-            raise InputError(
-                f"{file}: has the columns {', '.join(schema)}; {files[0]} has {', '.join(first)}. Make the files agree."
-            )
-    check_columns(first, wanted, file=files[0], role=role)
-    return here, first, files[0]
+    here = [_local_copy(file, read, ids, types, storage) for file in files]
+    with open_parquet(here[0], storage) as first:
+        found = OpenTables(path, role, files[0], here, first.schema_arrow.remove_metadata())
+    found.check_columns(wanted)
+    return found
 
 
 def _common_types(files: Sequence[str], read: Collection[str], ids: Collection[str], storage: Storage) -> pa.Schema:
@@ -232,30 +254,28 @@ def _common_types(files: Sequence[str], read: Collection[str], ids: Collection[s
     integers everywhere are text.
 
     Raises:
-        InputError: a file is not a whole Parquet file.
+        InputError: a file is not a whole Parquet file, or has other columns than the first.
     """
     found: dict[str, pa.DataType] = {}
     for file in files:
         with open_parquet(file, storage) as parquet:
             stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
-            for one in parquet.plain_schema:
-                kind = one.type if one.name in read else stored.get(one.name, one.type)
-                before = found.get(one.name, kind)
-                if pa.types.is_null(before):
-                    before = kind
-                elif before != kind and not pa.types.is_null(kind) and is_number_type(before) and is_number_type(kind):
-                    before = pa.float64()
-                found[one.name] = before
-    return pa.schema(
-        [
-            (name, pa.large_string() if name in ids and is_number_type(kind) and not _is_exact(kind) else kind)
-            for name, kind in found.items()
-        ]
-    )
-
-
-def _is_exact(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
+            kinds = {one.name: one.type for one in parquet.plain_schema}
+        kinds |= {name: kind for name, kind in stored.items() if name not in read}
+        if found and found.keys() != kinds.keys():
+            raise InputError(
+                f"{file}: has the columns {', '.join(kinds)}; {files[0]} has {', '.join(found)}. Make the files agree."
+            )
+        for name, kind in kinds.items():
+            before = found.get(name, kind)
+            if pa.types.is_null(before) or before == kind:
+                found[name] = kind
+            elif not pa.types.is_null(kind) and is_number_type(before) and is_number_type(kind):
+                found[name] = pa.float64()
+    for name in ids & found.keys():
+        if is_number_type(found[name]) and not (pa.types.is_integer(found[name]) or pa.types.is_null(found[name])):
+            found[name] = pa.large_string()
+    return pa.schema(found.items())
 
 
 def _local_copy(file: str, read: Collection[str], ids: Collection[str], types: pa.Schema, storage: Storage) -> str:
@@ -285,30 +305,6 @@ def _fits(stored: pa.DataType, kind: pa.DataType) -> bool:
     return stored == kind or (is_known and plain_type(stored) == kind)
 
 
-def stream_tables(
-    files: Sequence[str],
-    schema: pa.Schema,
-    path: str,
-    storage: Storage,
-    *,
-    batch_rows: int,
-) -> Iterator[pa.Table]:
-    """All rows of Parquet files, some at a time, all with one schema.
-
-    Args:
-        files: as `open_tables` gives them.
-        schema: columns and types that every table has.
-        path: what the user called the files, for messages.
-    Raises:
-        InputError: a file is damaged, or a column can't become the schema's type.
-    """
-    for file in files:
-        name = path if is_url(path) else file
-        with reading(name), open_parquet(file, storage) as parquet:
-            for batch in parquet.iter_batches(batch_rows):
-                yield _cast(batch, schema, name, files[0])
-
-
 def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str, first_file: str) -> pa.Table:
     try:
         return pa.Table.from_batches([batch]).select(schema.names).cast(schema)
@@ -316,29 +312,6 @@ def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str, first_file: str) 
         raise InputError(
             f"{name}: a column has another type than in {first_file}: {shortened(str(exc), 200)}. Make the files agree."
         ) from exc
-
-
-def check_columns(held: Mapping[str, Any], wanted: Mapping[str, Kind], *, file: str, role: str) -> None:
-    """Raise unless columns are there and hold what they should.
-
-    Args:
-        held: the columns of a file with polars' types, as `open_tables` gives them.
-    Raises:
-        InputError: one is missing, or of the wrong type.
-    """
-    polars = load_polars()
-    texts = (polars.String, polars.Categorical, polars.Null)
-    for name, kind in wanted.items():
-        if name not in held:
-            hint = nearest(name, list(held))
-            raise InputError(
-                f"{file} ({role}): no column `{name}`; it has {', '.join(held)}."
-                + (f" Did you mean `{hint}`?" if hint else "")
-            )
-        dtype = getattr(held[name], "inner", None) if kind in ("ids", "texts") else held[name]
-        is_id = kind in ("ids", "id") and dtype is not None and dtype.is_integer()
-        if dtype not in texts and not is_id:
-            raise InputError(f"{file} ({role}): column `{name}` holds {held[name]}; {_KINDS[kind]} is wanted.")
 
 
 def refuse_null(frame: Any, name: str, *, path: str) -> None:
@@ -419,46 +392,8 @@ def write_grouped(file: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
             writer.write_table(pa.concat_tables(held))
 
 
-class PairsFile(NamedTuple):
-    """Pairs that get further columns.
-
-    Args:
-        path: as the user named it; `named` is its first file, for messages.
-        types: its columns as polars has them.
-        schema: its columns in Arrow.
-    """
-
-    path: str
-    files: list[str]
-    types: dict[str, Any]
-    named: str
-    schema: pa.Schema
-
-
-def open_pairs(path: str, wanted: Mapping[str, Kind], storage: Storage) -> PairsFile:
-    """Open pairs without reading rows.
-
-    Raises:
-        InputError: see `open_tables`.
-    """
-    files, types, named = open_tables(path, wanted, storage, role="PAIRS")
-    with open_parquet(files[0], storage) as first:
-        return PairsFile(path, files, types, named, first.schema_arrow.remove_metadata())
-
-
-def refuse_taken(pairs: PairsFile, added: Iterable[str]) -> None:
-    """Raise where a column that will be added is there already.
-
-    Raises:
-        InputError: names the first.
-    """
-    for name in added:
-        if name in pairs.types:
-            raise InputError(f"{pairs.named} (PAIRS): has a column `{name}` already. Drop or rename it first.")
-
-
 def add_columns(
-    pairs: PairsFile,
+    pairs: OpenTables,
     to: str,
     added: Mapping[str, pa.DataType],
     values: Callable[[pa.Table], Mapping[str, Sequence[Any]]],
@@ -478,15 +413,19 @@ def add_columns(
     kept = [one for one in pairs.schema if one.name not in added]
     new = [pa.field(name, kind) for name, kind in added.items()]
 
-    def with_columns(table: pa.Table) -> pa.Table:
-        found, columns = table.select([one.name for one in kept]), values(table)
-        for one in new:
-            found = found.append_column(one, pa.array(columns[one.name], type=one.type))
-        return found
+    def tables() -> Iterator[pa.Table]:
+        for file in pairs.files:
+            name = pairs.path if is_url(pairs.path) else file
+            with reading(name), open_parquet(file, storage) as parquet:
+                for batch in parquet.iter_batches(batch_rows):
+                    table = _cast(batch, pairs.schema, name, pairs.named)
+                    found, columns = table.select([one.name for one in kept]), values(table)
+                    for one in new:
+                        found = found.append_column(one, pa.array(columns[one.name], type=one.type))
+                    yield found
 
-    tables = stream_tables(pairs.files, pairs.schema, pairs.path, storage, batch_rows=batch_rows)
     with written(to, storage) as file:
-        write_grouped(file, pa.schema([*kept, *new]), map(with_columns, tables))
+        write_grouped(file, pa.schema([*kept, *new]), tables())
 
 
 def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:

@@ -150,7 +150,7 @@ def label_set(run: RunLabels) -> LabelSet:
         InputError: its labels have no grades.
     """
     plan, facts = run.plan, run.plan.facts
-    if run.grades == 0:
+    if facts.labeler.grades == 0:
         raise InputError(f"{run.root}: labeler {facts.labeler.name} gives no grades, so there are none to judge.")
     named = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
     origin = {name: value for name, value in named.items() if value is not None}
@@ -158,11 +158,11 @@ def label_set(run: RunLabels) -> LabelSet:
     return LabelSet(
         run.root,
         "student" if facts.kind == "student" else "run",
-        run.grades,
-        run.num_quarantined,
+        facts.labeler.grades,
+        run.found.tally.num_quarantined,
         origin,
         plan,
-        lambda: _run_parts(run.folder, run.labels, columns),
+        lambda: _run_parts(run.folder, run.found.labels, columns),
         run.notes,
         columns,
     )
@@ -316,7 +316,7 @@ def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa
 
 
 def _tables(run: RunLabels, dataset: Dataset, schema: pa.Schema, gold: pa.ChunkedArray | None) -> Iterator[pa.Table]:
-    folder, files = run.folder, [file for file in run.labels if file.rows]
+    folder, files = run.folder, [file for file in run.found.labels if file.rows]
     tables = map_concurrent(folder.store, lambda file: read_labels(folder, file), files)
     table = next(tables, None)
     for shard in run.plan.shards:

@@ -131,14 +131,6 @@ class PlannedLabeler:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCut:
-    """How the work was cut; `chunk_rows` is None where each shard has what fits it."""
-
-    shards: int
-    chunk_rows: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedTable:
     """The snapshot of a table that was planned; ids as text (`TableSnapshot.identity`)."""
 
@@ -159,6 +151,7 @@ class PlanFacts:
         model: digest.
         schema: version of the label files.
         label_columns: the labeler's own, name and kind.
+        cut: `shards` and `chunk_rows`; None where each shard has what fits it.
         kind: `student` for scores.
         table: what the input is a snapshot of; None for plain files.
     """
@@ -167,7 +160,7 @@ class PlanFacts:
     labeler: PlannedLabeler
     model: str
     schema: int
-    cut: PlannedCut
+    cut: dict[str, int | None]
     label_columns: list[tuple[str, str]]
     kind: str | None = None
     table: PlannedTable | None = None
@@ -225,7 +218,7 @@ class Plan:
     @property
     def chunk_rows(self) -> int:
         """Rows of a chunk: as the job had them, else those of the largest one."""
-        return self.facts.cut.chunk_rows or max((max(shard.chunks, default=1) for shard in self.shards), default=1)
+        return self.facts.cut["chunk_rows"] or max((max(shard.chunks, default=1) for shard in self.shards), default=1)
 
     @property
     def num_chunks(self) -> int:
@@ -301,11 +294,9 @@ def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
         ManifestError: the row-id file is missing or is not the one that was planned.
     """
     if shard.row_ids is None:
-        first = shard.first_row or 0
-        return np.arange(first, first + shard.rows)
+        return np.arange(shard.rows) + (shard.first_row or 0)
     data = read_file_of(store, shard.row_ids, "Restore it from a copy.")
-    found: np.ndarray = table_of(data).column("row_id").to_numpy()
-    return found
+    return np.asarray(table_of(data).column("row_id").to_numpy())
 
 
 def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
@@ -382,8 +373,7 @@ def fingerprint_parts(
         parts["input_columns"] = [one.name for one in dataset.reads.columns]
     if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings
         parts["whole_queries"] = True
-    held: dict[str, Any] = json.loads(canonical_json(parts))  # as a plan that was written and read back holds them
-    return held
+    return dict(json.loads(canonical_json(parts)))  # as a plan that was written and read back holds them
 
 
 def template_name(digest: str) -> str:
@@ -441,8 +431,7 @@ def _phrase(path: str, before: Any, after: Any) -> str:
 
 def differences(was: Any, now: Any) -> Iterator[str]:
     """What differs between two plain values, a phrase each, by the path of keys to it."""
-    for path, before, after in differing(was, now):
-        yield _phrase(path, before, after)
+    return itertools.starmap(_phrase, differing(was, now))
 
 
 def differing(was: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

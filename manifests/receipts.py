@@ -190,9 +190,6 @@ _NO_CONTENT = frozenset(
 )
 
 
-_COUNTS = frozenset(("asks", "prompt_tokens", "cached_tokens", "output_tokens"))
-
-
 def load_receipt(store: RunStore, name: str) -> Receipt:
     """Read one receipt.
 
@@ -208,7 +205,7 @@ def _check_counts(receipt: Receipt) -> None:
     for moment in (receipt.started, receipt.committed):
         datetime.fromisoformat(moment)
     for stage, counts in receipt.stages.items():
-        if missing := _COUNTS - counts.keys():
+        if missing := {"asks", "prompt_tokens", "cached_tokens", "output_tokens"} - counts.keys():
             raise ValueError(f"`stages.{stage}.{min(missing)}` is missing")
 
 
@@ -220,12 +217,6 @@ def parse_receipt_name(name: str) -> ChunkId | None:
 
 # ------------------------------------------------------------------------------
 # The commit of a chunk: its files, then its receipt, created if absent.
-
-
-def _redacted(row: QuarantineRow) -> QuarantineRow:
-    """A row whose reasons, which may hold what a server wrote, show no secret. What the model wrote stays."""
-    tries = [{**one, "reason": redacted(one["reason"])} for one in row.tries]
-    return row._replace(reason=redacted(row.reason), tries=tries)
 
 
 def commit_chunk(
@@ -262,7 +253,13 @@ def commit_chunk(
     Returns:
         The receipt, or None if another worker committed this chunk first.
     """
-    quarantine = [_redacted(row) for row in quarantine]
+    # reasons may hold what a server wrote, and show no secret; what the model wrote stays
+    quarantine = [
+        row._replace(
+            reason=redacted(row.reason), tries=[{**one, "reason": redacted(one["reason"])} for one in row.tries]
+        )
+        for row in quarantine
+    ]
     failpoints.hit("before_labels")
     label_file = _put_rows(store, "labels", chunk, labels, schema)
     failpoints.hit("after_labels")
@@ -308,9 +305,7 @@ def commit_chunk(
 
 
 def _put_rows(store: RunStore, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:
-    if not rows:
-        return None
-    return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows))
+    return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows)) if rows else None
 
 
 def put_data(store: RunStore, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
@@ -386,9 +381,8 @@ def agree(receipts: Sequence[Receipt], num_planned: int) -> bool:
     for receipt in receipts:
         labels, quarantine = (file.rows if file else 0 for file in (receipt.labels, receipt.quarantine))
         by_status = receipt.statuses.get("ok", 0), sum(receipt.statuses.values())
-        if receipt.rows != waiting or by_status != (labels, labels + quarantine) or receipt.rows != labels + quarantine:
-            return False
-        if receipt.rows_reused > labels:
+        is_as_said = receipt.rows == labels + quarantine and by_status == (labels, receipt.rows)
+        if receipt.rows != waiting or not is_as_said or receipt.rows_reused > labels:
             return False
         waiting = quarantine
     return True

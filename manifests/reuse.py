@@ -27,8 +27,9 @@ from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import share_bounds
 from relabel.manifests.plan import PERSON_LABEL, PLAN_NAME, SETTLED, Plan, recipe_differences, recipe_digest
 from relabel.manifests.receipts import FileRef, ReusedRows
-from relabel.manifests.records import canonical_json
+from relabel.manifests.records import canonical_json, sha256_bytes
 from relabel.manifests.run import (
+    MANIFEST_NAME,
     CascadeAudit,
     RunFolder,
     Snapshot,
@@ -36,7 +37,6 @@ from relabel.manifests.run import (
     engine_identity,
     file_schema,
     labeler_columns,
-    manifest_sha256_of,
     open_planned,
     own_columns,
     read_labels,
@@ -54,7 +54,7 @@ from relabel.manifests.schemas import (
     texts_of,
 )
 from relabel.manifests.specs import CascadeSpec
-from relabel.manifests.store import map_concurrent
+from relabel.manifests.store import map_concurrent, read_if_there
 
 # ------------------------------------------------------------------------------
 # What makes two labels the same label: the key of a row, and of an answer that the rows of a query share.
@@ -220,7 +220,8 @@ def open_earlier(path: str, storage: Storage, what: str = "reuse") -> EarlierOut
     """
     no_run = f"{what}: {path} holds no {PLAN_NAME}, so it is not the output of a run. Name an earlier run's."
     folder = open_planned(path, storage, ManifestError(no_run))
-    return EarlierOutput(path, folder, folder.snapshot(), manifest_sha256_of(folder.store))
+    manifest = read_if_there(folder.store, MANIFEST_NAME)
+    return EarlierOutput(path, folder, folder.snapshot(), None if manifest is None else sha256_bytes(manifest))
 
 
 def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list[str]]:

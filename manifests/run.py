@@ -7,7 +7,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -71,10 +71,8 @@ def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, 
     reused.
     """
     found = [dict(facts) for facts in asked if facts]
-    seen = [engine_identity(facts) for facts in found]
     for identity in map(engine_identity, taken):
-        if identity not in seen:
-            seen.append(identity)
+        if identity not in map(engine_identity, found):
             found.append(dict(identity))
     return found
 
@@ -82,12 +80,8 @@ def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, 
 def engines_differ(engines: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between engines, a phrase each (`version: 0.26.0 and 0.32.0`); empty for one engine or none."""
     identities = [engine_identity(facts) for facts in engines if facts]
-    remarks = []
-    for name in IDENTITY:
-        values = sorted({identity[name] for identity in identities})
-        if len(values) > 1:
-            remarks.append(f"{name}: {' and '.join(value or 'none' for value in values)}")
-    return remarks
+    values = {name: sorted({identity[name] for identity in identities}) for name in IDENTITY}
+    return [f"{name}: {' and '.join(one or 'none' for one in held)}" for name, held in values.items() if len(held) > 1]
 
 
 # ------------------------------------------------------------------------------
@@ -148,12 +142,9 @@ class BudgetState:
     @property
     def text(self) -> str:
         """For people, in a phrase."""
-        parts = []
-        if self.max_tokens is not None:
-            parts.append(f"{self.spent_tokens:,} of {self.max_tokens:,} tokens spent")
-        if self.max_cost is not None:
-            parts.append(f"{self.spent_cost:,.4f} of {self.max_cost:,.4f} in money spent")
-        return "; ".join(parts)
+        tokens = "" if self.max_tokens is None else f"{self.spent_tokens:,} of {self.max_tokens:,} tokens spent"
+        cost = "" if self.max_cost is None else f"{self.spent_cost:,.4f} of {self.max_cost:,.4f} in money spent"
+        return "; ".join(filter(None, (tokens, cost)))
 
 
 # ------------------------------------------------------------------------------
@@ -195,6 +186,8 @@ class RunManifest:
         engines: all that made the labels; `engines_asked` are those that were asked here.
         provenance: the plan's parts.
         merged_from: of a merged output.
+        variables: of the spec's `${...}`, by name; of an output which was labelled or scored where it lies.
+        budget: where the job had one.
     """
 
     version: int
@@ -225,6 +218,8 @@ class RunManifest:
     answers: list[FileRef]
     merged_from: list[MergedSource] | None = field(default=None, metadata=LEFT_OUT)
     cascade: CascadeAudit | None = field(default=None, metadata=LEFT_OUT)
+    variables: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
+    budget: BudgetState | None = field(default=None, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,19 +261,6 @@ class CascadeAudit:
         return f"{saved}; {lost}, alpha {self.alpha:g}" + (": ABOVE THE BOUND" if self.is_alarm else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnRunManifest(RunManifest):
-    """That of an output which was labelled or scored where it lies.
-
-    Args:
-        variables: of the spec's `${...}`, by name.
-        budget: where the job had one.
-    """
-
-    variables: dict[str, str]
-    budget: BudgetState | None = field(default=None, metadata=LEFT_OUT)
-
-
 def load_manifest(store: RunStore) -> RunManifest | None:
     """The manifest of an output, or None if the run has not finished.
 
@@ -299,12 +281,6 @@ def _check_rows(manifest: RunManifest) -> None:
     if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
         in_files = {"labels": labels, "quarantine": quarantine}
         raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
-
-
-def manifest_sha256_of(store: RunStore) -> str | None:
-    """sha256 of an output's manifest, which is not read as one; None if there is none."""
-    data = read_if_there(store, MANIFEST_NAME)
-    return None if data is None else sha256_bytes(data)
 
 
 def write_manifest(store: RunStore, manifest: RunManifest) -> None:
@@ -378,33 +354,6 @@ def digest_of_listing(etags: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def snapshot_of(manifest: RunManifest, num_chunks: int, etags: Mapping[str, str]) -> Snapshot:
-    """What the receipts say by the word of a manifest that was made of them."""
-    tally = Tally(
-        manifest.rows.labelled,
-        manifest.rows.reused,
-        manifest.quarantined_by_status,
-        chunks_done=num_chunks,
-        stages=manifest.stages,
-        worker_seconds=manifest.worker_seconds,
-    )
-    return Snapshot(
-        tally,
-        manifest.labels,
-        manifest.quarantine,
-        manifest.answers,
-        manifest.engines_asked,
-        manifest.reused_from,
-        manifest.receipts_sha256,
-        manifest.receipts_listing_sha256,
-        etags,
-    )
-
-
-# ------------------------------------------------------------------------------
-# Receipts added up, one chunk after the other, into a snapshot.
-
-
 def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
     """What receipts say together, as found under these names and etags.
 
@@ -412,7 +361,7 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
         chunks: of each all of its receipts, by attempt; the rows' states are those of the last.
     """
     num_chunks = labelled = reused = 0
-    quarantined, stages = Counter[str](), dict[str, Counter[str]]()
+    quarantined, stages = Counter[str](), defaultdict[str, Counter[str]](Counter)
     labels, quarantine, answers = list[FileRef](), list[FileRef](), list[FileRef]()
     engines, sources = dict[str, dict[str, Any]](), dict[str, ReusedRows]()
     spans: dict[str, tuple[str, str]] = {}
@@ -438,7 +387,7 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
             if receipt.engine:
                 engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
             for stage, counts in receipt.stages.items():
-                stages.setdefault(stage, Counter()).update(counts)
+                stages[stage].update(counts)
     moments = ((datetime.fromisoformat(first), datetime.fromisoformat(last)) for first, last in spans.values())
     tally = Tally(
         labelled,
@@ -505,25 +454,19 @@ class RunFolder:
         Raises:
             ManifestError: a receipt of a chunk that the plan does not have.
         """
-        return self.attempts_in(self.store.names(f"receipts/shard-{shard:05d}")).get(shard, {})
+        return self.attempts_of_all(self.store.names(f"receipts/shard-{shard:05d}")).get(shard, {})
 
     def listing(self) -> dict[str, str]:
         """Names and etags of all receipts, sorted."""
         return self.store.etags("receipts")
 
-    def attempts_of_all(self) -> dict[int, dict[int, list[int]]]:
-        """As `attempts`, for every shard that has any, from one listing."""
-        return self.attempts_in(self.listing())
-
-    def attempts_in(self, names: Iterable[str]) -> dict[int, dict[int, list[int]]]:
-        """As `attempts_of_all`, as a listing found them."""
+    def attempts_of_all(self, names: Iterable[str] | None = None) -> dict[int, dict[int, list[int]]]:
+        """As `attempts`, for every shard that has any, from one listing: these names, or a new one."""
         found: dict[int, dict[int, list[int]]] = {}
-        for name in names:
+        for name in self.listing() if names is None else names:
             chunk = parse_receipt_name(name)
-            if (
-                chunk is None
-                or chunk.shard >= len(self.plan.shards)
-                or chunk.chunk >= len(self.plan.shards[chunk.shard].chunks)
+            if chunk is None or not any(
+                chunk.chunk < len(one.chunks) for one in self.plan.shards[chunk.shard : chunk.shard + 1]
             ):
                 raise ManifestError(
                     f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it "
@@ -569,7 +512,7 @@ class RunFolder:
         """
         chunks = [
             [ChunkId(shard, chunk, attempt) for attempt in attempts]
-            for shard, found in sorted(self.attempts_in(etags).items())
+            for shard, found in sorted(self.attempts_of_all(etags).items())
             for chunk, attempts in sorted(found.items())
         ]
         for ids in chunks:
@@ -615,14 +558,23 @@ class RunFolder:
         if believes_manifest:
             manifest = manifest or load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
-                return snapshot_of(manifest, self.plan.num_chunks, etags)
+                rows = manifest.rows
+                tally = Tally(
+                    rows.labelled,
+                    rows.reused,
+                    manifest.quarantined_by_status,
+                    chunks_done=self.plan.num_chunks,
+                    stages=manifest.stages,
+                    worker_seconds=manifest.worker_seconds,
+                )
+                files = manifest.labels, manifest.quarantine, manifest.answers
+                digest, sources = manifest.receipts_sha256, manifest.reused_from
+                return Snapshot(tally, *files, manifest.engines_asked, sources, digest, listing_digest, etags)
         return sum_receipts(self.receipts_in(etags), listing_digest, etags)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
-        if receipt.quarantine is None:
-            return []
-        return list(self.table(receipt.quarantine, QUARANTINE).to_pylist())
+        return self.table(receipt.quarantine, QUARANTINE).to_pylist() if receipt.quarantine else []
 
     def table(
         self, file: FileRef, schema: pa.Schema, columns: list[str] | None = None, *, check_bytes: bool = True
@@ -680,7 +632,10 @@ class RunFolder:
         them has.
         """
         done = {
-            (shard, chunk) for one in found for shard, chunks in self.attempts_in(one.etags).items() for chunk in chunks
+            (shard, chunk)
+            for one in found
+            for shard, chunks in self.attempts_of_all(one.etags).items()
+            for chunk in chunks
         }
         planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
         left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
@@ -847,10 +802,8 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A table's columns in the order of a schema, null where the table has none; columns that the schema does not name
     are left out.
     """
-    columns = [
-        table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
+    held = {name: table[name] for name in table.column_names}
+    columns = [held[one.name] if one.name in held else pa.nulls(table.num_rows, one.type) for one in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -863,23 +816,15 @@ class RunLabels:
     """A run's output, ready to be read.
 
     Args:
-        labels, quarantine: its files: of the manifest, or of the receipts where it is not finished.
-        num_quarantined: rows without a label.
+        found: by the manifest, or by the receipts where it is not finished.
         notes: remarks for a reader of a report.
     """
 
     root: str
     plan: Plan
     folder: RunFolder
-    labels: list[FileRef]
-    quarantine: list[FileRef]
-    num_quarantined: int
+    found: Snapshot
     notes: list[str]
-
-    @property
-    def grades(self) -> int:
-        """K."""
-        return self.plan.facts.labeler.grades
 
 
 def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunLabels:
@@ -909,4 +854,4 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
             "there with --allow-partial."
         )
     notes = [f"{root} is {state}" for state, _ in faults]
-    return RunLabels(root, folder.plan, folder, found.labels, found.quarantine, quarantined, notes)
+    return RunLabels(root, folder.plan, folder, found, notes)

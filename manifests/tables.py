@@ -88,20 +88,20 @@ def plain(column: pa.Array) -> pa.Array:
         return plain(column.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return plain(pc.run_end_decode(column))
-    if "binary" in str(kind) and (_is_text(kind) or pa.types.is_fixed_size_binary(kind)):
+    if "binary" in str(kind) and (is_text(kind) or pa.types.is_fixed_size_binary(kind)):
         return column.cast(pa.large_binary()).view(pa.large_string())
-    if _is_text(kind):
+    if is_text(kind):
         return column.cast(pa.large_string())
     if isinstance(kind, _LISTS) and not pa.types.is_nested(kind.value_type):
         inner = kind.value_type.value_type if pa.types.is_dictionary(kind.value_type) else kind.value_type
-        return column.cast(pa.large_list(pa.large_string() if _is_text(inner) else kind.value_type))
+        return column.cast(pa.large_list(pa.large_string() if is_text(inner) else kind.value_type))
     return column
 
 
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     """Text, or bytes that may be text: ClickHouse and Impala mark none as such."""
     return re.fullmatch("(large_)?(string|binary)(_view)?", str(kind)) is not None
 
@@ -270,16 +270,24 @@ def resolve_columns(columns: Columns, names: Sequence[str], path: str, *, reads_
     Raises:
         InputError: nothing there can be the document.
     """
-    document = columns.document
-    if not document:
-        document = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
-        if not document:
-            raise InputError(
-                f"{path}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
-                f"{', '.join(names)}. Name them in input.columns.document."
-            )
+    document = columns.document or document_columns(names, path, advice=" Name them in input.columns.document.")
     context = columns.context or ("context" if "context" in names else None)
     return columns.model_copy(update={"document": document, "context": context if reads_context else None})
+
+
+def document_columns(names: Collection[str], where: str, *, advice: str = "") -> tuple[str, ...]:
+    """The columns that hold the document where nobody names them.
+
+    Raises:
+        InputError: nothing there can be the document.
+    """
+    found = ("document",) if "document" in names else tuple(name for name in ("title", "body") if name in names)
+    if not found:
+        raise InputError(
+            f"{where}: no column for the document: neither `document` nor `title` nor `body` is there. It has "
+            f"{', '.join(names)}.{advice}"
+        )
+    return found
 
 
 def check_types(
@@ -300,46 +308,55 @@ def check_types(
     Raises:
         InputError: which, what it holds and what is wanted.
     """
-    wanted: dict[str, tuple[list[str], str, Callable[[pa.DataType], bool]]] = {
-        "input.columns.query_id": ([columns.query_id], "a string or a whole number", is_id_type),
-        "input.columns.query": ([columns.query], "a string", _column_types_is_text),
-        "input.columns.doc_id": ([columns.doc_id], "a string or a whole number", is_id_type),
-        "input.columns.document": (list(columns.document), "a string", _column_types_is_text),
-        "input.columns.context": ([columns.context] if columns.context else [], "a list of strings", _is_text_list),
-        "input.columns.gold": ([columns.gold] if columns.gold else [], "a number", is_number_type),
-        **{f"for the labeler: {one.about}": ([one.name], *INPUT_KINDS[one.kind]) for one in reads.columns},
-    }
-    for role, (names, allowed, test) in wanted.items():
-        for name in names:
-            count = schema.names.count(name) or int(name in folders)
-            if count != 1:
-                hint = nearest(name, schema.names)
-                what = "no column" if count == 0 else f"{count} columns named"
-                raise InputError(
-                    f"{path}: {what} `{name}` ({role}); it has {', '.join([*schema.names, *folders])}."
-                    + (f" Did you mean `{hint}`?" if hint and not count else "")
-                )
-            if name in folders:  # always text, which a grade is read from as from a file of text
-                if not test(pa.large_string()) and test is not is_number_type:
-                    raise InputError(f"{path}: `{name}` ({role}) is the name of a folder; {allowed} is wanted.")
-                continue
-            kind = schema.field(name).type
-            if not test(plain_type(kind)):
-                raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
-            family = _family(plain_type(kind))
-            if family is not None and first_types.setdefault(name, family) != family:
-                raise InputError(
-                    f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
-                    "the files agree."
-                )
+    wanted = [
+        ("input.columns.query_id", columns.query_id, "id"),
+        ("input.columns.query", columns.query, "string"),
+        ("input.columns.doc_id", columns.doc_id, "id"),
+        *(("input.columns.document", name, "string") for name in columns.document),
+        ("input.columns.context", columns.context, "list<string>"),
+        ("input.columns.gold", columns.gold, "number"),
+        *((f"for the labeler: {one.about}", one.name, one.kind) for one in reads.columns),
+    ]
+    for role, name, wanted_kind in wanted:
+        if name is None:
+            continue
+        if schema.names.count(name) > 1:
+            raise InputError(f"{path}: {schema.names.count(name)} columns named `{name}` ({role}).")
+        if name in folders:  # always text, which a grade is read from as from a file of text
+            check_kind_of(name, pa.large_string(), "id" if wanted_kind == "number" else wanted_kind, path, role)
+            continue
+        require_column(name, [*schema.names, *folders], path=path, role=role)
+        kind = schema.field(name).type
+        check_kind_of(name, kind, wanted_kind, path, role)
+        family = _family(plain_type(kind))
+        if family is not None and first_types.setdefault(name, family) != family:
+            raise InputError(
+                f"{path}: column `{name}` holds {kind}, while {first_path} holds {first_types[name]} there. Make "
+                "the files agree."
+            )
 
 
-def _column_types_is_text(kind: pa.DataType) -> bool:
+def check_kind_of(name: str, kind: pa.DataType, wanted: str, path: str, role: str) -> None:
+    """Refuse a column of another type than a kind of `INPUT_KINDS`.
+
+    Raises:
+        InputError: what it holds and what is wanted.
+    """
+    allowed, test = INPUT_KINDS[wanted]
+    if not test(plain_type(kind)):
+        raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
+
+
+def _is_plain_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
 
-def _is_text_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_null(kind) or (pa.types.is_large_list(kind) and _column_types_is_text(kind.value_type)))
+def _is_list_of_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(kind) or (pa.types.is_large_list(kind) and _is_plain_text(kind.value_type)))
+
+
+def _is_list_of_ids(kind: pa.DataType) -> bool:
+    return _is_list_of_plain(kind) or bool(pa.types.is_large_list(kind) and pa.types.is_integer(kind.value_type))
 
 
 CHUNK = pa.struct(
@@ -357,11 +374,8 @@ CHUNK = pa.struct(
 
 def _is_list_of(wanted: pa.StructType) -> Callable[[pa.DataType], bool]:
     """Whether a type is a list of structs that have these fields, whatever else they have."""
-    is_as_wanted: dict[pa.DataType, Callable[[pa.DataType], bool]] = {
-        pa.int32(): pa.types.is_integer,
-        pa.large_string(): _column_types_is_text,
-    }
-    tests = {field.name: is_as_wanted.get(field.type, _is_text_list) for field in wanted}
+    is_as_wanted = {pa.int32(): pa.types.is_integer, pa.large_string(): _is_plain_text}
+    tests = {field.name: is_as_wanted.get(field.type, _is_list_of_plain) for field in wanted}
 
     def is_list(kind: pa.DataType) -> bool:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
@@ -375,12 +389,15 @@ def _is_list_of(wanted: pa.StructType) -> Callable[[pa.DataType], bool]:
 STRUCT_KINDS: dict[str, pa.StructType] = {"list<chunk>": CHUNK, "list<node>": NODE}
 """By kind of a labeler's input column that is a list of structs: the fields that are read."""
 INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
-    "string": ("a string", _column_types_is_text),
-    "list<string>": ("a list of strings", _is_text_list),
+    "id": ("a string or a whole number", is_id_type),
+    "number": ("a number", is_number_type),
+    "string": ("a string", _is_plain_text),
+    "list<id>": ("a list of strings or whole numbers", _is_list_of_ids),
+    "list<string>": ("a list of strings", _is_list_of_plain),
     "list<chunk>": ("a list of chunks as `relabel pairs chunk` writes them", _is_list_of(CHUNK)),
     "list<node>": ("a document's tree as `relabel pairs tree` writes it", _is_list_of(NODE)),
 }
-"""By kind of a labeler's input column: what it holds, in words and as a test."""
+"""By kind of a column that is read: what it holds, in words and as a test of the plain type."""
 
 
 def _family(kind: pa.DataType) -> str | None:
@@ -389,7 +406,7 @@ def _family(kind: pa.DataType) -> str | None:
     """
     if pa.types.is_null(kind):
         return None
-    names = {"text": _column_types_is_text, "numbers": is_number_type, "lists of text": _is_text_list}
+    names = {"text": _is_plain_text, "numbers": is_number_type, "lists of text": _is_list_of_plain}
     return next((name for name, test in names.items() if test(kind)), str(kind))
 
 
@@ -440,20 +457,17 @@ def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Colum
     return from_trec(path, text, choose)
 
 
-def require_column(name: str, names: list[str], *, path: str, role: str, option: str) -> str:
+def require_column(name: str, names: Sequence[str], *, path: str, role: str, option: str = "") -> str:
     """`name` if it is there.
 
     Raises:
         InputError: says what the file has, and which option names another column.
     """
-    if name in names:
-        return name
-    hint = nearest(name, names)
-    raise InputError(
-        f"{path}: no column `{name}` for {role}; it has {', '.join(names) or 'none'}."
-        + (f" Did you mean `{hint}`?" if hint else "")
-        + f" Name it with {option}."
-    )
+    if name not in names:
+        hint = nearest(name, [*names])
+        advice = f" Did you mean `{hint}`?" * bool(hint) + f" Name it with {option}." * bool(option)
+        raise InputError(f"{path}: no column `{name}` ({role}); it has {', '.join(names) or 'none'}.{advice}")
+    return name
 
 
 def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:

@@ -161,8 +161,8 @@ def similar(
     result = {
         "output": to,
         "pairs": counts["pairs"],
-        "chunks": counts["chunks"] if "chunks" in compared.types else None,
-        "similar": counts["similar"] if "chunks" in compared.types else None,
+        "chunks": counts["chunks"] if "chunks" in compared.schema.names else None,
+        "similar": counts["similar"] if "chunks" in compared.schema.names else None,
         "pairs_without_cosine": counts["pairs_without_cosine"],
         "threshold": threshold,
         "model": model,

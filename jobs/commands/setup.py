@@ -732,7 +732,7 @@ def labels_in(folder: Path) -> dict[int, dict[str, Any]]:
     """Labels by row id."""
     run = open_run_labels(str(folder), Storage(), allow_partial=False)
     names = ["row_id", "grade", "probs", "outside_mass"]
-    rows = (row for file in run.labels for row in read_labels(run.folder, file, names).to_pylist())
+    rows = (row for file in run.found.labels for row in read_labels(run.folder, file, names).to_pylist())
     return {row["row_id"]: row for row in rows}
 
 

@@ -50,7 +50,7 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
     """
     plan, manifest = folder.plan, load_manifest(folder.store)
     found = folder.snapshot(manifest=manifest)
-    tally, attempts = found.tally, folder.attempts_in(found.etags)
+    tally, attempts = found.tally, folder.attempts_of_all(found.etags)
     spec = spec or (manifest.spec if manifest else {})
     args = priced_args(spec.get("engine"))
     budget, cost = _budget(folder, tally, spec, args), None if args is None else price_of(args, *tally.tokens)

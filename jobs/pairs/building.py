@@ -104,7 +104,7 @@ def with_context(
         InputError: a file or column is off, the pairs have a context already, or a query has two texts.
     """
     polars = load_polars()
-    pairs, text_columns = scan(pairs_path, {"query_id": "id", "query": "text"}, storage, has_text=True, role="PAIRS")
+    pairs, text_columns = scan(pairs_path, {"query_id": "id", "query": "string"}, storage, has_text=True, role="PAIRS")
     names = pairs.collect_schema().names()
     if COLUMN in names:
         raise InputError(f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first.")
@@ -164,7 +164,7 @@ def load_answers(path: str, storage: Storage) -> Any:
     col = polars.col
     frame, _ = scan(
         path,
-        {"query_id": "id", "query": "text", "answer_id": "id", "cited": "ids", "candidates": "ids"},
+        {"query_id": "id", "query": "string", "answer_id": "id", "cited": "list<id>", "candidates": "list<id>"},
         storage,
         role="ANSWERS",
     )
@@ -473,7 +473,7 @@ def made_pairs(
     kept = json.dumps(redacted_values(asdict(rule) | facts))
     with written(to, storage) as file:
         pq.write_table(table.replace_schema_metadata({"relabel.queries": kept}), file, compression="zstd")
-    lacking = {"without_query": run.num_quarantined, "of_other_documents": num_elsewhere} if run else {}
+    lacking = {"without_query": run.found.tally.num_quarantined, "of_other_documents": num_elsewhere} if run else {}
     return {"documents": len(documents), "queries": len(made), "pairs": len(rows), **lacking}
 
 
@@ -502,7 +502,7 @@ def _held_out(paths: Sequence[str], storage: Storage) -> _Held:
     """What files of held-out pairs hold; their documents by text, and by id where they have one."""
     held = _Held()
     for path in paths:
-        frame, text_columns = scan(path, {"query": "text"}, storage, role="--unlike")
+        frame, text_columns = scan(path, {"query": "string"}, storage, role="--unlike")
         text_columns = tuple(name for name in ("document", "title", "body") if name in frame.collect_schema())
         with translate_polars_errors(path):
             rows = frame.select(text=document_of(text_columns[:1] if "document" in text_columns else text_columns)

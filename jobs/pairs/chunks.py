@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.jobs.pairs.pages import BlockKind, CleanedPage, Extent, Form, PageBlock, fit, read_page
-from relabel.jobs.tables import PairsFile, add_columns, check_columns, open_pairs, refuse_taken
+from relabel.jobs.tables import OpenTables, add_columns, open_tables
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
-from relabel.manifests.tables import CHUNK, INPUT_KINDS, values_of
+from relabel.manifests.tables import CHUNK, INPUT_KINDS, document_columns, is_text, values_of
 
 if TYPE_CHECKING:
     from relabel.distill.students.networks import Embedder
@@ -57,10 +57,11 @@ def add_page_columns(
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
         MissingExtraError: what reads the documents is not installed.
     """
-    pairs = open_pairs(pairs_path, {}, storage)
+    pairs = open_tables(pairs_path, {}, storage, role="PAIRS")
     columns = _document_columns(column, pairs)
-    refuse_taken(pairs, [name for name in added if name != DOCUMENT or DOCUMENT not in columns])
-    read = {*columns, *([TITLE] if str(pairs.types.get(TITLE)) == "String" else [])}
+    pairs.refuse_taken([name for name in added if name != DOCUMENT or DOCUMENT not in columns])
+    has_title = TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type)
+    read = {*columns, *([TITLE] if has_title else [])}
 
     def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
         texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
@@ -73,13 +74,13 @@ def add_page_columns(
     add_columns(pairs, to, added, values_of_rows, storage, batch_rows=_BATCH_ROWS)
 
 
-def _document_columns(column: str | None, pairs: PairsFile) -> tuple[str, ...]:
+def _document_columns(column: str | None, pairs: OpenTables) -> tuple[str, ...]:
     """The columns that hold the documents.
 
     Raises:
         InputError: there are none, or they hold no text.
     """
-    names = pairs.types
+    names = pairs.schema.names
     given = (column,) if column else ("html",) if "html" in names else (DOCUMENT,) if DOCUMENT in names else ()
     columns = given or tuple(name for name in (TITLE, "body") if name in names)
     if not columns:
@@ -87,7 +88,7 @@ def _document_columns(column: str | None, pairs: PairsFile) -> tuple[str, ...]:
             f"{pairs.named} (PAIRS): no column for the document: neither `html`, `document`, `title` nor `body`. It "
             f"has {', '.join(names)}. Name it with --column."
         )
-    check_columns(names, dict.fromkeys(columns, "text"), file=pairs.named, role="PAIRS")
+    pairs.check_columns(dict.fromkeys(columns, "string"))
     return columns
 
 
@@ -468,31 +469,30 @@ _EMBEDDED_ROWS = 256
 """Rows whose texts are embedded together, so that texts of like length share a batch."""
 
 
-def open_compared(path: str, storage: Storage) -> PairsFile:
+def open_compared(path: str, storage: Storage) -> OpenTables:
     """Pairs to be compared, checked without reading rows.
 
     Raises:
         InputError: a file or column is off, or a column that is written is there already.
     """
-    pairs = open_pairs(path, {"query": "text"}, storage)
-    if _CHUNKS not in pairs.types:
-        check_columns(pairs.types, dict.fromkeys(_documents(pairs), "text"), file=pairs.named, role="PAIRS")
+    pairs = open_tables(path, {"query": "string"}, storage, role="PAIRS")
+    if _CHUNKS not in pairs.schema.names:
+        pairs.check_columns(dict.fromkeys(_documents(pairs), "string"))
     elif not INPUT_KINDS["list<chunk>"][1](pairs.schema.field(_CHUNKS).type):
         raise InputError(f"{pairs.named} (PAIRS): column `chunks` is not as `relabel pairs chunk` writes it.")
-    refuse_taken(pairs, _added(pairs))
+    pairs.refuse_taken(_added(pairs))
     return pairs
 
 
-def _documents(pairs: PairsFile) -> tuple[str, ...]:
-    names = () if "document" in pairs.types else tuple(name for name in ("title", "body") if name in pairs.types)
-    return names or ("document",)
+def _documents(pairs: OpenTables) -> tuple[str, ...]:
+    return document_columns(pairs.schema.names, f"{pairs.named} (PAIRS)")
 
 
-def _added(pairs: PairsFile) -> dict[str, pa.DataType]:
-    return {name: kind for name, kind in _ADDED.items() if _CHUNKS in pairs.types or name == COSINE}
+def _added(pairs: OpenTables) -> dict[str, pa.DataType]:
+    return {name: kind for name, kind in _ADDED.items() if _CHUNKS in pairs.schema.names or name == COSINE}
 
 
-def add_cosines(pairs: PairsFile, to: str, embedder: Embedder, threshold: float, storage: Storage) -> Counter[str]:
+def add_cosines(pairs: OpenTables, to: str, embedder: Embedder, threshold: float, storage: Storage) -> Counter[str]:
     """Write the pairs with the columns `cosine` and, where they have chunks, `cosines` and `similar`; counts of pairs,
     chunks and similar ones.
 
@@ -505,7 +505,7 @@ def add_cosines(pairs: PairsFile, to: str, embedder: Embedder, threshold: float,
 
     def values(table: pa.Table) -> dict[str, Sequence[Any]]:
         queries = [text or "" for text in values_of(table["query"], pairs.path)]
-        chunks = table[_CHUNKS].to_pylist() if _CHUNKS in pairs.types else None
+        chunks = table[_CHUNKS].to_pylist() if _CHUNKS in pairs.schema.names else None
         if chunks is not None:
             texts = [[chunk["text"] or "" for chunk in row or ()] for row in chunks]
         else:

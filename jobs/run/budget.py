@@ -135,7 +135,7 @@ class Allowance:
         """Add what other workers have committed since."""
         folder, started_s = self._opened.folder, time.perf_counter()
         etags = folder.listing()
-        now = folder.attempts_in(etags)
+        now = folder.attempts_of_all(etags)
         new = (one for one in folder.new_receipts(self._seen, now, etags) if one.worker != self._worker)
         self._others, self._seen = self._others.plus(charge_of_receipts(self._spec.args, new)), now
         ended_s = time.perf_counter()

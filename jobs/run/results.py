@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -28,7 +28,6 @@ from relabel.manifests.run import (
     Attempts,
     BudgetState,
     CascadeAudit,
-    OwnRunManifest,
     RunManifest,
     Snapshot,
     Tally,
@@ -227,7 +226,7 @@ def conclude(session: Session) -> RunReport:
         if was_finished_now:
             _sweep(opened.store, keeps_batches=session.is_retry)
     failed = found.tally.num_quarantined / opened.plan.rows
-    seen = session.left.seen if found.etags is listed else opened.folder.attempts_in(found.etags)
+    seen = session.left.seen if found.etags is listed else opened.folder.attempts_of_all(found.etags)
     progress.settle(session.own_receipts(found, seen))
     in_vain = progress.in_vain()
     # a run that finds nothing to do reads no receipt
@@ -312,7 +311,7 @@ def _sweep(store: RunStore, *, keeps_batches: bool) -> None:
                 store.remove(name)
 
 
-def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
+def _manifest(opened: OpenRun, found: Snapshot) -> RunManifest:
     spec = opened.job.spec
     if not spec.run.allow_mixed:
         refuse_mixing(found.engines, output=spec.output, is_begun=False)
@@ -326,11 +325,7 @@ def _manifest(opened: OpenRun, found: Snapshot) -> OwnRunManifest:
         allow_mixed=spec.run.allow_mixed,
         cascade=audit_of(opened.folder, found.labels),
     )
-    return OwnRunManifest(
-        **vars(manifest),
-        variables=dict(opened.job.variables),
-        budget=budget_so_far(opened, found.tally),
-    )
+    return replace(manifest, variables=dict(opened.job.variables), budget=budget_so_far(opened, found.tally))
 
 
 def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_now: bool) -> Exit:

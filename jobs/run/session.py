@@ -135,7 +135,7 @@ class WorkLeft:
         """What was committed at the first listing. Receipts stay, so what is done here is done."""
         folder = self.opened.folder
         etags = folder.listing()
-        found = folder.attempts_in(etags)
+        found = folder.attempts_of_all(etags)
         if not self.is_retry and sum(map(len, found.values())) == self.opened.plan.num_chunks:
             self.whole = etags
         return found

@@ -411,7 +411,7 @@ class Merges(RuleBasedStateMachine):
         except (InputError, ManifestError):
             assert not self.is_settled[name], f"{name}: not readable after a command that ended well"
             return
-        rows = [row for file in (*run.labels, *run.quarantine) for row in rows_in(tree[file.path])]
+        rows = [row for file in (*run.found.labels, *run.found.quarantine) for row in rows_in(tree[file.path])]
         assert len(rows) == len(wanted), f"{name}: rows lost or doubled"
         assert {row: (status, stamp) for row, status, stamp in rows} == wanted, f"{name}: readers get other rows"
         manifest = json.loads(tree["manifest.json"])

@@ -28,7 +28,7 @@ from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.rows import fitting_chunk_rows
-from relabel.manifests.run import OwnRunManifest
+from relabel.manifests.run import RunManifest
 from relabel.manifests.store import LocalRunStore, shard_lock_name
 
 
@@ -229,7 +229,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
     (tmp_path / "out" / "manifest.json").unlink()
     write, calls = results.write_manifest, []
 
-    def oversleep(store: Any, manifest: OwnRunManifest) -> None:
+    def oversleep(store: Any, manifest: RunManifest) -> None:
         """Between the check of the receipts and the write, others take the lock over, retry every row, and conclude."""
         calls.append(manifest)
         if len(calls) == 1:

@@ -117,7 +117,7 @@ def test_the_document_is_what_a_job_would_read_or_the_column_that_is_named(
 @pytest.mark.parametrize(
     ("columns", "flags", "message"),
     [
-        ({"html": "x"}, ("--column", "htlm"), "no column `htlm`; it has html. Did you mean `html`?"),
+        ({"html": "x"}, ("--column", "htlm"), "no column `htlm` (PAIRS); it has html. Did you mean `html`?"),
         ({"html": "x", "document": "y"}, (), "has a column `document` already"),
         ({"html": "x"}, ("--tokenizer", "absent"), "there is no such directory here"),
     ],

@@ -194,7 +194,7 @@ def row(**changes: Any) -> dict[str, Any]:
         (
             answers("q", *FIVE),
             [{"id": "d0", "document": "x"}],
-            r"\(--docs\): no column `doc_id`; it has id, document. Did you mean",
+            r"no column `doc_id` \(--docs\); it has id, document. Did you mean",
         ),
     ],
 )

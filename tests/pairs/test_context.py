@@ -163,7 +163,7 @@ def test_one_list_a_query_and_never_by_grade(
         ([{**PAIRS[0], "query_id": None}, PAIRS[0]], "row 0 has no `query_id`"),
         (
             [{"query_id": "q", "qeury": "x", "document": "y"}],
-            "no column `query`; it has query_id, qeury, document. Did you mean `qeury`?",
+            "no column `query` (PAIRS); it has query_id, qeury, document. Did you mean `qeury`?",
         ),
     ],
 )
