@@ -465,9 +465,8 @@ class RunFolder:
         found: dict[int, dict[int, list[int]]] = {}
         for name in self.listing() if names is None else names:
             chunk = parse_receipt_name(name)
-            if chunk is None or not any(
-                chunk.chunk < len(one.chunks) for one in self.plan.shards[chunk.shard : chunk.shard + 1]
-            ):
+            planned = self.plan.shards[chunk.shard : chunk.shard + 1] if chunk else []
+            if chunk is None or not planned or chunk.chunk >= len(planned[0].chunks):
                 raise ManifestError(
                     f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it "
                     "away."
@@ -825,6 +824,11 @@ class RunLabels:
     folder: RunFolder
     found: Snapshot
     notes: list[str]
+
+    @property
+    def grades(self) -> int:
+        """K."""
+        return self.plan.facts.labeler.grades
 
 
 def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunLabels:
