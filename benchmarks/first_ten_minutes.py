@@ -100,7 +100,7 @@ def record(model: Path, folder: Path) -> list[str]:
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m relabel "$@"\n')
     command.chmod(0o755)
     (folder / "smollm2-135m").symlink_to(model.resolve())
-    pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in load_pairs()[:ROWS]]), folder / "pairs.parquet")
+    pq.write_table(pa.Table.from_pylist(load_pairs()[:ROWS]), folder / "pairs.parquet")
     recording = Recording(folder)
     recording.note(INSTALLS)
     recording.run("relabel init job.yaml")

@@ -33,7 +33,7 @@ from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop
-from relabel.jobs.score import ScoreLoop, score_job, score_rows
+from relabel.jobs.score import score_chunks, score_job, score_rows
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
 
@@ -98,7 +98,7 @@ def score_run(student: StudentModel, request: dict[str, Any]) -> None:
     opened = open_run(score_job(**request, storage=Storage()))
     session = Session(opened, list(range(len(opened.plan.shards))), is_retry=False, stop=Stop(), progress=Progress())
     try:
-        ScoreLoop(student, session.commit, progress=session.progress, stop=session.stop).run(session.chunks())
+        score_chunks(student, session.chunks(), session.commit, progress=session.progress, stop=session.stop)
     finally:
         session.close()
     report = conclude(session)

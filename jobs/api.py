@@ -6,6 +6,7 @@ relative paths count from the working directory. `RELABEL_*` variables count as 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -119,7 +120,7 @@ def ask(
 
     job = load_job(spec, overrides=overrides)
     wanted = [rows] if isinstance(rows, int) else rows
-    with Asker() as asker:
+    with contextlib.closing(Asker()) as asker:
         choices = (
             RowChoice(row) if isinstance(row, int) else [_pair(row, number)] for number, row in enumerate(wanted)
         )
@@ -226,9 +227,9 @@ def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, 
     Raises:
         RelabelError: what is wrong with the spec, the labels, the model or the training.
     """
-    from relabel.jobs.commands.train import start_of, teller, train_student
+    from relabel.jobs.commands.train import start_of, train_student
 
-    return train_student(spec, overrides, start=start_of(resume=resume, restart=restart), say=teller())
+    return train_student(spec, overrides, start=start_of(resume=resume, restart=restart))
 
 
 class TrainedStudent:

@@ -17,15 +17,13 @@ import click
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
-from relabel.jobs.output import emit, note, shown
+from relabel.jobs.output import emit, note, shown, value_text
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import engine_text
-from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import prompt_encoder
-from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Message, Request
+from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, UsageError, VerdictError
-from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import Pair
 from relabel.manifests.plan import load_plan
 from relabel.manifests.records import plain
@@ -51,7 +49,7 @@ class Exchange:
     prompt: list[str] | None = None
 
 
-class RecordingEngine(Engine):
+class RecordingEngine:
     """Passes everything on to an engine and records what is asked and answered in `exchanges`."""
 
     def __init__(self, engine: Engine) -> None:
@@ -59,18 +57,8 @@ class RecordingEngine(Engine):
         self._open: dict[int, tuple[Exchange, float]] = {}
         self.exchanges: list[Exchange] = []
 
-    @property
-    def capacity(self) -> int:
-        return self._engine.capacity
-
-    def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        return self._engine.prepare(asks)
-
-    def facts(self) -> EngineFacts:
-        return self._engine.facts()
-
-    def close(self) -> None:
-        self._engine.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def submit(self, request: Request) -> None:
         exchange = Exchange(request.ask, prompt=self._engine.rendered(request.ask))
@@ -129,32 +117,34 @@ def chosen_rows(job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[tuple[
             f"ask about a round's rows: --set rounds=null --set input.path={job.spec.output}/inputs/round-1"
         )
     dataset = job.open_dataset()
-    chosen = _numbers(dataset, choice)
-    if not dataset.reads.whole_query:
-        yield from (([pair], {pair.row_id}) for pair in pairs_by_number(dataset, chosen))
-        return
-    queries = dict.fromkeys(pair.query_id for pair in pairs_by_number(dataset, chosen))
-    for rows in rows_of_queries(dataset, list(queries)).values():
-        yield list(pairs_by_number(dataset, rows)), set(rows) & set(chosen)
-
-
-def _numbers(dataset: Dataset, choice: RowChoice) -> Sequence[int]:
     if not dataset.rows:
         raise InputError("the input has no row.")
+    row, chosen = choice.row or 0, range(dataset.rows)
     if choice.query_id is not None:
-        return rows_of_queries(dataset, [choice.query_id])[choice.query_id]
-    if choice.random is not None:
-        drawn = random.Random(choice.seed).sample(range(dataset.rows), min(choice.random, dataset.rows))
-        return sorted(drawn)
-    row = choice.row or 0
-    if row >= dataset.rows:
+        numbers = rows_of_queries(dataset, [choice.query_id])[choice.query_id]
+    elif choice.random is not None:
+        numbers = sorted(random.Random(choice.seed).sample(chosen, min(choice.random, len(chosen))))
+    elif row in chosen:
+        numbers = [row]
+    else:
         raise InputError(f"row {row:,}: the input has {dataset.rows:,} rows, numbered from 0 to {dataset.rows - 1:,}.")
-    return [row]
+    if not dataset.reads.whole_query:
+        yield from (([pair], {pair.row_id}) for pair in pairs_by_number(dataset, numbers))
+        return
+    queries = dict.fromkeys(pair.query_id for pair in pairs_by_number(dataset, numbers))
+    for rows in rows_of_queries(dataset, list(queries)).values():
+        yield list(pairs_by_number(dataset, rows)), set(rows) & set(numbers)
 
 
 def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
     """The first ask of each chosen row, without an engine; later turns depend on answers."""
-    encoder, remarks = _encoder_of(job)
+    encoder, remarks = None, list[str]()
+    try:
+        engine = job.at_day_of(load_plan(open_run_store(job.spec.output, job.storage))).spec.engine
+        if (folder := job.template_folder()) is not None:
+            encoder = prompt_encoder(engine, folder)
+    except (ModelError, MissingExtraError) as exc:
+        remarks = [f"prompts are shown before the chat template: {exc}"]
     for pairs, chosen in chosen_rows(job, choice):
         found = AskedRows([pair for pair in pairs if pair.row_id in chosen], remarks=remarks)
         remarks = []
@@ -173,21 +163,11 @@ def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
         yield found
 
 
-def _encoder_of(job: Job) -> tuple[PromptEncoder | None, list[str]]:
-    """What makes the prompts that the job's model reads, and remarks; None where that is not known here."""
-    try:
-        engine = job.at_day_of(load_plan(open_run_store(job.spec.output, job.storage))).spec.engine
-        folder = job.template_folder()
-        return (None if folder is None else prompt_encoder(engine, folder)), []
-    except (ModelError, MissingExtraError) as exc:
-        return None, [f"prompts are shown before the chat template: {exc}"]
-
-
 class Asker:
     """Asks rows with a job's engine, which is started at the first ask and kept while the job's prompts change."""
 
     def __init__(self) -> None:
-        self._engine: RecordingEngine | None = None
+        self.engine: Any = None
 
     def ask(self, job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[AskedRows]:
         """Ask the chosen rows, one after the other, as often as a run would.
@@ -200,33 +180,23 @@ class Asker:
         """
         groups = chosen_rows(job, choice)
         first = next(groups)  # a wrong choice is reported before a model is loaded
-        engine, remarks = self._prepared(job)
+        if self.engine is None:
+            store = open_run_store(job.spec.output, job.storage)
+            started, remarks = start_engine(job.with_args(options_begun_with(job, store)).at_day_of(load_plan(store)))
+            self.engine = RecordingEngine(started)
+        else:
+            remarks = self.engine.prepare(job.labeler.probe())
         for pairs, chosen in itertools.chain([first], groups):
-            engine.exchanges = []
-            rows = ask_unwritten(job, engine, pairs, Progress()).rows
+            self.engine.exchanges = []
+            rows = ask_unwritten(job, self.engine, pairs, Progress()).rows
             kept = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if pair.row_id in chosen]
-            yield AskedRows([pair for pair, _ in kept], engine.exchanges, [row for _, row in kept], remarks)
+            yield AskedRows([pair for pair, _ in kept], self.engine.exchanges, [row for _, row in kept], remarks)
             remarks = []
 
-    def facts(self) -> EngineFacts | None:
-        """Provenance of the engine; None before the first ask."""
-        return None if self._engine is None else self._engine.facts()
-
-    def __enter__(self) -> Asker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._engine is not None:
-            self._engine.close()
-
-    def _prepared(self, job: Job) -> tuple[RecordingEngine, list[str]]:
-        """The engine, ready for the job's prompts, and its remarks on them."""
-        if self._engine is not None:
-            return self._engine, self._engine.prepare(job.labeler.probe())
-        store = open_run_store(job.spec.output, job.storage)
-        started, remarks = start_engine(job.with_args(options_begun_with(job, store)).at_day_of(load_plan(store)))
-        self._engine = RecordingEngine(started)
-        return self._engine, remarks
+    def close(self) -> None:
+        """End the engine."""
+        if self.engine is not None:
+            self.engine.close()
 
 
 # ------------------------------------------------------------------------------
@@ -285,20 +255,28 @@ def ask(
             f"--edit-prompt {edited}: no such folder. `relabel templates export {job.spec.labeler.name} {edited}` "
             "makes it."
         )
-    with sigterm_ends(), Asker() as asker:
+    with sigterm_ends(), contextlib.closing(Asker()) as asker:
 
         def put(job: Job) -> None:
             started = time.perf_counter()
             found: list[AskedRows] = []
             for asked in render(job, choice) if dry_run else asker.ask(job, choice):
-                if not found and (facts := asker.facts()) is not None:
-                    note(engine_text(job.spec.labeler.name, facts))
+                if not found and asker.engine is not None:
+                    note(engine_text(job.spec.labeler.name, asker.engine.facts()))
                 for remark in asked.remarks:
                     note(remark)
                 if output == "text":
                     click.echo(("" if found else f"{LEGEND}\n") + asked_text(asked, stage))
                 found.append(asked)
-            _conclude(found, stage, output, is_dry=dry_run, seconds=round(time.perf_counter() - started, 3))
+            seconds = round(time.perf_counter() - started, 3)
+            stages = {one.ask.stage for asked in found for one in asked.exchanges}
+            if stage is not None and stages and stage not in stages:
+                when = "is asked first: a dry run has no answers to go on from" if dry_run else "was asked"
+                note(f"--stage {stage}: nothing of that name {when}; there was {', '.join(sorted(stages))}")
+            result = {"asked": [rows_json(one, stage) for one in found], "dry_run": dry_run, "seconds": seconds}
+            num_rows, num_asks = sum(len(one.rows) for one in found), sum(len(one.exchanges) for one in found)
+            how = "would be asked first" if dry_run else f"in {seconds:.1f} s"
+            emit(result, f"{counted(num_rows, 'row')}, {counted(num_asks, 'ask')} {how}; nothing was written.", output)
 
         if edited is None:
             put(job)
@@ -306,17 +284,6 @@ def ask(
             overrides = (*overrides, f"labeler.templates={json.dumps(edited)}")
             again_on_change(Path(edited), lambda: put(load_job(job_file, overrides=overrides, day=day)))
     return Exit.DONE
-
-
-def _conclude(found: list[AskedRows], stage: str | None, output: str, *, is_dry: bool, seconds: float) -> None:
-    stages = {one.ask.stage for asked in found for one in asked.exchanges}
-    if stage is not None and stages and stage not in stages:
-        when = "is asked first: a dry run has no answers to go on from" if is_dry else "was asked"
-        note(f"--stage {stage}: nothing of that name {when}; there was {', '.join(sorted(stages))}")
-    result = {"asked": [rows_json(one, stage) for one in found], "dry_run": is_dry, "seconds": seconds}
-    num_rows, num_asks = sum(len(one.rows) for one in found), sum(len(one.exchanges) for one in found)
-    how = "would be asked first" if is_dry else f"in {seconds:.1f} s"
-    emit(result, f"{counted(num_rows, 'row')}, {counted(num_asks, 'ask')} {how}; nothing was written.", output)
 
 
 # ------------------------------------------------------------------------------
@@ -344,32 +311,28 @@ def asked_text(asked: AskedRows, stage: str | None) -> str:
     above = ""
     for exchange in asked.exchanges:
         if stage in (None, exchange.ask.stage):
-            prompt = _prompt_text(exchange)
-            lines += _ask_lines(exchange, prompt, above)
-            lines += [] if exchange.answer is None else _answer_lines(exchange, exchange.answer)
+            # as the model reads it; where a server builds it, turn by turn
+            prompt = (
+                "\n".join(f"{_dim(one.role)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
+                if exchange.prompt is None
+                else _marked(exchange.prompt)
+            )
+            lines += [ruler(f"{exchange.ask.stage}: asked"), *_ask_lines(exchange, prompt, above)]
+            if exchange.answer is not None:
+                lines += _answer_lines(exchange, exchange.answer)
             above = prompt
     return "\n".join([*lines, *(outcome_text(row) + "\n" for row in asked.rows if row is not None)])
 
 
 def _ask_lines(exchange: Exchange, prompt: str, above: str) -> Iterator[str]:
     """The prompt as the model reads it; what it shares with the one above is left out."""
-    yield ruler(f"{exchange.ask.stage}: asked")
     if above and prompt.startswith(above):
-        is_same = prompt == above
-        yield click.style("the prompt above, with another seed" if is_same else "the turns above, then", dim=True)
+        yield _dim("the prompt above, with another seed" if prompt == above else "the turns above, then")
         prompt = prompt[len(above) :].removeprefix("\n")
     if prompt:
         yield prompt
     if exchange.ask.prefill and exchange.prompt is None:
-        yield click.style("the answer begins with", dim=True)
-        yield shown(exchange.ask.prefill)
-
-
-def _prompt_text(exchange: Exchange) -> str:
-    """The whole prompt with its data marked; where a server builds it, turn by turn."""
-    if exchange.prompt is not None:
-        return _marked(exchange.prompt)
-    return "\n".join(f"{click.style(one.role, dim=True)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
+        yield f"{_dim('the answer begins with')}\n{shown(exchange.ask.prefill)}"
 
 
 def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
@@ -380,22 +343,28 @@ def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
         yield _CUT
     yield from (shown(text) for text in (answer.text, answer.detail) if text)
     if answer.raw:
-        yield click.style("as it came", dim=True)
-        yield shown(answer.raw)
-    yield from _distributions(exchange.ask, answer)
+        yield f"{_dim('as it came')}\n{shown(answer.raw)}"
+    for decision in exchange.ask.decisions:
+        said = "no distribution"
+        if (found := answer.distributions.get(decision.name)) is not None:
+            pairs = zip(decision.labels, found.probs, strict=True)
+            probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
+            said = f"{probs} · outside these {found.outside_mass:.3f}"
+        yield f"  {decision.name}: {said}"
 
 
 def outcome_text(row: LabelRow | QuarantineRow) -> str:
     """The label, or why there is none."""
     if isinstance(row, QuarantineRow):
-        lines = [ruler(f"row {row.row_id}: no label, quarantined as {row.status}"), shown(row.reason)]
-        for one in row.tries:
-            lines.append(f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}")
-        return "\n".join(lines)
-    held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
-    width = max(map(len, held))
-    values = (f"  {name.ljust(width)}  {shown(_value_text(value))}" for name, value in held.items())
-    return "\n".join([ruler(f"row {row.row_id}: label"), *values])
+        head, lines = f"no label, quarantined as {row.status}", [shown(row.reason)]
+        lines += [
+            f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}" for one in row.tries
+        ]
+    else:
+        held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
+        head, width = "label", max(map(len, held))
+        lines = [f"  {name.ljust(width)}  {shown(value_text(value))}" for name, value in held.items()]
+    return "\n".join([ruler(f"row {row.row_id}: {head}"), *lines])
 
 
 def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
@@ -405,58 +374,53 @@ def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
             {"row_id": pair.row_id, "query_id": pair.query_id, "doc_id": pair.doc_id, **_outcome(row)}
             for pair, row in zip(asked.pairs, asked.rows, strict=True)
         ],
-        "asks": [_exchange(one) for one in asked.exchanges if stage in (None, one.ask.stage)],
+        "asks": [_exchange(one, one.ask, one.answer) for one in asked.exchanges if stage in (None, one.ask.stage)],
         "remarks": asked.remarks,
     }
 
 
 def _outcome(row: LabelRow | QuarantineRow | None) -> dict[str, Any]:
-    if row is None:
-        return {}
-    if isinstance(row, LabelRow):
-        return {"label": _label(row)}
-    return {"refused": {"status": row.status, "reason": row.reason, "tries": row.tries}}
+    if isinstance(row, QuarantineRow):
+        return {"refused": {"status": row.status, "reason": row.reason, "tries": row.tries}}
+    return {} if row is None else {"label": _label(row)}
 
 
 def _label(row: LabelRow) -> dict[str, Any]:
     held = {name: value for name, value in row._asdict().items() if name not in _LEFT_OUT}
-    found: dict[str, Any] = plain({**held, **row.columns})
-    return found
+    return dict(plain({**held, **row.columns}))
 
 
-def _exchange(exchange: Exchange) -> dict[str, Any]:
-    ask, answer = exchange.ask, exchange.answer
-    said = None
-    if answer is not None:
-        distributions = {name: plain(one._asdict()) for name, one in answer.distributions.items()}
-        said = {
+def _exchange(exchange: Exchange, ask: Ask, answer: Answer | None) -> dict[str, Any]:
+    return {
+        "stage": ask.stage,
+        "messages": [
+            {
+                "role": one.role,
+                "parts": [
+                    {"field": one.fields[place // 2] if place % 2 else None, "text": text}
+                    for place, text in enumerate(one.parts)
+                    if text or place % 2
+                ],
+            }
+            for one in ask.messages
+        ],
+        "prefill": ask.prefill,
+        "rendered": None if exchange.prompt is None else "".join(exchange.prompt),
+        "max_tokens": ask.max_tokens,
+        "answer": None
+        if answer is None
+        else {
             "text": answer.text,
             "raw": answer.raw or answer.text,
             "finish": answer.finish,
             "detail": answer.detail,
             "flags": list(answer.flags),
-            "distributions": distributions,
+            "distributions": {name: plain(one._asdict()) for name, one in answer.distributions.items()},
             "prompt_tokens": answer.prompt_tokens,
             "output_tokens": answer.output_tokens,
             "seconds": round(exchange.seconds, 3),
-        }
-    turns = [{"role": one.role, "parts": [*_parts(one)]} for one in ask.messages]
-    return {
-        "stage": ask.stage,
-        "messages": turns,
-        "prefill": ask.prefill,
-        "rendered": None if exchange.prompt is None else "".join(exchange.prompt),
-        "max_tokens": ask.max_tokens,
-        "answer": said,
+        },
     }
-
-
-def _parts(message: Message) -> Iterator[dict[str, str | None]]:
-    fields = iter(message.fields)
-    for place, text in enumerate(message.parts):
-        field = next(fields) if place % 2 else None
-        if text or field:
-            yield {"field": field, "text": text}
 
 
 def _marked(parts: Sequence[str]) -> str:
@@ -466,26 +430,13 @@ def _marked(parts: Sequence[str]) -> str:
     )
 
 
-def _distributions(ask: Ask, answer: Answer) -> Iterator[str]:
-    for decision in ask.decisions:
-        found = answer.distributions.get(decision.name)
-        if found is None:
-            yield f"  {decision.name}: no distribution"
-            continue
-        pairs = zip(decision.labels, found.probs, strict=True)
-        probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
-        yield f"  {decision.name}: {probs} · outside these {found.outside_mass:.3f}"
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"[{', '.join(map(_value_text, value))}]" if isinstance(value, list) else str(value)
+def _dim(text: str) -> str:
+    return click.style(text, dim=True)
 
 
 def ruler(title: str) -> str:
     """A line with a title."""
-    return click.style(f"── {title} ".ljust(80, "─"), dim=True)
+    return _dim(f"── {title} ".ljust(80, "─"))
 
 
 CHECK_EVERY_S = 0.25
@@ -515,10 +466,6 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    found = {}
     with contextlib.suppress(OSError):  # a folder that is gone holds nothing, and the job says so
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if path.suffix == ".j2" and not path.name.startswith("."):
-                    found[path.name] = path.read_bytes()
-    return found
+        return {path.name: path.read_bytes() for path in folder.glob("[!.]*.j2")}
+    return {}

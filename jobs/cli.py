@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import getpass
 import importlib
+import itertools
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,6 @@ from relabel.jobs.logs import (
     json_lines,
     redacted_streams,
     say,
-    say_crash,
     unfailing_streams,
 )
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
@@ -112,8 +113,14 @@ def main(args: list[str] | None = None) -> None:
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
     keep_environment(os.environ)
-    fill_in_region(os.environ)
-    fill_in_user(os.environ)
+    if region := os.environ.get("AWS_REGION"):  # botocore reads the other of the two names alone
+        os.environ.setdefault("AWS_DEFAULT_REGION", region)
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        # torch asks for the user's name, for a folder of its own, and ends without one, as in a container under a uid
+        # without a passwd entry
+        os.environ["LOGNAME"] = f"uid-{os.getuid()}"
     keep_arguments(arguments)
     with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
         found = _ended(arguments)
@@ -143,14 +150,10 @@ def _flush_output(code: int, arguments: list[str], sink: Sink | None) -> int:
 def _log_form(arguments: list[str]) -> AbstractContextManager[None]:
     """The form of stderr: set before a command is even parsed, so that a wrong flag is reported in that form too."""
     found = os.environ.get(VARIABLE)
-    for index, argument in enumerate(arguments):
-        if argument.startswith("--log-format="):
-            found = argument.partition("=")[2]
-        elif argument == "--log-format":
-            found = next(iter(arguments[index + 1 :]), None)
-    if found != "json":
-        return nullcontext()
-    return json_lines()
+    for before, argument in itertools.pairwise(("", *arguments)):
+        if argument.startswith("--log-format=") or before == "--log-format":
+            found = argument.removeprefix("--log-format=")
+    return json_lines() if found == "json" else nullcontext()
 
 
 def _ended(arguments: list[str]) -> Any:
@@ -159,8 +162,11 @@ def _ended(arguments: list[str]) -> Any:
         refuse_secret_arguments(arguments)
         return relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
     except click.ClickException as exc:
-        _show(exc)
         code, name, message = exc.exit_code, "UsageError", exc.format_message()
+        if is_json():
+            _say_error(message, "usage", exit_code=code)
+        else:
+            exc.show()
     except (KeyboardInterrupt, click.Abort) as exc:
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
         code, name, message = Exit.STOPPED, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
@@ -168,9 +174,9 @@ def _ended(arguments: list[str]) -> Any:
     except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code, name, message = _failed(broken), type(broken).__name__, str(broken)
+    except SaidElsewhereError as exc:
+        return int(exit_for(exc))
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
-        if isinstance(exc, SaidElsewhereError):
-            return int(exit_for(exc))
         found = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
         code, name, message = _failed(found), type(found).__name__, str(found)
     joined = " ".join(arguments)
@@ -186,19 +192,14 @@ def _failed(exc: Exception) -> int:
     if isinstance(exc, RelabelError):
         _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
-    say_crash(
-        exc,
-        "relabel: this is a fault of relabel, not of your input. Committed work is safe. "
-        "Please report the lines above.",
+    lines = "".join(traceback.format_exception(exc))
+    if not is_json():
+        click.echo(lines, err=True, nl=False)
+    said = (
+        "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above."
     )
+    _say_error(said, "crash", error=type(exc).__name__, traceback=lines)
     return int(Exit.OUR_FAULT)
-
-
-def _show(exc: click.ClickException) -> None:
-    if is_json():
-        _say_error(exc.format_message(), "usage", exit_code=exc.exit_code)
-    else:
-        exc.show()
 
 
 def _say_error(message: str, event: str, **fields: Any) -> None:
@@ -231,22 +232,6 @@ class _Zsh(_OrFiles, ZshComplete):
 
 # ------------------------------------------------------------------------------
 # Environment variables and arguments: defaults for regions and users, and the secrets in them.
-
-
-def fill_in_region(environment: MutableMapping[str, str]) -> None:
-    """Let `AWS_REGION` count where `AWS_DEFAULT_REGION` is not set, the only one of the two that botocore reads."""
-    if region := environment.get("AWS_REGION"):
-        environment.setdefault("AWS_DEFAULT_REGION", region)
-
-
-def fill_in_user(environment: MutableMapping[str, str]) -> None:
-    """Name the user where nothing does, as in a container under a uid without a passwd entry: torch asks for the name,
-    for a folder of its own, and ends without one.
-    """
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        environment["LOGNAME"] = f"uid-{os.getuid()}"
 
 
 _KEY_OPTIONS = ("RELABEL_SIGN_KEY", "RELABEL_TRUST_KEY", "--sign-key", "--key")

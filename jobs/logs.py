@@ -10,7 +10,6 @@ import os
 import select
 import sys
 import threading
-import traceback as traceback_module
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -57,7 +56,11 @@ def unfailing_streams() -> Iterator[Sink | None]:
     """`sys.stdout` and `sys.stderr` never fail while the block runs; gives what is
     beneath stdout, None where a caller put its own there."""
     for descriptor in (0, 1, 2):
-        _hold(descriptor)
+        # one that was closed would go to the next file that is opened, and a print would land in it
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, which is this one
     earlier = sys.stdout, sys.stderr
     try:
         sink = None
@@ -70,17 +73,6 @@ def unfailing_streams() -> Iterator[Sink | None]:
         sys.stderr.flush()
     finally:
         sys.stdout, sys.stderr = earlier
-
-
-def _hold(descriptor: int) -> None:
-    """Keep a standard descriptor that was closed from going to the next file that is opened: a
-    print would land in it.
-    """
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        found = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
-        os.set_inheritable(found, True)
 
 
 def _wrapped(descriptor: int, stream: TextIO | None) -> tuple[Sink, TextIO]:
@@ -102,6 +94,12 @@ def _wrapped(descriptor: int, stream: TextIO | None) -> tuple[Sink, TextIO]:
 # are read here.
 
 
+class _Begun(threading.local):
+    """Each thread's unfinished line."""
+
+    text = ""
+
+
 class RedactedStream(io.TextIOBase):
     """A text stream that is redacted before it is written, a line at least at a time: half a secret has no form to be
     known by.
@@ -112,7 +110,7 @@ class RedactedStream(io.TextIOBase):
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self._begun = threading.local()  # each thread's unfinished line
+        self._begun = _Begun()
 
     def writable(self) -> bool:
         return True
@@ -125,9 +123,7 @@ class RedactedStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take text; an unfinished line waits for its end, or for `flush`."""
-        if not isinstance(text, str):
-            raise TypeError(f"want text, got {type(text).__name__}")
-        held = self._taken() + text
+        held = self._begun.text + text
         end = max(held.rfind("\n"), held.rfind("\r")) + 1
         self._begun.text = held[end:]
         if end:
@@ -135,14 +131,10 @@ class RedactedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        held = self._taken()
+        held, self._begun.text = self._begun.text, ""
         if held:
             self._show(redacted(held))
         self.stream.flush()
-
-    def _taken(self) -> str:
-        held, self._begun.text = getattr(self._begun, "text", ""), ""
-        return held
 
     def _show(self, text: str) -> None:
         try:
@@ -172,7 +164,6 @@ def redacted_streams() -> Iterator[None]:
 # nothing on stderr is anything else. What a native library or another process writes to the descriptor goes past it.
 
 VARIABLE = "RELABEL_LOG_FORMAT"
-FORMATS = ("text", "json")
 
 _lines: JsonLines | None = None
 
@@ -217,8 +208,7 @@ def json_lines() -> Iterator[None]:
     """Every line on stderr is a JSON object while the block runs."""
     global _lines
     earlier = sys.stderr
-    _lines = JsonLines(earlier)
-    sys.stderr = _lines
+    _lines = sys.stderr = JsonLines(earlier)
     try:
         yield
     finally:
@@ -237,33 +227,16 @@ def bind(**fields: Any) -> None:
         _lines.fields.update(fields)
 
 
-def say(message: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
-    """A line on stderr; the fields are in the JSON form alone."""
+def say(message: str, *, level: str = "info", event: str = "note", only_json: bool = False, **fields: Any) -> None:
+    """A line on stderr; the fields are in the JSON form alone.
+
+    Args:
+        only_json: people see it otherwise, as the end table.
+    """
     if _lines is not None:
         _lines.emit(level, event, message, **fields)
-    else:
+    elif not only_json:
         print(as_text(message, level), file=sys.stderr, flush=True)  # noqa: T201
-
-
-def note_event(event: str, message: str, **fields: Any) -> None:
-    """A line of the JSON form, for what people see otherwise (the end table)."""
-    if _lines is not None:
-        _lines.emit("info", event, message, **fields)
-
-
-def say_crash(error: BaseException, message: str) -> None:
-    """A traceback and what it means; in the JSON form both in one line."""
-    if _lines is not None:
-        _lines.emit(
-            "error",
-            "crash",
-            message,
-            error=type(error).__name__,
-            traceback="".join(traceback_module.format_exception(error)),
-        )
-    else:
-        traceback_module.print_exception(error)
-        print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def as_text(message: str, level: str) -> str:

@@ -6,6 +6,7 @@ chunks, sorted by length, and generates nothing.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import time
@@ -50,7 +51,7 @@ from relabel.jobs.run.stop import Stop
 from relabel.jobs.settings import Places, resolved
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Engine, EngineFacts, Message, Request
-from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, UsageError
+from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import DEFAULT_PHI, Label, LabelColumn, Pair, PhiTable
@@ -73,42 +74,39 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 # Which student or bundle it is: its record and manifest are read, its weights are not.
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A student's, or a bundle's.
-
-    Args:
-        files: sha256 of each file that decides what it answers, as the manifest has it.
-        manifest_sha256: of its `manifest.json`.
-    """
-
-    record: StudentRecord
-    files: dict[str, str]
-    manifest_sha256: str
-
-    @property
-    def digest(self) -> str:
-        """What `student_digest` gives for files that are those of the manifest."""
-        return digest_of(self.files)
-
-
 def is_bundle(path: str) -> bool:
     """Whether a folder is a bundle's and no student's."""
     return not (Path(path) / STUDENT_NAME).exists() and (Path(path) / LOADER).is_file()
 
 
-def identify(path: str) -> Identity:
+def identify(path: str) -> tuple[StudentRecord, dict[str, str], str]:
     """Read the record and the manifest of a student, or the manifest of a bundle; of that, names and sizes of its files
     are checked.
 
-    A bundle's digest is over graphs, tokenizer and contract: a new page or model card does not change it.
-
+    Returns:
+        The record; by name the sha256 of each file that decides what it answers, as the manifest has it, of a bundle
+        graphs, tokenizer and contract; the manifest's own sha256.
     Raises:
         ManifestError: there is neither; the manifest is missing, strange or damaged; or a bundle's file is.
     """
-    if is_bundle(path):
-        return _identify_bundle(path)
     file = Path(path) / MANIFEST_NAME
+    if is_bundle(path):
+        bundle = open_bundle(Path(path))
+        facts = student_facts(bundle)
+        deciding = {facts.inputs.tokenizer, *(name for model in facts.models for name in model.files)}
+        files = {file.path: file.sha256 for file in bundle.all_files if file.path in deciding}
+        contract = {key: value for key, value in bundle.facts["inputs"].items() if key != "lengths"}
+        record = StudentRecord(
+            version=1,
+            kind=facts.inputs.kind,
+            name=facts.name,
+            heads=facts.heads,
+            max_tokens=facts.inputs.max_tokens,
+            columns=facts.inputs.columns,
+            temperature=facts.temperature or {},
+            phi=facts.phi or DEFAULT_PHI,
+        )
+        return record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256
     if not (Path(path) / STUDENT_NAME).exists():
         raise ManifestError(
             f"{path}: holds no {STUDENT_NAME}, so no student, and is no bundle. Give the output of `relabel distill` "
@@ -123,26 +121,7 @@ def identify(path: str) -> Identity:
             f"{file}: is missing, or does not name the student's files. Run `relabel distill` again until it ends, or "
             "restore the folder from a copy."
         ) from exc
-    return Identity(record, files, sha256_bytes(data))
-
-
-def _identify_bundle(path: str) -> Identity:
-    bundle = open_bundle(Path(path))
-    facts = student_facts(bundle)
-    deciding = {facts.inputs.tokenizer, *(name for model in facts.models for name in model.files)}
-    files = {file.path: file.sha256 for file in bundle.all_files if file.path in deciding}
-    contract = {key: value for key, value in bundle.facts["inputs"].items() if key != "lengths"}
-    record = StudentRecord(
-        version=1,
-        kind=facts.inputs.kind,
-        name=facts.name,
-        heads=facts.heads,
-        max_tokens=facts.inputs.max_tokens,
-        columns=facts.inputs.columns,
-        temperature=facts.temperature or {},
-        phi=facts.phi or DEFAULT_PHI,
-    )
-    return Identity(record, {**files, "inputs": digest_of(contract)}, bundle.manifest.sha256)
+    return record, files, sha256_bytes(data)
 
 
 def local_student(reference: str, storage: Storage) -> str:
@@ -215,9 +194,8 @@ def start_student(path: str, args: StudentArgs) -> tuple[StudentModel, EngineFac
         ManifestError: a file is not the one that its manifest names.
         MissingExtraError: torch or the device is absent.
     """
-    identity, held = identify(path), student_files(path)
-    changed = sorted(name for name in held.keys() | identity.files if held.get(name) != identity.files.get(name))
-    if changed:
+    record, files, manifest_sha256 = identify(path)
+    if changed := sorted({name for name, _ in student_files(path).items() ^ files.items()}):
         raise ManifestError(
             f"{path}: {', '.join(changed)} changed since the student was trained (no file of it, missing, or its "
             "sha256 is not the manifest's). Restore the folder from a copy, or train again."
@@ -231,14 +209,14 @@ def start_student(path: str, args: StudentArgs) -> tuple[StudentModel, EngineFac
             f"--device {device}: torch can't use it ({exc}). `relabel doctor` shows what is here."
         ) from exc
     student.module.to(getattr(torch, args.dtype))
-    details = {
-        "kind": identity.record.kind,
-        "manifest_sha256": identity.manifest_sha256,
-        "temperature": identity.record.temperature,
-    }
-    name, digest = identity.record.name, identity.digest
     return student, EngineFacts(
-        STUDENT, version("torch"), name, digest, device=device, dtype=args.dtype, details=details
+        STUDENT,
+        version("torch"),
+        record.name,
+        digest_of(files),
+        device=device,
+        dtype=args.dtype,
+        details={"kind": record.kind, "manifest_sha256": manifest_sha256, "temperature": record.temperature},
     )
 
 
@@ -258,10 +236,8 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     why, refused = "named", list[str]()
     if device == OPENVINO:
         wish, held = precision, {model.precision for model in parity.models}
-        try:
+        with _bundle_refusals(UsageError, f"--precision {wish}: "):
             device, precision, refused = choose_openvino(wish, cpu_flags(), held)
-        except BundleError as exc:
-            raise UsageError(f"--precision {wish}: {exc}") from exc
         if wish is None:
             why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
     provider = provider_here(device, option="--device", purpose=PURPOSE)
@@ -269,6 +245,7 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     return choice._replace(reason="; ".join([choice.reason, *refused]))
 
 
+@dataclass(frozen=True)
 class BundleModel:
     """A bundle that scores as `StudentModel` does; batches follow from the rows that are given alone.
 
@@ -278,14 +255,13 @@ class BundleModel:
         batch_tokens: tokens of a batch, padding included.
     """
 
-    def __init__(self, record: StudentRecord, student: Student, batch_tokens: int) -> None:
-        self.record = record
-        self._student = student
-        self._batch_tokens = batch_tokens
+    record: StudentRecord
+    student: Student
+    batch_tokens: int
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
         """Token rows; a logistic student has counts where others have segments."""
-        return [TokenRow(*row) for row in self._student.encoder.encode_marked(pairs)]
+        return [TokenRow(*row) for row in self.student.encoder.encode_marked(pairs)]
 
     def score(
         self, rows: Sequence[TokenRow], on_batch: Callable[[int], bool] = lambda _: True
@@ -295,18 +271,18 @@ class BundleModel:
         Raises:
             ModelError: onnxruntime can't run the model on a batch.
         """
-        heads = self._student.heads
-        found = {name: np.empty((len(rows), grades), dtype=np.float32) for name, grades in heads.items()}
-        for places in length_batches([len(row.ids) for row in rows], self._batch_tokens):
-            batch = self._student.encoder.collate([(rows[place].ids, rows[place].types or []) for place in places])
+        student = self.student
+        found = {name: np.empty((len(rows), grades), dtype=np.float32) for name, grades in student.heads.items()}
+        for places in length_batches([len(row.ids) for row in rows], self.batch_tokens):
+            batch = student.encoder.collate([(rows[place].ids, rows[place].types or []) for place in places])
             try:
-                values = self._student.session.run(list(heads), batch)
+                values = student.session.run(list(found), batch)
             except Exception as exc:  # onnxruntime's errors share no class but this
                 raise ModelError(
-                    f"{self._student.folder}: onnxruntime can't run {self._student.precision} on {len(places)} pairs "
+                    f"{student.folder}: onnxruntime can't run {student.precision} on {len(places)} pairs "
                     f"({str(exc)[:300]}). Take smaller batches (--batch-tokens), or another --precision."
                 ) from exc
-            for name, values_BK in zip(heads, values, strict=True):
+            for name, values_BK in zip(found, values, strict=True):
                 found[name][places] = values_BK
             if not on_batch(len(places)):
                 return None
@@ -323,35 +299,38 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]
         MissingExtraError: the runtime or the provider is absent.
         GateError: openvino answers the reference pairs otherwise than at export.
     """
-    identity, bundle = identify(path), open_bundle(Path(path))
-    provider = provider_here(args.device, option="--device", purpose=PURPOSE)
-    try:
+    record, files, manifest_sha256 = identify(path)
+    bundle, provider = open_bundle(Path(path)), provider_here(args.device, option="--device", purpose=PURPOSE)
+    with _bundle_refusals(ManifestError, f"{path}: is not the bundle that its manifest names, and labels nothing. "):
         check_files(bundle.folder.resolve(), read_manifest(bundle.folder.resolve()))
-    except BundleError as exc:
-        raise ManifestError(f"{path}: is not the bundle that its manifest names, and labels nothing. {exc}") from exc
-    try:
+    with _bundle_refusals(MissingExtraError, f"--device {args.device}: "):
         student = Student(bundle.folder, provider=provider, precision=args.precision, check_digests=False)
-    except BundleError as exc:
-        raise MissingExtraError(f"--device {args.device}: {exc}") from exc
-    details: dict[str, Any] = {"runtime": PROVIDERS.get(provider, provider)}
-    if provider == OPENVINO:
-        details |= {"precision_hint": HINTS[student.precision], "has_amx": AMX in cpu_flags()}
-        try:
-            parity = check_answers(student)
-        except BundleError as exc:
-            raise ManifestError(f"--device {OPENVINO}: {exc}") from exc
-        if not parity.has_passed:
-            raise GateError(f"{parity}")
-    details |= {
+    details: dict[str, Any] = {
+        "runtime": PROVIDERS.get(provider, provider),
         "bundle": bundle.version,
         "student": student_facts(bundle).lineage.student.digest,
-        "manifest_sha256": identity.manifest_sha256,
+        "manifest_sha256": manifest_sha256,
     }
-    onnxruntime = require("onnxruntime", extra="cpu", purpose=PURPOSE)
-    release = version(OPENVINO) if provider == OPENVINO else str(onnxruntime.__version__)
-    name, digest = identity.record.name, identity.digest
-    model = BundleModel(identity.record, student, args.batch_tokens)
-    return model, EngineFacts(STUDENT, release, name, digest, device=provider, dtype=args.precision, details=details)
+    release = str(require("onnxruntime", extra="cpu", purpose=PURPOSE).__version__)
+    if provider == OPENVINO:
+        release = version(OPENVINO)
+        details |= {"precision_hint": HINTS[student.precision], "has_amx": AMX in cpu_flags()}
+        with _bundle_refusals(ManifestError, f"--device {OPENVINO}: "):
+            parity = check_answers(student)
+        if not parity.has_passed:
+            raise GateError(f"{parity}")
+    return BundleModel(record, student, args.batch_tokens), EngineFacts(
+        STUDENT, release, record.name, digest_of(files), device=provider, dtype=args.precision, details=details
+    )
+
+
+@contextlib.contextmanager
+def _bundle_refusals(kind: type[RelabelError], note: str) -> Iterator[None]:
+    """Turn what a bundle's loader refuses into an error of this kind; the note begins its message."""
+    try:
+        yield
+    except BundleError as exc:
+        raise kind(f"{note}{exc}") from exc
 
 
 # ------------------------------------------------------------------------------
@@ -438,7 +417,7 @@ def score_job(
         UsageError: an option that goes with the other of student and bundle; see `choose`.
         MissingExtraError: a bundle's provider is not to be had here.
     """
-    record = identify(student).record
+    record = identify(student)[0]
     args: StudentArgs | BundleArgs
     if is_bundle(student):
         if dtype is not None:
@@ -489,7 +468,6 @@ CHUNKS_AHEAD = 2
 """Chunks that wait, tokenized, for the student: enough that a GPU never waits for the tokenizer, few enough to keep
 memory flat.
 """
-CHECK_EVERY_S = 0.2
 
 
 class StudentEngine(Engine):
@@ -510,7 +488,7 @@ class StudentEngine(Engine):
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
         """The digest of the student, or of the bundle."""
-        return identify(str(spec.model)).digest
+        return digest_of(identify(str(spec.model))[1])
 
     @property
     def capacity(self) -> int:
@@ -525,114 +503,90 @@ class StudentEngine(Engine):
     def poll(self) -> list[Answer]:
         return []
 
-    def close(self) -> None:
-        """Nothing to free: the process ends with its student."""
-
     def label_chunks(
         self, chunks: Iterator[ChunkWork | None], commit: Callable[[ChunkWork], bool], **loop: Any
     ) -> bool:
-        """Label chunks until they run out or a stop is asked for; False if a stop left some undone. See `ScoreLoop`."""
-        return ScoreLoop(self.model, commit, **loop).run(chunks)
+        """See `score_chunks`."""
+        return score_chunks(self.model, chunks, commit, **loop)
 
 
 Scorer: TypeAlias = StudentModel | BundleModel
 """What a score run asks."""
 
 
-class ScoreLoop:
-    """Scores chunks until they run out or a stop is asked for.
+def score_chunks(
+    model: Scorer,
+    chunks: Iterator[ChunkWork | None],
+    commit: Callable[[ChunkWork], bool],
+    *,
+    progress: Progress,
+    stop: Stop,
+    on_progress: Callable[[], None] = lambda: None,
+) -> bool:
+    """Score chunks until they run out or a stop is asked for.
 
     Args:
+        chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were
+            committed.
         commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
         on_progress: called often, for progress display.
+    Returns:
+        True if all of them were committed, False if a stop left some undone.
+    Raises:
+        InputError: rows can't be read; raised once the chunks before them are committed.
+        StoreError, DiskFullError: as they come; chunks that were complete are committed.
     """
+    end: Any = object()
+    seconds_a_chunk = 0.0
 
-    def __init__(
-        self,
-        model: Scorer,
-        commit: Callable[[ChunkWork], bool],
-        *,
-        progress: Progress,
-        stop: Stop,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.model = model
-        self.progress = progress
-        self.stop = stop
-        self.on_progress = on_progress
-        self._commits = CommitThreads(commit, progress)
-        self._seconds_a_chunk = 0.0
+    def read() -> tuple[Any, list[TokenRow]]:
+        """The next chunk, tokenized; `end` after the last one. In a thread of its own."""
+        work: Any = end if stop.reason is not None else next(chunks, end)
+        has_rows = work is not None and work is not end
+        return work, model.encode([(pair.query, pair.document) for pair in work.pairs]) if has_rows else []
 
-    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
-        """Work through the chunks.
-
-        Args:
-            chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were
-                committed.
-        Returns:
-            True if all of them were committed, False if a stop left some undone.
-        Raises:
-            InputError: rows can't be read; raised once the chunks before them are committed.
-            StoreError, DiskFullError: as they come; chunks that were complete are committed.
-        """
-        gc.freeze()  # what torch and the student brought along is not collected again: 0.25 s a full collection
-        try:
-            with self._commits, ThreadPoolExecutor(1, thread_name_prefix="tokenize") as reader:
-                ahead = deque(reader.submit(self._read, chunks) for _ in range(CHUNKS_AHEAD))
-                while not self._is_stopped():
-                    self._commits.settle()
-                    if not wait([ahead[0]], timeout=CHECK_EVERY_S).done:
-                        self.on_progress()
-                        continue
-                    work, tokens = ahead.popleft().result()
-                    if work is _END:
-                        return True
-                    ahead.append(reader.submit(self._read, chunks))
-                    if work is None:
-                        time.sleep(IDLE_S)
-                    elif not self._score(work, tokens):
-                        return False
-                return False
-        finally:
-            gc.unfreeze()
-
-    def _is_stopped(self) -> bool:
-        self.stop.mind(self._seconds_a_chunk)
-        return self.stop.reason is not None
-
-    def _read(self, chunks: Iterator[ChunkWork | None]) -> tuple[Any, list[TokenRow]]:
-        """The next chunk, tokenized; `_END` after the last one. In a thread of its own."""
-        work = _END if self.stop.reason is not None else next(chunks, _END)
-        if work is None or work is _END:
-            return work, []
-        return work, self.model.encode([(pair.query, pair.document) for pair in work.pairs])
-
-    def _score(self, work: ChunkWork, tokens: list[TokenRow]) -> bool:
-        """Score one chunk and hand it to a committer; False if a stop came that leaves no time for it."""
-        work.started_s, work.started_clock = time.perf_counter(), time.time()
-        probs = self.model.score(tokens, self._counted)
-        if probs is None:
-            return False
-        rows = score_rows(work.pairs, work.keys, probs, tokens, self.model.record.phi)
-        work.rows = list(rows)
-        work.left = 0
-        num_tokens = sum(len(row.ids) for row in tokens)
-        work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
-        self._seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * self._seconds_a_chunk)
-        self.progress.statuses.update(Counter(row.status for row in rows))
-        self.progress.requests += len(rows)
-        self.progress.prompt_tokens += num_tokens
-        self._commits.add(work)
-        return True
-
-    def _counted(self, num_rows: int) -> bool:
+    def count(num_rows: int) -> bool:
         """Count the rows of a batch; False if their chunk can't be finished in time."""
-        self.progress.pairs += num_rows
-        self.on_progress()
-        return not (self.stop.is_now or time.perf_counter() > self.stop.deadline_s)
+        progress.pairs += num_rows
+        on_progress()
+        return not (stop.is_now or time.perf_counter() > stop.deadline_s)
 
-
-_END: Any = object()
+    gc.freeze()  # what torch and the student brought along is not collected again: 0.25 s a full collection
+    try:
+        with (
+            CommitThreads(commit, progress) as commits,
+            ThreadPoolExecutor(1, thread_name_prefix="tokenize") as reader,
+        ):
+            ahead = deque(reader.submit(read) for _ in range(CHUNKS_AHEAD))
+            while True:
+                stop.mind(seconds_a_chunk)
+                if stop.reason is not None:
+                    return False
+                commits.settle()
+                if not wait([ahead[0]], timeout=0.2).done:
+                    on_progress()
+                    continue
+                work, tokens = ahead.popleft().result()
+                if work is end:
+                    return True
+                ahead.append(reader.submit(read))
+                if work is None:
+                    time.sleep(IDLE_S)
+                    continue
+                work.started_s, work.started_clock = time.perf_counter(), time.time()
+                if (probs := model.score(tokens, count)) is None:
+                    return False
+                rows = score_rows(work.pairs, work.keys, probs, tokens, model.record.phi)
+                work.rows, work.left = [*rows], 0
+                num_tokens = sum(len(row.ids) for row in tokens)
+                work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
+                seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * seconds_a_chunk)
+                progress.statuses.update(Counter(row.status for row in rows))
+                progress.requests += len(rows)
+                progress.prompt_tokens += num_tokens
+                commits.add(work)
+    finally:
+        gc.unfreeze()
 
 
 def score_rows(
@@ -655,20 +609,41 @@ def score_rows(
     grades = relevance_BK.argmax(axis=1).tolist()
     expected = (relevance_BK * np.arange(relevance_BK.shape[1], dtype=np.float64)).sum(axis=1).tolist()
     own = _node_columns(probs, phi, grades)
-    rows: list[LabelRow | QuarantineRow] = []
     columns = (pairs, keys, grades, relevance_BK.tolist(), expected, own, tokens, is_whole_B.tolist())
-    for pair, key, grade, row, mean, mine, token, is_whole in zip(*columns, strict=True):
-        ids, length = (pair.row_id, pair.query_id, pair.doc_id), len(token.ids)
-        if is_whole:
-            flags = ["document_truncated"] if token.is_cut else []
-            rows.append(
-                LabelRow(
-                    *ids, "ok", grade, row, None, mean, [], None, None, flags, None, length, 0, False, key, columns=mine
-                )
-            )
-        else:
-            rows.append(QuarantineRow(*ids, "engine", "the student's probabilities are NaN", [], length, 0))
-    return rows
+    return [
+        LabelRow(
+            pair.row_id,
+            pair.query_id,
+            pair.doc_id,
+            "ok",
+            grade,
+            row,
+            outside_mass=None,
+            expected_grade=mean,
+            evidence=[],
+            intent=None,
+            reasoning=None,
+            flags=["document_truncated"] if token.is_cut else [],
+            samples=None,
+            prompt_tokens=len(token.ids),
+            output_tokens=0,
+            reused=False,
+            key=key,
+            columns=mine,
+        )
+        if is_whole
+        else QuarantineRow(
+            pair.row_id,
+            pair.query_id,
+            pair.doc_id,
+            "engine",
+            "the student's probabilities are NaN",
+            tries=[],
+            prompt_tokens=len(token.ids),
+            output_tokens=0,
+        )
+        for pair, key, grade, row, mean, mine, token, is_whole in zip(*columns, strict=True)
+    ]
 
 
 def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[int]) -> list[dict[str, Any]]:
@@ -679,8 +654,9 @@ def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[i
             columns |= {name: probs[name].argmax(axis=1).tolist(), f"{name}_probs": probs[name].tolist()}
     if set(NODE_HEADS) <= set(probs):
         by_rule = [phi[subject][attribute] for subject, attribute in zip(*map(columns.get, NODE_HEADS), strict=True)]
-        agrees = [one == grade for one, grade in zip(by_rule, grades, strict=True)]
-        columns |= {"phi_grade": by_rule, "phi_agrees": agrees}
-    if not columns:
-        return [{} for _ in grades]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        columns |= {
+            "phi_grade": by_rule,
+            "phi_agrees": [one == grade for one, grade in zip(by_rule, grades, strict=True)],
+        }
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return rows or [{} for _ in grades]

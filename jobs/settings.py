@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_args
 
 import yaml
 from pydantic import SecretStr
@@ -46,22 +46,17 @@ from relabel.manifests.store import read_url
 # ten), and a key that takes anything refuses it.
 
 _TAG = "tag:yaml.org,2002:"
-_PLAIN: dict[str, tuple[str, str]] = {  # by tag: first letters, form
-    f"{_TAG}null": ("~nN", r"~|null|Null|NULL|"),
-    f"{_TAG}bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
-    f"{_TAG}int": ("-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+"),
-    f"{_TAG}float": (
-        "-+.0123456789",
-        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-    ),
-    f"{_TAG}merge": ("<", r"<<"),
-    "!disputed": (
-        "yYnNoO-+0123456789",
-        r"(?i:yes|no|on|off)"  # truth in YAML 1.1
-        r"|[-+]?0[0-9][0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0b[01_]+"  # octal and binary
-        r"|[-+]?[0-9][0-9.]*_[0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0x[0-9a-fA-F_]+"  # thousands set off
-        r"|[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?",  # base 60
-    ),
+_PLAIN = {  # by tag, the form of its plain words
+    f"{_TAG}null": r"~|null|Null|NULL|",
+    f"{_TAG}bool": r"true|True|TRUE|false|False|FALSE",
+    f"{_TAG}int": r"[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+",
+    f"{_TAG}float": r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    f"{_TAG}merge": r"<<",
+    "!disputed": r"(?i:yes|no|on|off)"  # truth in YAML 1.1
+    r"|[-+]?0[0-9][0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0b[01_]+"  # octal and binary
+    r"|[-+]?[0-9][0-9.]*_[0-9_.]*(?:[eE][-+]?[0-9]+)?|[-+]?0x[0-9a-fA-F_]+"  # thousands set off
+    r"|[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?",  # base 60
 }
 
 
@@ -74,6 +69,8 @@ class SpecLoader(yaml.SafeLoader):
         None: yaml.SafeLoader.yaml_constructors[None],
         "!disputed": lambda loader, node: DisputedText(loader.construct_scalar(node)),
     }
+    yaml_implicit_resolvers = {None: [(tag, re.compile(rf"(?:{form})\Z")) for tag, form in _PLAIN.items()]}  # noqa: RUF012
+    """By a word's first letter, None for any."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping, or refuse a key that occurs twice or can't be one; here, before `<<` brings keys that may
@@ -82,38 +79,28 @@ class SpecLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
-            problem, line = None, key_node.start_mark.line + 1
+            key, mark = key_node.value, key_node.start_mark
             if not isinstance(key_node, yaml.ScalarNode):
-                problem = "a list or mapping can't be a key"
-            elif (key := key_node.value) in lines:
-                problem = f"the key `{key}` is given twice, in lines {lines[key]} and {line}"
-            if problem is not None:
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            lines[key_node.value] = line
+                raise yaml.constructor.ConstructorError(None, None, "a list or mapping can't be a key", mark)
+            if key in lines:
+                problem = f"the key `{key}` is given twice, in lines {lines[key]} and {mark.line + 1}"
+                raise yaml.constructor.ConstructorError(None, None, problem, mark)
+            lines[key] = mark.line + 1
         return node
-
-
-SpecLoader.yaml_implicit_resolvers = {}
-for _tag, (_firsts, _form) in _PLAIN.items():
-    firsts = [*_firsts, ""] if _tag == f"{_TAG}null" else list(_firsts)
-    SpecLoader.add_implicit_resolver(_tag, re.compile(rf"(?:{_form})\Z"), firsts)
 
 
 MAX_BYTES = 1 << 20
 """Of a spec file; a larger one is some other file, given by mistake."""
 
 
-def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The mapping in a spec file.
+def read_spec_file(path: str, kind: SpecKind) -> dict[str, Any]:
+    """The mapping in a spec file, which is local or at a URL.
 
-    Args:
-        path: local or a URL.
-        beginning: where to get one to start from, for errors.
-        keys: that belong there, for errors.
     Raises:
         ConfigError: there is none, it is too large, no UTF-8, no YAML or no mapping; says where, and what belongs
             there.
     """
+    beginning = f"`relabel init --kind {kind.name}` writes one to start from"
     try:
         if is_url(path):
             data = read_url(path, Storage())
@@ -137,10 +124,9 @@ def read_spec_file(path: str, *, beginning: str, keys: tuple[str, ...]) -> dict[
         raise ConfigError(f"{path}{place}: not YAML: {yaml_fault(exc)}.") from exc
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is not a spec. {beginning}.")
-    if values is None:
-        raise ConfigError(f"{path}: is empty. {beginning}.")
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: want a mapping with the keys {', '.join(keys)}; got {type(values).__name__}.")
+        held = "is empty" if values is None else f"holds a {type(values).__name__}"
+        raise ConfigError(f"{path}: {held}; want a mapping with the keys {', '.join(kind.fields)}. {beginning}.")
     return values
 
 
@@ -172,7 +158,6 @@ def yaml_fault(error: yaml.YAMLError) -> str:
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
-Change = Callable[[str, PathMark, tuple[str, ...]], str]
 _SCHEME = re.compile(r"[a-z][a-z0-9+]+:")
 _DEVICES = ("/dev/fd/", "/dev/std", "/proc/")
 """Where a shell finds `/dev/stdin` and `<(…)`: such a spec has no folder of its own."""
@@ -192,22 +177,6 @@ class Places(NamedTuple):
     folder: str | None
     here: str
     outside: frozenset[tuple[str, ...]] = frozenset()
-
-    def base_of(self, key: tuple[str, ...]) -> str | None:
-        """The folder that a key's path counts from."""
-        is_from_outside = any(key[: len(one)] == one for one in self.outside)
-        return self.here if is_from_outside else self.folder
-
-
-def places_of(
-    spec_file: str, *, environment: Mapping[str, str], outside: frozenset[tuple[str, ...]] = frozenset()
-) -> Places:
-    """What the paths in a spec file count from: its folder as the call names it, whatever links lie there."""
-    here = working_directory(environment)
-    if is_url(spec_file):
-        return Places(spec_file, None, here, outside)
-    is_device = spec_file.startswith(_DEVICES)
-    return Places(spec_file, here if is_device else str(Path(placed(spec_file, here)).parent), here, outside)
 
 
 def working_directory(environment: Mapping[str, str]) -> str:
@@ -233,7 +202,7 @@ def resolved(spec: AnySpec, places: Places) -> AnySpec:
     Raises:
         ConfigError: a relative path in a file at a URL, or the home of a user that there is not.
     """
-    return _mapped(spec, lambda text, mark, key: path_of(text, mark, places, key), ())
+    return cast("AnySpec", _mapped(spec, lambda text, mark, key: path_of(text, mark, places, key)))
 
 
 def absolute(spec: AnySpec) -> AnySpec:
@@ -241,30 +210,31 @@ def absolute(spec: AnySpec) -> AnySpec:
     directory.
     """
     here = str(Path.cwd())
-    return _mapped(spec, lambda text, mark, _: placed(text, here, mark), ())
+    return cast("AnySpec", _mapped(spec, lambda text, mark, _: placed(text, here, mark)))
 
 
-def _mapped(spec: AnySpec, change: Change, at: tuple[str, ...]) -> AnySpec:
-    def mapped(value: Any, mark: PathMark | None, key: tuple[str, ...]) -> Any:
-        if isinstance(value, Spec):
-            return _mapped(value, change, key)
-        if isinstance(value, tuple):
-            return tuple(mapped(one, mark, key) for one in value)
-        return change(value, mark, key) if mark is not None and isinstance(value, str) else value
-
-    changes = {}
-    for name, info in type(spec).model_fields.items():
-        value = getattr(spec, name)
-        found = mapped(value, mark_of(info), (*at, name))
-        if found != value:
-            changes[name] = found
-    return spec.model_copy(update=changes) if changes else spec
+def _mapped(
+    value: Any,
+    change: Callable[[str, PathMark, tuple[str, ...]], str],
+    key: tuple[str, ...] = (),
+    mark: PathMark | None = None,
+) -> Any:
+    """A spec, or the value of one at a key, with its paths changed."""
+    if isinstance(value, Spec):
+        held = [(name, getattr(value, name), mark_of(info)) for name, info in type(value).model_fields.items()]
+        found = [(name, one, _mapped(one, change, (*key, name), marked)) for name, one, marked in held]
+        changes = {name: new for name, one, new in found if new != one}
+        return value.model_copy(update=changes) if changes else value
+    if isinstance(value, tuple):
+        return tuple(_mapped(one, change, key, mark) for one in value)
+    return change(value, mark, key) if mark is not None and isinstance(value, str) else value
 
 
 def path_of(text: str, mark: PathMark, places: Places, key: tuple[str, ...]) -> str:
     """One path of a spec; see `resolved`."""
+    is_from_outside = any(key[: len(one)] == one for one in places.outside)
     try:
-        path = placed(text, places.base_of(key), mark)
+        path = placed(text, places.here if is_from_outside else places.folder, mark)
     except ValueError as exc:
         raise ConfigError(f"{places.where}: `{'.'.join(key)}` = {text}: {exc}") from exc
     if path == text or text.startswith("~"):
@@ -420,17 +390,13 @@ class SpecKind(NamedTuple):
     Args:
         name: what it is a spec of, for errors.
         fields: its first keys; a variable that names another is some other spec's, or has nothing to do with us.
-        example: of a `--set` flag.
-        beginning: where to get one to start from, for errors.
     """
 
     name: str
     fields: tuple[str, ...]
-    example: str
-    beginning: str
 
 
-JOB = SpecKind("job", tuple(JobSpec.model_fields), "engine.seed=3", "`relabel init` writes a job file to start from")
+JOB = SpecKind("job", tuple(JobSpec.model_fields))
 
 
 class Settings(NamedTuple):
@@ -479,7 +445,7 @@ def read_settings(
         UsageError: a flag without `=`, an invalid day, or one that the spec has no use for.
     """
     if isinstance(spec, str):
-        path, values = spec, read_spec_file(spec, beginning=kind.beginning, keys=kind.fields)
+        path, values = spec, read_spec_file(spec, kind)
     else:
         path, values = f"the {kind.name}'s spec", copy.deepcopy(dict(spec))
     laid_over = []
@@ -498,7 +464,7 @@ def read_settings(
                 f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean "
                 f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
             )
-    lay_over(values, overrides, example=kind.example)
+    lay_over(values, overrides)
     laid_over += map(_shown, overrides)
     storage, means, used = values.pop(STORAGE_KEY, None), _day(environment, day), dict[str, str]()
 
@@ -520,19 +486,27 @@ def read_settings(
         return environment[found[1]]
 
     plain = _replaced(values, _MARK, variable)
-    refuse_secrets(plain, where=path)
+    for key, text in texts_in(plain):
+        if (found := secret_in(text)) is not None:
+            raise ConfigError(
+                f"{path}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys "
+                "from the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
+                "storage_options."
+            )
     if storage is not None:
         plain[STORAGE_KEY] = _replaced(storage, re.compile(r"\$\{env\.(\w+)\}"), secret)
     if day is not None and not any(name.partition(":")[0] == "date" for name in used):
         raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
-    return Settings(plain, laid_over, used, places_of(path, environment=environment, outside=frozenset(outside)))
+    here = working_directory(environment)
+    # that of the file as the call names it, whatever links lie there
+    parent = None if is_url(path) else str(Path(placed(path, here)).parent)
+    folder = here if path.startswith(_DEVICES) else parent
+    return Settings(plain, laid_over, used, Places(path, folder, here, frozenset(outside)))
 
 
-def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str = JOB.example) -> dict[str, Any]:
+def lay_over(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Plain values with `KEY=VALUE` flags laid over them, in place.
 
-    Args:
-        example: of a flag, for the error.
     Raises:
         ConfigError: a flag sets a key below something that is not a mapping, or its value is not YAML.
         UsageError: a flag without `=`.
@@ -541,7 +515,7 @@ def lay_over(values: dict[str, Any], overrides: Sequence[str], *, example: str =
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise UsageError(
-                f"--set {override}: want KEY=VALUE, for instance --set {example}. Quote values that contain > or <, "
+                f"--set {override}: want KEY=VALUE, for instance --set output=out/b. Quote values that contain > or <, "
                 "which the shell takes for a redirection: --set 'require.kappa=>=0.4'."
             )
         _set(values, key.split("."), text, where=_shown(override))
@@ -557,21 +531,6 @@ def _shown(override: str) -> str:
 def _is_secret(keys: list[str], text: str) -> bool:
     """Whether what a key is set to is not to be shown."""
     return bool(difflib.get_close_matches(keys[0].strip().lower(), [STORAGE_KEY])) or names_secret(keys[-1], text)
-
-
-def refuse_secrets(values: Any, *, where: str) -> None:
-    """Refuse a spec that holds a secret: what it says is written into plans, manifests and pages.
-
-    Raises:
-        ConfigError: names the key, and never shows what it holds.
-    """
-    for key, text in texts_in(values):
-        if (found := secret_in(text)) is not None:
-            raise ConfigError(
-                f"{where}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys "
-                "from the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
-                "storage_options."
-            )
 
 
 def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> None:

@@ -20,6 +20,7 @@ from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.parity import PairsFile
 from relabel.export.publishing import (
     Channel,
+    SigningKey,
     bundle_in,
     bundles_in,
     collect,
@@ -33,7 +34,6 @@ from relabel.export.specs import ExportSpec
 from relabel.export.tensorrt_engines import build_into
 from relabel.jobs.commands.options import (
     Number,
-    _signing_key,
     given_parameters,
     local_folder,
     output_option,
@@ -84,7 +84,7 @@ def publish(
     version: str | None,
     reread: bool,
     anyway: bool,
-    sign_key: str | None,
+    sign_key: SigningKey | None,
     output: str,
 ) -> int:
     """Publish a bundle: its files, each once, then its version, then the channel's pointer.
@@ -95,7 +95,6 @@ def publish(
     grade, BM25), unless --anyway is given: exit 5.
     """
     bundle_store = open_bundle_store(url, Storage())
-    key = _signing_key(sign_key)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
         done = publish_bundle(
@@ -105,7 +104,7 @@ def publish(
             name=name,
             version=version,
             channel=channel,
-            key=key,
+            key=sign_key,
             rereads=reread,
             is_anyway=anyway,
         )
@@ -142,14 +141,14 @@ def channel() -> None:
 @anyway_option
 @sign_key_option
 @output_option
-def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: str | None, output: str) -> int:
+def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: SigningKey | None, output: str) -> int:
     """Point a channel at a version that is published and whole.
 
     Exits 10 if it points there already, 20 if another process moved it meanwhile, and 5, as `publish` does, at a
     student that is no better than a baseline, unless --anyway is given.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, _signing_key(sign_key), is_anyway=anyway)
+    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, sign_key, is_anyway=anyway)
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
 
@@ -158,14 +157,14 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
 @click.argument("name", metavar="CHANNEL")
 @sign_key_option
 @output_option
-def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
+def rollback(bundle: str, name: str, sign_key: SigningKey | None, output: str) -> int:
     """Point a channel at the version that it pointed to before; again: one further back.
 
     Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
     --rollback DEST.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved = roll_back(bundle_store, bundle_name, name, _signing_key(sign_key))
+    moved = roll_back(bundle_store, bundle_name, name, sign_key)
     return _emit_move(bundle_store, moved, output, Exit.DONE)
 
 

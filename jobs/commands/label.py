@@ -12,7 +12,6 @@ from relabel.jobs.commands.options import Command, date_option, job_options, log
 from relabel.jobs.exits import Exit
 from relabel.jobs.output import emit
 
-BACKENDS = ("local", "ray")
 SHARD_HELP = (
     "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "
     "AWS Batch or Kubernetes."
@@ -27,14 +26,6 @@ GPUS_HELP = (
     "One engine process for each of these GPUs (all, or numbers such as 0,1), watched over and started again when it "
     "goes down."
 )
-WORKERS_HELP = "Likewise, so many engine processes and no GPUs given out; with --backend ray, so many actors."
-BACKEND_HELP = "Where the engines run: on this machine, or wherever Ray places them."
-ADDRESS_HELP = (
-    "The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: RAY_ADDRESS, else one "
-    "of its own."
-)
-VERBOSE_HELP = "Show the last answer that could not be read, too: its row, stage, reason and first line."
-METRICS_HELP = "Keep a Prometheus text file with the run's counts, for node_exporter's textfile collector."
 
 
 def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]:
@@ -44,16 +35,41 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
         click.option("--done-ok", is_flag=True, help=done_ok),
         click.option("--part-of", hidden=True),
         click.option("--ledger", hidden=True),
-        click.option("-v", "--verbose", is_flag=True, help=VERBOSE_HELP),
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Show the last answer that could not be read, too: its row, stage, reason and first line.",
+        ),
         click.option("--dry-run", is_flag=True, help=dry_run),
-        click.option("--metrics", metavar="FILE", help=METRICS_HELP),
+        click.option(
+            "--metrics",
+            metavar="FILE",
+            help="Keep a Prometheus text file with the run's counts, for node_exporter's textfile collector.",
+        ),
         log_option,
         click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP),
         click.option("--until", metavar="TIME", help=UNTIL_HELP),
         date_option,
-        click.option("--address", metavar="ADDRESS", help=ADDRESS_HELP),
-        click.option("--backend", type=click.Choice(BACKENDS), default="local", show_default=True, help=BACKEND_HELP),
-        click.option("--workers", type=click.IntRange(min=1), metavar="N", help=WORKERS_HELP),
+        click.option(
+            "--address",
+            metavar="ADDRESS",
+            help="The Ray cluster: auto for the one this machine is part of, or ray://HOST:10001. Default: "
+            "RAY_ADDRESS, else one of its own.",
+        ),
+        click.option(
+            "--backend",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Where the engines run: on this machine, or wherever Ray places them.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Likewise, so many engine processes and no GPUs given out; with --backend ray, so many actors.",
+        ),
         click.option("--gpus", metavar="all|0,1,…", help=GPUS_HELP),
         click.option("--shard", metavar="I/N|auto", help=SHARD_HELP),
         job_options,
@@ -129,7 +145,7 @@ ROLES = ("query_id", "query", "doc_id", "document")
 def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
     """`query=text,document=title+body` as columns by role."""
     found: dict[str, Any] = {}
-    for item in (text or "").split(",") if text else []:
+    for item in text.split(",") if text else ():
         role, _, column = (part.strip() for part in item.partition("="))
         if not column or role not in ROLES or role in found:
             raise click.UsageError(
@@ -234,9 +250,9 @@ def score(
     code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
     emit({**report_json(report), "exit_code": int(code)}, report_text(report), output)
     if report.exit is Exit.OVER_LIMIT:
-        advice = (
+        logs.say(
             f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
-            "weights."
+            "weights.",
+            event="advice",
         )
-        logs.say(advice, event="advice")
     return code

@@ -160,13 +160,10 @@ def _counts(text: str | None) -> tuple[int, ...]:
 
 
 def _pairs(items: tuple[str, ...]) -> dict[str, str]:
-    found = {}
     for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
+        if item.find("=") < 1:
             raise click.UsageError(f"--where {item}: write COLUMN=VALUE.")
-        found[name] = value
-    return found
+    return dict(item.split("=", 1) for item in items)
 
 
 @click.command(epilog="Example: relabel compare out/prompt-a out/prompt-b --html compare.html")
@@ -259,8 +256,11 @@ def compare(
         with written(html, storage) as file:
             file.write_text(page, encoding="utf-8", errors="replace")
         logs.say(f"wrote {html}", event="page", path=html)
-    result = {**plain(found), "html": html, "exit_code": int(Exit.DONE)}
-    return emit(result, as_text(block for one in sections for block in one.blocks), output)
+    return emit(
+        {**plain(found), "html": html, "exit_code": int(Exit.DONE)},
+        as_text(block for one in sections for block in one.blocks),
+        output,
+    )
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -514,5 +514,8 @@ def convert(
     )
     for note in found["notes"]:
         logs.say(f"{note}.", event="convert")
-    result = {**found, "seconds": round(time.perf_counter() - started, 3)}
-    return emit_record(f"Wrote {found['written']:,} rows to {target} ({found['target_format']})", result, output)
+    return emit_record(
+        f"Wrote {found['written']:,} rows to {target} ({found['target_format']})",
+        {**found, "seconds": round(time.perf_counter() - started, 3)},
+        output,
+    )

@@ -136,7 +136,7 @@ def run_job(
         raise
     except NothingNewError as exc:
         code = Exit.DONE if done_ok else Exit.NOTHING_TO_DO
-        logs.note_event("end", str(exc), exit_code=int(code))
+        logs.say(str(exc), event="end", only_json=True, exit_code=int(code))
         return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), output, code)
     except RelabelError as exc:
         code, reason = exit_for(exc), type(exc).__name__
@@ -145,7 +145,7 @@ def run_job(
         if kept is not None:
             kept.write(code, reason)
     result = {**report_json(report), "exit_code": int(code)}
-    logs.note_event("end", verdict(report), **{key: result[key] for key in END_FIELDS})
+    logs.say(verdict(report), event="end", only_json=True, **{key: result[key] for key in END_FIELDS})
     emit(result, report_text(report), output)
     advise(report, job_file, _same_job(job_file, overrides, session.opened.job.variables.get("date")))
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,6 @@ from relabel.manifests.process import check_interrupted, forget_interruptions, o
 
 if TYPE_CHECKING:
     from relabel.export.publishing import SigningKey
-    from relabel.export.puller import Trust
     from relabel.manifests.metrics.evaluation import GateVerdict
 
 # ------------------------------------------------------------------------------
@@ -95,7 +93,7 @@ date_option = click.option(
 
 log_option = click.option(
     "--log-format",
-    type=click.Choice(logs.FORMATS),
+    type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
     envvar=logs.VARIABLE,
@@ -198,31 +196,19 @@ def local_folder(text: str, what: str) -> Path:
     return Path(text)
 
 
-SIGN_KEY_VARIABLE = "RELABEL_SIGN_KEY"
-
-
-sign_key_option = click.option(
-    "--sign-key",
-    metavar="FILE",
-    envvar=SIGN_KEY_VARIABLE,
-    help=f"Private ed25519 key (PEM) to sign with; {SIGN_KEY_VARIABLE} may hold the path or the PEM text.",
-)
-
-
-def _signing_key(source: str | None) -> SigningKey | None:
+def _signing_key(_context: click.Context, _option: click.Parameter, source: str | None) -> SigningKey | None:
     from relabel.export.publishing import SigningKey
 
     return None if source is None else SigningKey(source)
 
 
-TRUST_KEY_VARIABLE = "RELABEL_TRUST_KEY"
-
-
-def _trusted_keys(sources: tuple[str, ...]) -> Trust:
-    """The keys of the command line, else of the environment."""
-    from relabel.export.publishing import trusted_keys
-
-    return trusted_keys(sources or tuple(filter(None, (os.environ.get(TRUST_KEY_VARIABLE),))))
+sign_key_option = click.option(
+    "--sign-key",
+    metavar="FILE",
+    envvar="RELABEL_SIGN_KEY",
+    callback=_signing_key,
+    help="Private ed25519 key (PEM) to sign with; RELABEL_SIGN_KEY may hold the path or the PEM text.",
+)
 
 
 # ------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from relabel.distill.students.networks import Embedder
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
@@ -73,16 +72,19 @@ def chunk(
     check_target(to, (pairs_file,), storage, force=force)
     count = token_counter(tokenizer, storage, cache_dir=cache_dir())
     counts = chunk_pairs(pairs_file, to, form, column, storage, max_tokens=max_tokens, count=count)
-    result = {
-        "output": to,
-        "pairs": counts["pairs"],
-        "format": form,
-        "max_tokens": max_tokens,
-        "tokenizer": tokenizer,
-        **{name: counts[name] for name in CHUNK_COUNTS},
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit_record(f"Wrote {counts['pairs']:,} pairs with their chunks to {to}", result, output)
+    return emit_record(
+        f"Wrote {counts['pairs']:,} pairs with their chunks to {to}",
+        {
+            "output": to,
+            "pairs": counts["pairs"],
+            "format": form,
+            "max_tokens": max_tokens,
+            "tokenizer": tokenizer,
+            **{name: counts[name] for name in CHUNK_COUNTS},
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )
 
 
 @click.command(
@@ -101,14 +103,17 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     counts = tree_pairs(pairs_file, to, form, column, storage)
-    result = {
-        "output": to,
-        "pairs": counts["pairs"],
-        "format": form,
-        **{name: counts[name] for name in ("structure_nodes", "content_nodes", "documents_without_content")},
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit_record(f"Wrote {counts['pairs']:,} pairs with their trees to {to}", result, output)
+    return emit_record(
+        f"Wrote {counts['pairs']:,} pairs with their trees to {to}",
+        {
+            "output": to,
+            "pairs": counts["pairs"],
+            "format": form,
+            **{name: counts[name] for name in ("structure_nodes", "content_nodes", "documents_without_content")},
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )
 
 
 @click.command(
@@ -149,6 +154,8 @@ def similar(
     Where PAIRS has chunks (relabel pairs chunk), `cosine` is that of the best chunk, `cosines` those of all, and
     `similar` the numbers of the chunks above --threshold, most similar first: RES-RAG's heuristic labels.
     """
+    from relabel.distill.students.networks import Embedder  # with torch, which no help needs
+
     started, storage = time.perf_counter(), Storage()
     check_target(to, (pairs_file,), storage, force=force)
     compared = open_compared(pairs_file, storage)
@@ -158,20 +165,23 @@ def similar(
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
     counts = add_cosines(compared, to, embedder, threshold, storage)
-    result = {
-        "output": to,
-        "pairs": counts["pairs"],
-        "chunks": counts["chunks"] if "chunks" in compared.schema.names else None,
-        "similar": counts["similar"] if "chunks" in compared.schema.names else None,
-        "pairs_without_cosine": counts["pairs_without_cosine"],
-        "threshold": threshold,
-        "model": model,
-        "pooling": embedder.settings.pooling,
-        "max_tokens": embedder.max_tokens,
-        "device": embedder.device,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit_record(f"Wrote {counts['pairs']:,} pairs with their cosines to {to}", result, output)
+    return emit_record(
+        f"Wrote {counts['pairs']:,} pairs with their cosines to {to}",
+        {
+            "output": to,
+            "pairs": counts["pairs"],
+            "chunks": counts["chunks"] if "chunks" in compared.schema.names else None,
+            "similar": counts["similar"] if "chunks" in compared.schema.names else None,
+            "pairs_without_cosine": counts["pairs_without_cosine"],
+            "threshold": threshold,
+            "model": model,
+            "pooling": embedder.settings.pooling,
+            "max_tokens": embedder.max_tokens,
+            "device": embedder.device,
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )
 
 
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
@@ -241,14 +251,17 @@ def cited(
     check_target(to, (answers, docs), storage, force=force)
     frame, counts = cited_pairs(answers, docs, rule, storage)
     rows = publish(frame, to, storage, source=docs)
-    result = {
-        "output": to,
-        "pairs": rows,
-        **counts,
-        "seed": seed,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit_record(f"Wrote {rows:,} pairs to {to}", result, output)
+    return emit_record(
+        f"Wrote {rows:,} pairs to {to}",
+        {
+            "output": to,
+            "pairs": rows,
+            **counts,
+            "seed": seed,
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )
 
 
 @pairs.command(
@@ -281,14 +294,17 @@ def context(
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)
     frame, counts = with_context(pairs_file, storage, k=k, max_chars=max_chars, corpus_path=corpus)
     rows = publish(frame, to, storage, source=pairs_file)
-    result = {
-        "output": to,
-        "pairs": rows,
-        **counts,
-        "k": k,
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit_record(f"Wrote {rows:,} pairs with up to {k} context documents to {to}", result, output)
+    return emit_record(
+        f"Wrote {rows:,} pairs with up to {k} context documents to {to}",
+        {
+            "output": to,
+            "pairs": rows,
+            **counts,
+            "k": k,
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )
 
 
 _LANGUAGES = (
@@ -370,11 +386,14 @@ def queries(
         note(
             f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
         )
-    result = {
-        "output": to,
-        **rule,
-        **counts,
-        "unlike": list(unlike),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit_record(f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}", result, output)
+    return emit_record(
+        f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}",
+        {
+            "output": to,
+            **rule,
+            **counts,
+            "unlike": list(unlike),
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )

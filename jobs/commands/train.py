@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from relabel.distill.students.manifest import SideFigures
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.training.output import Start
-    from relabel.jobs.settings import SpecKind
     from relabel.manifests.files import Storage
     from relabel.manifests.specs import Spec
 
@@ -31,11 +30,6 @@ SpecT = TypeVar("SpecT", bound="Spec")
 
 # ------------------------------------------------------------------------------
 # Options, spec loading and progress that both commands share.
-
-
-LINE_EVERY_S = 15.0
-LAUNCHER_VARIABLE = "TORCHELASTIC_RUN_ID"
-"""torchrun, and accelerate by it, set it for the processes that they start."""
 
 
 def training_options(product: str) -> Callable[[Command], Command]:
@@ -56,13 +50,14 @@ def training_options(product: str) -> Callable[[Command], Command]:
 def open_spec(
     spec: str | Mapping[str, Any],
     overrides: Sequence[str],
-    kind: SpecKind,
+    kind: tuple[str, tuple[str, ...]],
     read: Callable[[Mapping[str, Any], str], SpecT],
     model_key: str,
 ) -> tuple[SpecT, Path | None, Storage]:
     """Read a training's spec, a file or the values of one, and fetch the model that it starts from.
 
     Args:
+        kind: as `SpecKind`.
         read: checks plain values, which come from the place that it is given for errors.
         model_key: of the spec, that names the model.
     Returns:
@@ -72,9 +67,9 @@ def open_spec(
     """
     from relabel.jobs.delivery import fetch_model
     from relabel.jobs.job import cache_dir, storage_of
-    from relabel.jobs.settings import read_settings, resolved
+    from relabel.jobs.settings import SpecKind, read_settings, resolved
 
-    settings = read_settings(spec, overrides=overrides, kind=kind)
+    settings = read_settings(spec, overrides=overrides, kind=SpecKind(*kind))
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
     kept, storage = cache_dir(), storage_of(settings.values, where=where)
     found = resolved(read(settings.values, where), settings.places)
@@ -83,7 +78,7 @@ def open_spec(
 
 
 @contextlib.contextmanager
-def says_how_to_continue(output: str, *, is_first: bool) -> Iterator[None]:
+def says_how_to_continue(output: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the training; the first process prints how to continue.
 
     Args:
@@ -92,10 +87,11 @@ def says_how_to_continue(output: str, *, is_first: bool) -> Iterator[None]:
     from relabel.distill.training.output import CHECKPOINTS, how_it_goes_on
 
     try:
-        with sigterm_ends(has_launcher=LAUNCHER_VARIABLE in os.environ):
+        # torchrun, and accelerate by it, set the variable for the processes that they start
+        with sigterm_ends(has_launcher="TORCHELASTIC_RUN_ID" in os.environ):
             yield
     except KeyboardInterrupt:
-        if is_first:
+        if is_first_process():
             click.echo(how_it_goes_on(Path(output) / CHECKPOINTS), err=True)
         raise
 
@@ -117,25 +113,21 @@ def is_first_process() -> bool:
 
 
 def teller() -> Callable[[str], None]:
-    """Prints progress on stderr; of the steps one line every 15 seconds."""
-    last = [float("-inf")]
+    """The first process prints progress on stderr; of the steps one line every 15 seconds."""
+    last, is_first = float("-inf"), is_first_process()
 
     def say(line: str) -> None:
-        is_step = line.startswith("step ") and ", dev:" not in line
-        now = time.monotonic()
-        if is_step and now - last[0] < LINE_EVERY_S:
-            return
-        last[0] = now if is_step else last[0]
-        click.echo(line, err=True)
+        nonlocal last
+        is_step, now = line.startswith("step ") and ", dev:" not in line, time.monotonic()
+        if is_first and (not is_step or now - last >= 15):
+            last = now if is_step else last
+            click.echo(line, err=True)
 
     return say
 
 
 # ------------------------------------------------------------------------------
 # `distill`: labels become a student.
-
-
-STUDENT_BEGINNING = "`relabel schema student` prints its keys, docs/students holds some to start from"
 
 
 @click.command(epilog="Example: relabel distill student.yaml --resume")
@@ -150,16 +142,9 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     tokenizer, manifest, training curves and a model card. A student that a gate (`require`) refuses is kept, and the
     exit code is 5.
     """
-    is_first = is_first_process()
-    report = train_student(
-        spec_file,
-        overrides,
-        start=start_of(resume=resume, restart=restart),
-        say=teller() if is_first else lambda _: None,
-        is_writer=is_first,
-    )
+    report = train_student(spec_file, overrides, start=start_of(resume=resume, restart=restart))
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
-    if is_first:
+    if is_first_process():
         from relabel.manifests.records import plain
 
         result = {key: plain(getattr(report.manifest, key)) for key in STUDENT_KEYS}
@@ -168,34 +153,27 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     return code
 
 
-def train_student(
-    spec: str | Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    *,
-    start: Start,
-    say: Callable[[str], None],
-    is_writer: bool = True,
-) -> Report:
+def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, start: Start) -> Report:
     """Train the student of a spec file, or of the values of one.
 
     Args:
         overrides: `KEY=VALUE` strings that win over the spec.
-        say: called with progress and remarks, a line each.
-        is_writer: False in all but the first of several processes that train together.
     Raises:
         RelabelError: what is wrong with the spec, the labels, the model or the training.
     """
     from relabel.distill.students.distillation import distill as train
     from relabel.distill.students.spec import DistillSpec
-    from relabel.jobs.settings import SpecKind
     from relabel.manifests.specs import validate_spec
 
-    kind = SpecKind("student", tuple(DistillSpec.model_fields), "train.epochs=3", STUDENT_BEGINNING)
     found, cache_dir, storage = open_spec(
-        spec, overrides, kind, lambda values, where: validate_spec(DistillSpec, values, where=where), "student.model"
+        spec,
+        overrides,
+        ("student", tuple(DistillSpec.model_fields)),
+        lambda values, where: validate_spec(DistillSpec, values, where=where),
+        "student.model",
     )
-    with says_how_to_continue(found.output, is_first=is_writer):
-        return train(found, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_writer)
+    with says_how_to_continue(found.output):
+        return train(found, storage, start=start, cache_dir=cache_dir, say=teller(), is_writer=is_first_process())
 
 
 STUDENT_KEYS = (
@@ -237,9 +215,6 @@ def _student_text(report: Report) -> str:
 # `train`: answers or rewards become a teacher.
 
 
-TEACHER_BEGINNING = "`relabel schema teacher` prints its keys, docs/teachers holds some to start from"
-
-
 @click.command(epilog="Example: relabel train teacher.yaml --resume")
 @click.argument("spec_file", metavar="TEACHER.YAML")
 @training_options("teacher")
@@ -273,11 +248,13 @@ def train(
     if probe and not dry_run:
         raise UsageError("--probe goes with --dry-run: a training itself says how fast it is.")
     from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
-    from relabel.jobs.settings import SpecKind, read_secrets
 
-    kind = SpecKind("teacher", teacher_keys(), "train.epochs=3", TEACHER_BEGINNING)
     spec, cache_dir, storage = open_spec(
-        spec_file, overrides, kind, lambda values, where: read_teacher_spec(values, where=where), "init"
+        spec_file,
+        overrides,
+        ("teacher", teacher_keys()),
+        lambda values, where: read_teacher_spec(values, where=where),
+        "init",
     )
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
 
@@ -286,22 +263,19 @@ def train(
 
         count = export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
         return emit_record("Wrote conversations", {"output": export_to, "conversations": count}, output)
-    secrets: dict[str, Any] = {}
+    shared: dict[str, Any] = {"start": start, "cache_dir": cache_dir, "say": teller(), "secrets": {}}
     if isinstance(spec, ResRagSpec):
-        generator = _fetched(spec.generator, storage, cache_dir)
-        spec, secrets = spec.model_copy(update={"generator": generator}), read_secrets(generator, os.environ)
-    is_first = is_first_process()
-    say = teller() if is_first else lambda _: None
+        from relabel.jobs.settings import read_secrets
+
+        spec = spec.model_copy(update={"generator": _fetched(spec.generator, storage, cache_dir)})
+        shared["secrets"] = read_secrets(spec.generator, os.environ)
     if dry_run:
-        estimate = teaching.estimate_teacher(
-            spec, storage, start=start, cache_dir=cache_dir, say=say, is_timed=probe, secrets=secrets
+        return emit_record(
+            "Nothing was trained", teaching.estimate_teacher(spec, storage, is_timed=probe, **shared), output
         )
-        return emit_record("Nothing was trained", estimate, output)
-    with says_how_to_continue(spec.output, is_first=is_first):
-        report = teaching.train_teacher(
-            spec, storage, start=start, cache_dir=cache_dir, say=say, is_writer=is_first, secrets=secrets
-        )
-    if is_first:
+    with says_how_to_continue(spec.output):
+        report = teaching.train_teacher(spec, storage, is_writer=is_first_process(), **shared)
+    if is_first_process():
         result = {key: getattr(report.manifest, key) for key in TEACHER_KEYS}
         head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
         ended = {"output": str(report.output), "was_done": report.was_done}
@@ -314,12 +288,11 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
     from relabel.jobs.delivery import fetch_model
     from relabel.manifests.specs import KeepsModels
 
-    args = generator.args
-    reference = generator.model
-    if reference is None or not isinstance(args, KeepsModels):
-        return generator
-    if cache_dir is not None and args.cache_dir is None:
-        generator = generator.model_copy(update={"args": args.model_copy(update={"cache_dir": str(cache_dir)})})
-    kept = args.cache_dir or cache_dir
-    fetch_model(reference, storage, cache_dir=None if kept is None else Path(kept))
+    args, kept = generator.args, cache_dir
+    if generator.model is not None and isinstance(args, KeepsModels):
+        if args.cache_dir is not None:
+            kept = Path(args.cache_dir)
+        elif kept is not None:
+            generator = generator.model_copy(update={"args": args.model_copy(update={"cache_dir": str(kept)})})
+        fetch_model(str(generator.model), storage, cache_dir=kept)
     return generator

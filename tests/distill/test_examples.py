@@ -253,8 +253,8 @@ GOOD = "name: x\nlabels: [out]\nstudent: {kind: encoder, model: m}\noutput: o\n"
     [
         ("name: x\n  bad: [1,\n", ["student.yaml, line 2, column 6: not YAML"]),
         (GOOD + "name: y\n", ["line 5, column 1", "the key `name` is given twice"]),
-        ("- a\n", ["want a mapping with the keys name, labels, gold, student, loss, ", "; got list"]),
-        ("", ["student.yaml: is empty. `relabel schema student` prints its keys"]),
+        ("- a\n", ["holds a list; want a mapping with the keys name, labels, gold, student, loss, "]),
+        ("", ["`relabel init --kind student` writes one to start from"]),
         (GOOD + "trian: {epochs: 1}\n", ["unknown key `trian`: did you mean `train`?"]),
         (
             GOOD.replace("model: m", "modle: m"),

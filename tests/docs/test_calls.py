@@ -84,8 +84,8 @@ def test_what_a_page_shows_of_the_demo_are_the_demos_steps(page: Path) -> None:
             shown = [line for line in block.lines if re.match(r"\d+/\d+ |\$ ", line)]
             known = [
                 line
-                for number, step in enumerate(steps, 1)
-                for line in (f"{number}/{len(steps)} {step.title}", f"$ {step.line}")
+                for number, (title, command) in enumerate(steps, 1)
+                for line in (f"{number}/{len(steps)} {title}", f"$ {command}")
             ]
             assert [line for line in shown if line not in known] == []
             assert len(shown) > 5

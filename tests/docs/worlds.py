@@ -39,7 +39,7 @@ def call(*arguments: str) -> int:
 
 def write_pairs(folder: Path, path: str = "pairs.parquet", first: int = 0, last: int = 192) -> None:
     """Pairs that ship with relabel, with their author's grades."""
-    pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in load_pairs()[first:last]]), folder / path)
+    pq.write_table(pa.Table.from_pylist(load_pairs()[first:last]), folder / path)
 
 
 def first_job(folder: Path) -> None:

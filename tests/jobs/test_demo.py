@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.commands.setup import Step, call, steps_of
+from relabel.jobs.commands.setup import call, steps_of
 from relabel.jobs.exits import Exit
 from relabel.jobs.report.artifacts import changes, open_artifacts, trace
 from relabel.manifests.files import Storage
@@ -61,9 +61,8 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
     done = relabel("demo", "--teach", *models, "--bench-seconds", "1", "--output", "json")
     assert done.code == 0, done
     found = done.json
-    assert [step["command"].split()[:2] for step in found["steps"]] == [
-        list(step.words[:2]) for step in steps_of("out/demo", seconds=1, has_training=True)
-    ]
+    steps = steps_of("out/demo", seconds=1, has_training=True)
+    assert [step["command"] for step in found["steps"]] == [command for _, command in steps]
     assert {step["exit_code"] for step in found["steps"]} == {0}
     assert found["served_against_scored"] < 1e-4
     root = folder / "out/demo"
@@ -91,7 +90,9 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
 def test_without_training_the_demo_goes_the_same_way_from_labels_on() -> None:
     """`tests/jobs/test_working_directory.py` runs all of it in `make faults`."""
     plain, taught = (steps_of("out/demo", seconds=2, has_training=taught) for taught in (False, True))
-    assert [step.words[1] for step in plain[:2]] == [step.words[1] for step in taught[2:4]] == ["run", "distill"]
+    assert (
+        [line.split()[1] for _, line in plain[:2]] == [line.split()[1] for _, line in taught[2:4]] == ["run", "distill"]
+    )
     assert plain[2:] == taught[4:-2]
 
 
@@ -124,5 +125,5 @@ def test_sigterm_ends_the_step_that_runs(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    done = call(Step("", ("python", str(script))), folder / "log")
-    assert (done.exit_code, done.seconds < 30) == (Exit.STOPPED, True)
+    done = call(f"python {script}", folder / "log")
+    assert (done["exit_code"], done["seconds"] < 30) == (Exit.STOPPED, True)

@@ -64,7 +64,7 @@ WRONG = [
 
 
 def read_job(path: str) -> dict[str, Any]:
-    return read_spec_file(path, beginning=JOB.beginning, keys=JOB.fields)
+    return read_spec_file(path, JOB)
 
 
 def refusal_of(path: str, **arguments: Any) -> str:
@@ -115,9 +115,9 @@ def test_every_fault_is_reported_at_once(write_job: Callable[..., str]) -> None:
         ("shards: !!python/object:os.system x\n", ("line 1", "could not determine a constructor")),
         (
             "- name: a\n",
-            ("want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ", "; got list"),
+            ("holds a list; want a mapping with the keys name, input, labeler, engine, output, shards, run, reuse, ",),
         ),
-        ("just words\n", ("want a mapping", "got str")),
+        ("just words\n", ("holds a str; want a mapping",)),
         ("", ("is empty", "relabel init")),
         ("a: 1\n---\nb: 2\n", ("line 2", "not YAML", "another document")),
         ("name: a\nshards: \x07\n", ("#x0007", "special characters", "position 16")),
@@ -200,7 +200,7 @@ def test_a_secret_on_the_command_line_is_not_shown_even_where_its_key_has_a_slip
     [
         ("name.x=1", "`name` is 'ecom', not a mapping"),
         ("engine.seed=[", "'[' is not YAML"),
-        ("engine.seed", "want KEY=VALUE, for instance --set engine.seed=3"),
+        ("engine.seed", "want KEY=VALUE, for instance --set output=out/b"),
     ],
 )
 def test_an_override_that_sets_nothing_is_reported(write_job: Callable[..., str], override: str, part: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relabel.jobs.commands.labeling import open_session
-from relabel.jobs.commands.status import LiveStatus, look
+from relabel.jobs.commands.status import look
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
@@ -136,21 +136,21 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing(
     planned: str, relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_module, "WRITE_EVERY_S", 0.0)
-    seen: list[LiveStatus] = []
+    seen: list[dict[str, Any]] = []
 
     def look_on(self: LiveFile) -> None:
         LiveFile.update(self)
         if self._writing is not None:
             self._writing.result()
-        seen.append(look(open_run(load_job(planned)).folder))
+        seen.append(look(open_run(load_job(planned)).folder)[0])
 
     class Followed(LiveFile):
         update = look_on
 
     monkeypatch.setattr("relabel.jobs.run.execution.LiveFile", Followed)
     assert relabel("run", planned, "--set", "engine.args.batch=4").code == 0
-    assert any(one.workers and one.workers[0].state.live.accepted for one in seen)
-    assert all(one.is_held for one in seen if one.workers)
+    assert any(one["workers"] and one["workers"][0]["state"]["live"]["accepted"] for one in seen)
+    assert all(one["is_held"] for one in seen if one["workers"])
     assert list(folder.glob("out/ecom/live/*")) == []
     assert relabel("verify", "out/ecom").code == 0
     with_files = labels_of(folder)

@@ -397,7 +397,7 @@ def test_the_next_command_begins_again(tmp_path: Path, number: int) -> None:
 
 
 def drain(number: int, *, times: int, done: list[str]) -> None:
-    with says_how_to_continue("out", is_first=False), draining():
+    with says_how_to_continue("out"), draining():
         for _ in range(times):
             os.kill(os.getpid(), number)
         assert is_stop_wished()
@@ -405,7 +405,7 @@ def drain(number: int, *, times: int, done: list[str]) -> None:
 
 
 def tidy(number: int, *, done: list[str]) -> None:
-    with says_how_to_continue("out", is_first=False):
+    with says_how_to_continue("out"):
         try:
             os.kill(os.getpid(), number)
         finally:

@@ -237,7 +237,7 @@ SURVIVE = [
     "/home/me/projects/relabel/out/ecom/labels/shard00003/chunk000017/part",
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options",
     "engine.args.api_key_env: the variable OPENAI_API_KEY is not set; set it to the server's key.",
-    "--set engine.seed: want KEY=VALUE, for instance --set engine.seed=3",
+    "--set engine.seed: want KEY=VALUE, for instance --set output=out/b",
     "prompt_tokens 812, output_tokens=33, max_text_tokens: 160",
     '{"error": "InputError", "message": "row 17 has no query_id", "exit_code": 3}',
     "no signature of a trusted key; key_id=3f2a9c01b7d3e855",
