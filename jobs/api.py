@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from relabel.distill.students.distillation import Report
     from relabel.jobs.ask import AskedRows
-    from relabel.jobs.run.results import RunReport
     from relabel.jobs.sections import ComparedSets, JudgedLabels
 
 Spec = str | Mapping[str, Any]
@@ -85,10 +84,9 @@ def run(
     from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.run.workers import WorkerPool
 
-    pool = WorkerPool(gpus, workers)
-    deadline = choose_deadline(until, duration)
+    pool, deadline = WorkerPool(gpus, workers), choose_deadline(until, duration)
     session = open_session(spec, overrides, shard, is_retry=is_retry, day=date, deadline=deadline)
-    report: RunReport = execute(session, pool=pool)
+    report = execute(session, pool=pool)
     return RunResult(
         output=report.output,
         exit=report.exit,

@@ -72,8 +72,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        assert isinstance(found, click.Command)
+        found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
     def resolve_command(

@@ -255,7 +255,7 @@ def placed(text: str, folder: str | None, mark: PathMark = PathMark.PATH) -> str
     Raises:
         ValueError: a relative path that counts from nowhere, or the home of a user that there is not.
     """
-    if not text or is_url(text) or (mark is PathMark.MODEL and _SCHEME.match(text)):
+    if not text or is_url(text) or Path(text).is_absolute() or (mark is PathMark.MODEL and _SCHEME.match(text)):
         return text
     if text.startswith("~"):
         try:
@@ -264,8 +264,6 @@ def placed(text: str, folder: str | None, mark: PathMark = PathMark.PATH) -> str
             raise ValueError(
                 f"there is no home folder of {text.partition('/')[0]}; write ./{text} if the name begins with `~`"
             ) from exc
-    if Path(text).is_absolute():
-        return text
     if folder is None:
         raise ValueError(
             "a relative path in a spec that is read from a URL counts from nowhere; write a whole path or URL"
@@ -274,14 +272,12 @@ def placed(text: str, folder: str | None, mark: PathMark = PathMark.PATH) -> str
     return os.path.normpath(Path(glob.escape(folder) if is_pattern else folder, text))
 
 
-def mark_of(info: FieldInfo) -> PathMark | None:
-    """What kind of path a field holds, alone or in a list; None if none."""
-
-    def found(part: Any) -> PathMark | None:
-        marks = [one for one in getattr(part, "__metadata__", ()) if isinstance(one, PathMark)]
-        return next(iter(marks), None) or next(filter(None, map(found, get_args(part))), None)
-
-    return next((one for one in info.metadata if isinstance(one, PathMark)), None) or found(info.annotation)
+def mark_of(info: FieldInfo | Any) -> PathMark | None:
+    """What kind of path a field holds, or a part of its annotation, alone or in a list; None if none."""
+    is_field = isinstance(info, FieldInfo)
+    held = info.metadata if is_field else getattr(info, "__metadata__", ())
+    inner = map(mark_of, (info.annotation,) if is_field else get_args(info))
+    return next((one for one in (*held, *inner) if isinstance(one, PathMark)), None)
 
 
 # ------------------------------------------------------------------------------

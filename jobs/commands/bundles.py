@@ -84,7 +84,7 @@ def publish(
     version: str | None,
     reread: bool,
     anyway: bool,
-    sign_key: SigningKey | None,
+    sign_key: str | None,
     output: str,
 ) -> int:
     """Publish a bundle: its files, each once, then its version, then the channel's pointer.
@@ -104,7 +104,7 @@ def publish(
             name=name,
             version=version,
             channel=channel,
-            key=sign_key,
+            key=None if sign_key is None else SigningKey(sign_key),
             rereads=reread,
             is_anyway=anyway,
         )
@@ -141,14 +141,16 @@ def channel() -> None:
 @anyway_option
 @sign_key_option
 @output_option
-def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: SigningKey | None, output: str) -> int:
+def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: str | None, output: str) -> int:
     """Point a channel at a version that is published and whole.
 
     Exits 10 if it points there already, 20 if another process moved it meanwhile, and 5, as `publish` does, at a
     student that is no better than a baseline, unless --anyway is given.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, sign_key, is_anyway=anyway)
+    moved, has_moved = set_channel(
+        bundle_store, bundle_name, name, version, None if sign_key is None else SigningKey(sign_key), is_anyway=anyway
+    )
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
 
@@ -157,14 +159,14 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: Si
 @click.argument("name", metavar="CHANNEL")
 @sign_key_option
 @output_option
-def rollback(bundle: str, name: str, sign_key: SigningKey | None, output: str) -> int:
+def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     """Point a channel at the version that it pointed to before; again: one further back.
 
     Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
     --rollback DEST.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved = roll_back(bundle_store, bundle_name, name, sign_key)
+    moved = roll_back(bundle_store, bundle_name, name, None if sign_key is None else SigningKey(sign_key))
     return _emit_move(bundle_store, moved, output, Exit.DONE)
 
 

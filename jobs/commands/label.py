@@ -10,7 +10,6 @@ import click
 from relabel.jobs import logs
 from relabel.jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
 from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit
 
 SHARD_HELP = (
     "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "
@@ -234,24 +233,17 @@ def score(
     end, and the same exit codes; status, verify and evaluate read it. The same command again continues where the last
     one stopped.
     """
-    from relabel.jobs.commands.labeling import dry_run_result, execute, open_session
-    from relabel.jobs.run.results import report_json, report_text
-    from relabel.jobs.run.stop import choose_deadline
+    from relabel.jobs.commands.labeling import run_job
     from relabel.jobs.score import local_student, score_job
     from relabel.manifests.files import Storage
 
-    deadline, storage = choose_deadline(until, duration), Storage()
+    storage = Storage()
     options["student"] = local_student(options["student"], storage)
     job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
-    session = open_session(job, (), shard, may_write=not dry_run, deadline=deadline)
-    if dry_run:
-        return dry_run_result(session, "score", output)
-    report = execute(session)
-    code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
-    emit({**report_json(report), "exit_code": int(code)}, report_text(report), output)
-    if report.exit is Exit.OVER_LIMIT:
+    code = run_job(job, shard=shard, until=until, duration=duration, dry_run=dry_run, done_ok=done_ok, output=output)
+    if code == Exit.OVER_LIMIT:
         logs.say(
-            f"See {report.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
+            f"See {job.spec.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
             "weights.",
             event="advice",
         )

@@ -16,7 +16,7 @@ from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import emit, grid
-from relabel.jobs.rounds import TRAJECTORIES_NAME, RoundsReport, run_rounds
+from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
 from relabel.jobs.run.budget import budget_so_far
 from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
 from relabel.jobs.run.progress import Display, MetricsFile, Progress
@@ -37,19 +37,6 @@ from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted
-
-END_FIELDS = (
-    "exit_code",
-    "rows",
-    "labelled",
-    "quarantined",
-    "rows_open",
-    "stopped",
-    "this_run",
-    "engine_start_s",
-    "seconds",
-)
-"""Of the result, what the last line of a JSON log holds."""
 
 
 def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
@@ -91,28 +78,28 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
 
 
 def run_job(
-    job_file: str,
-    overrides: tuple[str, ...],
+    job_file: str | Job,
+    overrides: tuple[str, ...] = (),
+    *,
     shard: str | None,
-    day: str | None,
     until: str | None,
     duration: str | None,
-    metrics: str | None,
-    gpus: str | None,
-    workers: int | None,
-    backend: str,
-    address: str | None,
     dry_run: bool,
     done_ok: bool,
-    verbose: bool,
     output: str,
-    part_of: str | None,
-    ledger: str | None,
-    *,
-    is_retry: bool,
+    day: str | None = None,
+    metrics: str | None = None,
+    gpus: str | None = None,
+    workers: int | None = None,
+    backend: str = "local",
+    address: str | None = None,
+    verbose: bool = False,
+    part_of: str | None = None,
+    ledger: str | None = None,
+    is_retry: bool = False,
 ) -> int:
     """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
-    `duration` that of `--for`.
+    `duration` that of `--for`; a job is that of `relabel score`.
     """
     deadline = choose_deadline(until, duration)
     pool = WorkerPool(gpus, workers, backend, address)
@@ -120,8 +107,11 @@ def run_job(
     if dry_run:
         session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
         verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
-        return dry_run_result(session, verb, output)
-    kept = MetricsFile(metrics, job=Path(job_file).stem, shard=shard or "all") if metrics else None
+        num_open, rows, shards = session.left.rows_to_ask(), session.opened.plan.rows, session.shards
+        done = {"output": session.opened.job.spec.output, "shards": shards, "rows_to_ask": num_open, "rows": rows}
+        said = f"{num_open:,} of {rows:,} rows in {counted(len(shards), 'shard')} of {done['output']}."
+        return emit(done, f"Would {verb if isinstance(job_file, str) else 'score'} {said}", output)
+    kept = MetricsFile(metrics, job=Path(str(job_file)).stem, shard=shard or "all") if metrics else None
     code: int = Exit.OUR_FAULT
     reason = ""
     try:
@@ -145,28 +135,25 @@ def run_job(
         if kept is not None:
             kept.write(code, reason)
     result = {**report_json(report), "exit_code": int(code)}
-    logs.say(verdict(report), event="end", only_json=True, **{key: result[key] for key in END_FIELDS})
-    emit(result, report_text(report), output)
-    advise(report, job_file, _same_job(job_file, overrides, session.opened.job.variables.get("date")))
-    return code
-
-
-def _same_job(job_file: str, overrides: tuple[str, ...], date: str | None) -> str:
-    """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
-    words = [] if date is None else ["--date", date]
-    words += [word for text in overrides for word in ("--set", text)]
-    return shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file])
-
-
-def dry_run_result(session: Session, verb: str, output: str) -> int:
-    """What a session would do."""
-    total, rows = session.left.rows_to_ask(), session.opened.plan.rows
-    result = {"output": session.opened.job.spec.output, "shards": session.shards, "rows_to_ask": total, "rows": rows}
-    return emit(
-        result,
-        f"Would {verb} {total:,} of {rows:,} rows in {counted(len(session.shards), 'shard')} of {result['output']}.",
-        output,
+    keys = (
+        "exit_code",
+        "rows",
+        "labelled",
+        "quarantined",
+        "rows_open",
+        "stopped",
+        "this_run",
+        "engine_start_s",
+        "seconds",
     )
+    logs.say(verdict(report), event="end", only_json=True, **{key: result[key] for key in keys})
+    emit(result, report_text(report), output)
+    if isinstance(job_file, str):
+        # words of a command line that name the same job: its file, what was laid over it, the date that it took
+        date = session.opened.job.variables.get("date")
+        words = [*(() if date is None else ("--date", date)), *(word for text in overrides for word in ("--set", text))]
+        advise(report, job_file, shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file]))
+    return code
 
 
 def open_session(
@@ -273,59 +260,51 @@ def run_search(
 
     report = run_rounds(job, label_round, cache_dir=cache_dir(), say=lambda text: logs.say(text, event="round"))
     code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+    trajectories = "" if report.num_open else f"{report.output}/{TRAJECTORIES_NAME}"
     result = {
         "exit_code": int(code),
         "output": report.output,
-        "trajectories": None if report.num_open else f"{report.output}/{TRAJECTORIES_NAME}",
+        "trajectories": trajectories or None,
         "questions": len(report.searches),
         "open": report.num_open,
         "stopped": report.stopped,
         "failed_fraction": round(report.failed_fraction, 6),
         "documents": report.num_documents,
-        "rounds": [_of_round(run) for run in report.runs],
+        "rounds": [
+            {
+                "output": run.output,
+                "rows": run.rows,
+                "labelled": run.tally.labelled,
+                "reused": run.tally.reused,
+                "quarantined": run.tally.num_quarantined,
+                "rows_open": run.rows - run.tally.rows,
+                "exit_code": int(run.exit),
+            }
+            for run in report.runs
+        ],
         **({} if report.budget is None else {"budget": plain(report.budget)}),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    emit(result, _text(job.spec.name, report), output)
+    failed = f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
+    verdicts = {
+        Exit.DONE: "done, every question has its trajectory",
+        Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
+        Exit.GATE: ENDED_AT_BUDGET,
+        Exit.LOCKED: "another process works on this round",
+        Exit.OVER_LIMIT: failed,
+    }
+    rows = [
+        ("questions", f"{len(report.searches):,}, {report.num_open:,} open"),
+        ("over", ", ".join(f"{count:,} {reason}" for reason, count in report.stopped.items()) or "none"),
+        *(
+            (f"round {number}", f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}")
+            for number, run in enumerate(report.runs, start=1)
+        ),
+        ("budget", report.budget.text if report.budget else ""),
+        ("trajectories", trajectories),
+    ]
+    head = f"{job.spec.name}: {verdicts.get(report.exit, 'partial; run the same command again')}"
+    emit(result, f"{head}\n{grid([(name, text) for name, text in rows if text])}", output)
     if report.exit is Exit.GATE:
         logs.say(beyond_budget(job_file), event="advice")
     return code
-
-
-def _of_round(run: RunReport) -> dict[str, object]:
-    tally = run.tally
-    return {
-        "output": run.output,
-        "rows": run.rows,
-        "labelled": tally.labelled,
-        "reused": tally.reused,
-        "quarantined": tally.num_quarantined,
-        "rows_open": run.rows - tally.rows,
-        "exit_code": int(run.exit),
-    }
-
-
-def _text(name: str, report: RoundsReport) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.stopped.items()) or "none"
-    rows = [("questions", f"{len(report.searches):,}, {report.num_open:,} open"), ("over", reasons)]
-    for number, run in enumerate(report.runs, start=1):
-        rows.append((f"round {number}", f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}"))
-    if report.budget is not None:
-        rows.append(("budget", report.budget.text))
-    if not report.num_open:
-        rows.append(("trajectories", f"{report.output}/{TRAJECTORIES_NAME}"))
-    return f"{name}: {_verdict(report)}\n" + grid(rows)
-
-
-def _verdict(report: RoundsReport) -> str:
-    if report.exit is Exit.OVER_LIMIT:
-        return f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
-    return _VERDICTS.get(report.exit, "partial; run the same command again")
-
-
-_VERDICTS = {
-    Exit.DONE: "done, every question has its trajectory",
-    Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
-    Exit.GATE: ENDED_AT_BUDGET,
-    Exit.LOCKED: "another process works on this round",
-}

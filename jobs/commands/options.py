@@ -19,7 +19,6 @@ from relabel.manifests.errors import UsageError
 from relabel.manifests.process import check_interrupted, forget_interruptions, on_signal
 
 if TYPE_CHECKING:
-    from relabel.export.publishing import SigningKey
     from relabel.manifests.metrics.evaluation import GateVerdict
 
 # ------------------------------------------------------------------------------
@@ -196,17 +195,10 @@ def local_folder(text: str, what: str) -> Path:
     return Path(text)
 
 
-def _signing_key(_context: click.Context, _option: click.Parameter, source: str | None) -> SigningKey | None:
-    from relabel.export.publishing import SigningKey
-
-    return None if source is None else SigningKey(source)
-
-
 sign_key_option = click.option(
     "--sign-key",
     metavar="FILE",
     envvar="RELABEL_SIGN_KEY",
-    callback=_signing_key,
     help="Private ed25519 key (PEM) to sign with; RELABEL_SIGN_KEY may hold the path or the PEM text.",
 )
 

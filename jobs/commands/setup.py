@@ -104,9 +104,8 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         return Exit.DONE
     from relabel.manifests import schemas
 
-    is_labels = what == "labels"
     found, number = (
-        (schemas.LABELS, schemas.SCHEMA_VERSION) if is_labels else (schemas.QUARANTINE, schemas.ROWS_VERSION)
+        (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
     )
     columns = [{"name": column.name, "type": str(column.type)} for column in found]
     if labeler is not None:
@@ -146,9 +145,7 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
     """
     from relabel.labelers.base import template_files
 
-    target = local_folder(folder, "DIR")
-    files = template_files(labeler)
-    storage = Storage()
+    target, files, storage = local_folder(folder, "DIR"), template_files(labeler), Storage()
     for name in files:
         check_free(str(target / name), [], storage, force=force)
     for name, source in files.items():
