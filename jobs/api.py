@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.labels import Pair
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import click
 
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
-from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
-from relabel.jobs.output import emit, note, shown, value_text
+from relabel.jobs.output import Exit, emit, note, shown, value_text
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import engine_text

@@ -25,7 +25,6 @@ from click.shell_completion import (
     shell_complete,
 )
 
-from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.logs import (
     SAYS_ONLY,
     VARIABLE,
@@ -36,6 +35,7 @@ from relabel.jobs.logs import (
     say,
     unfailing_streams,
 )
+from relabel.jobs.output import Exit, exit_for
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
 from relabel.manifests.errors import ConfigError, RelabelError, SaidElsewhereError
 from relabel.manifests.files import refusal

@@ -1,15 +1,51 @@
-"""How a command prints its result: text for people, one JSON object for programs."""
+"""How a command ends: its exit code, and its result as text for people or one JSON object for programs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from enum import IntEnum
 from typing import Any
 
 import click
 
-from relabel.jobs.exits import Exit
+from relabel.manifests import errors
 from relabel.manifests.secrets import one_line, redacted_values
+
+
+class Exit(IntEnum):
+    """What a scheduler sees. Cron jobs treat 0 and 10 as good, 20 and 75 as 'again later'."""
+
+    DONE = 0
+    OUR_FAULT = 1
+    USAGE = 2
+    BAD_INPUT = 3
+    MISSING = 4
+    GATE = 5
+    NOTHING_TO_DO = 10
+    PARTIAL = 20
+    OVER_LIMIT = 30
+    LOCKED = 75
+    STOPPED = 130
+
+
+_CODES: tuple[tuple[type[errors.RelabelError], Exit], ...] = (
+    (errors.UsageError, Exit.USAGE),
+    (errors.LockHeldError, Exit.LOCKED),
+    (errors.GateError, Exit.GATE),
+    (errors.NothingNewError, Exit.NOTHING_TO_DO),
+    (errors.TransientError, Exit.PARTIAL),
+    (errors.MissingExtraError, Exit.MISSING),
+    (errors.ModelError, Exit.MISSING),
+    (errors.EngineLostError, Exit.MISSING),
+    (errors.RelabelError, Exit.BAD_INPUT),
+)
+"""The first kind that an error is of decides."""
+
+
+def exit_for(error: errors.RelabelError) -> Exit:
+    """The code for an error that reached the top."""
+    return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
 def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) -> int:
@@ -26,8 +62,8 @@ def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> i
     from relabel.manifests.records import plain  # with pydantic, which no help needs
 
     values: dict[str, Any] = plain(result)
-    rows = [(name.replace("_", " "), value_text(value)) for name, value in values.items() if value]
-    return emit(values, f"{one_line(head)}\n{grid(rows)}", output, code)
+    table = grid([(name.replace("_", " "), value_text(value)) for name, value in values.items() if value])
+    return emit(values, f"{one_line(head)}\n{table}", output, code)
 
 
 def value_text(value: Any) -> str:

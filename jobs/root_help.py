@@ -100,14 +100,12 @@ def root_help() -> str:
             for name, text in rows.items()
         )
 
-    about = [textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in (ABOUT, EXITS)]
-    commands = table({name: text for name, (_, text) in COMMANDS.items()})
     return "\n\n".join(
         [
             "Usage: relabel [OPTIONS] COMMAND [ARGS]...",
-            *about,
+            *(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in (ABOUT, EXITS)),
             f"Options:\n{table(OPTIONS)}",
-            f"Commands:\n{commands}",
+            f"Commands:\n{table({name: text for name, (_, text) in COMMANDS.items()})}",
             "  Example: relabel run job.yaml --shard 3/64",
         ]
     )

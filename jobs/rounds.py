@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from relabel.jobs.exits import Exit
 from relabel.jobs.job import Job
+from relabel.jobs.output import Exit
 from relabel.jobs.pairs.building import Bm25Index, queries_of
 from relabel.jobs.pairs.chunks import CountTokens, counter_digest, token_counter
 from relabel.jobs.run.results import RunReport

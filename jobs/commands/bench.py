@@ -23,8 +23,7 @@ from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.specs import BenchSpec
 from relabel.jobs import logs
 from relabel.jobs.commands.options import Number, local_folder, output_option, report_refused, sigterm_ends
-from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, grid
+from relabel.jobs.output import Exit, emit, grid
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.evaluation import parse_flag
 from relabel.manifests.records import plain

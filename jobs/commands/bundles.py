@@ -42,8 +42,7 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay
-from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, emit_record, grid, value_text
+from relabel.jobs.output import Exit, emit, emit_record, grid, value_text
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over

@@ -9,7 +9,7 @@ import click
 
 from relabel.jobs import logs
 from relabel.jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 
 SHARD_HELP = (
     "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "

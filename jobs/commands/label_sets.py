@@ -27,9 +27,8 @@ from relabel.jobs.compare import compare_runs, comparison_sections
 from relabel.jobs.convert import Options
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
-from relabel.jobs.exits import Exit
 from relabel.jobs.merge import merge_outputs
-from relabel.jobs.output import emit, emit_record, grid
+from relabel.jobs.output import Exit, emit, emit_record, grid
 from relabel.jobs.sections import as_text, evaluation_blocks, sets_blocks
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError

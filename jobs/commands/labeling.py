@@ -13,9 +13,8 @@ from typing import Any
 
 from relabel.jobs import logs
 from relabel.jobs.commands.options import sigterm_ends
-from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
-from relabel.jobs.output import emit, grid
+from relabel.jobs.output import Exit, emit, exit_for, grid
 from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
 from relabel.jobs.run.budget import budget_so_far
 from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days

@@ -18,8 +18,7 @@ from relabel.jobs.commands.options import (
     output_option,
 )
 from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
-from relabel.jobs.exits import Exit, exit_for
-from relabel.jobs.output import emit, emit_record
+from relabel.jobs.output import Exit, emit, emit_record, exit_for
 from relabel.jobs.run.stop import LONGEST_S
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors

@@ -27,9 +27,8 @@ from typing import Any
 import click
 
 from relabel.jobs.commands.options import FORCE_HELP, Number, local_folder, output_option
-from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import load_job
-from relabel.jobs.output import emit, grid, value_text
+from relabel.jobs.output import Exit, emit, exit_for, grid, value_text
 from relabel.jobs.settings import placed, schemas
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import RelabelError, StoreError, UsageError

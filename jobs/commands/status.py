@@ -14,9 +14,8 @@ import click
 
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
-from relabel.jobs.exits import Exit
 from relabel.jobs.job import output_of, priced_args, read_auto
-from relabel.jobs.output import emit, grid
+from relabel.jobs.output import Exit, emit, grid
 from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.progress import left_s, left_text, live_states
 from relabel.jobs.run.results import load_results

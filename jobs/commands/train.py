@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
-from relabel.jobs.exits import Exit
-from relabel.jobs.output import emit, emit_record, grid
+from relabel.jobs.output import Exit, emit, emit_record, grid
 from relabel.manifests.errors import UsageError
 from relabel.manifests.secrets import counted
 

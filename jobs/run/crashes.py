@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.manifests.asks import Answer, Engine, Request
 from relabel.manifests.errors import EngineCrashError, EngineLostError, RelabelError

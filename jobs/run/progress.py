@@ -25,9 +25,8 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from relabel.jobs import logs
-from relabel.jobs.exits import Exit
 from relabel.jobs.logs import redacted_streams
-from relabel.jobs.output import clock_text, shown
+from relabel.jobs.output import Exit, clock_text, shown
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.receipts import Receipt

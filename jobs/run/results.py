@@ -10,9 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 from relabel.jobs import logs
-from relabel.jobs.exits import Exit
 from relabel.jobs.job import OpenRun
-from relabel.jobs.output import grid
+from relabel.jobs.output import Exit, grid
 from relabel.jobs.run.budget import AT_BUDGET, budget_so_far
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.progress import ASKED, Live

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 from relabel.jobs.run.progress import MetricsFile
 from tests.docs.pages import DOCS
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from relabel.jobs.cli import relabel
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 from relabel.jobs.run.session import SHARD_COUNT_VARIABLE
 
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job, open_run
+from relabel.jobs.output import Exit
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import conclude

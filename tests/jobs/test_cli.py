@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.exits import Exit, exit_for
 from relabel.jobs.job import load_job
+from relabel.jobs.output import Exit, exit_for
 from relabel.jobs.root_help import COMMANDS
 from relabel.manifests import errors
 from relabel.manifests.process import Terminated

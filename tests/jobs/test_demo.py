@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.commands.setup import call, steps_of
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 from relabel.jobs.report.artifacts import changes, open_artifacts, trace
 from relabel.manifests.files import Storage
 from tests.teachers.models import write_tiny_decoder

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.jobs.cli import relabel
-from relabel.jobs.exits import exit_for
+from relabel.jobs.output import exit_for
 from relabel.jobs.run import results
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.session import choose_shards

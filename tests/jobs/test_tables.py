@@ -17,8 +17,8 @@ import yaml
 
 from relabel.jobs import job as opening
 from relabel.jobs.commands.labeling import open_session
-from relabel.jobs.exits import Exit
 from relabel.jobs.job import load_job
+from relabel.jobs.output import Exit
 from relabel.jobs.run.execution import label
 from relabel.jobs.run.workers import Supervisor
 from relabel.labelers.prompts import BUILT_IN

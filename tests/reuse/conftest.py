@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from relabel.jobs.cli import relabel
-from relabel.jobs.exits import exit_for
+from relabel.jobs.output import exit_for
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Answer, Request
 from relabel.manifests.errors import RelabelError

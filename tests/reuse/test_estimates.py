@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relabel.jobs.exits import Exit
+from relabel.jobs.output import Exit
 from relabel.jobs.run.execution import Drawn, compare
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Request
