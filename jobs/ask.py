@@ -438,10 +438,6 @@ def ruler(title: str) -> str:
     return _dim(f"── {title} ".ljust(80, "─"))
 
 
-CHECK_EVERY_S = 0.25
-"""Between two reads of the files, seconds; a change counts once two reads in a row find the same."""
-
-
 def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[float], None] = time.sleep) -> NoReturn:
     """Do it, wait until a file is changed, added or removed, do it again, until Ctrl-C.
 
@@ -456,11 +452,10 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
             click.echo(one_line(f"relabel: {exc}"), err=True)
         note(f"{folder} is watched: a change there asks again, Ctrl-C ends.")
         before, found = seen, seen
-        while found == seen or found != before:  # an editor may write a file in several steps
-            pause(CHECK_EVERY_S)
+        while found == seen or found != before:  # an editor may write in several steps: once two reads find the same
+            pause(0.25)
             before, found = found, _contents(folder)
-        names = sorted(name for name in {*seen, *found} if seen.get(name) != found.get(name))
-        note(f"changed: {', '.join(names)}")
+        note(f"changed: {', '.join(sorted({name for name, _ in seen.items() ^ found.items()}))}")
         seen = found
 
 

@@ -479,11 +479,12 @@ class StudentEngine(Engine):
     """
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> None:
-        self.model: Scorer
-        if isinstance(spec.args, BundleArgs):
-            self.model, self._facts = start_bundle(str(spec.model), spec.args)
-        else:
-            self.model, self._facts = start_student(str(spec.model), StudentArgs.of(spec))
+        found: tuple[Scorer, EngineFacts] = (
+            start_bundle(str(spec.model), spec.args)
+            if isinstance(spec.args, BundleArgs)
+            else start_student(str(spec.model), StudentArgs.of(spec))
+        )
+        self.model, self._facts = found
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:

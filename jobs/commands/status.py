@@ -255,11 +255,10 @@ def verify(target: str, day: str | None, output: str) -> int:
         "files": files,
         "rows": kinds.in_,
     }
-    sums = (
-        f"{fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
-        f"{fates.num_quarantined:,} quarantined"
+    text = (
+        f"{folder.plan.name}: verified. {fates.rows:,} rows in = {fates.labelled:,} labelled + "
+        f"{fates.reused:,} reused + {fates.num_quarantined:,} quarantined, {counted(files, 'file')} unchanged."
     )
-    text = f"{folder.plan.name}: verified. {sums}, {counted(files, 'file')} unchanged."
     return emit(result, text, output)
 
 

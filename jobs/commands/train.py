@@ -19,7 +19,6 @@ from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
-    from relabel.distill.students.manifest import SideFigures
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.training.output import Start
     from relabel.manifests.files import Storage
@@ -146,7 +145,8 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
     if is_first_process():
         from relabel.manifests.records import plain
 
-        result = {key: plain(getattr(report.manifest, key)) for key in STUDENT_KEYS}
+        keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics")
+        result = {key: plain(getattr(report.manifest, key)) for key in (*keys, "notes")}
         ended = {"gate": plain(report.gate), "output": str(report.output), "was_done": report.was_done}
         emit({**result, **ended}, _student_text(report), output)
     return code
@@ -175,31 +175,19 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
         return train(found, storage, start=start, cache_dir=cache_dir, say=teller(), is_writer=is_first_process())
 
 
-STUDENT_KEYS = (
-    *("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head"),
-    *("split", "training", "metrics", "notes"),
-)
-TEACHER_KEYS = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
-"""Of manifests, that results show."""
-
-
-def _verdict(test: SideFigures) -> str:
-    """Whether a student is above the baselines on its test split."""
+def _student_text(report: Report) -> str:
     from relabel.manifests.metrics.evaluation import not_beaten
 
-    if test.baselines is None:
-        return "not known: no test row has a grade to judge by"
-    over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
-    below = not_beaten(test.student, test.baselines)
-    return f"no better than a baseline {over}: {'; '.join(below)}" if below else f"above the baselines {over}"
-
-
-def _student_text(report: Report) -> str:
     manifest = report.manifest
     training, test = manifest.training, manifest.metrics.test
     sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
+    verdict = "not known: no test row has a grade to judge by"
+    if test.baselines is not None:
+        over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
+        below = "; ".join(not_beaten(test.student, test.baselines))
+        verdict = f"no better than a baseline {over}: {below}" if below else f"above the baselines {over}"
     rows = [
-        ("verdict", _verdict(test)),
+        ("verdict", verdict),
         ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
         ("rows", ", ".join(sides)),
         ("trained", f"{counted(training.steps, 'step')}, {training.rows_per_s or 0:,} rows/s on {training.device}"),
@@ -275,7 +263,8 @@ def train(
     with says_how_to_continue(spec.output):
         report = teaching.train_teacher(spec, storage, is_writer=is_first_process(), **shared)
     if is_first_process():
-        result = {key: getattr(report.manifest, key) for key in TEACHER_KEYS}
+        keys = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
+        result = {key: getattr(report.manifest, key) for key in keys}
         head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
         ended = {"output": str(report.output), "was_done": report.was_done}
         emit_record(f"{head} {report.output}", {**result, **ended}, output)
