@@ -49,7 +49,7 @@ from relabel.manifests.metrics.evaluation import Gate, GateVerdict, judge_gates
 from relabel.manifests.metrics.metric import LEVEL, bootstrap
 from relabel.manifests.process import device_names, installed_versions, require, usable_cores
 from relabel.manifests.records import plain, read_record, readable_json
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 
 # N requests, latencies or rows of the workload, R resamples, G blocks of neighbours
 
@@ -718,7 +718,7 @@ def write_results(folder: Path, facts: BenchFacts) -> Path:
     lines = [f"# {facts.name}", "", machine_line(facts), "", *(f"| {' | '.join(row)} |" for row in table)]
     lines += ["", "–: too few latencies were measured to state it. All figures: the file `.json`."]
     lines += [f"\n{warning}" for warning in warnings_of(facts)]
-    store, name = LocalRunStore(folder), machine_name(facts.machine)
+    store, name = LocalStore(folder), machine_name(facts.machine)
     store.put(f"{name}.svg", plot(facts))
     store.put(f"{name}.md", ("\n".join(lines) + "\n").encode())
     store.put(f"{name}.json", readable_json(plain(facts)))

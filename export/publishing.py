@@ -171,7 +171,7 @@ class StoredRecord:
         """
         path = cls.path_of(name, at)
         try:
-            data, tag = bundle_store.read_tagged(path)
+            data, tag, _ = bundle_store.read_tagged(path)
         except FileNotFoundError:
             return None
         found = puller.parse_record(data, cls.kind, name, at, f"{bundle_store.url}/{path}")
@@ -773,7 +773,7 @@ def load_gc_marks(bundle_store: Store) -> tuple[GcMarks, str]:
         ManifestError: it is damaged.
     """
     try:
-        data, tag = bundle_store.read_tagged(GC_NAME)
+        data, tag, _ = bundle_store.read_tagged(GC_NAME)
     except FileNotFoundError:
         return GcMarks(), ""
     where = f"{bundle_store.url}/{GC_NAME}"

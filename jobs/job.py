@@ -51,7 +51,7 @@ from relabel.manifests.specs import (
     names_prices,
     validate_spec,
 )
-from relabel.manifests.store import RunStore, open_run_store, read_if_there
+from relabel.manifests.store import Store, open_run_store, read_if_there
 
 # ------------------------------------------------------------------------------
 # A job as it was read: its spec with the labeler's and the engine's own options, and where its output is.
@@ -357,7 +357,7 @@ class OpenRun:
 
     job: Job
     dataset: Dataset
-    store: RunStore
+    store: Store
     plan: Plan
     folder: RunFolder
     was_planned_now: bool
@@ -489,7 +489,7 @@ class AutoOptions:
     resolved: dict[str, str]
 
 
-def with_auto_resolved(job: Job, store: RunStore) -> Job:
+def with_auto_resolved(job: Job, store: Store) -> Job:
     """The job with its engine's `auto` options as this output was begun, or as this machine is the first to choose.
 
     Raises:
@@ -502,7 +502,7 @@ def with_auto_resolved(job: Job, store: RunStore) -> Job:
     return job.with_args(chosen)
 
 
-def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
+def options_begun_with(job: Job, store: Store) -> dict[str, str]:
     """The engine's `auto` options as this output's first worker resolved them; empty where it did not. Reads only.
 
     Raises:
@@ -514,7 +514,7 @@ def options_begun_with(job: Job, store: RunStore) -> dict[str, str]:
     }
 
 
-def read_auto(store: RunStore) -> dict[str, str]:
+def read_auto(store: Store) -> dict[str, str]:
     """What the first worker of an output recorded; empty where it did not.
 
     Raises:

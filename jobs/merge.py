@@ -46,7 +46,7 @@ from relabel.manifests.run import (
 )
 from relabel.manifests.schemas import ANSWERS, QUARANTINE, table_bytes
 from relabel.manifests.specs import RunSpec
-from relabel.manifests.store import RunStore, map_concurrent, open_run_store
+from relabel.manifests.store import Store, map_concurrent, open_run_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ def merge_outputs(
         lock.release()
 
 
-def _planned(store: RunStore, plan: Plan) -> Plan | None:
+def _planned(store: Store, plan: Plan) -> Plan | None:
     """The plan that a folder holds, which is this one.
 
     Raises:
@@ -420,7 +420,7 @@ def _refuse_fewer(held: RunManifest, runs: list[MergedRun], root: str) -> None:
             )
 
 
-def _commit(store: RunStore, receipt: Receipt) -> None:
+def _commit(store: Store, receipt: Receipt) -> None:
     name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
     failpoints.hit("before_receipt")
     if not store.create(name, data) and store.read(name) != data:

@@ -29,7 +29,7 @@ from relabel.manifests.records import read_record, readable_json
 from relabel.manifests.run import MANIFEST_NAME, BudgetState, RunLabels, open_run_labels, read_labels
 from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
 from relabel.manifests.specs import InputSpec, RoundsSpec
-from relabel.manifests.store import RunStore, open_run_store, read_if_there
+from relabel.manifests.store import Store, open_run_store, read_if_there
 
 StopReason = Literal["sufficient", "tokens", "rounds"]
 
@@ -295,7 +295,7 @@ def folder_of(number: int) -> str:
     return f"inputs/round-{number}"
 
 
-def write_round(store: RunStore, number: int, searches: Sequence[Search], corpus: Corpus, k: int) -> None:
+def write_round(store: Store, number: int, searches: Sequence[Search], corpus: Corpus, k: int) -> None:
     """Search what comes next, and make the rows durable, file by file; a file that is there already must hold them.
 
     Raises:
@@ -329,7 +329,7 @@ def _rows(search: Search, corpus: Corpus, k: int) -> Iterator[dict[str, Any]]:
         yield {**row, "doc_id": None, "document": "", "num_tokens": 0}
 
 
-def read_round(store: RunStore, number: int, searches: Sequence[Search]) -> Offered:
+def read_round(store: Store, number: int, searches: Sequence[Search]) -> Offered:
     """What was found for each search.
 
     Raises:
@@ -349,7 +349,7 @@ def read_round(store: RunStore, number: int, searches: Sequence[Search]) -> Offe
     return offered
 
 
-def _changed(store: RunStore, number: int, what: str) -> StaleRunError:
+def _changed(store: Store, number: int, what: str) -> StaleRunError:
     return StaleRunError(
         f"{store.root}: a round before round {number} was changed since round {number} was begun: {what}. Restore it "
         f"from a copy, or remove {folder_of(number)}, round-{number} and all later ones to go on from there."
@@ -397,7 +397,7 @@ def parts_of_search(
     }
 
 
-def claim(store: RunStore, parts: dict[str, Any]) -> None:
+def claim(store: Store, parts: dict[str, Any]) -> None:
     """Write down what an output is for, or see that it is for this.
 
     Raises:
@@ -546,7 +546,7 @@ def _limits(job: Job) -> RoundsSpec:
     return spec.rounds
 
 
-def _write(store: RunStore, searches: list[Search]) -> bool:
+def _write(store: Store, searches: list[Search]) -> bool:
     """Make the trajectories durable; False if they are there already."""
     data = table_bytes(trajectories(searches))
     if read_if_there(store, TRAJECTORIES_NAME) == data:

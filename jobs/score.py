@@ -60,7 +60,7 @@ from relabel.manifests.process import require
 from relabel.manifests.records import checked, digest_of, sha256_bytes
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import EngineArgs, EngineSpec, JobSpec, LabelerOptions, validate_spec
-from relabel.manifests.store import read_url
+from relabel.manifests.store import read_whole
 
 # B rows, K grades
 
@@ -135,7 +135,7 @@ def local_student(reference: str, storage: Storage) -> str:
     if not is_url(reference):
         return reference
     try:
-        data = read_url(f"{reference.rstrip('/')}/{MANIFEST_NAME}", storage)
+        data = read_whole(f"{reference.rstrip('/')}/{MANIFEST_NAME}", storage)
     except FileNotFoundError as exc:
         raise ManifestError(
             f"{reference}: holds no {MANIFEST_NAME}, so no finished student. Give a copy of `relabel distill`'s output."

@@ -34,7 +34,7 @@ from relabel.manifests.specs import (
     referred,
     secret_variables,
 )
-from relabel.manifests.store import read_url
+from relabel.manifests.store import read_whole
 
 # ------------------------------------------------------------------------------
 # YAML as specs and `--set` values are written in: the core schema of YAML 1.2, within bounds, and nothing that could
@@ -103,7 +103,7 @@ def read_spec_file(path: str, kind: SpecKind) -> dict[str, Any]:
     beginning = f"`relabel init --kind {kind.name}` writes one to start from"
     try:
         if is_url(path):
-            data = read_url(path, Storage())
+            data = read_whole(path, Storage())
         else:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)

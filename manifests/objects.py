@@ -4,9 +4,8 @@ which worker holds a shard there, by the clock of the store.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import hashlib
+import itertools
 import json
 import logging
 import os
@@ -21,8 +20,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, TypeVar
 
 from relabel.manifests.errors import DiskFullError, LockHeldError, RelabelError, StoreError, StoreUnreachableError
-from relabel.manifests.files import HERE, out_of_files
-from relabel.manifests.records import checked, read_in_threads, readable_json
+from relabel.manifests.files import HERE, out_of_files, scheme_of
+from relabel.manifests.records import checked, read_in_threads, readable_json, sha256_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -47,44 +46,33 @@ class TryAgainError(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """Limits of one kind of call.
+def retried(function: Callable[[], ResultT], what: str, limit_s: float, tries: int = MAX_TRIES) -> ResultT:
+    """Call until it answers.
+
+    The pause before try k + 1 is drawn evenly from 0 to `min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**(k - 1))`, so that
+    many workers that were throttled together do not come back together.
 
     Args:
+        function: may raise TryAgainError; it must be safe to call again then.
+        what: what is tried, for the message: a name and a verb.
         limit_s: no try begins later than this after the first, seconds (`Storage.retry_s`).
+    Raises:
+        StoreUnreachableError: the limit is reached.
     """
-
-    limit_s: float
-    tries: int = MAX_TRIES
-
-    def call(self, function: Callable[[], ResultT], what: str) -> ResultT:
-        """Call until it answers.
-
-        The pause before try k + 1 is drawn evenly from 0 to `min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**(k - 1))`, so that
-        many workers that were throttled together do not come back together.
-
-        Args:
-            function: may raise TryAgainError; it must be safe to call again then.
-            what: what is tried, for the message: a name and a verb.
-        Raises:
-            StoreUnreachableError: the limit is reached.
-        """
-        started = time.monotonic()
-        for number in range(1, self.tries + 1):
-            try:
-                return function()
-            except TryAgainError as exc:
-                waited = time.monotonic() - started
-                pause = random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1)))
-                if number == self.tries or waited + pause > self.limit_s:
-                    raise StoreUnreachableError(
-                        f"{what}: no good answer in {number} tries over {waited:.0f} s (the last: {exc}). What was "
-                        "committed is safe; run "
-                        "the same command again."
-                    ) from exc
-            time.sleep(pause)
-        raise AssertionError("unreachable: the last try returns or raises")
+    started = time.monotonic()
+    for number in itertools.count(1):
+        try:
+            return function()
+        except TryAgainError as exc:
+            waited = time.monotonic() - started
+            pause = random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1)))
+            if number == tries or waited + pause > limit_s:
+                raise StoreUnreachableError(
+                    f"{what}: no good answer in {number} tries over {waited:.0f} s (the last: {exc}). What was "
+                    "committed is safe; run the same command again."
+                ) from exc
+        time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
 # ------------------------------------------------------------------------------
@@ -92,7 +80,7 @@ class Retries:
 # fsspec filesystem.
 #
 # A key is `bucket/path`, as fsspec has it. A tag is opaque text that changes with an object's bytes (S3: the ETag).
-# `Retries` repeats what ends in TryAgainError; all other errors are final.
+# `retried` repeats what ends in TryAgainError; all other errors are final.
 
 
 class ConditionFailedError(Exception):
@@ -133,11 +121,9 @@ class FsspecObjects:
     """
 
     def __init__(self, filesystem: Any, where: str) -> None:
-        self._filesystem = filesystem
-        self._where = where
-        protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+        self._filesystem, self._where = filesystem, where
         # their code hands the condition to the server; most others read first and write then, which is not a commit
-        self.has_atomic_conditions = bool(protocols & {"gs", "gcs", "abfs", "abfss", "az"})
+        self.has_atomic_conditions = scheme_of(where) in ("s3", "gs", "gcs", "abfs", "abfss", "az")
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
         with _translate_errors(f"{self._where}: can't read {key}"):
@@ -187,15 +173,14 @@ class FsspecObjects:
         with _translate_errors(f"{self._where}: can't remove {key}"), contextlib.suppress(FileNotFoundError):
             self._filesystem.rm_file(key)
 
-    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str]) -> dict[str, Any]:
+    def request(self, key: str, method: str, wanted: dict[str, Any], needs: Sequence[str] = ()) -> dict[str, Any]:
         raise StoreError(f"{self._where}: only S3 knows {method}.")
 
 
 def _tag(info: dict[str, Any]) -> str:
     tag = next((info[key] for key in ("etag", "ETag", "md5Hash", "generation", "content_md5") if info.get(key)), None)
-    times = ("LastModified", "created", "last_modified", "mtime", "size")
-    known = [(key, str(info[key])) for key in times if key in info]
-    return str(tag) if tag else hashlib.sha256(repr(known).encode()).hexdigest()
+    known = ("LastModified", "created", "last_modified", "mtime", "size")
+    return str(tag or sha256_bytes(repr([(key, str(info[key])) for key in known if key in info]).encode()))
 
 
 @contextlib.contextmanager
@@ -233,6 +218,7 @@ _TRY_AGAIN_CODES = frozenset(
         "BadDigest",
         "XAmzContentSHA256Mismatch",
         "XAmzContentChecksumMismatch",
+        "ResponseParserError",  # botocore's own
     }
 )
 _FULL_CODES = frozenset(
@@ -269,22 +255,13 @@ _HINTS = {
 """By code, else by status, else by botocore's exception: why a store refuses for good, and what to do."""
 
 
-class S3Objects:
+class S3Objects(FsspecObjects):
     """A bucket. Every verb may raise TryAgainError (throttled, server fault, no answer) and StoreError (refused for
     good: permissions, no such bucket).
 
     Args:
         filesystem: an s3fs filesystem that does not retry by itself.
     """
-
-    has_atomic_conditions = True
-    """Whether the storage itself decides `is_new` and `tag`, as far as its kind promises; the probe finds out about
-    this very one.
-    """
-
-    def __init__(self, filesystem: Any, where: str) -> None:
-        self._filesystem = filesystem
-        self._where = where
 
     def get(self, key: str, *, start: int | None = None, end: int | None = None, tag: str | None = None) -> Found:
         """Bytes start..end of an object; from a negative start, its end.
@@ -295,15 +272,16 @@ class S3Objects:
             FileNotFoundError: there is none.
             EOFError: it has no byte in that range.
         """
-        wanted = _place(key)
-        if start is not None:
-            wanted["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{'' if end is None else end - 1}"
-        if tag is not None:
-            wanted["IfMatch"] = tag
-        reply, data = self._do(key, self._read, wanted)
+        last = "" if end is None else end - 1
+        part = None if start is None else f"bytes={start}" if start < 0 else f"bytes={start}-{last}"
+        reply, data = self._do(key, self._read, _given(_place(key), Range=part, IfMatch=tag))
         size_text = reply["ContentRange"].rpartition("/")[2] if "ContentRange" in reply else str(len(data))
         size = int(size_text) if size_text.isdecimal() else -1
-        if len(data) != _length(size, start, end) or len(data) != int(reply.get("ContentLength", len(data))):
+        if start is None:
+            due = size
+        else:
+            due = min(-start, size) if start < 0 else min(size if end is None else end, size) - start
+        if len(data) != due or len(data) != int(reply.get("ContentLength", due)):
             raise TryAgainError("the reply was cut short")
         return Found(data, field(reply, "ETag"), size)
 
@@ -327,11 +305,7 @@ class S3Objects:
         Raises:
             ConditionFailedError: the condition does not hold.
         """
-        wanted: dict[str, Any] = {"Body": data}
-        if is_new:
-            wanted["IfNoneMatch"] = "*"
-        if tag is not None:
-            wanted["IfMatch"] = tag
+        wanted = _given({"Body": data}, IfNoneMatch="*" if is_new else None, IfMatch=tag)
         return str(self.request(key, "put_object", wanted, ("ETag",))["ETag"])
 
     def page(self, key: str, *, after: str | None) -> tuple[list[Entry], str | None]:
@@ -342,9 +316,7 @@ class S3Objects:
         """
         bucket, _, inner = key.partition("/")
         wanted = {"Bucket": bucket, "Prefix": f"{inner}/"}
-        if after is not None:
-            wanted["ContinuationToken"] = after
-        reply = self._do(key, self._list, wanted)
+        reply = self._do(key, self._list, _given(wanted, ContinuationToken=after))
         found = [
             Entry(
                 f"{bucket}/{field(entry, 'Key')}",
@@ -368,11 +340,10 @@ class S3Objects:
         """
         place = {"Bucket": key.partition("/")[0]} if method.startswith("list_") else _place(key)
         reply: dict[str, Any] = self._do(key, self._filesystem._call_s3, method, {**place, **wanted})
-        for need in needs:
-            field(reply, need)
-        for upload in reply.get("Uploads", ()):
-            for need in ("Key", "UploadId", "Initiated"):
-                field(upload, need)
+        uploads = [(one, ("Key", "UploadId", "Initiated")) for one in reply.get("Uploads", ())]
+        for held, names in ((reply, needs), *uploads):
+            for name in names:
+                field(held, name)
         return reply
 
     async def _list(self, wanted: dict[str, Any]) -> Any:
@@ -397,15 +368,13 @@ class S3Objects:
     def _meaning(self, exc: Exception, key: str) -> Exception:
         """Ours for theirs. Their texts stay in the chain: some repeat what was sent."""
         import botocore.exceptions as known
-        from botocore.parsers import ResponseParserError
 
         place = f"{self._where.partition('://')[0]}://{key}"
         reply: Any = getattr(exc.__cause__, "response", None) or getattr(exc, "response", None)
+        status, code = 0, type(exc).__name__
         if isinstance(reply, dict):
             status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             code = str(reply.get("Error", {}).get("Code", ""))
-        else:
-            status, code = 0, type(exc).__name__
         said = f"{status or ''} {code if code != str(status) else ''}".strip()
         hint = _HINTS.get(code) or _HINTS.get(str(status))
         if status == 412 or code == "PreconditionFailed":
@@ -429,12 +398,8 @@ class S3Objects:
             known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
         )
         is_final = isinstance(exc, known.BotoCoreError | ValueError | TypeError)
-        if isinstance(exc, passing | ResponseParserError) or (
-            not is_final
-            and (
-                isinstance(exc, OSError | asyncio.TimeoutError | EOFError) or type(exc).__module__.startswith("aiohttp")
-            )
-        ):
+        is_cut = isinstance(exc, OSError | EOFError) or type(exc).__module__.startswith("aiohttp")
+        if isinstance(exc, passing) or (is_cut and not is_final):
             return TryAgainError(said)
         if is_final:
             return StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options.")
@@ -452,7 +417,7 @@ def field(reply: Mapping[str, Any], name: str) -> Any:
     return reply[name]
 
 
-def _moment(text: Any) -> datetime:
+def _moment(text: Any) -> Any:
     """A time of a reply. Those of a listing are ISO 8601, which botocore reads with dateutil: two thirds of a listing's
     CPU time (2026-11-23). All others are left to it.
     """
@@ -460,15 +425,12 @@ def _moment(text: Any) -> datetime:
 
     with contextlib.suppress(TypeError, ValueError):
         return datetime.fromisoformat(text)
-    found: datetime = parse_timestamp(text)
-    return found
+    return parse_timestamp(text)
 
 
-def _length(size: int, start: int | None, end: int | None) -> int:
-    """Bytes from start to end of an object of that size; from a negative start, its end."""
-    if start is None:
-        return size
-    return min(-start, size) if start < 0 else min(size if end is None else end, size) - start
+def _given(wanted: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A request's arguments, with those of the others that are not None."""
+    return wanted | {name: value for name, value in more.items() if value is not None}
 
 
 def _place(key: str) -> dict[str, Any]:
@@ -481,12 +443,9 @@ class CheckFirstObjects:
     apart.
     """
 
-    has_atomic_conditions = False
-
-    def __init__(self, objects: Any) -> None:
-        self._objects = objects
-        self.get: Callable[..., Found] = objects.get
-        self.age_s, self.page, self.delete, self.request = objects.age_s, objects.page, objects.delete, objects.request
+    def __init__(self, objects: FsspecObjects) -> None:
+        self._objects, self.get, self.age_s = objects, objects.get, objects.age_s
+        self.page, self.delete, self.request = objects.page, objects.delete, objects.request
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
         if is_new or tag is not None:
@@ -496,10 +455,10 @@ class CheckFirstObjects:
                 found = None
             if (found is not None) if is_new else found != tag:
                 raise ConditionFailedError(key)
-        return str(self._objects.put(key, data))
+        return self._objects.put(key, data)
 
 
-Objects = S3Objects | FsspecObjects | CheckFirstObjects
+Objects = FsspecObjects | CheckFirstObjects
 
 
 # ------------------------------------------------------------------------------
@@ -542,20 +501,15 @@ class Lease:
         key: where the lease lies.
         what: what is locked, for messages.
         ttl_s: time to live of the lease, if this process gets it.
-        retries: of what is done before and after it is held.
+        retry_s: how long is tried what is done before and after it is held.
     """
 
-    def __init__(self, objects: Objects, key: str, what: str, ttl_s: float, retries: Retries) -> None:
-        self.key = key
-        self.what = what
-        self._objects = objects
-        self._retries = retries
+    def __init__(self, objects: Objects, key: str, what: str, ttl_s: float, retry_s: float) -> None:
+        self.key, self.what, self._objects, self._retry_s = key, what, objects, retry_s
         self._mine = LeaseRecord(0, f"{HERE}-{os.getpid()}", secrets.token_hex(8), ttl_s)
         self._tag: str | None = None
-        self._renewed_s = 0.0
-        self._guard = threading.Lock()
-        self._let_go = threading.Event()
-        self.is_lost = False
+        self._renewed_s, self.is_lost = 0.0, False
+        self._guard, self._let_go = threading.Lock(), threading.Event()
 
     @property
     def epoch(self) -> int:
@@ -574,14 +528,13 @@ class Lease:
         while True:
             try:
                 self._take()
+                break
             except LockHeldError:
                 if not waits:
                     raise
                 time.sleep(random.uniform(*WAIT_S))
-                continue
-            self._let_go = threading.Event()
-            threading.Thread(target=self._keep, args=(self._let_go,), name="lease", daemon=True).start()
-            return
+        self._let_go = threading.Event()
+        threading.Thread(target=self._keep, args=(self._let_go,), name="lease", daemon=True).start()
 
     def renew(self) -> None:
         """Say that the holder lives. Sets `is_lost` if another has the lease by now, or no renewal came through for too
@@ -592,7 +545,7 @@ class Lease:
                 return
             before = self._mine
             try:
-                self._write(replace(before, renewals=before.renewals + 1), self._tag, Retries(limit_s=before.ttl_s / 3))
+                self._write(replace(before, renewals=before.renewals + 1), self._tag, before.ttl_s / 3)
             except LockHeldError:
                 self.is_lost = True
                 logger.warning(
@@ -613,7 +566,7 @@ class Lease:
             if tag is None or self.is_lost:
                 return
             try:
-                self._write(replace(self._mine, is_released=True), tag, Retries(limit_s=RELEASE_S, tries=3))
+                self._write(replace(self._mine, is_released=True), tag, RELEASE_S, tries=3)
             except RelabelError as exc:  # it dies by itself
                 logger.info("%s: its lease could not be given back (%s)", self.what, exc)
             self._tag = None
@@ -633,7 +586,7 @@ class Lease:
     def _take(self) -> None:
         found = self._read()
         if found is None:
-            self._write(replace(self._mine, epoch=1), None, self._retries)
+            self._write(replace(self._mine, epoch=1), None, self._retry_s)
             return
         record, tag = found
         if not self._is_free(record):
@@ -642,12 +595,12 @@ class Lease:
             logger.warning(
                 "%s: %s did not renew its lease for over %g s; taking over", self.what, record.worker, record.ttl_s
             )
-        self._write(replace(self._mine, epoch=record.epoch + 1, renewals=0, is_released=False), tag, self._retries)
+        self._write(replace(self._mine, epoch=record.epoch + 1, renewals=0, is_released=False), tag, self._retry_s)
 
     def _held_by(self, worker: str) -> LockHeldError:
         return LockHeldError(f"{self.what} is being worked on by {worker} ({self.key}). Try again when it has ended.")
 
-    def _write(self, record: LeaseRecord, tag: str | None, retries: Retries) -> None:
+    def _write(self, record: LeaseRecord, tag: str | None, limit_s: float, tries: int = MAX_TRIES) -> None:
         """Put a record over the version `tag` (None: where there is none).
 
         Raises:
@@ -662,7 +615,7 @@ class Lease:
                 return self._objects.put(self.key, data, is_new=True)
 
         try:
-            new_tag = retries.call(put, f"{self.what}: writing its lease")
+            new_tag = retried(put, f"{self.what}: writing its lease", limit_s, tries)
         except ConditionFailedError as exc:
             found = self._read()
             if found is None or found[0] != record:
@@ -672,7 +625,7 @@ class Lease:
 
     def _read(self) -> tuple[LeaseRecord, str] | None:
         try:
-            found = self._retries.call(lambda: self._objects.get(self.key), f"{self.what}: reading its lease")
+            found = retried(lambda: self._objects.get(self.key), f"{self.what}: reading its lease", self._retry_s)
         except FileNotFoundError:
             return None
         try:
@@ -684,7 +637,7 @@ class Lease:
         if record.is_released:
             return True
         try:
-            age_s = self._retries.call(lambda: self._objects.age_s(self.key), f"{self.what}: reading its lease")
+            age_s = retried(lambda: self._objects.age_s(self.key), f"{self.what}: reading its lease", self._retry_s)
         except FileNotFoundError:
             return True
         return age_s > record.ttl_s

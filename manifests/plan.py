@@ -30,7 +30,7 @@ from relabel.manifests.records import (
 )
 from relabel.manifests.schemas import SCHEMA_VERSION, table_of
 from relabel.manifests.specs import Columns, TableFormat
-from relabel.manifests.store import RunStore, read_if_there
+from relabel.manifests.store import Store, read_if_there
 
 # ------------------------------------------------------------------------------
 # A recipe: what a run settles once about how its labels are made (labeler, templates, model, sampling, engine), as the
@@ -225,7 +225,7 @@ class Plan:
         return sum(len(shard.chunks) for shard in self.shards)
 
 
-def write_plan(store: RunStore, plan: Plan, plan_files: Mapping[str, bytes]) -> bool:
+def write_plan(store: Store, plan: Plan, plan_files: Mapping[str, bytes]) -> bool:
     """Make a plan durable, row ids first. Returns False if a plan is there already (the caller reads and checks that
     one).
 
@@ -247,7 +247,7 @@ def write_plan(store: RunStore, plan: Plan, plan_files: Mapping[str, bytes]) -> 
     return was_created
 
 
-def load_plan(store: RunStore) -> Plan | None:
+def load_plan(store: Store) -> Plan | None:
     """The plan of an output, or None if it has none.
 
     Raises:
@@ -257,7 +257,7 @@ def load_plan(store: RunStore) -> Plan | None:
     return None if data is None else parse_plan(data, f"{store.root}/{PLAN_NAME}")
 
 
-def refuse_rounds(store: RunStore) -> None:
+def refuse_rounds(store: Store) -> None:
     """Called where an output has no plan: that of a search in rounds has one for each round.
 
     Raises:
@@ -287,7 +287,7 @@ def parse_plan(data: bytes, where: str) -> Plan:
     return plan
 
 
-def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
+def shard_row_ids(store: Store, shard: ShardPlan) -> np.ndarray:
     """Row ids of a shard in its own order, int64.
 
     Raises:
@@ -299,7 +299,7 @@ def shard_row_ids(store: RunStore, shard: ShardPlan) -> np.ndarray:
     return np.asarray(table_of(data).column("row_id").to_numpy())
 
 
-def chunk_row_ids(store: RunStore, shard: ShardPlan) -> list[np.ndarray]:
+def chunk_row_ids(store: Store, shard: ShardPlan) -> list[np.ndarray]:
     """Row ids of a shard, int64, by chunk.
 
     Raises:

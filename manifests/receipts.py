@@ -27,7 +27,7 @@ from relabel.manifests.records import (
 )
 from relabel.manifests.schemas import ANSWERS, LABELS, QUARANTINE, AnswerRow, LabelRow, QuarantineRow, parquet_bytes
 from relabel.manifests.secrets import redacted
-from relabel.manifests.store import RunStore
+from relabel.manifests.store import Store
 
 # ------------------------------------------------------------------------------
 # Receipts: the proof that a chunk is committed, and the only way to its files.
@@ -64,7 +64,7 @@ class FileRef:
     sha256: str
 
 
-def read_file_of(store: RunStore, file: FileRef, advice: str, *, check_bytes: bool = True) -> bytes:
+def read_file_of(store: Store, file: FileRef, advice: str, *, check_bytes: bool = True) -> bytes:
     """The bytes of a data file.
 
     Raises:
@@ -190,7 +190,7 @@ _NO_CONTENT = frozenset(
 )
 
 
-def load_receipt(store: RunStore, name: str) -> Receipt:
+def load_receipt(store: Store, name: str) -> Receipt:
     """Read one receipt.
 
     Raises:
@@ -220,7 +220,7 @@ def parse_receipt_name(name: str) -> ChunkId | None:
 
 
 def commit_chunk(
-    store: RunStore,
+    store: Store,
     chunk: ChunkId,
     labels: list[LabelRow],
     quarantine: list[QuarantineRow],
@@ -304,11 +304,11 @@ def commit_chunk(
     return None
 
 
-def _put_rows(store: RunStore, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:
+def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:
     return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows)) if rows else None
 
 
-def put_data(store: RunStore, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
+def put_data(store: Store, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
     """Write a data file of a chunk under a name that carries its bytes' digest."""
     digest = sha256_bytes(data)
     suffix = "" if chunk.attempt == 1 else f".{chunk.attempt}"

@@ -44,7 +44,7 @@ from relabel.manifests.records import (
     sha256_bytes,
 )
 from relabel.manifests.schemas import QUARANTINE, SCHEMA_VERSION, label_schema, table_of
-from relabel.manifests.store import RunStore, map_concurrent, open_run_store, read_if_there
+from relabel.manifests.store import Store, map_concurrent, open_run_store, read_if_there
 
 # ------------------------------------------------------------------------------
 # Which engines made a set of labels, and whether they are one.
@@ -261,7 +261,7 @@ class CascadeAudit:
         return f"{saved}; {lost}, alpha {self.alpha:g}" + (": ABOVE THE BOUND" if self.is_alarm else "")
 
 
-def load_manifest(store: RunStore) -> RunManifest | None:
+def load_manifest(store: Store) -> RunManifest | None:
     """The manifest of an output, or None if the run has not finished.
 
     Raises:
@@ -283,7 +283,7 @@ def _check_rows(manifest: RunManifest) -> None:
         raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
 
 
-def write_manifest(store: RunStore, manifest: RunManifest) -> None:
+def write_manifest(store: Store, manifest: RunManifest) -> None:
     """Make the manifest durable: the last file of a run, replaced after a retry."""
     failpoints.hit("before_manifest")
     store.put(MANIFEST_NAME, sealed_json(plain(manifest)))
@@ -443,7 +443,7 @@ def open_planned(root: str, storage: Storage, otherwise: RelabelError) -> RunFol
 class RunFolder:
     """Receipts of one output, read against its plan."""
 
-    def __init__(self, store: RunStore, plan: Plan) -> None:
+    def __init__(self, store: Store, plan: Plan) -> None:
         self.store = store
         self.plan = plan
         self._known: dict[str, tuple[str, Receipt]] = {}

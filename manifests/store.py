@@ -52,8 +52,9 @@ from relabel.manifests.objects import (
     FsspecObjects,
     Lease,
     Objects,
-    Retries,
+    ResultT,
     S3Objects,
+    retried,
 )
 from relabel.manifests.records import sha256_bytes
 
@@ -73,16 +74,8 @@ PART_BYTES = 32 << 20
 _AT_A_TIME = 1024
 
 ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 OnProgress = Callable[[int], None]
 """Receives the number of bytes that have gone through, as they go; may raise to stop the transfer."""
-
-
-class Tagged(NamedTuple):
-    """A record as it was read, with the tag that `replace` compares."""
-
-    data: bytes
-    tag: str
 
 
 class Held(NamedTuple):
@@ -213,21 +206,26 @@ class LocalStore(_Listed):
         with translate_errors("read", path, is_missing_fine=True):
             return read_file(path)
 
-    def read_tagged(self, name: str) -> Tagged:
+    def read_tagged(self, name: str) -> Found:
         """A record and its tag. Raises as `read`."""
         data = self.read(name)
-        return Tagged(data, sha256_bytes(data))
+        return Found(data, sha256_bytes(data), len(data))
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, None if there is none."""
-        with contextlib.suppress(FileNotFoundError):
-            return _size_of_file(self.path(name))
+        """Bytes of an ordinary file, None if there is none: another user of the folder may have put a pipe there, which
+        blocks its reader.
+        """
+        path = self.path(name)
+        with translate_errors("read", path), contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
 
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """A file's bytes from an offset on. Raises FileNotFoundError."""
         path = self.path(name)
-        _size_of_file(path)
+        if self.size(name) is None:
+            raise FileNotFoundError(str(path))
         with translate_errors("read", path, is_missing_fine=True), path.open("rb") as file:
             file.seek(start)
             while block := file.read(BLOCK_BYTES):
@@ -254,14 +252,13 @@ class LocalStore(_Listed):
                     tag = f"{held.st_size}-{held.st_ino}-{held.st_mtime_ns}"
                     yield Entry(path.relative_to(self._folder).as_posix(), held.st_size, held.st_mtime, tag)
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file durably, replacing what has that name in one step."""
-        with self._written(name, [data]) as (temp, path):
-            temp.replace(path)
+    def put(self, name: str, data: bytes, *, is_synced: bool = True) -> None:
+        """Write a file, replacing what has that name in one step.
 
-    def jot(self, name: str, data: bytes) -> None:
-        """Write a file in one step; the disk has it when the kernel likes."""
-        with self._written(name, [data], is_synced=False) as (temp, path):
+        Args:
+            is_synced: durably; else the disk has it when the kernel likes.
+        """
+        with self._written(name, [data], is_synced=is_synced) as (temp, path):
             temp.replace(path)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -286,10 +283,8 @@ class LocalStore(_Listed):
         """Write a record if what has that name is still what was read; False if not."""
         lock_name = base64.b32encode(name.encode()).decode().rstrip("=").lower()[:200]
         with FileLock(self._folder / LOCKS / f"{lock_name}.lock", f"{self.root}/{name}").held():
-            try:
-                if self.read_tagged(name).tag != tag:
-                    return False
-            except FileNotFoundError:
+            held = read_if_there(self, name)
+            if held is None or sha256_bytes(held) != tag:
                 return False
             self.put(name, data)
             return True
@@ -329,9 +324,7 @@ class LocalStore(_Listed):
         """
         path = self.path(folder) if folder else self._folder
         with translate_errors("clean up", path):
-            if not path.is_dir():
-                return 0
-            return sum(remove_abandoned(entry) for entry in path.iterdir() if entry.name.startswith(TEMP_PREFIX))
+            return sum(map(remove_abandoned, path.glob(f"{TEMP_PREFIX}*")))
 
     def sweep_uploads(self, older_s: float) -> int:
         """Remove what killed `put_file`s left and that is older than so many seconds; returns how many."""
@@ -370,23 +363,13 @@ class LocalStore(_Listed):
                 sync_folder(path.parent)
 
 
-def _size_of_file(path: Path) -> int:
-    """Bytes of an ordinary file; another user of the folder may have put a pipe there, which blocks its reader.
-
-    Raises:
-        FileNotFoundError: there is nothing, or something else.
-    """
-    with translate_errors("read", path, is_missing_fine=True):
-        found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise FileNotFoundError(str(path))
-    return found.st_size
-
-
 def _files_below(top: Path) -> Iterator[Path]:
     """Files below a folder, in links to folders too, but for locks."""
     for inside, folders, names in os.walk(top, onerror=_unless_missing, followlinks=True):
-        folders[:] = [name for name in folders if name != LOCKS and not _leads_back(Path(inside, name))]
+        here = Path(inside)
+        links = (name for name in folders if (here / name).is_symlink())  # one that leads back is listed there
+        back = {name for name in links if here.resolve().is_relative_to((here / name).resolve())}
+        folders[:] = [name for name in folders if name != LOCKS and name not in back]
         yield from (Path(inside, name) for name in names)
 
 
@@ -405,11 +388,6 @@ def _create_in_place(path: Path, data: bytes) -> bool:
         raise
     sync_folder(path.parent)
     return True
-
-
-def _leads_back(folder: Path) -> bool:
-    """Whether it is a link to a folder that it lies in, whose files are listed there."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _unless_missing(error: OSError) -> None:
@@ -439,7 +417,7 @@ READERS = 16
 _NO_TAG = '"00000000000000000000000000000000"'
 
 
-def objects_of(url: str, storage: Storage) -> tuple[Objects, str]:
+def objects_of(url: str, storage: Storage) -> tuple[FsspecObjects, str]:
     """The storage of a URL, and the key that the URL names there.
 
     Raises:
@@ -466,7 +444,7 @@ class ObjectStore(_Listed):
 
     def __init__(
         self,
-        objects: Objects,
+        objects: FsspecObjects,
         prefix: str,
         storage: Storage,
         *,
@@ -476,23 +454,23 @@ class ObjectStore(_Listed):
         part_bytes: int = PART_BYTES,
     ) -> None:
         self.root = self.url = root
-        self._part_bytes = part_bytes
         self.readers = READERS
         self._objects: Objects = CheckFirstObjects(objects) if single_writer else objects
-        self._prefix = prefix
-        self._lease_s = storage.lease_s
-        self._retries = Retries(storage.retry_s)
-        self._probe = probe
-        self._is_proven = single_writer
-        self._guard = threading.Lock()
+        self._prefix, self._storage, self._probe, self._part_bytes = prefix, storage, probe, part_bytes
+        self._guard, self._is_proven = threading.Lock(), single_writer
+        self._has_conditions = objects.has_atomic_conditions
 
     def read(self, name: str) -> bytes:
         """The bytes of an object."""
         return self.read_tagged(name).data
 
-    def read_tagged(self, name: str) -> Tagged:
-        """A record and its ETag."""
-        return Tagged(*self._retried(self._objects.get, name, "reading it")[:2])
+    def read_tagged(self, name: str | None, **within: Any) -> Found:
+        """An object (None: the one at the root itself) and its ETag.
+
+        Args:
+            within: as `S3Objects.get` takes it.
+        """
+        return self._retried(self._objects.get, name, "reading it", **within)
 
     def size(self, name: str) -> int | None:
         """Bytes of an object, None if there is none."""
@@ -505,7 +483,7 @@ class ObjectStore(_Listed):
         size = start + 1
         while start < size:
             try:
-                found = self._retried(self._objects.get, name, "reading it", start=start, end=start + S3_BLOCK_BYTES)
+                found = self.read_tagged(name, start=start, end=start + S3_BLOCK_BYTES)
             except EOFError:  # no byte is left
                 return
             start, size = start + len(found.data), found.size_bytes
@@ -537,15 +515,12 @@ class ObjectStore(_Listed):
             if after is None:
                 return
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object, replacing what has that name. A put whose reply was lost is repeated: it writes the same
-        bytes.
+    def put(self, name: str, data: bytes, *, is_synced: bool = True) -> None:
+        """Write an object, durably in any case, replacing what has that name. A put whose reply was lost is repeated:
+        it writes the same bytes.
         """
         self.check_conditional_writes()
         self._retried(self._objects.put, name, "writing it", data)
-
-    jot = put
-    """An object store has no other way."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object if there is none of that name; of callers with different bytes exactly one gets True.
@@ -663,7 +638,8 @@ class ObjectStore(_Listed):
         return self._lease(name, name).is_alive()
 
     def _lease(self, name: str, what: str) -> Lease:
-        return Lease(self._objects, self._key(f"leases/{name}.json"), what, self._lease_s, self._retries)
+        lease_s, retry_s = self._storage.lease_s, self._storage.retry_s
+        return Lease(self._objects, self._key(f"leases/{name}.json"), what, lease_s, retry_s)
 
     def _key(self, name: str) -> str:
         return "/".join((self._prefix, *parts_of(name, self.root)))
@@ -672,8 +648,9 @@ class ObjectStore(_Listed):
         self, verb: Callable[..., ResultT], name: str | None, doing: str, *arguments: Any, **options: Any
     ) -> ResultT:
         """A verb of the storage on an object (None: on the root), tried again as the policy says."""
-        call = functools.partial(verb, self._prefix if name is None else self._key(name), *arguments, **options)
-        return self._retries.call(call, f"{self.root}{'' if name is None else f'/{name}'}: {doing}")
+        key, where = (self._prefix, self.root) if name is None else (self._key(name), f"{self.root}/{name}")
+        call = functools.partial(verb, key, *arguments, **options)
+        return retried(call, f"{where}: {doing}", self._storage.retry_s)
 
     def _request(
         self, method: str, name: str | None, doing: str, *, needs: Sequence[str] = (), **wanted: Any
@@ -688,38 +665,27 @@ class ObjectStore(_Listed):
             StoreError: it does not, so that two workers could commit one chunk.
         """
         with self._guard:
-            if self._is_proven:
-                return
-            why = (
-                None
-                if self._objects.has_atomic_conditions
-                else "this kind of storage has no conditional write that fsspec offers"
+            # the first probe may be refused, where an earlier run left its own; that proves as much as the second
+            self._is_proven = self._is_proven or (
+                self._has_conditions
+                and (self._heeds(is_new=True) or self._heeds(is_new=True))
+                and self._heeds(tag=_NO_TAG)
             )
-            why = why or self._ignored_condition()
-            if why is not None:
+            if not self._is_proven:
                 raise StoreError(
-                    f"{self.root}: {why}, so that two workers could commit the same chunk. Use a store that has "
-                    "conditional writes (docs/storage.md), or set run.single_writer: true if never more than one "
-                    "process writes to this output."
+                    f"{self.root}: this storage has no conditional writes, or accepts `If-None-Match` or `If-Match` "
+                    "and ignores it, so that two workers could commit the same chunk. Use a store that has them "
+                    "(docs/storage.md), or set run.single_writer: true if never more than one process writes to this "
+                    "output."
                 )
-            self._is_proven = True
 
-    def _ignored_condition(self) -> str | None:
-        """Which condition the storage ignored; None if it heeded both."""
-
-        def is_refused(*, is_new: bool = False, tag: str | None = None) -> bool:
-            try:
-                self._retried(self._objects.put, self._probe, "probing it", PROBE, is_new=is_new, tag=tag)
-            except ConditionFailedError:
-                return True
-            return False
-
-        # the first may be refused, where an earlier run left its probe; that proves as much as the second
-        if not is_refused(is_new=True) and not is_refused(is_new=True):
-            return "the store accepts `If-None-Match: *` and ignores it (it wrote over an object that was there)"
-        if not is_refused(tag=_NO_TAG):
-            return "the store accepts `If-Match` and ignores it (it wrote over an object of another ETag)"
-        return None
+    def _heeds(self, **condition: Any) -> bool:
+        """Whether a put of the probe under a condition is refused."""
+        try:
+            self._retried(self._objects.put, self._probe, "probing it", PROBE, **condition)
+        except ConditionFailedError:
+            return True
+        return False
 
 
 def _checksum(data: bytes) -> str:
@@ -732,9 +698,6 @@ def _checksum(data: bytes) -> str:
 
 Store = LocalStore | ObjectStore
 Lock = FileLock | Lease
-RunStore = Store
-LocalRunStore = LocalStore
-ObjectRunStore = ObjectStore
 
 
 def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = False, probe: str = PROBE_NAME) -> Store:
@@ -748,13 +711,11 @@ def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = F
     Raises:
         MissingExtraError, StoreError: no way to that kind of storage from here.
     """
-    text = str(url)
-    if text.startswith(("file://", "local://")):
-        text = text.partition("://")[2]
+    text = str(url).removeprefix("file://").removeprefix("local://")
     if not is_url(text):
         return LocalStore(text)
-    objects, path = objects_of(text, storage)
-    return ObjectStore(objects, path, storage, root=text.rstrip("/"), single_writer=single_writer, probe=probe)
+    reached = objects_of(text, storage)
+    return ObjectStore(*reached, storage, root=text.rstrip("/"), single_writer=single_writer, probe=probe)
 
 
 def open_bundle_store(url: str, storage: Storage) -> Store:
@@ -804,14 +765,10 @@ class UrlFile(io.RawIOBase):
 
     def __init__(self, url: str, storage: Storage) -> None:
         super().__init__()
-        self._url = url
-        self._objects, self._key = objects_of(url, storage)
-        self._retries = Retries(storage.retry_s)
-        self._place = 0
+        self._url, self._place = url, 0
+        self._store = ObjectStore(*objects_of(url, storage), storage, root=url)
         try:
-            tail = self._retries.call(
-                functools.partial(self._objects.get, self._key, start=-TAIL_BYTES), f"{url}: reading its end"
-            )
+            tail = self._store.read_tagged(None, start=-TAIL_BYTES)
         except EOFError:
             tail = Found(b"", "", 0)
         self._tail, self.tag, self.size_bytes = tail
@@ -835,16 +792,15 @@ class UrlFile(io.RawIOBase):
         end = min(start + len(buffer), self.size_bytes)
         if start >= end:
             return 0
-        data = self._tail[start - kept_from : end - kept_from] if start >= kept_from else self._fetch(start, end)
+        data = self._tail[start - kept_from : end - kept_from]
+        if start < kept_from:
+            try:
+                data = self._store.read_tagged(None, start=start, end=end, tag=self.tag).data
+            except (ConditionFailedError, EOFError) as exc:
+                why = "replaced while it was read. Run again, once it stays as it is."
+                raise InputError(f"{self._url}: {why}") from exc
         buffer[: len(data)], self._place = data, end
         return len(data)
-
-    def _fetch(self, start: int, end: int) -> bytes:
-        try:
-            get = functools.partial(self._objects.get, self._key, start=start, end=end, tag=self.tag)
-            return self._retries.call(get, f"{self._url}: reading bytes {start} to {end}").data
-        except (ConditionFailedError, EOFError) as exc:
-            raise InputError(f"{self._url}: replaced while it was read. Run again, once it stays as it is.") from exc
 
 
 def scratch_file(name: str) -> Path:
@@ -877,20 +833,9 @@ def read_whole(path: str, storage: Storage) -> bytes:
         InputError: a device, which may never end, or a folder.
         FileNotFoundError, StoreError, StoreUnreachableError: see `UrlFile`.
     """
-    if is_url(path):
-        return read_url(path, storage)
-    check_kind(path, Path(path).stat(), takes_pipes=True)
-    return Path(path).read_bytes()
-
-
-def read_url(url: str, storage: Storage) -> bytes:
-    """All bytes of the file at a URL.
-
-    Raises:
-        FileNotFoundError, StoreError, StoreUnreachableError: see `UrlFile`.
-    """
-    objects, key = objects_of(url, storage)
-    try:
-        return Retries(storage.retry_s).call(functools.partial(objects.get, key), f"{url}: reading it").data
-    except EOFError:
-        return b""
+    if not is_url(path):
+        check_kind(path, Path(path).stat(), takes_pipes=True)
+        return Path(path).read_bytes()
+    with contextlib.suppress(EOFError):
+        return ObjectStore(*objects_of(path, storage), storage, root=path).read_tagged(None).data
+    return b""

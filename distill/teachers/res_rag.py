@@ -45,7 +45,7 @@ from relabel.manifests.labels import (
 )
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 
 # ------------------------------------------------------------------------------
 # Questions with all their documents' chunks, the chunks that are wanted of each, and the answers that are wanted: what
@@ -272,7 +272,7 @@ class Generator:
             answer = known[key]
             if answer is not None and answer.finish != "error":
                 held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
-                LocalRunStore(self._folder).jot(f"{key[:2]}/{key}.json", json.dumps(held).encode())
+                LocalStore(self._folder).put(f"{key[:2]}/{key}.json", json.dumps(held).encode(), is_synced=False)
         return [self._read(known[keys[one]]) for one in asked]
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_
 from relabel.manifests.run import MANIFEST_NAME
 from relabel.manifests.schemas import table_bytes
 from relabel.manifests.specs import Spec
-from relabel.manifests.store import LocalRunStore, sync_folder
+from relabel.manifests.store import LocalStore, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Curve:
 def write_curves(folder: Path, curve: Curve, *, title: str) -> None:
     """Write `CURVES_NAME` and `PLOT_NAME`, each whole or not at all."""
     rows = [dict(zip(CURVE_SCHEMA.names, point, strict=True)) for point in curve.points]
-    files = LocalRunStore(folder)
+    files = LocalStore(folder)
     files.put(CURVES_NAME, table_bytes(pa.Table.from_pylist(rows, schema=CURVE_SCHEMA)))
     files.put(PLOT_NAME, _plotted(curve, title))
 
@@ -225,7 +225,7 @@ class CurveReporter:
         return tracker
 
     def _keep(self) -> None:
-        LocalRunStore(self._folder).jot(STATE, json.dumps(self._state).encode())
+        LocalStore(self._folder).put(STATE, json.dumps(self._state).encode(), is_synced=False)
 
 
 def first_line(exc: BaseException) -> str:
@@ -721,7 +721,7 @@ def train_into(
     """
     if not is_writer:
         return train().manifest
-    checkpoints, files = output.checkpoints, LocalRunStore(output.checkpoints)
+    checkpoints, files = output.checkpoints, LocalStore(output.checkpoints)
     with output.locked():
         if output.is_finished(record, start):  # while this call read its data
             raise StaleRunError(
@@ -747,6 +747,6 @@ def train_into(
             (output.folder / CARD_NAME).write_text(made.card(manifest), encoding="utf-8")
             sync_files(output.folder)
         check_interrupted()
-        LocalRunStore(output.folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
+        LocalStore(output.folder).put(MANIFEST_NAME, readable_json(plain(manifest)))
         shutil.rmtree(checkpoints)
     return manifest

@@ -27,7 +27,7 @@ from relabel.manifests.models import default_cache_dir, digest_of_files, directo
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
 from relabel.manifests.records import digest_of, sha256_bytes
 from relabel.manifests.run import MANIFEST_NAME, RunFolder, RunManifest, Snapshot, load_manifest
-from relabel.manifests.store import RunStore, open_run_store, read_if_there
+from relabel.manifests.store import Store, open_run_store, read_if_there
 
 DIGITS = 16
 """Of a digest that is shown."""
@@ -45,7 +45,7 @@ class _Opened:
     kind: str
     name: str
     path: str
-    store: RunStore
+    store: Store
 
 
 @dataclass

@@ -20,7 +20,7 @@ from relabel.manifests.errors import EngineCrashError, EngineLostError, RelabelE
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted
-from relabel.manifests.store import RunStore, read_if_there
+from relabel.manifests.store import Store, read_if_there
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class CrashJournal:
         worker: who writes.
     """
 
-    def __init__(self, store: RunStore, worker: str) -> None:
+    def __init__(self, store: Store, worker: str) -> None:
         self._store = store
         self._worker = worker
         self._ahead = AHEAD if store.readers > 1 else 1
@@ -307,10 +307,10 @@ class CrashJournal:
             keys = [_key(ChunkId(shard, chunk, held.todo[chunk])) for chunk in sorted(held.todo.keys() & held.written)]
             why = reason and redacted(reason).rstrip(".")
             record = plain(_Record(VERSION, self._worker, keys, held.trying, held.isolation, why))
-        self._store.jot(_name(shard), readable_json(record))
+        self._store.put(_name(shard), readable_json(record), is_synced=False)
 
 
-def crashed_apart(store: RunStore, worker: str) -> bool:
+def crashed_apart(store: Store, worker: str) -> bool:
     """Whether the journals of a worker that is gone say that its engine crashed over rows that were asked apart, which
     narrows them down.
     """
@@ -318,7 +318,7 @@ def crashed_apart(store: RunStore, worker: str) -> bool:
     return any(one is not None and one.trying is not None and one.worker == worker for one in records)
 
 
-def _read(store: RunStore, name: str) -> _Record | None:
+def _read(store: Store, name: str) -> _Record | None:
     """A journal; None if there is none, or it can't be read, which costs crashes and no row."""
     with contextlib.suppress(ValueError):
         held = json.loads(read_if_there(store, name) or b"{}")

@@ -33,7 +33,7 @@ from relabel.manifests.receipts import Receipt
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.run import Range, Tally
 from relabel.manifests.secrets import redacted, redacted_values
-from relabel.manifests.store import RunStore, read_if_there
+from relabel.manifests.store import Store, read_if_there
 
 logger = logging.getLogger(__name__)
 
@@ -324,9 +324,7 @@ class LiveFile:
         stays: its last counts are left for the supervisor, which removes it.
     """
 
-    def __init__(
-        self, store: RunStore, worker: str, execution: str, progress: Progress, *, stays: bool = False
-    ) -> None:
+    def __init__(self, store: Store, worker: str, execution: str, progress: Progress, *, stays: bool = False) -> None:
         self._store = store
         self._worker = worker
         self._execution = execution
@@ -369,7 +367,7 @@ def live_name(worker: str) -> str:
     return f"{FOLDER}/{worker}.json"
 
 
-def live_states(store: RunStore) -> list[WorkerState]:
+def live_states(store: Store) -> list[WorkerState]:
     """What workers have written, by name; files of other versions, damaged, or gone by now, are left out."""
     found = []
     for name in store.names(FOLDER):

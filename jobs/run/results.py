@@ -38,7 +38,7 @@ from relabel.manifests.run import (
 )
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import price_of
-from relabel.manifests.store import RunStore, map_concurrent, shard_lock_name
+from relabel.manifests.store import Store, map_concurrent, shard_lock_name
 
 # ------------------------------------------------------------------------------
 # Records of the batches that an engine handed over, in the output's `batches/`, for the run that goes on after a kill
@@ -51,7 +51,7 @@ FOLDER = "batches"
 class StoredBatches:
     """The records of one output. Those whose provider's name is known never change, and are read once."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, BatchRecord] = {}
         store.sweep(FOLDER)
@@ -120,7 +120,7 @@ class CanaryResult:
         )
 
 
-def load_results(store: RunStore) -> list[CanaryResult]:
+def load_results(store: Store) -> list[CanaryResult]:
     """The canaries of an output, in name order.
 
     Raises:
@@ -133,7 +133,7 @@ def load_results(store: RunStore) -> list[CanaryResult]:
     ]
 
 
-def has_passed(store: RunStore, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
+def has_passed(store: Store, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
     """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted
     then as are now.
     """
@@ -295,7 +295,7 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
         lock.release()
 
 
-def _sweep(store: RunStore, *, keeps_batches: bool) -> None:
+def _sweep(store: Store, *, keeps_batches: bool) -> None:
     """Remove what a run needs until it is finished: what killed workers said of themselves, refused answers, batches.
 
     Args:

@@ -33,7 +33,7 @@ from relabel.manifests.reuse import (
 )
 from relabel.manifests.run import engines_differ, labeler_columns
 from relabel.manifests.secrets import redacted_values
-from relabel.manifests.store import RunStore, map_concurrent, read_if_there
+from relabel.manifests.store import Store, map_concurrent, read_if_there
 
 # ------------------------------------------------------------------------------
 # A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that
@@ -232,9 +232,7 @@ class _Kept:
     answered: dict[str, Answer]
 
 
-def keep_answers(
-    store: RunStore, fingerprint: str, engine: EngineFacts | None, unfinished: Sequence[ChunkWork]
-) -> None:
+def keep_answers(store: Store, fingerprint: str, engine: EngineFacts | None, unfinished: Sequence[ChunkWork]) -> None:
     """Write down the answers of chunks that stay open. What can't be written is warned of, once."""
 
     def keep(work: ChunkWork) -> None:
@@ -251,7 +249,7 @@ def keep_answers(
         logger.warning("%s/%s: answers can't be kept (%s); they are asked again", store.root, FOLDER, exc)
 
 
-def known_answers(store: RunStore, fingerprint: str, engine: EngineFacts | None, chunk: ChunkId) -> dict[bytes, Answer]:
+def known_answers(store: Store, fingerprint: str, engine: EngineFacts | None, chunk: ChunkId) -> dict[bytes, Answer]:
     """Answers of a chunk that need not be asked again, by the key of their ask; none that another engine gave."""
     kept = _load(store, fingerprint, _name(chunk))
     if kept is None or engine is None or engines_differ([kept.engine, asdict(engine)]):
@@ -259,7 +257,7 @@ def known_answers(store: RunStore, fingerprint: str, engine: EngineFacts | None,
     return {bytes.fromhex(key): answer for key, answer in kept.answered.items()}
 
 
-def _load(store: RunStore, fingerprint: str, name: str) -> _Kept | None:
+def _load(store: Store, fingerprint: str, name: str) -> _Kept | None:
     """What a file holds; None where it is another version's or another job's, damaged, or gone."""
     with contextlib.suppress(ValueError):
         held = json.loads(read_if_there(store, name) or b"{}")
@@ -272,7 +270,7 @@ def _name(chunk: ChunkId) -> str:
     return f"{FOLDER}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}.{chunk.attempt}.json"
 
 
-def listed(store: RunStore) -> Iterator[tuple[str, ChunkId]]:
+def listed(store: Store) -> Iterator[tuple[str, ChunkId]]:
     """Files by name, with their chunk; what others laid there is left alone."""
     for name in store.etags(FOLDER):
         if found := _NAME.fullmatch(name):

@@ -78,7 +78,7 @@ def note_trees(log: str) -> None:
     and threads read every output.
     """
     from relabel.manifests import records
-    from relabel.manifests.store import LocalRunStore
+    from relabel.manifests.store import LocalStore
 
     def note(what: object) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -98,7 +98,7 @@ def note_trees(log: str) -> None:
 
     Path(log).touch()
     vars(builtins)["compile"], vars(records)["TypeAdapter"] = compile_, adapt
-    LocalRunStore.readers = property(lambda self: 4, lambda self, count: None)  # type: ignore[assignment]
+    LocalStore.readers = property(lambda self: 4, lambda self, count: None)  # type: ignore[assignment]
 
 
 class _Calls:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from relabel.manifests.files import Storage
-from relabel.manifests.store import RunStore, open_run_store
+from relabel.manifests.store import Store, open_run_store
 from tests.faults import forks
 
 ROWS = 60
@@ -109,7 +109,7 @@ class Place:
         with _is_writing:
             open_run_store(self.root, Storage(), single_writer=True).put(name, data)
 
-    def store(self) -> RunStore:
+    def store(self) -> Store:
         return open_run_store(self.output, Storage(), single_writer=True)
 
     def start(

@@ -36,7 +36,7 @@ from relabel.manifests.plan import ShardPlan
 from relabel.manifests.receipts import load_receipt
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import ObjectRunStore
+from relabel.manifests.store import ObjectStore
 from tests import seaweed
 from tests.faults.conftest import Places, Sweep, count, some, undisturbed
 from tests.faults.forks import Setup
@@ -114,7 +114,7 @@ def inside(*arguments: str | Path) -> tuple[int, str]:
 
 def held(objects: MemoryObjects) -> dict[str, bytes]:
     """The committed label and quarantine files, through the receipts."""
-    store = ObjectRunStore(objects, "bucket/out", Storage(), root="mem://bucket/out")
+    store = ObjectStore(objects, "bucket/out", Storage(), root="mem://bucket/out")
     receipts = [load_receipt(store, name) for name in store.etags("receipts")]
     return {
         file.path: store.read(file.path)

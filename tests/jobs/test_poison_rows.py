@@ -18,7 +18,7 @@ import pytest
 
 from relabel.jobs.run import execution
 from relabel.jobs.run.loop import RunLoop
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 from tests.supervise.pool_jobs import POISON, command, relabel, verified, write_job
 
 MOST_CALLS = 12
@@ -51,7 +51,7 @@ def test_a_poison_row_alone_goes_to_quarantine_and_every_other_is_labelled_as_wi
     assert [(row["row_id"], row["status"]) for row in rows_in(job, "quarantine")] == [(13, "engine")]
     assert ALONE in rows_in(job, "quarantine")[0]["reason"]
     assert rows_in(job, "labels") == [row for row in rows_in(undisturbed, "labels") if row["row_id"] != 13]
-    assert LocalRunStore(job.parent / "out").names("crashes") == []
+    assert LocalStore(job.parent / "out").names("crashes") == []
 
 
 def test_where_a_query_itself_is_poison_its_rows_do_not_each_cost_two_engines(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from relabel.jobs.run.progress import (
     live_states,
 )
 from relabel.manifests.records import plain, readable_json
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 
 
 def refused(number: int, text: str = "No idea.", status: str = "format") -> RefusedAnswer:
@@ -120,8 +120,8 @@ def labels_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def store(folder: Path) -> LocalRunStore:
-    return LocalRunStore(folder / "out/ecom")
+def store(folder: Path) -> LocalStore:
+    return LocalStore(folder / "out/ecom")
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_written_ends_no_run_and_is_said_once(
 
 
 def test_what_a_dead_worker_left_is_called_stale_and_goes_when_the_run_is_finished(
-    planned: str, relabel: Callable[..., Any], store: LocalRunStore, folder: Path
+    planned: str, relabel: Callable[..., Any], store: LocalStore, folder: Path
 ) -> None:
     progress = Progress()
     progress.live = Live(7, 1, Counter(format=2))

@@ -29,7 +29,7 @@ from relabel.manifests.files import FileLock
 from relabel.manifests.receipts import ChunkId
 from relabel.manifests.rows import fitting_chunk_rows
 from relabel.manifests.run import RunManifest
-from relabel.manifests.store import LocalRunStore, shard_lock_name
+from relabel.manifests.store import LocalStore, shard_lock_name
 
 
 def job(
@@ -115,7 +115,7 @@ def test_a_shard_does_its_own_share_and_the_last_one_finishes_the_run(tmp_path: 
 def test_a_locked_shard_ends_in_75_and_a_free_one_is_done_meanwhile(tmp_path: Path) -> None:
     path = job(tmp_path)
     call("plan", path)
-    lock = LocalRunStore(tmp_path / "out").lock(shard_lock_name(1), "shard 1")
+    lock = LocalStore(tmp_path / "out").lock(shard_lock_name(1), "shard 1")
     lock.acquire()
     assert call("run", path, "--shard", "1/4")[0] == 75
     code, result = call("run", path, "--shard", "0/1")

@@ -16,7 +16,7 @@ from relabel.manifests.rows import make_plan
 from relabel.manifests.run import RunFolder
 from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 
 PARTS = {
     "columns": {},
@@ -48,7 +48,7 @@ def planned_run(folder: Path) -> RunFolder:
     }
     pq.write_table(pa.table(table), folder / "in.parquet")
     dataset = open_dataset(InputSpec(path=(str(folder / "in.parquet"),)), Storage())
-    store = LocalRunStore(folder / "out")
+    store = LocalStore(folder / "out")
     plan, plan_files = make_plan(dataset, PARTS, name="job", shards=1, chunk_rows=4)
     write_plan(store, plan, plan_files)
     return RunFolder(store, plan)

@@ -19,7 +19,7 @@ from relabel.manifests.inputs import open_dataset
 from relabel.manifests.plan import shard_row_ids, write_plan
 from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 
 ROWS, QUERIES = 12, 3
 COLUMNS = ("query_id", "query", "doc_id", "document")
@@ -125,7 +125,7 @@ def labelled(folder: Path) -> dict[int, tuple[str, str, str, str]]:
     and chunks.
     """
     dataset = open_dataset(InputSpec(path=(str(folder),), columns=Columns(document=("document",))), Storage())
-    store = LocalRunStore(folder / "_out")
+    store = LocalStore(folder / "_out")
     plan, plan_files = make_plan(dataset, {}, name="job", shards=2, chunk_rows=4)
     write_plan(store, plan, plan_files)
     found = {}

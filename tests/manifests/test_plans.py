@@ -24,7 +24,7 @@ from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.plan import Plan, load_plan, shard_row_ids, write_plan
 from relabel.manifests.rows import cut_queries, fitting_chunk_rows, make_plan, pairs_by_number, read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import LocalRunStore
+from relabel.manifests.store import LocalStore
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -78,7 +78,7 @@ def test_same_input_and_spec_give_the_same_plan_byte_for_byte(tmp_path: Path) ->
     write(tmp_path / "a.parquet", ["a", "b", "a", "c", "b"] * 9)
     plans = []
     for name in ("one", "two"):
-        store = LocalRunStore(tmp_path / name)
+        store = LocalStore(tmp_path / name)
         write_plan(store, *plan_of(tmp_path / "a.parquet"))
         plans.append(store.read("plan.json"))
     assert plans[0] == plans[1]
@@ -87,7 +87,7 @@ def test_same_input_and_spec_give_the_same_plan_byte_for_byte(tmp_path: Path) ->
 def test_a_written_plan_reads_back_equal_and_is_never_replaced(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", "b", "a"])
     plan, plan_files = plan_of(tmp_path / "a.parquet")
-    store = LocalRunStore(tmp_path / "out")
+    store = LocalStore(tmp_path / "out")
     assert write_plan(store, plan, plan_files)
     assert load_plan(store) == plan
     other, plan_files = plan_of(tmp_path / "a.parquet", shards=2)
@@ -167,7 +167,7 @@ def written_dataset(folder: Path, limit: int | None = None) -> Dataset:
 
 
 def shards_of(folder: Path, plan: Plan, plan_files: Any) -> list[Simple]:
-    store = LocalRunStore(folder / "out")
+    store = LocalStore(folder / "out")
     assert write_plan(store, plan, plan_files)
     assert all((shard.first_row is None) == plan.is_scattered for shard in plan.shards)
     return [
@@ -269,7 +269,7 @@ def check_chunks(layout: tuple, keep: int, reads: Reads = QUERY_AND_DOCUMENT) ->
             pq.write_table(table, f"{scratch}/{number}.parquet", row_group_size=group)
         dataset = open_dataset(InputSpec(path=(scratch,)), Storage(), reads=reads)
         plan, plan_files = make_plan(dataset, {}, name="job", shards=shards, chunk_rows=chunk_rows)
-        store = LocalRunStore(Path(scratch) / "out")
+        store = LocalStore(Path(scratch) / "out")
         write_plan(store, plan, plan_files)
         seen: list[int] = []
         for shard in plan.shards:

@@ -23,15 +23,15 @@ import pytest
 from relabel.manifests import objects as retries
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError, StoreUnreachableError
 from relabel.manifests.files import LEASE_S, RETRY_S, Storage, remove_abandoned
-from relabel.manifests.objects import Found, Lease, Retries, S3Objects, TryAgainError
+from relabel.manifests.objects import Found, Lease, S3Objects, TryAgainError, retried
 from relabel.manifests.secrets import redacted, secret_in
-from relabel.manifests.store import PROBE_NAME, LocalRunStore, ObjectRunStore, open_run_store, read_url
+from relabel.manifests.store import PROBE_NAME, LocalStore, ObjectStore, open_run_store, read_whole
 from tests.manifests.memory_objects import MemoryObjects, once
 from tests.vault import Vault
 
 
 def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) -> None:
-    store = LocalRunStore(tmp_path)
+    store = LocalStore(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
     assert sum(won) == 1
@@ -42,11 +42,11 @@ def test_of_many_creators_exactly_one_wins_and_its_bytes_stay(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/passwd", ""])
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ManifestError, match="leaves the folder"):
-        LocalRunStore(tmp_path).read(name)
+        LocalStore(tmp_path).read(name)
 
 
 def test_put_replaces_in_one_step_and_leaves_nothing_else(tmp_path: Path) -> None:
-    store = LocalRunStore(tmp_path)
+    store = LocalStore(tmp_path)
     store.put("labels/m.json", b"one")
     store.put("labels/m.json", b"two")
     assert store.read("labels/m.json") == b"two"
@@ -57,7 +57,7 @@ def test_a_full_disk_is_reported_and_leaves_no_half_file(tmp_path: Path, monkeyp
     def full(descriptor: int) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    store = LocalRunStore(tmp_path)
+    store = LocalStore(tmp_path)
     monkeypatch.setattr(os, "fsync", full)
     for write in (store.put, store.create):
         with pytest.raises(DiskFullError, match="no space left"):
@@ -83,7 +83,7 @@ with held_temp(Path(sys.argv[1]), sys.argv[2], is_folder=sys.argv[3] == "folder"
 def test_temporary_file_goes_once_its_maker_is_gone_whatever_process_has_its_number(
     tmp_path: Path, maker: str, kind: str
 ) -> None:
-    store = LocalRunStore(tmp_path)
+    store = LocalStore(tmp_path)
     store.put("labels/a.parquet", b"x")
     line = [sys.executable, "-c", HOLDS, str(tmp_path / "labels"), ".tmp-", kind]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -115,13 +115,13 @@ def test_temporary_file_that_is_swept_before_it_is_locked_is_made_again(
         lock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    LocalRunStore(tmp_path).put("plan.json", b"{}")
+    LocalStore(tmp_path).put("plan.json", b"{}")
     assert len(swept) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
-    store = LocalRunStore(tmp_path)
+    store = LocalStore(tmp_path)
     first, second, other = (store.lock(f"shard-{shard}", f"shard {shard}") for shard in (0, 0, 1))
     first.acquire()
     other.acquire()
@@ -135,7 +135,7 @@ def test_a_lock_is_held_once_and_freed_on_release(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None:
     """A shard whose receipts were moved to another disk was asked again, and paid for, at each call."""
-    store = LocalRunStore(tmp_path / "out")
+    store = LocalStore(tmp_path / "out")
     store.put("receipts/shard-00000/chunk-000000.json", b"{}")
     shutil.move(tmp_path / "out/receipts/shard-00000", tmp_path / "elsewhere")
     (tmp_path / "out/receipts/shard-00000").symlink_to(tmp_path / "elsewhere")
@@ -145,8 +145,8 @@ def test_a_folder_that_is_a_link_is_listed_as_it_is_read(tmp_path: Path) -> None
 def test_a_link_that_leads_nowhere_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "unmounted")
     with pytest.raises(StoreError, match=r"out: a link to .*unmounted, which is not there\. Restore"):
-        LocalRunStore(tmp_path / "out").put("plan.json", b"x")
-    store = LocalRunStore(tmp_path / "other")
+        LocalStore(tmp_path / "out").put("plan.json", b"x")
+    store = LocalStore(tmp_path / "other")
     store.put("receipts/shard-00000/chunk-000000.json", b"{}")
     (tmp_path / "other/receipts/shard-00000/chunk-000001.json").symlink_to("unmounted.json")
     with pytest.raises(StoreError, match=r"chunk-000001\.json: a link to unmounted\.json, which is not there"):
@@ -162,7 +162,7 @@ def test_without_hard_links_exactly_one_creator_wins_all_the_same(
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
 
     monkeypatch.setattr(os, "link", refuse)
-    store = LocalRunStore(tmp_path)
+    store = LocalStore(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda number: store.create("receipts/a.json", b"%d" % number), range(64)))
     assert sum(won) == 1
@@ -218,7 +218,7 @@ def test_a_reply_that_can_not_be_one_is_asked_for_again(
     with pytest.raises(TryAgainError):
         ask()
     with pytest.raises(StoreUnreachableError, match="no good answer in"):
-        Retries(limit_s=0.0).call(ask, "bucket/a: asking")
+        retried(ask, "bucket/a: asking", 0.0)
 
 
 class RefusalError(Exception):
@@ -252,10 +252,10 @@ def test_two_storages_of_one_process_reach_their_own_files_alone(vault: type[Vau
     stores = [open_run_store("vault://data", storage, single_writer=True) for storage in (one, other)]
     for name, store in zip((b"one", b"other"), stores, strict=True):
         store.put("name", name)
-    assert [read_url("vault://data/name", storage) for storage in (one, other, one)] == [b"one", b"other", b"one"]
+    assert [read_whole("vault://data/name", storage) for storage in (one, other, one)] == [b"one", b"other", b"one"]
     assert [store.read("name") for store in stores] == [b"one", b"other"]
     with pytest.raises(FileNotFoundError):
-        read_url("vault://data/name", Storage())
+        read_whole("vault://data/name", Storage())
 
 
 def test_a_storage_shows_none_of_its_options_and_crosses_to_another_process_with_them() -> None:
@@ -283,7 +283,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.0)
 
 
-RETRIES = Retries(120.0)
+RETRIES = 120.0
 
 
 def lease_on(objects: MemoryObjects, *, ttl_s: float = 60.0) -> Lease:
@@ -460,8 +460,8 @@ sys.exit(7)
 # An object store commits once, knows its own success from another's, and refuses storage that would commit twice.
 
 
-def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectRunStore:
-    return ObjectRunStore(objects, "bucket/out", Storage(), root="s3://bucket/out", single_writer=single_writer)
+def store_on(objects: MemoryObjects, *, single_writer: bool = False) -> ObjectStore:
+    return ObjectStore(objects, "bucket/out", Storage(), root="s3://bucket/out", single_writer=single_writer)
 
 
 def test_of_many_creators_of_an_object_exactly_one_wins() -> None:
@@ -527,7 +527,7 @@ def test_an_answer_that_never_comes_is_given_up_at_the_stated_seconds(monkeypatc
         raise TryAgainError("ReadTimeoutError")
 
     with pytest.raises(StoreUnreachableError):
-        Retries(limit_s=60.0, tries=100).call(slow, "x")
+        retried(slow, "x", 60.0, tries=100)
     assert sum(slept) < 60.0
     assert clock[0] < 75.0
     assert all(pause <= min(retries.LONGEST_PAUSE_S, 0.2 * 2**number) for number, pause in enumerate(slept))

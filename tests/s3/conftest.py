@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from relabel.manifests.files import LEASE_S, Storage
-from relabel.manifests.store import ObjectRunStore, open_run_store
+from relabel.manifests.store import ObjectStore, open_run_store
 from tests import seaweed
 
 _numbers = itertools.count()
@@ -58,12 +58,12 @@ def through(
 
 
 @pytest.fixture
-def open_fresh(s3: str) -> Callable[..., ObjectRunStore]:
+def open_fresh(s3: str) -> Callable[..., ObjectStore]:
     """`open_fresh(lease_s=3)`: the store of this test's output with connections of its own, as another process would
     have.
     """
 
-    def start(*, lease_s: float = LEASE_S) -> ObjectRunStore:
+    def start(*, lease_s: float = LEASE_S) -> ObjectStore:
         seaweed.forget_connections()
         return open_run_store(f"{s3}/out", Storage(lease_s=lease_s))
 

@@ -20,7 +20,7 @@ from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.plan import Plan
 from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store, read_url
+from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store, read_whole
 from tests import seaweed
 from tests.s3.conftest import ROWS, Outcome, labels, put_parquet
 
@@ -248,7 +248,7 @@ def test_reads_are_tried_again_and_a_short_reply_is_no_file(
     data = put_parquet(url, table, row_group_size=GROUP)
     verdicts = iter(["cut", "503", "refuse", "drop", *["pass"] * 100])
     proxy = through(lambda exchange: next(verdicts))
-    assert read_url(url, Storage()) == data
+    assert read_whole(url, Storage()) == data
     proxy.decide = lambda exchange: "cut"
     with pytest.raises(StoreUnreachableError, match="no good answer"):
         UrlFile(url, Storage(retry_s=0.5))
