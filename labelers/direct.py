@@ -1,29 +1,30 @@
 """The labelers that ask in one turn: `direct`, `pointwise`, `umbrela`, `complexity`, `r1`, `query`, `ensemble` and
-`graph-grpo`. `direct` is the smallest one to read.
+`graph-grpo`; before them what they share. `direct` is the smallest one to read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
-from typing import Any, ClassVar, Literal
+from collections.abc import Generator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from relabel.labelers.base import (
-    EXAMPLE,
-    DecisionAlone,
-    Instruction,
-    OnceAQueryOptions,
-    OneAsk,
-    ThinkScore,
-    YesNo,
-    YesNoOptions,
-)
 from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts
-from relabel.labelers.registry import Labeler
-from relabel.labelers.verdicts import decided, is_none, mean_distribution
-from relabel.manifests.asks import Answer, Ask, Choice, Decision, Distribution, Lines, Section, Text
+from relabel.labelers.registry import EXAMPLE, Labeler, OnceAQueryOptions
+from relabel.labelers.verdicts import Reader, decided, is_none, mean_distribution, token_budget
+from relabel.manifests.asks import (
+    Answer,
+    AnswerFormat,
+    Ask,
+    Choice,
+    Decision,
+    Distribution,
+    Lines,
+    Sampling,
+    Section,
+    Text,
+)
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import (
     DEFAULT_PHI,
@@ -38,6 +39,165 @@ from relabel.manifests.labels import (
     unreached_grades,
 )
 from relabel.manifests.specs import DecisionOptions, LabelerOptions, TextOptions, ThinkOptions
+
+# ------------------------------------------------------------------------------
+# Base classes of labelers with a single ask: `OneAsk` for one formatted answer, `ThinkScore` for reasoning and then
+# a grade, `DecisionAlone` and `YesNo` for one decision without generated tokens.
+
+
+Instruction = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$")]
+"""What to judge by, in words; not blank."""
+
+# ------------------------------------------------------------------------------
+# One ask about a query and its document, answered in one format: what labelers share whose answers differ alone.
+
+
+class OneAsk(Labeler):
+    """Renders `system.j2` (fixed for a run) and `user.j2` (the pair). A subclass reads the answer.
+
+    Args:
+        sections: that an answer has; none where nothing but decisions is wanted.
+        settings: of the templates.
+        prefill: what the answer begins with.
+        stage: of the ask.
+    """
+
+    Options: ClassVar[type[LabelerOptions]]
+    template_set: ClassVar[str]
+    """Folder in `labelers/templates`."""
+    data: ClassVar[tuple[str, ...]] = ("query", "document")
+    """What of a pair `user.j2` holds."""
+    example: ClassVar[Pair] = EXAMPLE
+    """What `probe` asks about."""
+
+    def __init__(
+        self,
+        options: LabelerOptions,
+        sections: Sequence[Section],
+        decisions: Sequence[Decision],
+        settings: Mapping[str, Any],
+        *,
+        prefill: str = "",
+        stage: str = "verdict",
+    ) -> None:
+        prompts = Prompts(BUILT_IN / self.template_set, options.templates, shared=SHARED)
+        self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
+        self._user = prompts.turn("user", "user.j2", data=self.data, settings=settings)
+        self.template_digests = prompts.digests
+        self._reader = Reader(AnswerFormat(tuple(sections)))
+        self._decisions, self._prefill, self._stage = tuple(decisions), prefill, stage
+        self._sampling = Sampling(options.temperature, options.top_p)
+
+    def probe(self) -> list[Ask]:
+        return [self._ask(self.example)]
+
+    def _ask(self, pair: Pair) -> Ask:
+        messages = (self._system, self._user.message(*(getattr(pair, name) for name in self.data)))
+        format = self._reader.format
+        return Ask(
+            self._stage,
+            messages,
+            format if format.sections else None,
+            token_budget(format),
+            self._decisions,
+            self._prefill,
+            shared_by=None if self.reads_document else pair.query_id,
+            sampling=self._sampling,
+        )
+
+
+# ------------------------------------------------------------------------------
+# One turn, two sections: reasoning, then a grade. What `umbrela` and `r1` share; they differ in their prompts and
+# default scale.
+
+
+class ThinkScore(OneAsk):
+    """Asks for `<think>` and `<score>`. Flags: `no_distribution`, and the answer's own. A subclass says which templates
+    it uses.
+    """
+
+    def __init__(self, options: ThinkOptions) -> None:
+        grades = tuple(map(str, range(options.grades)))
+        sections = (Text("think", options.max_think_tokens), Choice("score", grades))
+        settings = options.model_dump(include={"grades", "steps"})
+        super().__init__(options, sections, (Decision("score", "<score>", grades),), settings)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask.
+
+        Raises:
+            VerdictError: the answer is out of format.
+        """
+        answer = yield self._ask(pair)
+        sections = self._reader.read(answer)
+        distribution = answer.distributions.get("score")
+        flags = [*answer.flags, *["no_distribution"] * (distribution is None)]
+        return Label(int(sections["score"]), distribution, reasoning=sections["think"], flags=flags)
+
+
+# ------------------------------------------------------------------------------
+# One decision, read off the distribution right after the prompt. Nothing is generated.
+
+
+class DecisionAlone(OneAsk):
+    """Asks for one distribution; the label is its mode, the lower one of equals. Its one ask is the same for all rows
+    of a query if it does not read the document.
+
+    Args:
+        decision: the only one; also the name of the stage.
+        prefill: what the answer begins with, up to the decision.
+        settings: of the templates.
+    """
+
+    choices: ClassVar[str] = "the grades"
+    """What the labels are, for messages."""
+
+    def __init__(self, options: LabelerOptions, decision: Decision, prefill: str, settings: Mapping[str, Any]) -> None:
+        super().__init__(options, (), (decision,), settings, prefill=prefill, stage=decision.name)
+
+    def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
+        """One ask, whose answer holds no text but the distribution.
+
+        Raises:
+            VerdictError: `engine` if the distribution is absent or has another number of labels; `overlong` or
+                `refused` by the finish.
+        """
+        answer = yield self._ask(pair)
+        distribution = decided(answer, self._decisions[0], self.choices)
+        return Label(distribution.argmax, distribution, flags=list(answer.flags))
+
+
+# ------------------------------------------------------------------------------
+# A yes or a no: grade 0 is no, grade 1 is yes, and `probs[1]` = p(yes) / (p(yes) + p(no)), which is also the expected
+# grade. The labels are the lower-case words, right after `<answer>` or after an empty think block, so that no space
+# comes between: ` yes` and `yes` are different tokens.
+#
+# Source: R2RAG (methods, section 4).
+
+
+class YesNoOptions(DecisionOptions):
+    """Options of a yes-or-no labeler."""
+
+    grades: Literal[2] = 2
+    """Two: 0 is no, 1 is yes."""
+    think: Literal["none", "empty"] = "none"
+    """How the answer begins: `none` with `<answer>`; `empty` with an empty think block and then the bare word, the form
+    that Qwen3's rerankers were trained on. Chat models that think by default want `engine.chat_template_kwargs`
+    instead, where their template has a switch.
+    """
+
+
+class YesNo(DecisionAlone):
+    """A labeler that asks one question, to be answered by yes or no."""
+
+    choices = "yes and no"
+
+    def __init__(self, options: YesNoOptions, *, stage: str, **settings: str) -> None:
+        is_bare = options.think == "empty"
+        decision = Decision(stage, "</think>\n\n" if is_bare else "<answer>", ("no", "yes"))
+        prefill = "<think>\n\n</think>\n\n" if is_bare else "<answer>"
+        super().__init__(options, decision, prefill, {**settings, "think": options.think})
+
 
 # ------------------------------------------------------------------------------
 # `direct`: a grade without reasoning. One prompt, one decision, no generated token. The baseline of R3A (methods,
@@ -170,8 +330,6 @@ class R1(ThinkScore):
 
 
 MADE_QUERY = "made_query"
-_TOKENS_A_WORD = 6
-"""Room for a word in a language that the tokenizer knows little of."""
 
 
 class QueryOptions(OnceAQueryOptions):
@@ -194,9 +352,9 @@ class Query(OneAsk):
     columns = (LabelColumn(MADE_QUERY, "string", "A search that the document answers."),)
 
     def __init__(self, options: QueryOptions) -> None:
-        self._max_words = options.max_words
-        settings = {"max_words": options.max_words}
-        super().__init__(options, [Lines("query", 1, 1, _TOKENS_A_WORD * options.max_words)], (), settings)
+        self._max_words = most = options.max_words
+        # six tokens for a word in a language that the tokenizer knows little of
+        super().__init__(options, [Lines("query", 1, 1, 6 * most)], (), {"max_words": most})
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.
@@ -219,13 +377,6 @@ class Query(OneAsk):
 # query and document once.
 
 
-THREE_VIEWS = (
-    "Judge whether a person who typed this query would be content with it.",
-    "Judge by the facts that the document states.",
-    "Be strict: a document that is only near the subject deserves one of the lowest grades.",
-)
-
-
 class EnsembleOptions(DecisionOptions):
     """Options of `ensemble`."""
 
@@ -233,7 +384,15 @@ class EnsembleOptions(DecisionOptions):
     """A registered labeler."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1."""
-    instructions: list[Instruction] = Field(list(THREE_VIEWS), min_length=2, max_length=32)
+    instructions: list[Instruction] = Field(
+        [
+            "Judge whether a person who typed this query would be content with it.",
+            "Judge by the facts that the document states.",
+            "Be strict: a document that is only near the subject deserves one of the lowest grades.",
+        ],
+        min_length=2,
+        max_length=32,
+    )
     """What to judge by: a sentence or a few for each ask, put between the document and "Give the grade."."""
 
     @field_validator("instructions")
@@ -308,23 +467,6 @@ class Ensemble(Labeler):
 
 _logger = logging.getLogger(__name__)
 
-_COLUMNS = (
-    LabelColumn("preliminary", "int8", "The first grade, by intuition."),
-    LabelColumn("preliminary_probs", "list<float32>", "Its distribution over the grades."),
-    LabelColumn("preliminary_outside_mass", "float32", "Probability of all other tokens there."),
-    LabelColumn("subject", "int8", "How well the product's subject is the query's, 0 to 4."),
-    LabelColumn("subject_probs", "list<float32>", "Its distribution over the five scores."),
-    LabelColumn("subject_outside_mass", "float32", "Probability of all other tokens there."),
-    LabelColumn("attribute", "int8", "How well the product's attributes are the query's, 0 to 4."),
-    LabelColumn("attribute_probs", "list<float32>", "Its distribution over the five scores."),
-    LabelColumn("attribute_outside_mass", "float32", "Probability of all other tokens there."),
-    LabelColumn("query_subject", "string", "What the query asks for, in a few words; null for none."),
-    LabelColumn("query_attribute", "string", "With which attributes; null for none."),
-    LabelColumn("product_subject", "string", "What the product is; null for none."),
-    LabelColumn("product_attribute", "string", "With which attributes; null for none."),
-    LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
-    LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
-)
 _TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attribute")
 
 
@@ -359,7 +501,23 @@ class GraphGrpo(OneAsk):
     """
 
     Options: ClassVar[type[LabelerOptions]] = GraphGrpoOptions
-    columns = _COLUMNS
+    columns = (
+        LabelColumn("preliminary", "int8", "The first grade, by intuition."),
+        LabelColumn("preliminary_probs", "list<float32>", "Its distribution over the grades."),
+        LabelColumn("preliminary_outside_mass", "float32", "Probability of all other tokens there."),
+        LabelColumn("subject", "int8", "How well the product's subject is the query's, 0 to 4."),
+        LabelColumn("subject_probs", "list<float32>", "Its distribution over the five scores."),
+        LabelColumn("subject_outside_mass", "float32", "Probability of all other tokens there."),
+        LabelColumn("attribute", "int8", "How well the product's attributes are the query's, 0 to 4."),
+        LabelColumn("attribute_probs", "list<float32>", "Its distribution over the five scores."),
+        LabelColumn("attribute_outside_mass", "float32", "Probability of all other tokens there."),
+        LabelColumn("query_subject", "string", "What the query asks for, in a few words; null for none."),
+        LabelColumn("query_attribute", "string", "With which attributes; null for none."),
+        LabelColumn("product_subject", "string", "What the product is; null for none."),
+        LabelColumn("product_attribute", "string", "With which attributes; null for none."),
+        LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
+        LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
+    )
     template_set = "graph-grpo"
     example = Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
 
@@ -396,24 +554,17 @@ class GraphGrpo(OneAsk):
         """
         answer = yield self._ask(pair)
         sections = self._reader.read(answer)
-        grade = int(sections["score"])
-        subject, attribute = int(sections["subject_score"]), int(sections["attribute_score"])
+        tags = ("preliminary", "subject_score", "attribute_score", "score")
+        preliminary, subject, attribute, grade = (int(sections[tag]) for tag in tags)
         by_rule = phi_grade(self._phi, subject, attribute)
-        columns: dict[str, Any] = {
-            "preliminary": int(sections["preliminary"]),
-            "subject": subject,
-            "attribute": attribute,
-        }
-        flags = list(answer.flags)
+        columns: dict[str, Any] = {"preliminary": preliminary, "subject": subject, "attribute": attribute}
         for name in ("preliminary", "subject", "attribute"):
             distribution = answer.distributions.get(name)
             columns[f"{name}_probs"] = None if distribution is None else list(distribution.probs)
             columns[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
-        for tag in _TEXTS:
-            columns[tag] = None if is_none(sections[tag]) else sections[tag]
+        columns |= {tag: None if is_none(sections[tag]) else sections[tag] for tag in _TEXTS}
         columns |= {"phi_grade": by_rule, "phi_agrees": by_rule == grade}
-        if by_rule != grade and self._phi_in_prompt:
-            flags.append("phi_disagrees")
-        if any(decision.name not in answer.distributions for decision in self._decisions):
-            flags.append("no_distribution")
+        is_disputed = by_rule != grade and self._phi_in_prompt
+        lacks_any = any(decision.name not in answer.distributions for decision in self._decisions)
+        flags = [*answer.flags, *["phi_disagrees"] * is_disputed, *["no_distribution"] * lacks_any]
         return Label(grade, answer.distributions.get("score"), columns, flags=flags)

@@ -1,4 +1,4 @@
-"""Verbatim evidence: where in the document a quoted fragment is, or that it is not there.
+"""Verbatim evidence, where in the document a quoted fragment is or that it is not there; and `r3a`, which grades by it.
 
 The one normalisation: Unicode NFC, every run of white space folded to one space, none at either end. A fragment is
 found if its normal form is a substring of the document's normal form that begins and ends between characters, an accent
@@ -14,35 +14,32 @@ Source: R3A, section 2 (the extract must be in the document); the normalisation 
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import unicodedata
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from relabel.labelers.base import (
-    CHUNKS,
-    SHRINK,
-    Chunk,
-    OfOneQuery,
-    OnceAQueryOptions,
-    ShownChunks,
-    chunks_of,
-    chunks_within,
-    first_fault,
-    place_among_siblings,
-    text_of,
-    with_siblings,
+from relabel.labelers.prompts import BUILT_IN, SHARED, Prompts, Turn
+from relabel.labelers.registry import EXAMPLE, Labeler
+from relabel.labelers.verdicts import Reader, is_none, lines_of, token_budget
+from relabel.manifests.asks import (
+    Answer,
+    AnswerFormat,
+    Ask,
+    Choice,
+    Decision,
+    Fragment,
+    Message,
+    Role,
+    Sampling,
+    Section,
+    Text,
 )
-from relabel.labelers.prompts import BUILT_IN, Prompts
-from relabel.labelers.registry import Labeler
-from relabel.labelers.verdicts import Reader, index_lists_of, is_none, texts_of, token_budget
-from relabel.manifests.asks import Answer, AnswerFormat, Ask, JsonIndices, JsonTexts, Sampling
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.labels import Label, LabelColumn, Pair, Span, over_budget
-from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.labels import Label, Pair, Span
+from relabel.manifests.specs import LabelerOptions, TextOptions, ThinkOptions
 
 _PIECES = re.compile(r"\s+|\S+")
 _FIRST_NAME = 0xF0000  # planes 15 and 16 are for private use: 131,071 names for clusters of several code points
@@ -68,15 +65,11 @@ def read_evidence(content: str, document: str) -> tuple[Span, ...]:
     if at >= 0:
         return (Span(at, at + len(content), content),)
     index = _Index(document)
-    whole = index.find(content)
-    if whole is not None:
+    if (whole := index.find(content)) is not None:
         return (whole,)
     spans = []
-    for line in content.split("\n"):
-        if not (line := line.strip()):
-            continue
-        span = index.find(line)
-        if span is None:
+    for line in lines_of(content):
+        if (span := index.find(line)) is None:
             raise VerdictError("format", f"the extract is not in the document: {line[:60]!r}")
         spans.append(span)
     return tuple(spans)
@@ -93,8 +86,7 @@ class _Index:
     __slots__ = ("_document", "_ends", "_names", "_starts", "_symbols")
 
     def __init__(self, document: str) -> None:
-        self._document = document
-        self._names: dict[str, str] = {}
+        self._document, self._names = document, dict[str, str]()
         self._symbols, self._starts, self._ends = self._symbolise(document, is_document=True)
 
     def find(self, fragment: str) -> Span | None:
@@ -116,8 +108,7 @@ class _Index:
         starts: list[int] = []
         ends: list[int] = []
         for piece in _PIECES.finditer(text):
-            start, end = piece.span()
-            word = piece.group()
+            (start, end), word = piece.span(), piece.group()
             if word.isspace():
                 symbols.append(" ")
                 starts.append(start)
@@ -149,10 +140,9 @@ class _Index:
 @functools.lru_cache(maxsize=4096)
 def _continues(char: str) -> bool:
     """Whether normalisation may merge this character with, or move it before, the one in front of it."""
-    if char < "\u0300":  # nothing below the combining block continues
-        return False
     first = unicodedata.normalize("NFD", char)[0]
-    return unicodedata.combining(first) != 0 or first in _composing_seconds()
+    # nothing below the combining block continues
+    return char >= "\u0300" and (unicodedata.combining(first) != 0 or first in _composing_seconds())
 
 
 @functools.cache
@@ -164,177 +154,173 @@ def _composing_seconds() -> frozenset[str]:
     1: the others hold no composition of two characters.
     """
     # Hangul composes by rule, not by table
-    found = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
-    for code in range(0x20000):
-        parts = unicodedata.decomposition(chr(code)).split()
-        if (
-            len(parts) == 2
-            and not parts[0].startswith("<")
-            and unicodedata.combining(second := chr(int(parts[1], 16))) == 0
-        ):
-            found.add(second)
-    return frozenset(found)
+    hangul = {chr(code) for code in (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))}
+    parts = (unicodedata.decomposition(chr(code)).split() for code in range(0x20000))
+    seconds = {chr(int(pair[1], 16)) for pair in parts if len(pair) == 2 and not pair[0].startswith("<")}
+    return frozenset(hangul | {second for second in seconds if unicodedata.combining(second) == 0})
 
 
 # ------------------------------------------------------------------------------
-# `evidence-set`: the smallest set of chunks of a query's documents that suffices to answer it. Asked once a query, of
-# all its documents together; every row takes its own document's part.
+# `r3a`: relevance by way of the searcher's intent and a verbatim piece of evidence, in two turns of one conversation.
 #
-# Source: RES-RAG (papers, sections 3.1 and 3.2, appendix C). Chunks are numbered from 1. The sentences are ours.
+# Turn one reads the query and up to four documents found or clicked for it, reasons about what is wanted and states the
+# intent. It never sees the document, so all documents of a query share it. Turn two goes on with the document:
+# reasoning, extract, grade. The sentences are ours; scale, order and rules are the paper's. There is no hint on how to
+# judge that the labelers it is compared with go without.
+#
+# Source: R3A (papers' section 2 and Table 4's ablations); the options `intent`, `extract`, `context` and `stages` are
+# those ablations.
 
 
-EVIDENCE_SET = "evidence-set"
-"""The labeler's name."""
-TOKENS_PER_CHUNK = 8
-"""Room that a chunk takes in addition to its text: its number, its headings' marks and a line break."""
+_MOST_CONTEXT = 4
+"""Documents that the paper shows; the shapes for 0 and 4 are rendered at the start so that a bad
+template fails there.
+"""
 
 
-class EvidenceSetOptions(OnceAQueryOptions):
-    """Options of `evidence-set`."""
+class R3AOptions(ThinkOptions, TextOptions):
+    """Options of `r3a`."""
 
-    name: str = EVIDENCE_SET
+    name: str = "r3a"
     """A registered labeler."""
-    grades: Literal[2] = 2
-    """Two: a row's document gave chunks (1), or it was shown and gave none (0)."""
-    window_tokens: int = Field(7000, ge=256)
-    """Room for chunks, by their `token_len`. More than fits is left out from the end of whichever document is longest.
-    Where `engine.max_prompt_tokens` is less, that is the limit.
+    intent: bool = True
+    """Have the intent stated. Without it the reasoning that leads to it stays, in a turn of its own as before: nothing
+    but the tag goes.
     """
-    max_documents: int = Field(100, ge=1, le=1000)
-    """Most documents of a query that are shown, in row order."""
-
-
-class EvidenceSet(Labeler):
-    """Asks for the chunks that suffice. Flags: `chunks_left_out` (of the row's document), `chunk_twice`, and the
-    answer's own.
+    extract: bool = True
+    """Have the evidence copied from the document before the grade."""
+    context: Literal["use", "none"] = "use"
+    """Documents that hint at the query's intent: shown or left out."""
+    context_is: Literal["found", "clicked"] = "found"
+    """What the column of context documents holds, as the prompt says it: documents that a search found for the query,
+    or those that people who typed it opened (the paper's).
+    """
+    max_context_chars: int = Field(2000, ge=1)
+    """Each context document is cut to this many characters: they hint at the intent, and no engine may cut them for
+    want of room.
+    """
+    stages: Literal[1, 2] = 2
+    """Turns: 2 reasons about the query once, before any document, and shares that; 1 asks everything in one prompt, for
+    each pair.
+    """
+    evidence: Literal["constrained", "checked"] = "checked"
+    """`constrained` admits only one substring of the document, or none, while decoding, where the engine can; `checked`
+    lets the model write (also several fragments, one a line) and refuses what is not in the document. Both are checked
+    when read.
     """
 
-    Options: ClassVar[type[LabelerOptions]] = EvidenceSetOptions
-    columns = (
-        LabelColumn("selected", "list<int16>", "Numbers of the chunks chosen, most important first, as written."),
-        LabelColumn("shown", "int32", "How many chunks of the document were shown."),
-        LabelColumn("num_chunks", "int32", "How many it has."),
-        LabelColumn("selected_tokens", "int32", "Tokens of the chunks chosen, each once."),
-        LabelColumn("over_budget", "float32", "0 up to the root of the chunks shown, 0.5 up to all of them, else 1."),
-    )
-    input_columns = (CHUNKS,)
-    uses_siblings = True
 
-    def __init__(self, options: EvidenceSetOptions) -> None:
+class R3A(Labeler):
+    """The R3A labeler. Flags: `evidence_missing` (grade 1 or more with no extract), `evidence_unneeded` (grade 0 with
+    one), `context_truncated`, `no_distribution`, and the answers' own.
+    """
+
+    Options: ClassVar[type[LabelerOptions]] = R3AOptions
+
+    def __init__(self, options: R3AOptions) -> None:
         self._options = options
-        self._prompts = Prompts(BUILT_IN / EVIDENCE_SET, options.templates)
-        self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
+        self.uses_context = options.context != "none"
         self._sampling = Sampling(options.temperature, options.top_p)
-        self._asks: OfOneQuery[tuple[Ask, ShownChunks]] = OfOneQuery()
-        self._faults: OfOneQuery[str | None] = OfOneQuery()
-        self.probe()  # a bad template fails here
+        is_constrained = options.extract and options.evidence == "constrained"
+        self._settings = {
+            "grades": options.grades,
+            "intent": options.intent,
+            "extract": options.extract,
+            "one_fragment": options.evidence == "constrained",
+            "clicked": options.context_is == "clicked",
+        }
+        self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED)
+        self._turn = functools.cache(self._make_turn)
+        self._system = self._turn("system.j2").message()
+        for num_context in (0, _MOST_CONTEXT) if self.uses_context else (0,):
+            self._first_turn(num_context)
+        if options.stages == 2:
+            self._turn("verdict.j2", ("document",))
         self.template_digests = self._prompts.digests
+
+        grades = tuple(map(str, range(options.grades)))
+        think, score = Text("think", options.max_think_tokens), Choice("score", grades)
+        intent = Text("intent", options.max_text_tokens, may_be_empty=False)
+        understood: tuple[Section, ...] = (think, intent) if options.intent else (think,)
+        before = (think,) if options.stages == 2 else understood
+        fragment = Fragment("extract", options.max_text_tokens, is_constrained)
+        self._intent = Reader(AnswerFormat(understood))
+        self._verdict = Reader(AnswerFormat((*before, fragment, score) if options.extract else (*before, score)))
+        # No substring of an empty document can be quoted: there, a constrained extract is `none`.
+        none = AnswerFormat((*before, Choice("extract", ("none",)), score))
+        self._empty_format = none if is_constrained else self._verdict.format
+        self._decisions = (Decision("score", "<score>", grades),)
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
-        """One ask, the same for all rows of the query; another with fewer chunks while the engine finds it too long.
+        """Two asks (one with `stages: 1`), then the label.
 
         Raises:
-            VerdictError: a document of the query has chunks that are not its own, which every row would be shown; the
-                answer is not the JSON object wanted; `overlong` for a row of whose document nothing was shown.
+            VerdictError: an answer is out of format, or its extract is not in the document.
         """
-        pair = with_siblings(pair)
-        if fault := self._faults.get((pair.siblings,), lambda: first_fault(self._candidates(pair))):
-            raise VerdictError("format", fault)
-        chunks = chunks_of(pair)
-        ask, shown = self._ask(pair, self._options.window_tokens)
-        while (answer := (yield ask)).finish == "overlong" and any(shown.counts):
-            ask, shown = self._ask(pair, int(shown.num_tokens * SHRINK))
-        assert ask.format is not None
-        content = Reader(ask.format).read(answer)[""]
-        place = place_among_siblings(pair)
-        num_shown = shown.counts[place] if place < len(shown.counts) else 0
-        if num_shown == 0 and (chunks or place >= len(shown.counts)):
-            raise VerdictError("overlong", f"the prompt had no room for document {place + 1} of {len(pair.siblings)}")
-        selected = index_lists_of(content, ask.format.sections[0])[place]
-        chosen = [chunks[number - 1] for number in dict.fromkeys(selected)]
-        flags = ["chunks_left_out"] * (num_shown < len(chunks)) + ["chunk_twice"] * (len(chosen) < len(selected))
-        columns = {
-            "selected": selected,
-            "shown": num_shown,
-            "num_chunks": len(chunks),
-            "selected_tokens": sum(chunk.token_len for chunk in chosen),
-            "over_budget": over_budget(len(selected), num_shown),
-        }
-        evidence = tuple(Span(one.start, one.end, pair.document[one.start : one.end]) for one in chosen)
-        return Label(int(bool(selected)), None, columns, evidence, flags=[*flags, *answer.flags])
+        is_cut = self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context)
+        flags = ["context_truncated"] * is_cut
+        said: dict[str, str] = {}
+        first = ""
+        if self._options.stages == 2:
+            answer = yield self._intent_ask(pair)
+            said, first = self._intent.read(answer), answer.text
+            flags += answer.flags
+        answer = yield self._verdict_ask(pair, first)
+        said |= self._verdict.read(answer)
+        flags += answer.flags
+        grade, distribution = int(said["score"]), answer.distributions.get("score")
+        evidence = read_evidence(said["extract"], pair.document) if self._options.extract else ()
+        if self._options.extract and bool(evidence) != (grade > 0):
+            flags.append("evidence_missing" if grade > 0 else "evidence_unneeded")
+        if distribution is None:
+            flags.append("no_distribution")
+        flags = list(dict.fromkeys(flags))
+        return Label(grade, distribution, {}, evidence, said.get("intent"), said["think"], flags)
 
     def probe(self) -> list[Ask]:
-        text = "Cut back to an outward bud in late winter."
-        chunk = Chunk(n=1, heading_path=["Roses"], text=text, token_len=9, start=0, end=len(text))
-        row = Pair(0, "q", "how to prune roses", "d", text, (), {CHUNKS.name: (chunk._asdict(),)})
-        return [self._ask(with_siblings(row), self._options.window_tokens)[0]]
+        """Both turns (or the one) for a made-up pair; the second goes on from a made-up first answer."""
+        context = ("Prune in late winter, before the buds swell.",) if self.uses_context else ()
+        pair = EXAMPLE._replace(context=context)
+        made = {"think": "A gardener's question.", "intent": "Steps for pruning rose bushes."}
+        earlier = "\n".join(f"<{one.tag}>{made[one.tag]}</{one.tag}>" for one in self._intent.format.sections)
+        first = [self._intent_ask(pair)] if self._options.stages == 2 else []
+        return [*first, self._verdict_ask(pair, earlier)]
 
-    def _candidates(self, pair: Pair) -> tuple[Pair, ...]:
-        return pair.siblings[: self._options.max_documents]
+    def _intent_ask(self, pair: Pair) -> Ask:
+        format = self._intent.format
+        return Ask(
+            "intent" if self._options.intent else "think",
+            self._opening(pair),
+            format,
+            token_budget(format),
+            shared_by=pair.query_id,
+            sampling=self._sampling,
+        )
 
-    def _ask(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
-        return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))
+    def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
+        """The same conversation, continued, with the first answer as the model's own turn; or all in one turn."""
+        if self._options.stages == 2:
+            tags = tuple(section.tag for section in self._intent.format.sections)
+            earlier = Message("assistant", self._intent.turn_parts(first_answer), tags)
+            verdict = self._turn("verdict.j2", ("document",)).message(pair.document)
+            messages = (*self._opening(pair), earlier, verdict)
+        else:
+            messages = self._opening(pair, pair.document)
+        source = pair.document if self._options.extract else None
+        format = self._verdict.format if pair.document.strip() else self._empty_format
+        most = token_budget(self._verdict.format)
+        return Ask("verdict", messages, format, most, self._decisions, "", source, None, self._sampling)
 
-    def _make(self, pair: Pair, window: int) -> tuple[Ask, ShownChunks]:
-        documents = [chunks_of(sibling) for sibling in self._candidates(pair)]
-        shown = chunks_within([[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window)
-        texts = [text_of(one) for chunks, count in zip(documents, shown.counts, strict=True) for one in chunks[:count]]
-        ends = list(itertools.accumulate(shown.counts))
-        settings = {"documents": list(zip([0, *ends], ends, strict=False))}
-        counts = {"chunks": len(texts)}
-        turn = self._prompts.turn("user", "user.j2", data=("query", "chunks"), settings=settings, counts=counts)
-        keys = tuple(f"Document_{number}" for number in range(1, len(documents) + 1))
-        format = AnswerFormat((JsonIndices(keys, shown.counts),))
-        messages = (self._system, turn.message(pair.query, *texts))
-        ask = Ask("select", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
-        return ask, shown
+    def _opening(self, pair: Pair, *document: str) -> tuple[Message, ...]:
+        longest = self._options.max_context_chars
+        context = [text[:longest] for text in pair.context] if self.uses_context else []
+        return self._system, self._first_turn(len(context)).message(pair.query, *context, *document)
 
+    def _first_turn(self, num_context: int) -> Turn:
+        if self._options.stages == 2:
+            return self._turn("intent.j2", ("query", "context"), num_context)
+        return self._turn("single.j2", ("query", "context", "document"), num_context)
 
-# ------------------------------------------------------------------------------
-# Short answers to a question from chosen evidence alone: what RES-RAG's frozen generator is asked, and how its answer
-# is read. Not a labeler: it says what a choice of evidence is worth.
-#
-# Source: RES-RAG (papers, equation 7, appendix C, figure 6). The sentences are ours.
-
-
-MOST_ANSWERS = 8
-"""Answers of a question, at most."""
-MAX_TEXT_TOKENS = 32
-"""Tokens of one, at most."""
-
-
-class ShortAnswers:
-    """Asks for answers, greedily."""
-
-    def __init__(self) -> None:
-        self._prompts = Prompts(BUILT_IN / "short-answers")
-        self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
-        self._format = AnswerFormat((JsonTexts(MOST_ANSWERS, MAX_TEXT_TOKENS),))
-        self._reader = Reader(self._format)
-        self.probe()  # a bad template fails here
-        self.template_digests = self._prompts.digests
-        """sha256 of every prompt template, by file name."""
-
-    def ask(self, query: str, evidence: Sequence[str], jsonld: Sequence[str]) -> Ask:
-        """The ask for one choice.
-
-        Args:
-            evidence: texts of the chunks chosen, in the order of documents and choice.
-            jsonld: what the documents' pages say of themselves, an object each.
-        """
-        counts = {"evidence": len(evidence), "jsonld": len(jsonld)}
-        turn = self._prompts.turn("user", "user.j2", data=("query", *counts), settings={}, counts=counts)
-        messages = (self._system, turn.message(query, *evidence, *jsonld))
-        return Ask("answer", messages, self._format, token_budget(self._format))
-
-    def read(self, answer: Answer) -> list[str]:
-        """The answers, best first; none where the evidence does not suffice.
-
-        Raises:
-            VerdictError: it is no JSON array of texts, or there is no answer at all.
-        """
-        return texts_of(self._reader.read(answer)[""])
-
-    def probe(self) -> list[Ask]:
-        """For `Engine.prepare`."""
-        return [self.ask("how to prune roses", ("Cut back to an outward bud in late winter.",), ())]
+    def _make_turn(self, file: str, data: tuple[str, ...] = (), num_context: int = 0) -> Turn:
+        role: Role = "user" if data else "system"
+        return self._prompts.turn(role, file, data=data, settings=self._settings, num_context=num_context)

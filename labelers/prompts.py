@@ -13,6 +13,7 @@ included by their literal name.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -23,6 +24,7 @@ from typing import Any
 from jinja2 import FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Message, Role
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.specs import nearest
@@ -38,10 +40,7 @@ rule was put.
 TEMPLATES_READ: dict[str, bytes] = {}
 """The templates that this process has read, by sha256: `Labeler.template_digests` names them."""
 
-_ENDLESS = (RecursionError, MemoryError)
-"""What a template that includes itself, or repeats a text without measure, ends in."""
 _EDGE = "\0"  # no text file worth the name holds it: one in a template cuts the text as a filter does
-
 
 _REFERENCES: tuple[type[Any], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
@@ -62,13 +61,9 @@ class _Field:
 
     __str__ = __bool__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __hash__ = __format__ = _refuse
 
-    @property
-    def _sentinel(self) -> str:
-        return f"{_EDGE}{self._name}{_EDGE}"
-
 
 def _finalize(value: Any) -> Any:
-    return value._sentinel if isinstance(value, _Field) else value
+    return f"{_EDGE}{value._name}{_EDGE}" if isinstance(value, _Field) else value
 
 
 class Turn:
@@ -88,12 +83,8 @@ class Turn:
         keys = parts[1::2]
         self.fields = tuple(key.partition(".")[0] for key in keys)
         # `message` picks from texts + values; picking one item would give no tuple, but there are never two parts.
-        places = {key: place for place, key in enumerate(order)}
-        picks: list[int] = []
-        for i in range(len(self._texts)):
-            picks.append(i)
-            if i < len(keys):
-                picks.append(len(self._texts) + places[keys[i]])
+        places = {key: place for place, key in enumerate(order, start=len(self._texts))}
+        picks = [pick for i, key in enumerate(keys) for pick in (i, places[key])] + [len(keys)]
         self._pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = itemgetter(*picks) if keys else None
 
     def message(self, *values: str) -> Message:
@@ -120,8 +111,7 @@ class Prompts:
         self._paths: dict[str, Path] = {path.name: path for path in files if path.suffix == ".j2"}
         if override is not None:
             self._paths |= _overrides(override, sorted(self._paths))
-        self._sources: dict[str, str] = {}
-        self._digests: dict[str, str] = {}
+        self._sources, self._digests = dict[str, str](), dict[str, str]()
         self._env = ImmutableSandboxedEnvironment(
             loader=FunctionLoader(self._include),
             autoescape=False,  # prompts are no HTML
@@ -167,7 +157,10 @@ class Prompts:
         self._load(file)
         try:
             text = self._env.get_template(file).render({**settings, **values})
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, *_ENDLESS) as exc:
+        except (
+            *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
+            *(RecursionError, MemoryError),  # it includes itself, or repeats a text without measure
+        ) as exc:
             known = ", ".join(sorted([*settings, *data]))
             what = str(exc).rstrip(".") or type(exc).__name__
             raise ConfigError(f"{self._fault_place(exc, file)}: {what}. A template may read: {known}.") from exc
@@ -243,3 +236,22 @@ def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
             )
         found[path.name] = path
     return found
+
+
+def template_files(name: str) -> dict[str, bytes]:
+    """A labeler's own templates and those of the shared ones that it uses, by file name.
+
+    Its own are in `templates/NAME` or `templates` in the folder of the labeler's module.
+
+    Raises:
+        ConfigError: there is no such labeler, or it has no templates.
+    """
+    cls = labeler_class(name)
+    templates = Path(inspect.getfile(cls)).parent / "templates"
+    own = templates / name if (templates / name).is_dir() else templates
+    used = cls(cls.Options(name=name)).template_digests
+    found = {path.name: path.read_bytes() for path in own.glob("*.j2")}
+    found |= {file: TEMPLATES_READ[digest] for file, digest in used.items()}
+    if not found:
+        raise ConfigError(f"labeler {name}: has no templates in {own}; its prompts can't be edited.")
+    return dict(sorted(found.items()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from relabel.manifests.asks import Answer, Ask, Engine
 from relabel.manifests.errors import ConfigError
@@ -22,18 +22,28 @@ LABELERS: dict[str, str] = {
     "complexity": "relabel.labelers.direct:Complexity",
     "direct": "relabel.labelers.direct:Direct",
     "ensemble": "relabel.labelers.direct:Ensemble",
-    "evidence-set": "relabel.labelers.evidence:EvidenceSet",
+    "evidence-set": "relabel.labelers.review:EvidenceSet",
     "graph-grpo": "relabel.labelers.direct:GraphGrpo",
     "pointwise": "relabel.labelers.direct:Pointwise",
     "query": "relabel.labelers.direct:Query",
     "r1": "relabel.labelers.direct:R1",
-    "r3a": "relabel.labelers.r3a:R3A",
+    "r3a": "relabel.labelers.evidence:R3A",
     "review": "relabel.labelers.review:Review",
     "route": "relabel.labelers.route:Route",
     "umbrela": "relabel.labelers.direct:Umbrela",
-    "variants": "relabel.labelers.base:Variants",
+    "variants": "relabel.labelers.review:Variants",
 }
 _LABELERS = Registry("labeler", "relabel.labelers", LABELERS)
+
+EXAMPLE = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
+"""The made-up pair of `probe`."""
+
+
+class OnceAQueryOptions(LabelerOptions):
+    """Options of a labeler whose one answer is about a whole query: rows can't vote on their parts of it."""
+
+    samples: Literal[1] = 1
+    """One: all rows of a query take their label from the same answer."""
 
 
 class Recalled(NamedTuple):

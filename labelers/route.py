@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from relabel.labelers.base import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.prompts import BUILT_IN, Prompts
 from relabel.labelers.registry import Labeler, Recalled
+from relabel.labelers.review import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.verdicts import Reader, token_budget, unreadable
 from relabel.manifests.asks import Answer, AnswerFormat, Ask, OptionLines, Sampling
 from relabel.manifests.errors import InputError, VerdictError

@@ -3,6 +3,7 @@ no verdict; and how several labels of a pair become one."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -96,12 +97,8 @@ def lines_of(content: str) -> list[str]:
 
 def indices_of(content: str) -> list[int]:
     """The numbers of a section, in their order; 0 for anything else."""
-    if not content:
-        return []
-    return [
-        int(one) if (one := part.strip()).isascii() and one.isdigit() and len(one) < 10 else 0
-        for part in content.split(",")
-    ]
+    parts = map(str.strip, content.split(",") if content else ())
+    return [int(one) if one.isascii() and one.isdigit() and len(one) < 10 else 0 for one in parts]
 
 
 def index_lists_of(content: str, section: Section) -> list[list[int]]:
@@ -112,7 +109,7 @@ def index_lists_of(content: str, section: Section) -> list[list[int]]:
             within their bounds, anything around it.
     """
     assert isinstance(section, JsonIndices)
-    held = _loaded(content, object_pairs_hook=list, parse_int=_short_int)
+    held = _loaded(content, object_pairs_hook=list)
     if not isinstance(held, list) or not all(isinstance(one, tuple) for one in held):
         raise ValueError("it is no object")
     if tuple(key for key, _ in held) != section.keys:
@@ -151,10 +148,6 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _short_int(text: str) -> int:
-    return int(text) if len(text) < 10 else 0
-
-
 # ------------------------------------------------------------------------------
 # Reading rules: the sections of a tagged answer, or why there is no verdict. Generic over `AnswerFormat`; knows no
 # labeler.
@@ -165,17 +158,13 @@ def _short_int(text: str) -> int:
 # whatever the text.
 
 
-_TAG_TOKENS = (
-    16  # opening and closing tag and a line break: `</attribute_score>` takes 5 to 7 tokens in common vocabularies
-)
+# opening and closing tag and a line break: `</attribute_score>` takes 5 to 7 tokens in common vocabularies
+_TAG_TOKENS = 16
 
 
 def token_budget(format: AnswerFormat) -> int:
     """Most tokens that an answer in this format can take: the sections' caps, and room for tags and choices."""
-    total = 0
-    for section in format.sections:
-        total += _TAG_TOKENS + (0 if isinstance(section, Choice) else section.max_tokens)
-    return total
+    return sum(_TAG_TOKENS + (0 if isinstance(one, Choice) else one.max_tokens) for one in format.sections)
 
 
 class Reader:
@@ -186,11 +175,8 @@ class Reader:
         prefill: the text that the answer was made to begin with; put before `Answer.text` when reading.
     """
 
-    __slots__ = ("_first", "_prefill", "_steps")
-
     def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
-        self._prefill = prefill
-        self._first = next(iter(format.sections), None)
+        self.format, self._prefill = format, prefill
         self._steps = tuple((section, opening_of(section), closing_of(section)) for section in format.sections)
 
     def read(self, answer: Answer) -> dict[str, str]:
@@ -203,8 +189,8 @@ class Reader:
         """
         require_generated(answer)
         text = self._prefill + answer.text
-        if self._first is not None and not self._first.tag:
-            _check_untagged(answer, text, self._first)
+        if [section.tag for section in self.format.sections] == [""]:
+            _check_untagged(answer, text, self.format.sections[0])
             return {"": text.strip()}
         sections: dict[str, str] = {}
         at = 0
@@ -252,12 +238,8 @@ class Reader:
         (`</think>` is one token for some); what is in them stays data, since a hostile document may speak through
         it.
         """
-        parts = []
-        at = 0
-        for start, end in self.spans(text).values():
-            parts += [text[at:start], text[start:end]]
-            at = end
-        return (*parts, text[at:])
+        edges = [0, *(edge for span in self.spans(text).values() for edge in span), len(text)]
+        return tuple(text[start:end] for start, end in itertools.pairwise(edges))
 
 
 def _fault_in(section: Section, content: str, before: Mapping[str, str]) -> str | None:
@@ -288,15 +270,13 @@ def _check_untagged(answer: Answer, text: str, section: Section) -> None:
         if answer.finish != "stop":
             raise unreadable(answer, "lines may be missing at its end")
         return
-    is_texts = isinstance(section, JsonTexts)
     try:
-        if is_texts:
+        if isinstance(section, JsonTexts):
             texts_of(text)
         else:
             index_lists_of(text, section)
     except ValueError as exc:
-        wanted = "array" if is_texts else "object"
-        raise unreadable(answer, f"no JSON {wanted} as was wanted: {exc}") from exc
+        raise unreadable(answer, f"no JSON as was wanted: {exc}") from exc
 
 
 def _shown(content: str) -> str:

@@ -142,7 +142,7 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
     A job uses them once `labeler.templates` names the folder; the labels of files that were not edited are those of the
     built-in ones. `relabel ask JOB.YAML --edit-prompt DIR` asks again whenever one of them changes.
     """
-    from relabel.labelers.base import template_files
+    from relabel.labelers.prompts import template_files
 
     target, files, storage = local_folder(folder, "DIR"), template_files(labeler), Storage()
     for name in files:

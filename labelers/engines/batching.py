@@ -1,22 +1,359 @@
-"""Continuous batching on torch: finished sequences leave and waiting ones join between steps, shared prefixes are
-computed once, and tokens are sampled per request."""
+"""Running a decoder on torch: attention without copies, forward passes over rows of one key-value cache, shared
+prefixes, drawing of tokens, and continuous batching."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from relabel.labelers.engines.decisions import TokenSequence
-from relabel.labelers.engines.forward import Forward
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.asks import Sampling
+from relabel.manifests.errors import ModelError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# ------------------------------------------------------------------------------
+# Attention whose keys and values several heads share, without copies of them.
+
+
+GROUPED = "relabel_grouped"
+"""Name under which our attention is registered with transformers."""
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention that reads each key and value once for all query heads that share it.
+
+    transformers repeats keys and values per query head where there is a mask: for SmolLM2 (9 heads on 3) it copied the
+    whole cache threefold at every step. While decoding, query heads of a group are taken for so many query positions
+    instead. A square mask is always the plain causal one here (see `Forward.prefill`), for which the kernel needs no
+    mask.
+    """
+    B, num_heads, S, D = query.shape
+    if attention_mask is None or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None:
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return plain
+    if S == 1:
+        folded = query.view(B, key.shape[1], -1, D)
+        mask = attention_mask.expand(B, 1, folded.shape[2], key.shape[2])
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        return out.reshape(B, num_heads, 1, -1).transpose(1, 2), None
+    is_causal = getattr(attention_mask, "is_plain_causal", False)
+    mask = None if is_causal else attention_mask
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)
+
+
+# ------------------------------------------------------------------------------
+# Keys and values of all rows in flight, in one buffer a layer; rows come and go without a copy of the others.
+#
+# Every row begins at column 0, so a column is a position. A prefill writes a block of neighbouring rows, a decoding
+# step writes one column per row, each at its own row's end; what lies beyond a row's end is masked by the caller and
+# overwritten later. Rows in use are always the first ones: when one leaves, the last one moves into its place.
+
+
+# R rows, H key-value heads, T columns, D width of a head
+
+
+COLUMN_STEP = 64
+"""Buffers grow to a multiple of this many columns, so that a slightly longer row does not move everything again."""
+
+
+@dataclass(slots=True)
+class Window:
+    """What the next forward pass writes: a block of rows from column `start`, or, with `ends`, one column per row."""
+
+    first: int = 0
+    last: int = 0
+    start: int = 0
+    stop: int = 0
+    ends: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of one layer: two buffers [R, H, T, D], made when the first keys show H and D."""
+
+    def __init__(self, owner: RowCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys = self._buffer(key_states)
+        self.values = self._buffer(value_states)
+        self.is_initialized = True
+
+    def _buffer(self, like: torch.Tensor) -> torch.Tensor:
+        # Zeros, not garbage: a masked column still enters the sum, and 0 times NaN is NaN.
+        return like.new_zeros((self.owner.num_rows, like.shape[1], self.owner.num_columns, like.shape[3]))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        window = self.owner.window
+        block = slice(window.first, window.last)
+        for kept, new in ((self.keys, key_states), (self.values, value_states)):
+            if window.ends is None:
+                kept[block, :, window.start : window.stop] = new
+            else:
+                kept[window.rows, :, window.ends] = new[:, :, 0]
+        return self.keys[block, :, : window.stop], self.values[block, :, : window.stop]
+
+    def resize(self, used_rows: int, used_columns: int) -> None:
+        """Move what is in use into buffers of the owner's present size."""
+        if not self.is_initialized:
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = self._buffer(old)
+            new[:used_rows, :, :used_columns] = old[:used_rows, :, :used_columns]
+            setattr(self, name, new)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.window.stop, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.window.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):  # type: ignore[misc]
+    """All layers' buffers, and the window that the next forward pass writes.
+
+    Args:
+        num_layers: decoder layers of the model.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.window = Window()
+        self.num_rows = 0
+        self.num_columns = 0
+        super().__init__(layers=[RowLayer(self) for _ in range(num_layers)])
+
+    def reserve(self, num_rows: int, num_columns: int, *, used_rows: int, used_columns: int) -> None:
+        """Have at least `num_rows` x `num_columns`. Buffers shrink only while no row is in use."""
+        columns = -(-num_columns // COLUMN_STEP) * COLUMN_STEP
+        is_wasteful = used_rows == 0 and (self.num_columns > 2 * columns or self.num_rows > 2 * num_rows)
+        if num_rows <= self.num_rows and columns <= self.num_columns and not is_wasteful:
+            return
+        keep = used_rows > 0
+        self.num_rows = max(num_rows, self.num_rows) if keep else num_rows
+        self.num_columns = max(columns, self.num_columns) if keep else columns
+        for layer in self.layers:
+            layer.resize(used_rows, used_columns)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of one row over another's."""
+        for layer in self.layers:
+            layer.keys[target, :, :length] = layer.keys[source, :, :length]
+            layer.values[target, :, :length] = layer.values[source, :, :length]
+
+    def snapshot(self, row: int, length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """A copy of a row's first `length` columns, a pair [H, length, D] a layer."""
+        return [(layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()) for layer in self.layers]
+
+    def restore(self, saved: list[tuple[torch.Tensor, torch.Tensor]], first: int, last: int) -> None:
+        """Begin the rows first..last-1 with what a snapshot holds."""
+        for layer, (keys, values) in zip(self.layers, saved, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            layer.keys[first:last, :, : keys.shape[1]] = keys
+            layer.values[first:last, :, : values.shape[1]] = values
+
+
+# ------------------------------------------------------------------------------
+# Forward passes of one decoder over rows of a `RowCache`: a prefill of a block of rows, or one more token for every
+# row.
+#
+# Masks and positions are made here, since rows begin at column 0 and end where they end. Only each row's last logits
+# are ever computed.
+
+
+# B rows, S new tokens, P prefix columns, T columns, V vocabulary
+
+
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+class Forward:
+    """Runs a decoder over the rows of its cache.
+
+    Args:
+        model: a causal language model of transformers, in eval mode.
+        device: where it lies.
+    Raises:
+        ModelError: the model has layers that are no attention over keys and values.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        config, kind = model.config.get_text_config(), model.config.model_type
+        self.sliding_window: int | None = getattr(config, "sliding_window", None)
+        default = ["sliding_attention" if self.sliding_window else "full_attention"]
+        self.layer_types = sorted(set(getattr(config, "layer_types", None) or default))
+        if unknown := set(self.layer_types) - KNOWN_LAYERS:
+            raise ModelError(
+                f"models of type {kind} have layers of kind {', '.join(sorted(unknown))}, which this engine can't run; "
+                "try vllm."
+            )
+        self.cache = RowCache(config.num_hidden_layers)
+        self._last: torch.Tensor | None = None
+        self._lowest = torch.finfo(model.dtype).min
+        head = model.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"models of type {kind} have no output layer over a vocabulary; a decoder is needed.")
+        head.register_forward_pre_hook(self._keep_last)
+        self.vocab_size: int = head.weight.shape[0]
+
+    def check(self) -> bool:
+        """Run a few tokens our way and the model's own way, and compare the logits.
+
+        Models differ in what they make of masks, positions and caches that they are handed; one that ignores ours, or
+        mixes the rows of a batch, would give plausible labels. Takes six forward passes of a few tokens, and five
+        more where rows can't be run together.
+
+        Returns:
+            Whether rows may be run together; False for a model that answers so only a row that is alone.
+        Raises:
+            ModelError: the model can't be run by rows of a cache, or says something else when it is.
+        """
+        ids = [token * 7919 % self.vocab_size for token in range(1, 25)]
+        limit = 0.01 if self.model.dtype == torch.float32 else 0.25  # bfloat16 alone makes a few hundredths
+        if self._difference([ids, ids[:11] + ids[21:]]) < limit:
+            return True
+        difference = self._difference([ids])
+        if not difference < limit:
+            raise ModelError(
+                f"models of type {self.model.config.model_type} can't be run by this engine: its logits are off by "
+                f"{difference:.3g} standard deviations (limit {limit}) against the model's own; try vllm."
+            )
+        return False
+
+    def _difference(self, rows: Sequence[Sequence[int]]) -> float:
+        """How far the last logits of rows that we run together, with a prefix that they share, lie from those that the
+        model gives each alone; in standard deviations, of the worst row.
+        """
+        first, B = rows[0], len(rows)
+        try:
+            with torch.inference_mode():
+                alone = (torch.tensor([row], device=self.device) for row in rows)
+                own_BV = torch.cat([self.model(input_ids=ids, use_cache=False).logits[:, -1] for ids in alone]).float()
+                self.cache.reserve(B, len(first), used_rows=0, used_columns=0)
+                self.prefill([first[:8], first[:3]][:B], first_row=0, prefix=0)
+                self.cache.restore(self.cache.snapshot(0, 8), 0, B)
+                self.prefill([row[8:-3] for row in rows], first_row=0, prefix=8)
+                for place in (-3, -2, -1):
+                    ours_BV = self.decode([row[place] for row in rows], [len(row) + place for row in rows])
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as exc:
+            raise ModelError(
+                f"models of type {self.model.config.model_type} can't be run by this engine ({type(exc).__name__}); "
+                "try vllm."
+            ) from exc
+        return float(((ours_BV - own_BV).abs().amax(1) / own_BV.std(1)).max())
+
+    def prefill(self, suffixes: Sequence[Sequence[int]], *, first_row: int, prefix: int) -> torch.Tensor:
+        """Run new rows whose first `prefix` columns are in the cache already.
+
+        Args:
+            suffixes: token ids after the prefix, at least one a row.
+            first_row: the rows first_row.. take them, in order.
+            prefix: columns that all of them share.
+        Returns:
+            Raw logits after each row's last token, float32 [B, V].
+        """
+        lengths = [len(suffix) for suffix in suffixes]
+        B, S = len(lengths), max(lengths)
+        ids_BS = torch.tensor([[*suffix, *[0] * (S - len(suffix))] for suffix in suffixes], device=self.device)
+        positions_S = torch.arange(prefix, prefix + S, device=self.device)
+        columns_T = torch.arange(prefix + S, device=self.device)
+        self.cache.window = Window(first_row, first_row + B, prefix, prefix + S)
+        # Padding is to the right, where a causal mask keeps it from everything that counts.
+        masks = self._masks(columns_T[None, None, None, :], positions_S[None, None, :, None])
+        if prefix == 0 and "sliding_attention" not in self.layer_types:
+            for mask in masks.values():
+                mask.is_plain_causal = True
+        self._last = torch.tensor([length - 1 for length in lengths], device=self.device)
+        return self._run(ids_BS, positions_S.expand(B, S), masks)
+
+    def decode(self, tokens: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """Append one token to each of the first rows, whose columns in use are `lengths`. Returns raw logits, float32
+        [B, V].
+        """
+        B, T = len(tokens), max(lengths) + 1
+        ends_B = torch.tensor(lengths, device=self.device)
+        self.cache.window = Window(0, B, T - 1, T, ends_B, torch.arange(B, device=self.device))
+        columns_T = torch.arange(T, device=self.device)
+        masks = self._masks(columns_T[None, None, None, :], ends_B[:, None, None, None])
+        self._last = None
+        return self._run(torch.tensor(tokens, device=self.device)[:, None], ends_B[:, None], masks)
+
+    def _masks(self, columns: torch.Tensor, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Additive masks by kind of layer: a position sees the columns up to itself, in a sliding layer only the last
+        ones of them.
+        """
+        masks = {}
+        for kind in self.layer_types:
+            is_hidden = columns > positions
+            if kind == "sliding_attention" and self.sliding_window is not None:
+                is_hidden = is_hidden | (columns <= positions - self.sliding_window)
+            masks[kind] = torch.zeros(is_hidden.shape, dtype=self.model.dtype, device=self.device).masked_fill_(
+                is_hidden, self._lowest
+            )
+        return masks
+
+    def _run(self, ids_BS: torch.Tensor, positions_BS: torch.Tensor, masks: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=ids_BS,
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                position_ids=positions_BS,
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        logits_BV: torch.Tensor = output.logits[:, -1].float()
+        return logits_BV
+
+    def _keep_last(self, _head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        """Before the head runs: only the row's last hidden state is worth V products."""
+        if self._last is None:
+            return None
+        hidden = inputs[0]
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return (hidden[rows, self._last][:, None],)
+
 
 # ------------------------------------------------------------------------------
 # Prefixes that prompts share: found among what waits, computed once, kept while they are in use. Prompts of one labeler
@@ -32,6 +369,10 @@ class Prefix(NamedTuple):
 
     ids: NDArray[np.int64]
     state: Any
+
+    def begins(self, ids: NDArray[np.int64]) -> bool:
+        """Whether a prompt goes on from it, by one token at least."""
+        return common_length(ids, self.ids) == len(self.ids) < len(ids)
 
 
 NO_PREFIX = Prefix(np.empty(0, dtype=np.int64), None)
@@ -50,7 +391,8 @@ class PrefixStore:
 
     def longest(self, ids: NDArray[np.int64]) -> Prefix:
         """The longest kept prefix of `ids` that leaves at least one token to run; `NO_PREFIX` if there is none."""
-        best = max((one for one in self._kept.values() if begins(ids, one)), key=_length_of, default=NO_PREFIX)
+        fitting = (one for one in self._kept.values() if one.begins(ids))
+        best = max(fitting, key=lambda one: len(one.ids), default=NO_PREFIX)
         if best is not NO_PREFIX:
             self._kept.move_to_end(best.ids.tobytes())
         return best
@@ -58,17 +400,8 @@ class PrefixStore:
     def keep(self, prefix: Prefix) -> None:
         """Keep one more; forget the least used ones over the limit, but never this one."""
         self._kept[prefix.ids.tobytes()] = prefix
-        while len(self._kept) > 1 and sum(map(_length_of, self._kept.values())) > self.max_tokens:
+        while len(self._kept) > 1 and sum(len(one.ids) for one in self._kept.values()) > self.max_tokens:
             self._kept.popitem(last=False)
-
-
-def _length_of(prefix: Prefix) -> int:
-    return len(prefix.ids)
-
-
-def begins(ids: NDArray[np.int64], prefix: Prefix) -> bool:
-    """Whether a prompt goes on from a prefix, by one token at least."""
-    return len(ids) > len(prefix.ids) and common_length(ids, prefix.ids) == len(prefix.ids)
 
 
 def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
@@ -142,23 +475,17 @@ def draw_tokens(sequences: Sequence[TokenSequence], logits_BV: torch.Tensor) -> 
 def _draw_row(logits_V: torch.Tensor, sampling: Sampling, chance: float) -> int:
     probs_V = torch.softmax(logits_V / sampling.temperature, dim=-1)
     order: torch.Tensor | None = None
-    if sampling.top_p < 1.0:
-        probs_V, order = _nucleus(probs_V, sampling.top_p)
+    if sampling.top_p < 1.0:  # the fewest most probable tokens that hold it, most probable first
+        top, order = probs_V.topk(min(NUCLEUS_GUESS, len(probs_V)))
+        if float(top.sum()) < sampling.top_p:
+            top, order = probs_V.sort(descending=True)
+        probs_V = top[: int((top.cumsum(dim=-1) < sampling.top_p).sum()) + 1]
     mass = probs_V.double().cumsum(dim=-1)
     place = int(torch.searchsorted(mass, mass.new_tensor(chance * float(mass[-1])), right=True))
     place = min(place, len(mass) - 1)
     while float(probs_V[place]) == 0.0:  # rounding at the very end of the sum: step back to a token that has mass
         place -= 1
     return int(order[place]) if order is not None else place
-
-
-def _nucleus(probs_V: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The fewest most probable tokens that hold `top_p`, most probable first, and their ids."""
-    top, order = probs_V.topk(min(NUCLEUS_GUESS, len(probs_V)))
-    if float(top.sum()) < top_p:
-        top, order = probs_V.sort(descending=True)
-    size = int((top.cumsum(dim=-1) < top_p).sum()) + 1
-    return top[:size], order[:size]
 
 
 # ------------------------------------------------------------------------------
@@ -175,33 +502,34 @@ MAX_PADDING = 0.15
 """Share of a prefill's tokens that may be padding."""
 
 
-class BatchLimits(NamedTuple):
-    """How much is run at a time.
+class Batch:
+    """Sequences in flight and sequences that wait.
 
     Args:
-        sequences: sequences in flight.
-        columns: key-value columns of all sequences together, as memory allows.
+        max_sequences: sequences in flight.
+        max_columns: key-value columns of all sequences together, as memory allows.
         prefill_tokens: tokens of one prefill, padding included; a longer sequence goes alone.
-        share_prefixes: whether a prefix that several prompts share is run once.
+        shares_prefixes: whether a prefix that several prompts share is run once.
     """
 
-    sequences: int
-    columns: int
-    prefill_tokens: int
-    share_prefixes: bool
-
-
-class Batch:
-    """Sequences in flight and sequences that wait."""
-
     def __init__(
-        self, forward: Forward, compiler: GrammarCompiler, encode_text: Callable[[str], list[int]], limits: BatchLimits
+        self,
+        forward: Forward,
+        compiler: GrammarCompiler,
+        encode_text: Callable[[str], list[int]],
+        *,
+        max_sequences: int,
+        max_columns: int,
+        prefill_tokens: int,
+        shares_prefixes: bool,
     ) -> None:
-        self._forward, self._compiler, self._encode_text, self._limits = forward, compiler, encode_text, limits
+        self._forward, self._compiler, self._encode_text = forward, compiler, encode_text
+        self._max_sequences, self._max_columns = max_sequences, max_columns
+        self._prefill_tokens, self._shares_prefixes = prefill_tokens, shares_prefixes
         self._waiting: list[TokenSequence] = []
         self._active: list[TokenSequence] = []
         self._done: list[TokenSequence] = []
-        self._prefixes = PrefixStore(max(limits.columns // 4, 1024))
+        self._prefixes = PrefixStore(max(max_columns // 4, 1024))
         self._has_news = True  # something joined or left since a prefill was last thought about
 
     def __len__(self) -> int:
@@ -231,14 +559,17 @@ class Batch:
     def _next_group(self) -> tuple[list[TokenSequence], Prefix]:
         """Waiting sequences to prefill now and what they begin with, or none if it is better to go on decoding."""
         leader = self._waiting[0]
-        if self._room_for([leader]) <= 0:
+        if not self._fits([leader]):
             return [], NO_PREFIX
-        prefix = self._share(leader) if self._limits.share_prefixes else NO_PREFIX
-        fitting = [sequence for sequence in self._waiting if begins(sequence.prompt, prefix)]
-        wanted = len(leader.prompt)
+        prefix = self._share(leader) if self._shares_prefixes else NO_PREFIX
+        shared, wanted = len(prefix.ids), len(leader.prompt)
+        fitting = [sequence for sequence in self._waiting if prefix.begins(sequence.prompt)]
         fitting.sort(key=lambda sequence: (sequence is not leader, abs(len(sequence.prompt) - wanted)))
-        group = self._take(fitting, len(prefix.ids))
-        if self._active and self._is_too_small(group, len(prefix.ids), fitting):
+        group = self._take(fitting, shared)
+        # few short sequences, while more could soon go with them, are not worth an interruption
+        is_small = sum(len(sequence.prompt) - shared for sequence in group) < self._prefill_tokens // 8
+        is_full = self._max_sequences - len(self._active) < max(1, self._max_sequences // 4)
+        if self._active and len(fitting) > len(group) and is_small and is_full:
             return [], NO_PREFIX
         chosen = set(map(id, group))
         self._waiting = [sequence for sequence in self._waiting if id(sequence) not in chosen]
@@ -253,32 +584,18 @@ class Batch:
             sizes = [len(other.prompt) - shared for other in [*group, sequence]]
             padded = max(sizes) * len(sizes)
             is_padding_fine = padded - sum(sizes) <= MAX_PADDING * padded + 8 * len(sizes)
-            if group and (padded > self._limits.prefill_tokens or not is_padding_fine):
+            if group and (padded > self._prefill_tokens or not is_padding_fine):
                 continue
-            if self._room_for([*group, sequence]) <= 0:
+            if not self._fits([*group, sequence]):
                 break
             group.append(sequence)
         return group
 
-    def _is_too_small(self, group: list[TokenSequence], shared: int, fitting: Sequence[TokenSequence]) -> bool:
-        """Whether a prefill would interrupt the others for too little: few short sequences while more could soon go
-        with them.
-        """
-        tokens = sum(len(sequence.prompt) - shared for sequence in group)
-        free = self._limits.sequences - len(self._active)
-        return (
-            len(fitting) > len(group)
-            and tokens < self._limits.prefill_tokens // 8
-            and free < max(1, self._limits.sequences // 4)
-        )
-
-    def _room_for(self, sequences: Sequence[TokenSequence]) -> int:
-        """How many may still join those given; 0 or less says that not even they fit. A lone one always fits."""
-        count = len(self._active) + len(sequences)
-        if count > self._limits.sequences:
-            return 0
-        longest = max(sequence.max_length for sequence in [*self._active, *sequences])
-        return 1 if count == 1 else self._limits.columns // longest - count + 1
+    def _fits(self, sequences: Sequence[TokenSequence]) -> bool:
+        """Whether these may join those in flight. A lone one always may."""
+        together = [*self._active, *sequences]
+        longest = max(sequence.max_length for sequence in together)
+        return len(together) == 1 or len(together) <= min(self._max_sequences, self._max_columns // longest)
 
     def _share(self, leader: TokenSequence) -> Prefix:
         """The longest prefix that the leader can begin with, after running those that are worth it."""
@@ -300,7 +617,7 @@ class Batch:
         first, count = len(self._active), len(self._active) + len(group)
         longest = max(sequence.max_length for sequence in [*self._active, *group])
         used = max((sequence.length for sequence in self._active), default=0)
-        num_rows = max(count, min(self._limits.sequences, self._limits.columns // longest))
+        num_rows = max(count, min(self._max_sequences, self._max_columns // longest))
         self._forward.cache.reserve(num_rows, longest, used_rows=first, used_columns=used)
         if prefix is not NO_PREFIX:
             self._forward.cache.restore(prefix.state, first, count)

@@ -12,7 +12,6 @@ import random
 import signal
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +21,6 @@ from relabel.manifests.asks import (
     DOCUMENT_FIELD,
     POLL_S,
     Answer,
-    AnswerFormat,
     Ask,
     Choice,
     Distribution,
@@ -69,53 +67,38 @@ _THOUGHTS = (
 _WAYS = ("how to", "what is", "best", "reasons for", "guide to", "examples of", "against", "history of")
 
 
-class AnswerPlan:
-    """What there is to know of a format before the first ask in it."""
-
-    def __init__(self, format: AnswerFormat) -> None:
-        self.sections = format.sections
-        self.steps = tuple((opening_of(section), f"{closing_of(section)}\n") for section in format.sections)
-        self.places = {section.tag: place for place, section in enumerate(format.sections)}
-        short = [s for s in format.sections if isinstance(s, Text) and s.tag != "think"]
-        self.has_short_texts = len(short) > 1  # where several things are described, some are `none`
-
-
-plan_of = functools.lru_cache(maxsize=1024)(AnswerPlan)
-"""A labeler has a handful of formats, or one for each number of documents."""
-
-
-def made_thought(hits: int, num_words: int, bits: int) -> str:
-    """How many of the query's words were found, and two remarks that say nothing."""
-    return f"{hits} of {num_words} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
-
-
-def made_contents(plan: AnswerPlan, choices: list[int], query: str, thought: str, source: str, bits: int) -> list[str]:
+def made_contents(
+    sections: Sequence[Section], choices: Sequence[int], query: str, thought: str, source: str, bits: int
+) -> list[str]:
     """The contents of the tags, section by section."""
-    contents: list[str] = []
+    contents: dict[str, str] = {}
     left = iter(choices)
-    for section in plan.sections:
-        make = _MAKERS.get(type(section))
+    # where several things are described, some are `none`
+    has_short_texts = sum(isinstance(one, Text) and one.tag != "think" for one in sections) > 1
+    for section in sections:
         if isinstance(section, Choice):
             content = section.options[next(left)]
         elif isinstance(section, Fragment):
             # One in 32 goes against the grade, so that the labelers' flags have something to say.
             is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
             content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
-        elif make is not None:
-            content = make(section, query, bits)
+        elif not isinstance(section, Text):
+            content = _MAKERS[type(section)](section, query, bits)
         elif section.tag == "think":
             content = thought[: section.max_tokens * CHARS_PER_TOKEN]
-        elif isinstance(section, Text) and section.only_with is not None:
-            said = contents[plan.places[section.only_with[0]]]
-            is_wanted = said == section.only_with[1] if section.only_with[1] else bool(said)
+        elif section.only_with is not None:
+            other, wanted = section.only_with
+            is_wanted = contents[other] == wanted if wanted else bool(contents[other])
             content = _lines(Lines(section.tag, 1, 1, section.max_tokens), query, bits) if is_wanted else ""
-        elif plan.has_short_texts and bits >> 6 & 7 == 0:
+        elif has_short_texts and bits >> 6 & 7 == 0:
             content = "none"
         else:
-            content = _short_text(section, query, bits)
+            words = query.replace("<", " ").split()
+            text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN]
+            content = text.strip() or ("" if section.may_be_empty else "unclear")
         bits = bits >> 9 | (bits & 0x1FF) << 55
-        contents.append(content)
-    return contents
+        contents[section.tag] = content
+    return list(contents.values())
 
 
 def _fragment(source: str, bits: int, most_chars: int) -> str:
@@ -125,17 +108,10 @@ def _fragment(source: str, bits: int, most_chars: int) -> str:
     start = source.rfind(" ", 0, bits % len(source)) + 1
     wanted = min(most_chars, 24 + (bits >> 32) % 96)
     end = source.rfind(" ", start, start + wanted + 1) if start + wanted < len(source) else len(source)
-    if end <= start:
-        end = start + wanted
+    end = end if end > start else start + wanted
     # Up to the first `<`: a document's own tags must not end the section.
     piece = source[start:end].partition("<")[0].strip()
     return "none" if not piece or piece.lower() == "none" else piece
-
-
-def _short_text(section: Any, query: str, bits: int) -> str:
-    words = query.replace("<", " ").split()
-    text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN].strip()
-    return text or ("" if section.may_be_empty else "unclear")
 
 
 def _json_indices(section: JsonIndices, _query: str, bits: int) -> str:
@@ -194,32 +170,26 @@ _MAKERS: dict[type[Section], Callable[[Any, str, int], str]] = {
 _OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 
 
-def made_garbage(plan: AnswerPlan, contents: list[str], text: str, bits: int) -> str:
+def made_garbage(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
     """An answer that no reader may take for a verdict."""
-    if (untagged := _UNTAGGED_GARBAGE.get(type(plan.sections[0]))) is not None:
+    if (untagged := _UNTAGGED_GARBAGE.get(type(sections[0]))) is not None:
         return untagged[(bits >> 8) % len(untagged)](text)
-    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](plan.sections, contents, text, bits >> 16)
+    return _GARBAGE[(bits >> 8) % len(_GARBAGE)](sections, contents, text, bits >> 16)
 
 
-def _tagged(sections: Sequence[Section], contents: Sequence[str]) -> str:
-    return "\n".join(f"<{s.tag}>{c}</{s.tag}>" for s, c in zip(sections, contents, strict=True))
-
-
-def _swapped(sections: Sequence[Section], contents: list[str], text: str, _bits: int) -> str:
-    return _tagged(sections[::-1], contents[::-1]) if len(sections) > 1 else f"{text}{text}"
+def written(sections: Sequence[Section], contents: Sequence[str]) -> str:
+    """The answer of these contents."""
+    return "\n".join(
+        [f"{opening_of(one)}{content}{closing_of(one)}" for one, content in zip(sections, contents, strict=True)]
+    )
 
 
 def _off_scale(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
     choices = [i for i, section in enumerate(sections) if isinstance(section, Choice)]
     if not choices:
         return text.replace(">", "", 1)
-    changed = list(contents)
-    changed[choices[bits % len(choices)]] = _OFF_SCALE[(bits >> 8) % len(_OFF_SCALE)]
-    return _tagged(sections, changed)
-
-
-def _json(sections: Sequence[Section], _contents: list[str], _text: str, _bits: int) -> str:
-    return "{" + ", ".join(f'"{s.tag}": "{i}"' for i, s in enumerate(sections)) + "}"
+    contents[choices[bits % len(choices)]] = _OFF_SCALE[(bits >> 8) % len(_OFF_SCALE)]
+    return written(sections, contents)
 
 
 _UNTAGGED_GARBAGE: dict[type[Section], tuple[Callable[[str], str], ...]] = {
@@ -268,9 +238,11 @@ _GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = 
     lambda sections, _contents, _text, _bits: "".join(f"<{s.tag}>" for s in sections),  # opened, never closed
     lambda _sections, _contents, text, _bits: text[:-1],
     lambda _sections, _contents, _text, bits: f"final score: {bits % 3}\nscore: {(bits >> 4) % 4}",
-    _swapped,
+    lambda sections, contents, text, _bits: (
+        written(sections[::-1], contents[::-1]) if len(sections) > 1 else f"{text}{text}"
+    ),
     _off_scale,
-    _json,
+    lambda sections, _contents, _text, _bits: json.dumps({s.tag: str(i) for i, s in enumerate(sections)}),
 )
 
 
@@ -361,11 +333,10 @@ class Fake(Engine):
         self._digest = self.model_digest(spec)
         self._may_cut = overlong == "truncate"
         self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
-        self._queue: deque[Request] = deque()
+        self._queue: list[Request] = []
         self._slow: list[tuple[float, int, Answer]] = []  # by when they are due
         self._fate = random.Random()
         self._is_down = False
-        self._may_crash = self._args.p_crash > 0 or self._args.crash_on is not None
         self._has_swallowed = False
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
@@ -379,9 +350,8 @@ class Fake(Engine):
 
         def count(ask: Ask) -> int:
             num_chars = _parts_of(ask)[2]
-            if num_chars > most_chars and overlong == "quarantine":
-                return 0  # not asked
-            return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1
+            is_asked = num_chars <= most_chars or overlong == "truncate"
+            return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1 if is_asked else 0
 
         return count
 
@@ -435,9 +405,9 @@ class Fake(Engine):
         args = self._args
         ready: list[Answer] = []
         while self._queue and not ready:
-            for _ in range(min(args.batch, len(self._queue))):
-                request = self._queue.popleft()
-                if self._may_crash and self._is_fatal(request):
+            taken, self._queue = self._queue[: args.batch], self._queue[args.batch :]
+            for request in taken:
+                if self._is_fatal(request):
                     self._go_down()
                     continue
                 draw = self._draw(request)
@@ -450,12 +420,10 @@ class Fake(Engine):
                 time.sleep(min(args.latency_s, POLL_S))
         if self._has_swallowed and not ready:
             time.sleep(POLL_S)  # seems to work on them
-        if self._slow:
-            if not ready:
-                time.sleep(min(max(0.0, self._slow[0][0] - time.monotonic()), POLL_S))
-            now = time.monotonic()
-            while self._slow and self._slow[0][0] <= now:
-                ready.append(heapq.heappop(self._slow)[2])
+        if self._slow and not ready:
+            time.sleep(min(max(0.0, self._slow[0][0] - time.monotonic()), POLL_S))
+        while self._slow and self._slow[0][0] <= time.monotonic():
+            ready.append(heapq.heappop(self._slow)[2])
         return ready
 
     def facts(self) -> EngineFacts:
@@ -466,28 +434,27 @@ class Fake(Engine):
         self._slow.clear()
 
     def _is_fatal(self, request: Request) -> bool:
-        wanted = self._args.crash_on
-        if self._args.p_crash and self._fate.random() < self._args.p_crash:
+        chance, wanted = self._args.p_crash, self._args.crash_on
+        if wanted and any(wanted in text for one in request.ask.messages for text in one.parts[1::2]):
             return True
-        return wanted is not None and any(wanted in text for one in request.ask.messages for text in one.parts[1::2])
+        return chance > 0 and self._fate.random() < chance
 
     def _go_down(self) -> None:
         """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""
-        how = self._args.crash
-        if how == "silence":
-            self._has_swallowed = True
-            return
-        if how == "hang":
-            while True:
-                time.sleep(3600.0)
-        if how == "exit":
-            os._exit(EXIT_CODE)
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        match self._args.crash:
+            case "silence":
+                self._has_swallowed = True
+                return
+            case "hang":
+                while True:
+                    time.sleep(3600.0)
+            case "exit":
+                os._exit(EXIT_CODE)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
         self._is_down = True
-        self._queue.clear()
-        self._slow.clear()
-        if how == "memory":
+        self.close()
+        if self._args.crash == "memory":
             raise MemoryError("the fake engine ran out of memory, as its arguments ask")
         raise EngineCrashError("the fake engine went down, as its arguments ask; what was in flight is lost")
 
@@ -508,9 +475,7 @@ class Fake(Engine):
                 tokens, limit = num_chars // CHARS_PER_TOKEN, self._max_chars // CHARS_PER_TOKEN
                 detail = f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}"
                 return Answer(request.id, "", "overlong", detail=detail)
-            document = document[:kept]
-            num_chars = self._max_chars
-            flags = ("document_truncated",)
+            document, num_chars, flags = document[:kept], self._max_chars, ("document_truncated",)
         num_tokens = num_chars // CHARS_PER_TOKEN + 1
 
         roll = draw & 0xFFFFFF
@@ -519,55 +484,40 @@ class Fake(Engine):
                 return _finished(request.id, REFUSALS[(draw >> 25) % len(REFUSALS)], "stop", {}, num_tokens, flags)
             return _finished(request.id, "", "refused", {}, num_tokens, flags)
 
-        hits, num_words = _overlap(query, document)
-        overlap = hits / max(num_words, 1)
+        words, head = _words_of(query), document[:_READ_CHARS].lower()
+        hits = sum(word in head for word in words)
+        overlap = hits / max(len(words), 1)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
             # of a query alone: the longer, the more there is to it
             overlap = min(1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY)
-        choices, distributions = self._choose(ask, overlap, draw)
-        if ask.format is None:
-            if roll < self._below_garbage:
-                distributions = {}
-            return _finished(request.id, "", "length", distributions, num_tokens, flags)
+        base = (draw >> 24 & 0xFFFF) / 0x10000
 
-        plan = plan_of(ask.format)
+        def chosen(options: Sequence[str], marker: str) -> Distribution:
+            return _distribution(len(options), _level(overlap, base, _mix(draw + len(marker))))
+
+        distributions = {name: chosen(labels, marker) for name, marker, labels in ask.decisions}
+        if ask.format is None:
+            found = distributions if roll >= self._below_garbage else {}
+            return _finished(request.id, "", "length", found, num_tokens, flags)
+
+        sections = ask.format.sections
+        choices = [chosen(one.options, opening_of(one)).argmax for one in sections if isinstance(one, Choice)]
         bits = _mix(draw ^ 0x7E47)
         source = document if ask.fragment_source is not None else ""
         subject = query or " ".join(document.replace("<", " ").split()[:4])  # of an ask that shows no query
-        contents = made_contents(plan, choices, subject, made_thought(hits, num_words, bits), source, bits)
-        text = "".join(
-            [p for (opening, closing), c in zip(plan.steps, contents, strict=True) for p in (opening, c, closing)]
-        )[:-1]
+        thought = (
+            f"{hits} of {len(words)} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
+        )
+        contents = made_contents(sections, choices, subject, thought, source, bits)
+        text = written(sections, contents)
         if roll < self._below_garbage:
-            return _finished(request.id, made_garbage(plan, contents, text, bits), "stop", {}, num_tokens, flags)
-        if ask.prefill and text.startswith(ask.prefill):
-            text = text[len(ask.prefill) :]
-        if roll < self._below_truncated:
-            return _finished(request.id, text[: bits % max(1, len(text))], "length", {}, num_tokens, flags)
-        if len(text) > ask.max_tokens * CHARS_PER_TOKEN:
-            return _finished(request.id, text[: ask.max_tokens * CHARS_PER_TOKEN], "length", {}, num_tokens, flags)
+            return _finished(request.id, made_garbage(sections, contents, text, bits), "stop", {}, num_tokens, flags)
+        text = text.removeprefix(ask.prefill)
+        is_cut = roll < self._below_truncated
+        most = bits % max(1, len(text)) if is_cut else ask.max_tokens * CHARS_PER_TOKEN
+        if is_cut or len(text) > most:
+            return _finished(request.id, text[:most], "length", {}, num_tokens, flags)
         return _finished(request.id, text, "stop", distributions, num_tokens, flags)
-
-    def _choose(self, ask: Ask, overlap: float, draw: int) -> tuple[list[int], dict[str, Distribution]]:
-        """Which option each choice of the format takes, and the distributions: at a choice, the option written is the
-        mode.
-        """
-        base = (draw >> 24 & 0xFFFF) / 0x10000
-        choices: list[int] = []
-        levels: dict[str, int] = {}
-        if ask.format is not None:
-            for section in ask.format.sections:
-                if isinstance(section, Choice):
-                    opening = opening_of(section)
-                    levels[opening] = _level(overlap, base, _mix(draw + len(opening)))
-                    choices.append(_distribution(len(section.options), levels[opening]).argmax)
-        distributions: dict[str, Distribution] = {}
-        for name, marker, labels in ask.decisions:
-            level = levels.get(marker)
-            if level is None:  # a place that only the prefill has
-                level = _level(overlap, base, _mix(draw + len(marker)))
-            distributions[name] = _distribution(len(labels), level)
-        return choices, distributions
 
 
 def _parts_of(ask: Ask) -> tuple[str, str, int]:
@@ -581,12 +531,6 @@ def _parts_of(ask: Ask) -> tuple[str, str, int]:
 def _words_of(query: str) -> tuple[str, ...]:
     words = query.lower().split()
     return tuple(dict.fromkeys([word for word in words if len(word) > 2] or words))
-
-
-def _overlap(query: str, document: str) -> tuple[int, int]:
-    """How many of the query's words are in the document, as substrings and in any case, and of how many."""
-    words, text = _words_of(query), document[:_READ_CHARS].lower()
-    return sum(word in text for word in words), len(words)
 
 
 def _finished(

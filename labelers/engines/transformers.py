@@ -2,8 +2,8 @@
 
 It gives exact distributions at decisions, answers that a grammar holds to their format, and runs what prompts share
 only once. Importing this file loads neither torch nor transformers; the constructor does. It also holds what engines
-share that run a checkpoint. Read on: `tokens.py` (prompts), `grammars.py` (formats), `batching.py` (what runs when),
-`forward.py` (the model).
+share that run a checkpoint. Read on: `tokens.py` (prompts), `grammars.py` (formats), `batching.py` (what runs when,
+and the model).
 """
 
 from __future__ import annotations
@@ -384,8 +384,7 @@ class Transformers(CheckpointEngine):
         self._torch = torch = require("torch", extra="cpu", purpose=PURPOSE)
         library = require("transformers", extra="cpu", purpose=PURPOSE)
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
-        from relabel.labelers.engines.batching import Batch, BatchLimits
-        from relabel.labelers.engines.forward import Forward
+        from relabel.labelers.engines.batching import GROUPED, Batch, Forward
 
         super().__init__(spec)
         args: TransformersArgs = self._args
@@ -400,7 +399,8 @@ class Transformers(CheckpointEngine):
                 "this CPU has neither AMX nor AVX512-BF16: bfloat16 is emulated, and slower than float32 would be"
             )
         tokenizer = load_tokenizer(library, self._resolved)
-        model = _load_model(library, self._resolved, args, self._dtype, self._device)
+        attention = GROUPED if args.attention == "grouped" else args.attention
+        model = _load_model(library, self._resolved, args, self._dtype, self._device, attention)
         forward = Forward(model, self._device)
         batch_size = args.batch_size
         if not forward.check():
@@ -416,9 +416,20 @@ class Transformers(CheckpointEngine):
             eos_ids=end_ids(model.generation_config.eos_token_id, tokenizer),
             context=int(longest or spec.max_prompt_tokens * 2),
         )
-        columns, prefill_tokens = _limits(torch, model, self._device, args)
-        limits = BatchLimits(batch_size, columns, prefill_tokens, args.prefix_cache)
-        self._batch: Batch | None = Batch(forward, self._compiler, self._encoder.encode_text, limits)
+        is_cpu = self._device.type == "cpu"
+        if args.kv_cache_gib is not None:
+            memory = args.kv_cache_gib * 2**30
+        else:
+            memory = 4 * 2**30 if is_cpu else 0.6 * torch.cuda.mem_get_info(self._device)[0]
+        self._batch: Batch | None = Batch(
+            forward,
+            self._compiler,
+            self._encoder.encode_text,
+            max_sequences=batch_size,
+            max_columns=int(memory // cache_bytes(model.config, model.dtype.itemsize)),
+            prefill_tokens=args.prefill_tokens or (1024 if is_cpu else 16384),
+            shares_prefixes=args.prefix_cache,
+        )
         self._capacity = batch_size * (1 + WAITING_PER_ROW)
 
     @staticmethod
@@ -507,10 +518,9 @@ def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float
     return "bfloat16" if is_kept_in_16_bits(resolved.path) and multiplies_bfloat16(cpu_flags()) else "float32"
 
 
-def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device) -> Any:
-    from relabel.labelers.engines.forward import GROUPED
-
-    attention = GROUPED if args.attention == "grouped" else args.attention
+def _load_model(
+    library: Any, resolved: ResolvedModel, args: TransformersArgs, dtype: str, device: torch.device, attention: str
+) -> Any:
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if args.quantization is not None:
         require("bitsandbytes", extra="gpu", purpose="engine.args.quantization")
@@ -528,14 +538,3 @@ def _load_model(library: Any, resolved: ResolvedModel, args: TransformersArgs, d
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"engine.args.lora: {args.lora!r} does not fit the model {resolved.reference!r}.") from exc
     return model.eval() if args.quantization is not None else model.eval().to(device)
-
-
-def _limits(torch: Any, model: Any, device: torch.device, args: TransformersArgs) -> tuple[int, int]:
-    """Key-value columns that memory holds, and tokens of one prefill."""
-    is_cpu = device.type == "cpu"
-    if args.kv_cache_gib is not None:
-        budget = args.kv_cache_gib * 2**30
-    else:
-        budget = 4 * 2**30 if is_cpu else 0.6 * torch.cuda.mem_get_info(device)[0]
-    columns = int(budget // cache_bytes(model.config, model.dtype.itemsize))
-    return columns, args.prefill_tokens or (1024 if is_cpu else 16384)

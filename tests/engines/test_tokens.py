@@ -14,8 +14,8 @@ from relabel.labelers.engines.batching import Prefix, PrefixStore, shared_length
 from relabel.labelers.engines.decisions import distribution, resolve_labels
 from relabel.labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
 from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder
-from relabel.labelers.evidence import ShortAnswers
 from relabel.labelers.registry import labeler_names
+from relabel.labelers.review import ShortAnswers
 from relabel.labelers.route import Subtree, options_of, read_actions
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import (

@@ -281,7 +281,7 @@ def test_facts_name_the_weights_that_were_loaded_whatever_lies_there_since(model
 def test_memory_for_fewer_rows_only_takes_longer(start):
     requests = requests_for(9, decisions=(SCORE,))
     wide, narrow = start(batch_size=8), start(batch_size=8, kv_cache_gib=0.0004)
-    assert narrow._batch._limits.columns < 9 * 200
+    assert narrow._batch._max_columns < 9 * 200
     assert [answer.text for answer in run_all(narrow, requests)] == [answer.text for answer in run_all(wide, requests)]
 
 
@@ -365,7 +365,7 @@ def tiny(kind: str, **extra: Any) -> Any:
 def test_rows_with_a_shared_prefix_say_what_the_model_says_alone(kind, extra, attention):
     import torch
 
-    from relabel.labelers.engines.forward import GROUPED, Forward
+    from relabel.labelers.engines.batching import GROUPED, Forward
 
     model = tiny(kind, **extra)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, *range(20 + 30 * row, 30 + 31 * row)] for row in range(4)]
@@ -390,7 +390,7 @@ def test_rows_with_a_shared_prefix_say_what_the_model_says_alone(kind, extra, at
 def test_a_family_that_can_not_be_run_by_rows_is_refused(kind, extra):
     import torch
 
-    from relabel.labelers.engines.forward import Forward
+    from relabel.labelers.engines.batching import Forward
 
     with pytest.raises(ModelError, match=f"{kind}.*vllm"):
         Forward(tiny(kind, **extra), torch.device("cpu")).check()
@@ -399,7 +399,7 @@ def test_a_family_that_can_not_be_run_by_rows_is_refused(kind, extra):
 def test_a_model_that_ignores_its_masks_is_found_out():
     import torch
 
-    from relabel.labelers.engines.forward import Forward
+    from relabel.labelers.engines.batching import Forward
 
     model = tiny("qwen2")
     forward = Forward(model, torch.device("cpu"))

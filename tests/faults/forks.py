@@ -28,7 +28,7 @@ WARM = (
     "relabel.jobs.run.execution",
     "relabel.jobs.logs",
     "relabel.labelers.engines.fake",
-    "relabel.labelers.r3a",
+    "relabel.labelers.evidence",
     "relabel.manifests.store",
     "relabel.manifests.objects",
     "pyarrow.parquet",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.fake import AnswerPlan, Fake, FakeArgs, made_contents
+from relabel.labelers.engines.fake import Fake, FakeArgs, made_contents, written
 from relabel.labelers.engines.grammars import render_grammar
 from relabel.labelers.registry import labeler_names
 from relabel.labelers.route import one_line
@@ -48,11 +48,10 @@ HARMLESS = "Climbing roses want pruning late.\n\nCut to an outward bud."
 
 def whole_answers(format: AnswerFormat) -> Iterator[str]:
     """Answers in the very format, each another."""
-    plan = AnswerPlan(format)
     choices = sum(isinstance(section, Choice) for section in format.sections)
     for bits in (0x5A5A5A5A5A5A5A5, 0x123456789ABCDEF):
-        contents = made_contents(plan, [bits % 2] * choices, "roses", "Yes.", "Cut to a bud.", bits)
-        yield "".join(a + c + b for (a, b), c in zip(plan.steps, contents, strict=True))
+        contents = made_contents(format.sections, [bits % 2] * choices, "roses", "Yes.", "Cut to a bud.", bits)
+        yield written(format.sections, contents)
 
 
 def snares_of(ask: Ask) -> Iterator[str]:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.labelers.base import Variants
 from relabel.labelers.registry import ENGINES
+from relabel.labelers.review import Variants
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.labels import Pair, Reads
 from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
