@@ -28,7 +28,6 @@ from click.shell_completion import (
 from relabel.jobs.logs import (
     SAYS_ONLY,
     VARIABLE,
-    Sink,
     is_json,
     json_lines,
     redacted_streams,
@@ -123,8 +122,16 @@ def main(args: list[str] | None = None) -> None:
     keep_arguments(arguments)
     with unfailing_streams() as sink, redacted_streams(), _log_form(arguments):
         found = _ended(arguments)
-        code = _flush_output(found if isinstance(found, int) else 0, arguments, sink)
-    sys.exit(code)
+        code = found if isinstance(found, int) else 0
+        sys.stdout.flush()
+        if sink is not None and sink.lost is not None:  # the disk is full, or something like it
+            _say_error(
+                f"relabel: stdout can't be written ({sink.lost}): this output is lost; the work that was done is kept.",
+                "error",
+            )
+            if code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-")):
+                code = Exit.PARTIAL
+    sys.exit(int(code))
 
 
 def _with_home(argument: str) -> str:
@@ -132,18 +139,6 @@ def _with_home(argument: str) -> str:
     option, path = re.fullmatch(r"(--[a-z-]+=)?(.*)", argument, re.DOTALL).groups("")  # type: ignore[union-attr]
     # a user that there is not leaves the name as it is, which no file will have
     return option + os.path.expanduser(path) if re.match(r"~[\w.-]*/", path) else argument  # noqa: PTH111
-
-
-def _flush_output(code: int, arguments: list[str], sink: Sink | None) -> int:
-    """Flush stdout and return the exit code; a full disk is reported on stderr."""
-    sys.stdout.flush()
-    if sink is None or sink.lost is None:
-        return code
-    _say_error(
-        f"relabel: stdout can't be written ({sink.lost}): this output is lost; the work that was done is kept.", "error"
-    )
-    is_lost = code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-"))
-    return int(Exit.PARTIAL) if is_lost else code
 
 
 def _log_form(arguments: list[str]) -> AbstractContextManager[None]:

@@ -534,8 +534,9 @@ def _set(values: dict[str, Any], keys: list[str], text: str, *, where: str) -> N
     for key in keys[:-1]:
         held = inner.setdefault(key, {})
         if not isinstance(held, dict):
-            shown = "a text" if _is_secret(keys, text) else repr(held)
-            raise ConfigError(f"{where}: `{key}` is {shown}, not a mapping")
+            raise ConfigError(
+                f"{where}: `{key}` is {'a text' if _is_secret(keys, text) else repr(held)}, not a mapping"
+            )
         inner = held
     try:
         inner[keys[-1]] = parse_yaml(text)

@@ -28,7 +28,7 @@ from relabel.jobs.convert import Options
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.merge import merge_outputs
-from relabel.jobs.output import Exit, emit, emit_record, grid
+from relabel.jobs.output import Exit, emit, emit_record
 from relabel.jobs.sections import as_text, evaluation_blocks, sets_blocks
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
@@ -250,10 +250,9 @@ def compare(
     if html is not None:
         from relabel.jobs.report.build import render_page
 
-        title = f"{found.a['name']} and {found.b['name']}"
-        page = render_page(title, f"A {a}, B {b}; differences are B minus A", sections)
+        title, about = f"{found.a['name']} and {found.b['name']}", f"A {a}, B {b}; differences are B minus A"
         with written(html, storage) as file:
-            file.write_text(page, encoding="utf-8", errors="replace")
+            file.write_text(render_page(title, about, sections), encoding="utf-8", errors="replace")
         logs.say(f"wrote {html}", event="page", path=html)
     return emit(
         {**plain(found), "html": html, "exit_code": int(Exit.DONE)},
@@ -327,11 +326,7 @@ def report(
         "rows_shown": built.rows_shown,
         "exit_code": int(Exit.DONE),
     }
-    rows = [
-        ("size", f"{len(data) / 1e6:,.2f} MB, {built.rows_shown:,} of {built.rows:,} rows to browse"),
-        ("sections", ", ".join(built.sections)),
-    ]
-    return emit(result, f"The report is in {to}\n{grid(rows)}", output)
+    return emit_record(f"The report is in {to}", result, output)
 
 
 @click.command(epilog="Example: relabel combine out/llama out/qwen gpt.parquet --to combined.parquet --by dawid-skene")
@@ -418,7 +413,6 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     were retried or redone since.
     """
     merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
-    rows = merged.rows
     code = Exit.OVER_LIMIT if merged.over_limit else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
     result = {
         "exit_code": int(code),
@@ -426,18 +420,18 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         "name": merged.name,
         "fingerprint": merged.fingerprint,
         "outputs": list(outputs),
-        "rows": rows.in_,
-        "labelled": rows.labelled,
-        "reused": rows.reused,
-        "quarantined": rows.quarantined,
+        "rows": merged.rows.in_,
+        "labelled": merged.rows.labelled,
+        "reused": merged.rows.reused,
+        "quarantined": merged.rows.quarantined,
         "over_limit": merged.over_limit,
         "mixed": plain(merged.mixed),
         "files": len(merged.labels) + len(merged.quarantine),
     }
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
     if merged.over_limit:
-        state += f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
-        state += f"{merged.max_failed_fraction:.1%}; everything is kept"
+        limit = f"over the limit of {merged.max_failed_fraction:.1%}; everything is kept"
+        state += f", but {merged.failed_fraction:.1%} of rows are quarantined, {limit}"
     return emit_record(f"{merged.name}: {state}, {to}", result, output, code)
 
 

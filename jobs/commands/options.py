@@ -44,9 +44,8 @@ class Number(click.FloatRange):
 def given_parameters() -> dict[str, click.Parameter]:
     """Options and arguments that the command under way was given, by name; not those left at their defaults."""
     context = click.get_current_context()
-    named = {str(one.name): one for one in context.command.params}
-    is_left = {name for name in named if context.get_parameter_source(name) is ParameterSource.DEFAULT}
-    return {name: one for name, one in named.items() if name not in is_left}
+    sources = {one: context.get_parameter_source(str(one.name)) for one in context.command.params}
+    return {str(one.name): one for one, source in sources.items() if source is not ParameterSource.DEFAULT}
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -188,10 +187,8 @@ def local_folder(text: str, what: str) -> Path:
     Raises:
         UsageError: it is a URL, or empty.
     """
-    if "://" in text:
-        raise UsageError(f"{text}: {what} is a folder on this machine.")
-    if not text:
-        raise UsageError(f"{what} is empty: a variable that is not set?")
+    if not text or "://" in text:
+        raise UsageError(f"{what} is {text!r}: want a folder on this machine.")
     return Path(text)
 
 

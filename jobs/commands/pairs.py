@@ -247,8 +247,8 @@ def cited(
     are left out.
     """
     started, storage = time.perf_counter(), Storage()
-    rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     check_target(to, (answers, docs), storage, force=force)
+    rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     frame, counts = cited_pairs(answers, docs, rule, storage)
     rows = publish(frame, to, storage, source=docs)
     return emit_record(

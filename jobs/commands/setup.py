@@ -398,8 +398,8 @@ def held_out(pairs: Sequence[Row]) -> list[bool]:
     """Whether nothing is trained on a pair: the test side of the student's own split."""
     from relabel.distill.students.examples import TEST, split_queries
 
-    sides = split_queries([pair["query_id"] for pair in pairs], dev=0.1, test=HELD_OUT, seed=0)
-    return [bool(side == TEST) for side in sides]
+    queries = [pair["query_id"] for pair in pairs]
+    return [bool(side == TEST) for side in split_queries(queries, dev=0.1, test=HELD_OUT, seed=0)]
 
 
 HELD_OUT = 0.3
@@ -655,8 +655,8 @@ def labels_in(folder: Path) -> dict[int, Row]:
     """Labels by row id."""
     run = open_run_labels(str(folder), Storage(), allow_partial=False)
     names = ["row_id", "grade", "probs", "outside_mass"]
-    rows = (row for file in run.found.labels for row in read_labels(run.folder, file, names).to_pylist())
-    return {row["row_id"]: row for row in rows}
+    tables = (read_labels(run.folder, file, names) for file in run.found.labels)
+    return {row["row_id"]: row for table in tables for row in table.to_pylist()}
 
 
 def agreement(pairs: Sequence[Row], labels: Mapping[int, Row], rows: Collection[int]) -> tuple[float, int]:
