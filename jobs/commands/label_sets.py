@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import PurePosixPath
 from typing import Any
 
 import click
@@ -305,7 +304,7 @@ def report(
     from relabel.jobs.report.build import build_report  # with matplotlib and the manifests of all that it shows
 
     check_grade_options(gold, "--gold", grade_map=grade_map, **columns)
-    if not PurePosixPath(to).name or to.endswith("/"):
+    if to in ("", ".") or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
     storage = Storage()
     check_free(to, (*paths, *gold_files(gold)), storage, force=force)

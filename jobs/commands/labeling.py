@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import shlex
 import time
@@ -43,7 +42,7 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
     started = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
     ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
-    with sigterm_ends() if probe else contextlib.nullcontext():
+    with sigterm_ends():
         estimate = estimate_run(opened, ask)
     found = opened.plan
     done = opened.folder.attempts_of_all()

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -15,9 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.metadata import requires, version
@@ -200,8 +197,8 @@ def doctor(job_file: str | None, output: str) -> int:
     free = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii") if meminfo.exists() else "")
     facts: dict[str, Any] = {
         "relabel": version("relabel-ir"),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB",
+        "python": sys.version.partition(" ")[0],
+        "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores, {memory_gib:.0f} GiB",
         "devices": _devices(),
         "free_disk_gib": {name: round(shutil.disk_usage(path).free / 2**30, 1) for name, path in disks.items()},
         "free_memory_gib": round(int(free[1]) / 2**20, 1) if free else None,
@@ -613,7 +610,7 @@ def demo(
         pair, label = pairs[row], labels[row]
         probs = " ".join(f"{p:.2f}" for p in label["probs"])
         lines += [
-            "  " + textwrap.shorten(f"{pair['query']} | {pair['title']}", 100),
+            f"  {pair['query']} | {pair['title']}"[:100],
             f"    grade {label['grade']} (author: {pair['grade']})  p = [{probs}]  outside {label['outside_mass']:.3f}",
         ]
     agreements, apart = {"teacher": agrees}, []
@@ -630,12 +627,13 @@ def demo(
         untrained = labels_in(root / "untrained")
         others = [pair for row, pair in enumerate(pairs) if row in hidden]
         agreements["untrained teacher"] = agreement(others, untrained, untrained)
-    counts = Counter(pair["grade"] for pair in pairs)
+    grades = [pair["grade"] for pair in pairs]
+    most = max(map(grades.count, grades)) / len(grades)
     rows = [
         (name, f"{share:.0%} of {count} pairs that it was not trained on")
         for name, (share, count) in agreements.items()
     ]
-    rows.append(("constant", f"{max(counts.values()) / counts.total():.0%}: the most frequent grade for every pair"))
+    rows.append(("constant", f"{most:.0%}: the most frequent grade for every pair"))
     lines += [
         "\nAgreement with the grades of the set's author:",
         grid(rows),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import sys
 import time
@@ -235,7 +234,7 @@ def verify(target: str, day: str | None, output: str) -> int:
                 "copy, or remove it: no label depends on it."
             )
     load_results(folder.store)
-    collections.deque(folder.lost_receipts(), maxlen=0)
+    list(folder.lost_receipts())
     read_auto(folder.store)
     kinds = fates.by_kind()
     said = (manifest.fingerprint, manifest.rows, manifest.quarantined_by_status, manifest.receipts_sha256)

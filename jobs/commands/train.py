@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,14 +49,14 @@ def open_spec(
     overrides: Sequence[str],
     kind: tuple[str, tuple[str, ...]],
     read: Callable[[Mapping[str, Any], str], SpecT],
-    model_key: str,
+    model_of: Callable[[SpecT], str],
 ) -> tuple[SpecT, Path | None, Storage]:
     """Read a training's spec, a file or the values of one, and fetch the model that it starts from.
 
     Args:
         kind: as `SpecKind`.
         read: checks plain values, which come from the place that it is given for errors.
-        model_key: of the spec, that names the model.
+        model_of: the spec's reference of that model.
     Returns:
         The spec; where fetched models are kept, None for the default; the storage.
     Raises:
@@ -71,7 +70,7 @@ def open_spec(
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
     kept, storage = cache_dir(), storage_of(settings.values, where=where)
     found = resolved(read(settings.values, where), settings.places)
-    fetch_model(operator.attrgetter(model_key)(found), storage, cache_dir=kept)
+    fetch_model(model_of(found), storage, cache_dir=kept)
     return found, kept, storage
 
 
@@ -169,7 +168,7 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
         overrides,
         ("student", tuple(DistillSpec.model_fields)),
         lambda values, where: validate_spec(DistillSpec, values, where=where),
-        "student.model",
+        lambda found: found.student.model,
     )
     with says_how_to_continue(found.output):
         return train(found, storage, start=start, cache_dir=cache_dir, say=teller(), is_writer=is_first_process())
@@ -241,7 +240,7 @@ def train(
         overrides,
         ("teacher", teacher_keys()),
         lambda values, where: read_teacher_spec(values, where=where),
-        "init",
+        lambda found: found.init,
     )
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
 

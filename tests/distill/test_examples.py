@@ -282,7 +282,7 @@ def test_a_file_that_is_no_spec_of_a_student_is_refused_with_its_place_and_what_
     assert (end.value.code, found.out) == (3, "")
     for part in messages:
         assert part in found.err
-    assert "relabel init" not in found.err
+    assert "--kind job" not in found.err
     assert "labeler" not in found.err or "labeler" in text
 
 
