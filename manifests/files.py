@@ -24,7 +24,6 @@ from relabel.manifests.errors import (
     DiskFullError,
     InputError,
     LockHeldError,
-    ManifestError,
     MissingExtraError,
     RelabelError,
     StoreError,
@@ -56,10 +55,8 @@ def translate_errors(verb: str, path: Path | str, *, is_missing_fine: bool = Fal
     """
     try:
         yield
-    except StoreError:  # ours already, and an OSError too
-        raise
     except OSError as exc:
-        if is_missing_fine and isinstance(exc, FileNotFoundError):
+        if isinstance(exc, StoreError) or (is_missing_fine and isinstance(exc, FileNotFoundError)):
             raise
         raise _translated(exc, verb, path) from exc
 
@@ -115,21 +112,13 @@ def out_of_files(error: BaseException) -> str | None:
 # Which kinds of file are opened: no pipe waits, no device is read without end.
 
 
-_KINDS = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
-
-
-def read_file(path: Path) -> bytes:
-    """All bytes of a file of ours. Another user of the folder may have put a pipe there, which blocks its
-    reader.
-
-    Raises:
-        ManifestError: it is not an ordinary file.
-        OSError: it can't be read.
-    """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ManifestError(f"{path}: is not an ordinary file. Restore it from a copy, or move it away.")
-        return file.read()
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 
 
 def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -> None:
@@ -142,11 +131,9 @@ def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -
     Raises:
         InputError: says what it is.
     """
-    if stat.S_ISDIR(found.st_mode):
-        raise InputError(f"{path}: can't be read: a folder, and a file is wanted.")
     kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(found.st_mode)), None)
     if kind is not None and not (takes_pipes and kind == "a pipe"):
-        raise InputError(f"{path}: can't be read: {kind}, and a file is wanted. Write its content to one.")
+        raise InputError(f"{path}: can't be read: {kind}, and a file is wanted.")
 
 
 # ------------------------------------------------------------------------------
@@ -168,8 +155,7 @@ class FileLock:
     is_lost = False
 
     def __init__(self, path: Path, what: str) -> None:
-        self.path = path
-        self.what = what
+        self.path, self.what = path, what
         self._descriptor: int | None = None
 
     def acquire(self, *, waits: bool = False) -> None:
@@ -362,16 +348,11 @@ class Storage:
             name = next((part for part in reversed(key.split(".")) if not part.isdecimal()), key)
             if not _OPEN.fullmatch(name):
                 keep_secret(text, f"the storage option {name}")
-        return cls(retry_s, lease_s, {family(scheme): values for scheme, values in options.items()})
+        return cls(retry_s, lease_s, {scheme_of(scheme): values for scheme, values in options.items()})
 
     def options_of(self, scheme: str) -> dict[str, Any]:
         """What fsspec is given with the URL. Not to be shown."""
         return dict(self._schemes.get(scheme, {}))
-
-
-def family(scheme: str) -> str:
-    """The name under which a scheme's options are kept: `s3a` and `s3` are one."""
-    return {"s3a": "s3"}.get(scheme.lower(), scheme.lower())
 
 
 # ------------------------------------------------------------------------------
@@ -381,14 +362,11 @@ def family(scheme: str) -> str:
 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_S3_DEFAULTS: dict[str, Any] = {
-    # ours is the one retry policy (`objects.Retries`), so that what is stated there is what happens
-    "config_kwargs": {
-        "retries": {"total_max_attempts": 1},
-        "connect_timeout": 10,
-        "read_timeout": 60,
-        "max_pool_connections": 64,
-    },
+_S3_CONFIG: dict[str, Any] = {
+    "retries": {"total_max_attempts": 1},  # ours is the one retry policy (`objects.retried`)
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "max_pool_connections": 64,
 }
 
 
@@ -412,7 +390,8 @@ def absolute_path(path: str) -> str:
 
 def scheme_of(url: str) -> str:
     """`s3` of `s3://bucket/key`; `s3a` and `s3` are one."""
-    return family(url.partition("://")[0])
+    scheme = url.partition("://")[0].lower()
+    return "s3" if scheme == "s3a" else scheme
 
 
 def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
@@ -432,10 +411,8 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
     scheme = scheme_of(url)
     options = storage.options_of(scheme)
     if scheme == "s3":
-        merged = {**_S3_DEFAULTS, **options}
-        merged["config_kwargs"] = {**_S3_DEFAULTS["config_kwargs"], **options.get("config_kwargs", {})}
-        merged.setdefault("use_listings_cache", False)  # others write meanwhile
-        options = merged
+        config = _S3_CONFIG | options.get("config_kwargs", {})
+        options = {"use_listings_cache": False, **options, "config_kwargs": config}  # others write meanwhile
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as exc:
@@ -444,13 +421,14 @@ def filesystem_of(url: str, storage: Storage) -> tuple[Any, str]:
         )
         raise MissingExtraError(f"{url}: reading {scheme}:// needs a package that is not here: {how}.") from exc
     except Exception as exc:  # noqa: BLE001 (whatever a filesystem's constructor raises; its text may hold an option's value)
-        if isinstance(exc, ValueError) and "rotocol not known" in str(exc):
-            advice = f"no filesystem is called {scheme}. Use a local path, s3:// or another that fsspec knows"
-        else:
-            advice = (
-                f"{type(exc).__name__} while setting up {scheme}://. Check the URL, credentials and storage_options"
-            )
-        raise ConfigError(f"{url}: {advice}.") from None
+        is_unknown = isinstance(exc, ValueError) and "rotocol not known" in str(exc)
+        why = (
+            f"no filesystem is called {scheme}" if is_unknown else f"{type(exc).__name__} while setting up {scheme}://"
+        )
+        raise ConfigError(
+            f"{url}: {why}. Use a local path, s3:// or another that fsspec knows, and check the URL, credentials and "
+            "storage_options."
+        ) from None
     if scheme == "s3":
         filesystem.retries = 1
     return filesystem, str(path)

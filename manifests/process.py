@@ -8,10 +8,9 @@ import importlib.abc
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 
 from relabel.manifests.errors import MissingExtraError
 
@@ -143,12 +142,8 @@ def usable_cores() -> int:
 # launcher passes signals on, the first alone counts: who stops the launcher often signals its processes too, so that
 # each gets it again, and the launcher itself kills those that take too long.
 
-_came = threading.Event()  # one for the process, as signals are
-_wish = threading.Event()
-_is_draining = threading.Event()
-_has_launcher = threading.Event()
-_is_term = threading.Event()
-"""Whether the last signal that counted was SIGTERM."""
+_signals = SimpleNamespace(came=False, wish=False, is_draining=False, has_launcher=False, is_term=False)
+"""One for the process, as signals are; whether the last signal that counted was SIGTERM."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -162,19 +157,19 @@ def on_signal(number: int, _frame: FrameType | None) -> None:
         KeyboardInterrupt: but for the first signal while a command drains, and for what a launcher repeats.
     """
     # time does not show a repetition: it waits for the end of whatever torch is at, as long as a step
-    if _has_launcher.is_set() and (_wish.is_set() or _came.is_set()):
+    if _signals.has_launcher and (_signals.wish or _signals.came):
         return
-    (_is_term.set if number == signal.SIGTERM else _is_term.clear)()
-    if _is_draining.is_set() and not _wish.is_set():
-        _wish.set()
+    _signals.is_term = number == signal.SIGTERM
+    if _signals.is_draining and not _signals.wish:
+        _signals.wish = True
         return
-    _came.set()
+    _signals.came = True
     raise interruption()
 
 
 def interruption() -> KeyboardInterrupt:
     """What to raise for the signal that came."""
-    return Terminated() if _is_term.is_set() else KeyboardInterrupt()
+    return Terminated() if _signals.is_term else KeyboardInterrupt()
 
 
 def check_interrupted() -> None:
@@ -183,7 +178,7 @@ def check_interrupted() -> None:
     Raises:
         KeyboardInterrupt: one did, and a library made another error of it.
     """
-    if _came.is_set():
+    if _signals.came:
         raise interruption()
 
 
@@ -194,18 +189,18 @@ def draining() -> Iterator[None]:
     Raises:
         KeyboardInterrupt: at the end of the block, if there was one.
     """
-    _is_draining.set()
+    _signals.is_draining = True
     try:
         yield
     finally:
-        _is_draining.clear()
-    if _wish.is_set():
+        _signals.is_draining = False
+    if _signals.wish:
         raise interruption()
 
 
 def is_stop_wished() -> bool:
     """Whether a signal came that `draining` took as a wish."""
-    return _wish.is_set()
+    return bool(_signals.wish)
 
 
 def forget_interruptions(*, has_launcher: bool = False) -> None:
@@ -214,10 +209,7 @@ def forget_interruptions(*, has_launcher: bool = False) -> None:
     Args:
         has_launcher: another process passes signals on to this one, and ends it.
     """
-    _came.clear()
-    _wish.clear()
-    _is_term.clear()
-    (_has_launcher.set if has_launcher else _has_launcher.clear)()
+    vars(_signals).update(came=False, wish=False, is_term=False, has_launcher=has_launcher)
 
 
 @contextlib.contextmanager

@@ -42,11 +42,11 @@ def first_changed(folder: Path, digests: Mapping[str, str | None]) -> str | None
     Raises:
         OSError: one can't be read.
     """
-    for name, digest in digests.items():
-        path = folder / name
-        if not path.is_file() or (digest is not None and sha256_file(path) != digest):
-            return name
-    return None
+    wanted = ((name, folder / name, digest) for name, digest in digests.items())
+    return next(
+        (name for name, path, sha in wanted if not path.is_file() or (sha is not None and sha256_file(path) != sha)),
+        None,
+    )
 
 
 def canonical_json(value: Any) -> bytes:
@@ -171,12 +171,11 @@ def plain(record: Any) -> Any:
     one that is no name in Python has an alias (`Annotated[…, Field(alias="ndcg@10")]`).
     """
     if is_dataclass(record):
-        held = [(field, getattr(record, field.name)) for field in fields(record)]
         aliases = _aliases(cast("type", type(record)))
         return {
             aliases.get(field.name, field.name.removesuffix("_")): plain(value)
-            for field, value in held
-            if value is not None or not field.metadata.get("is_left_out")
+            for field in fields(record)
+            if (value := getattr(record, field.name)) is not None or not field.metadata.get("is_left_out")
         }
     if isinstance(record, dict):
         return {key: plain(value) for key, value in record.items()}
@@ -232,8 +231,6 @@ class BatchRecords(Protocol):
 
     def load(self) -> list[BatchRecord]:
         """All that are there, those of other workers too."""
-        ...
 
     def keep(self, record: BatchRecord) -> None:
         """Make one durable, in place of an earlier one of its name."""
-        ...

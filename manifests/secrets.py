@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -267,9 +266,9 @@ _URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>`])+)
 _WHOLE_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://).)+)", re.DOTALL)
 _PORT = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)")
 _PAIR = re.compile(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)")
-_END = r"[^\s\"'<>`:.,;)]"
-_STOP = r"(?:[\s\"'<>`:.,;)]|$)"
-_REST = re.compile(rf"(\?|#(?![A-Za-z]+(?:[_-][A-Za-z]+)*{_STOP}))[^\s\"'<>`]*{_END}")  # a heading's name is none
+_REST = re.compile(  # a heading's name is none
+    r"(\?|#(?![A-Za-z]+(?:[_-][A-Za-z]+)*(?:[\s\"'<>`:.,;)]|$)))[^\s\"'<>`]*[^\s\"'<>`:.,;)]"
+)
 _QUERY = re.compile(r"([?&](?:amp;)?([A-Za-z][\w.~%-]*)=)([^\s\"'<>`&;#]+)")
 _NOT_QUITE = re.compile(  # a URL with a slip in it, or a part of one
     r"((?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}:(?!//[^/])[/\\]{1,10}|(?<![:\w])//|(?<=[a-z0-9])//(?!/)))[^\s/\\:@\"'<>]+:[^\s\"'<>@]*[^\s\"'<>]*@"
@@ -303,13 +302,12 @@ def secret_in_url(url: str) -> bool:
     is_whole = re.match(r"\S{0,200}?://", url) is not None
     for match in (_WHOLE_URL if is_whole else _URL).finditer(url):
         scheme, rest = match[1].lower(), match[2]
-        if _userinfo_end(scheme, rest):
-            return True
-        for name, value in _PAIR.findall(rest):
-            if names_secret(name, value) or (len(value) >= MIN_CHARS and "?" in rest):
-                return True
         bare = rest.partition("?")[2]
-        if scheme in ("http", "https") and "=" not in bare and len(bare) >= MIN_CHARS:
+        if (
+            _userinfo_end(scheme, rest)
+            or any(names_secret(*pair) or (len(pair[1]) >= MIN_CHARS and "?" in rest) for pair in _PAIR.findall(rest))
+            or (scheme in ("http", "https") and "=" not in bare and len(bare) >= MIN_CHARS)
+        ):
             return True
     return any(match[1] and "@" in match[0] for match in _NOT_QUITE.finditer(url))
 
@@ -329,8 +327,6 @@ def _userinfo_end(scheme: str, rest: str) -> int:
     A password may hold `/`, `?` and `@` as they are, though it should not: then it is unclear where it ends, and the
     last `@` is taken.
     """
-    if "@" not in rest:
-        return 0
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     user, at, _ = authority.rpartition("@")
     if at and ":" not in user:
@@ -415,7 +411,6 @@ def _forms(value: str) -> set[str]:
     """
     import base64
     import html
-    import itertools
     import json
     from urllib.parse import quote, quote_plus, unquote
 
@@ -424,44 +419,31 @@ def _forms(value: str) -> set[str]:
     plain |= {part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS}
     forms = set(plain)
     for one in plain:
-        raw = one.encode(errors="surrogateescape")
-        forms |= {
+        raw, escaped = one.encode(errors="surrogateescape"), json.dumps(one)[1:-1]
+        quoted = {
             quote(one, safe="", errors="replace"),
             quote(one, errors="replace"),
             quote_plus(one, errors="replace"),
         }
-        forms |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in forms if "%" in form}
-        forms |= {
-            json.dumps(one)[1:-1],
-            json.dumps(json.dumps(one)[1:-1])[1:-1],
-            json.dumps(one, ensure_ascii=False)[1:-1],
-        }
+        forms |= quoted | {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in quoted | {one}}
+        forms |= {escaped, json.dumps(escaped)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
         forms |= {repr(one)[1:-1], html.escape(one), raw.hex(), raw.hex().upper()}
-        for encode, shift in itertools.product((base64.b64encode, base64.urlsafe_b64encode), range(3)):
-            # with up to two bytes before it
-            digits = encode(bytes(shift) + raw).decode().rstrip("=")
-            forms |= {digits[(0, 2, 3)[shift] : (shift + len(raw)) * 8 // 6], digits if shift == 0 else ""}
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            shifted = [encode(bytes(shift) + raw).decode().rstrip("=") for shift in range(3)]  # bytes before it
+            ends = [(shift + len(raw)) * 8 // 6 for shift in range(3)]
+            forms |= {shifted[0], *(text[start:end] for text, start, end in zip(shifted, (0, 2, 3), ends, strict=True))}
     return {form for form in forms if len(form) >= MIN_CHARS}
 
 
 def oddity_of(text: str) -> str | None:
     """What is wrong with a text, in a few words; None if nothing is."""
-    if "\0" in text:
-        return "holds a NUL"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "is not UTF-8"
-    return None
+    return "holds a NUL" if "\0" in text else "is not UTF-8" if re.search("[\ud800-\udfff]", text) else None
 
 
 def shown(text: str) -> str:
     """A text as an error can show it: bytes that are no UTF-8 are spelled."""
-    try:
-        data = os.fsencode(text)
-    except UnicodeEncodeError:  # half of a surrogate pair, which is no byte
-        data = text.encode("utf-8", "backslashreplace")
-    return shortened(data.decode("utf-8", "backslashreplace").replace("\0", "\\0"), 200)
+    spelled = text.encode("utf-8", "backslashreplace").decode()  # a byte is a surrogate above U+DC00
+    return shortened(spelled.replace("\\udc", "\\x").replace("\0", "\\0"), 200)
 
 
 def one_line(text: str) -> str:

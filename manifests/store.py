@@ -39,7 +39,6 @@ from relabel.manifests.files import (
     filesystem_of,
     held_temp,
     is_url,
-    read_file,
     remove_abandoned,
     scheme_of,
     translate_errors,
@@ -203,8 +202,14 @@ class LocalStore(_Listed):
             ManifestError: it is not an ordinary file.
         """
         path = self.path(name)
-        with translate_errors("read", path, is_missing_fine=True):
-            return read_file(path)
+        with (
+            translate_errors("read", path, is_missing_fine=True),
+            # another user of the folder may have put a pipe there, which blocks its reader
+            open(path, "rb", opener=lambda found, flags: os.open(found, flags | os.O_NONBLOCK)) as file,
+        ):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ManifestError(f"{path}: is not an ordinary file. Restore it from a copy, or move it away.")
+            return file.read()
 
     def read_tagged(self, name: str) -> Found:
         """A record and its tag. Raises as `read`."""

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from relabel.manifests.errors import InputError, RelabelError
+from relabel.manifests.errors import InputError, NothingNewError, RelabelError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.process import require
 from relabel.manifests.secrets import shortened
-from relabel.manifests.specs import TableFormat, nearest
+from relabel.manifests.specs import InputSpec, TableFormat, nearest
 from relabel.manifests.store import map_concurrent, open_run_store, read_whole
 
 # ------------------------------------------------------------------------------
@@ -31,23 +31,10 @@ from relabel.manifests.store import map_concurrent, open_run_store, read_whole
 
 DELTA_LOG = "_delta_log"
 TABLE_MARKS = frozenset((DELTA_LOG, "metadata"))
-ICEBERG_METADATA = re.compile(r"v?(\d+)(?:-.*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
+ICEBERG_METADATA = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
 """The name of a metadata file in `metadata/`, with its number."""
-_SIGNS: Mapping[TableFormat, str] = {"delta": f"{DELTA_LOG}/", "iceberg": "metadata/….metadata.json"}
-
-
-def tables_among(keys: Iterable[str]) -> dict[str, TableFormat]:
-    """The folders of tables in a deep listing, by its keys."""
-    found: dict[str, TableFormat] = {}
-    for key in keys:
-        above, is_below_log, _ = f"/{key}".partition(f"/{DELTA_LOG}/")
-        if is_below_log:
-            found[above[1:]] = "delta"
-        folder, _, name = key.rpartition("/")
-        root, _, inside = folder.rpartition("/")
-        if inside == "metadata" and ICEBERG_METADATA.fullmatch(name):
-            found[root] = "iceberg"
-    return found
+_IN_A_TABLE = re.compile(rf"(?:(.*?)/)?(?:({DELTA_LOG}/).*|metadata/{ICEBERG_METADATA.pattern})")
+"""A key of a table: its folder, and whether it is of Delta's log or Iceberg's metadata."""
 
 
 def folders_above(path: str) -> Iterator[str]:
@@ -56,24 +43,24 @@ def folders_above(path: str) -> Iterator[str]:
         yield path
 
 
-def refuse_tables(files: Iterable[str], keys: Iterable[str], shown: Callable[[str], str] = str) -> None:
+def refuse_tables(files: Iterable[str], keys: Iterable[str]) -> None:
     """Refuse files of tables that are read as plain ones.
 
     Args:
         keys: of the deep listing that the files are from.
-        shown: from a folder to what it is called in the message.
     Raises:
         InputError: names the folder of the table.
     """
-    tables = tables_among(keys)
+    marks = (_IN_A_TABLE.fullmatch(key) for key in keys)
+    tables = {found[1] or "": "delta" if found[2] else "iceberg" for found in marks if found is not None}
     for path in files if tables else ():
         table = next((folder for folder in (*folders_above(path), "") if folder in tables), None)
         if table is not None:
-            where, kind = shown(table) or ".", tables[table]
             raise InputError(
-                f"{where}: the folder of a table ({_SIGNS[kind]} lies in it); read as plain files it gives rows that "
-                f"the table has no more. In a job write `input: {{path: {where}, table: {kind}}}`; other commands "
-                "want the table's rows as plain Parquet files."
+                f"{table or '.'}: the folder of a table ({DELTA_LOG}/ or metadata/….metadata.json lies in it); read as "
+                "plain files it gives rows that the table has no more. In a job write "
+                f"`input: {{path: {table or '.'}, table: {tables[table]}}}`; other commands want the table's rows as "
+                "plain Parquet files."
             )
 
 
@@ -82,13 +69,6 @@ def refuse_tables(files: Iterable[str], keys: Iterable[str], shown: Callable[[st
 
 
 FIELD_ID = b"PARQUET:field_id"
-
-
-class DataFile(NamedTuple):
-    """A data file: its path from the table's folder, and its size by the table's metadata."""
-
-    name: str
-    size_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +82,7 @@ class TableSnapshot:
         since: rows of this snapshot are left out.
         latest: the table's current snapshot.
         committed: when this one was; None where the table does not hold it any more.
-        files: in name order.
+        files: in name order, each by its path from the table's folder and its size by the table's metadata.
         columns: the table's columns in order, each with what identifies it in a file: its field id, or its name there.
         mapped: field ids by name, for files that hold no field ids.
     """
@@ -114,7 +94,7 @@ class TableSnapshot:
     since: int | None
     latest: int
     committed: datetime | None
-    files: tuple[DataFile, ...]
+    files: tuple[tuple[str, int], ...]
     columns: Mapping[str, int | str]
     mapped: Mapping[str, int] = field(default_factory=dict)
 
@@ -132,7 +112,7 @@ class TableSnapshot:
     @property
     def paths(self) -> list[str]:
         """Where the data files lie."""
-        return [f"{self.folder}/{file.name}" for file in self.files]
+        return [f"{self.folder}/{name}" for name, _ in self.files]
 
     def check_size(self, number: int, size_bytes: int) -> None:
         """Refuse a data file that is not the one which was committed.
@@ -142,8 +122,8 @@ class TableSnapshot:
         Raises:
             InputError: its size is another.
         """
-        wanted = self.files[number].size_bytes
-        if wanted is not None and wanted != size_bytes:
+        wanted = self.files[number][1]
+        if wanted != size_bytes:
             raise InputError(
                 f"{self.paths[number]}: has {size_bytes:,} bytes, and snapshot {self.snapshot} of {self.folder} names "
                 f"a file of {wanted:,}. It was written over: restore it."
@@ -158,6 +138,9 @@ class TableSnapshot:
         Raises:
             InputError: which column, and what it is called there.
         """
+        ids = {one.name: int(one.metadata[FIELD_ID]) for one in schema if one.metadata and FIELD_ID in one.metadata}
+        ids = ids or {one: self.mapped[one] for one in schema.names if one in self.mapped}
+        held = {one: one for one in schema.names} | {number: one for one, number in ids.items()}
         for name in names:
             if name not in self.columns:
                 hint = nearest(name, list(self.columns))
@@ -165,7 +148,7 @@ class TableSnapshot:
                     f"{self.folder}: no column `{name}` in snapshot {self.snapshot} of this table; it has "
                     f"{', '.join(self.columns)}." + (f" Did you mean `{hint}`?" if hint else "")
                 )
-            found = self._name_in(schema, name)
+            found = held.get(self.columns[name])
             if found is None:
                 raise InputError(
                     f"{path}: does not hold column `{name}` of the table {self.folder}: the column was added after "
@@ -178,25 +161,16 @@ class TableSnapshot:
                     "renamed. relabel reads columns by the names in the files: write the table's files again first."
                 )
 
-    def _name_in(self, schema: pa.Schema, name: str) -> str | None:
-        key = self.columns[name]
-        if isinstance(key, str):
-            return key if key in schema.names else None
-        ids = field_ids(schema) or {one: self.mapped[one] for one in schema.names if one in self.mapped}
-        return next((one for one, number in ids.items() if number == key), None)
-
-
-def field_ids(schema: pa.Schema) -> dict[str, int]:
-    """Iceberg's numbers of a file's columns by name; of none where the file has none."""
-    return {one.name: int(one.metadata[FIELD_ID]) for one in schema if one.metadata and FIELD_ID in one.metadata}
-
 
 def name_below(folder: str, path: str) -> str:
     """The path of a file from the table's folder.
 
+    Args:
+        path: of the file; some writers put `file:` before local ones.
     Raises:
         InputError: it lies elsewhere.
     """
+    path = re.sub(r"^file:(?://)?(?=/)", "", path)
     outer, inner = place_of(folder), place_of(path)
     name = inner.removeprefix(f"{outer}/")
     if name == inner or ".." in name.split("/"):
@@ -206,31 +180,6 @@ def name_below(folder: str, path: str) -> str:
             "original."
         )
     return name
-
-
-def missing_snapshot(folder: str, wanted: int, known: str) -> InputError:
-    """The error for a snapshot that a table does not have."""
-    return InputError(f"{folder}: no snapshot {wanted} in this table; it has {known}. Was it expired?")
-
-
-@contextlib.contextmanager
-def reading_table(folder: str, format_name: TableFormat) -> Iterator[None]:
-    """Turn whatever is wrong with a table's metadata into an InputError that names the table."""
-    try:
-        yield
-    except RelabelError:
-        raise
-    except FileNotFoundError as exc:
-        raise InputError(
-            f"{folder}: its metadata names {shortened(str(exc.filename or exc), 300)}, and there is no such file. Was "
-            "the snapshot expired, or the table only partly copied?"
-        ) from exc
-    except Exception as exc:  # readers of damaged JSON, Avro and Parquet have no error in common
-        first = shortened((str(exc).strip() or "no reason given").split("\n", 1)[0].rstrip("."), 200)
-        raise InputError(
-            f"{folder}: not a readable {format_name} table: {first} ({type(exc).__name__}). Restore its metadata, or "
-            "check `input.table`."
-        ) from exc
 
 
 def first_of(names: Iterable[str]) -> str:
@@ -253,21 +202,25 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
     Raises:
         InputError: no such version; deleted rows; files of `since` that were removed or rewritten.
         MissingExtraError: deltalake is not installed.
-        Exception: whatever deltalake raises for a damaged log (`reading_table`).
+        Exception: whatever deltalake raises for a damaged log (`open_table`).
     """
     library = require("deltalake", extra="delta", purpose="input.table: delta")
     folder = folder.rstrip("/")
     with tempfile.TemporaryDirectory(prefix="relabel-delta-") as temporary:
         place = temporary if is_url(folder) else folder
         if is_url(folder):
-            _fetch_log(folder, Path(temporary, DELTA_LOG), storage)
+            store = open_run_store(folder, storage)
+            names = store.names(DELTA_LOG)
+            for name, data in zip(names, map_concurrent(store, store.read, names), strict=True):
+                Path(temporary, name).parent.mkdir(parents=True, exist_ok=True)
+                Path(temporary, name).write_bytes(data)
         if not any(Path(place, DELTA_LOG).glob("*.*")):
             raise InputError(f"{folder}: no Delta table: there is no {DELTA_LOG}/ with commits. Check `input.path`.")
         table = library.DeltaTable(place)
         latest = table.version()
         version = latest if snapshot is None else snapshot
         if not 0 <= version <= latest:
-            raise missing_snapshot(folder, version, f"0 to {latest}")
+            raise InputError(f"{folder}: no snapshot {version} in this table; it has 0 to {latest}. Was it expired?")
         before: Set[str] = frozenset()
         if since is not None:
             if since > version:
@@ -301,21 +254,17 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
             since=since,
             latest=latest,
             committed=None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC),
-            files=tuple(sorted(DataFile(_delta_name(folder, path), files[path]) for path in files.keys() - before)),
+            files=tuple(
+                sorted(
+                    (name_below(folder, name if is_url(name) or name.startswith("/") else f"{folder}/{name}"), size)
+                    for name, size in ((unquote(path), files[path]) for path in files.keys() - before)
+                )
+            ),
             columns={
                 one.name: str(one.metadata.get(key, one.name)) if is_mapped else one.name
                 for one in table.schema().fields
             },
         )
-
-
-def _fetch_log(folder: str, to: Path, storage: Storage) -> None:
-    store = open_run_store(folder, storage, single_writer=True)
-    names = list(store.etags(DELTA_LOG))
-    for name, data in zip(names, map_concurrent(store, store.read, names), strict=True):
-        path = to / name.removeprefix(f"{DELTA_LOG}/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 def _delta_files(table: Any) -> dict[str, int]:
@@ -332,11 +281,6 @@ def _has_deleted_rows(table: Any) -> bool:
         return True
 
 
-def _delta_name(folder: str, path: str) -> str:
-    decoded = unquote(path)
-    return name_below(folder, decoded if is_url(decoded) or decoded.startswith("/") else f"{folder}/{decoded}")
-
-
 # ------------------------------------------------------------------------------
 # Snapshots of Iceberg tables, without a catalog: from a metadata file, or the newest in the table's folder. pyiceberg
 # reads the formats (JSON, Avro), relabel fetches the files, so that storage options and retries hold here too.
@@ -345,32 +289,12 @@ def _delta_name(folder: str, path: str) -> str:
 HINT = "version-hint.text"
 
 
-class _Files:
-    """What pyiceberg takes for a FileIO: files below the table's folder, read through our storage."""
-
-    def __init__(self, folder: str, storage: Storage) -> None:
-        self._folder = folder
-        self._storage = storage
-
-    def new_input(self, location: str) -> _InputFile:
-        """A file that metadata names."""
-        path = f"{self._folder}/{name_below(self._folder, _plain(location))}"
-        return _InputFile(location, read_whole(path, self._storage))
-
-
-class _InputFile:
+class _InputFile(bytes):
     """What pyiceberg takes for an InputFile."""
-
-    def __init__(self, location: str, data: bytes) -> None:
-        self.location = location
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
 
     def open(self, seekable: bool = True) -> io.BytesIO:
         """Its bytes."""
-        return io.BytesIO(self._data)
+        return io.BytesIO(self)
 
 
 def open_iceberg_snapshot(path: str, snapshot: int | None, since: int | None, storage: Storage) -> TableSnapshot:
@@ -383,7 +307,7 @@ def open_iceberg_snapshot(path: str, snapshot: int | None, since: int | None, st
     Raises:
         InputError: no such snapshot; delete files; snapshots after `since` that do more than append.
         MissingExtraError: pyiceberg is not here.
-        Exception: whatever damaged JSON and Avro raise (`reading_table`).
+        Exception: whatever damaged JSON and Avro raise (`open_table`).
     """
     parser = require("pyiceberg.table.metadata", extra="iceberg", purpose="input.table: iceberg")
     folder, name = _metadata_file(path.rstrip("/"), storage)
@@ -394,7 +318,8 @@ def open_iceberg_snapshot(path: str, snapshot: int | None, since: int | None, st
         raise InputError(f"{path}: this table has no snapshot yet, so no rows. Write some to it first.")
     found = metadata.snapshot_by_id(wanted)
     if found is None:
-        raise missing_snapshot(path, wanted, ", ".join(str(one.snapshot_id) for one in metadata.snapshots[-5:]))
+        known = ", ".join(str(one.snapshot_id) for one in metadata.snapshots[-5:])
+        raise InputError(f"{path}: no snapshot {wanted} in this table; it has {known}. Was it expired?")
     schema = next((one for one in metadata.schemas if one.schema_id == found.schema_id), None) or metadata.schema_by_id(
         metadata.current_schema_id
     )
@@ -467,35 +392,56 @@ def _iceberg_added(metadata: Any, since: int, snapshot: Any, path: str) -> set[i
     return {one.snapshot_id for one in between}
 
 
-def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Storage) -> tuple[DataFile, ...]:
+def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Storage) -> tuple[tuple[str, int], ...]:
     """The data files of a snapshot, in name order; of those that some snapshots added, if these are given."""
-    files = _Files(folder, storage)
-    found: list[DataFile] = []
-    deletes: dict[str, Any] = {}
-    other: dict[str, Any] = {}
-    for manifest in snapshot.manifests(files):
-        for entry in manifest.fetch_manifest_entry(files):
-            held = entry.data_file
-            if held.content.name != "DATA":
-                deletes[held.file_path] = held
-            elif held.file_format.name != "PARQUET":
-                other[held.file_path] = held
-            elif added is None or entry.snapshot_id in added:
-                found.append(DataFile(name_below(folder, _plain(held.file_path)), held.file_size_in_bytes))
-    if deletes:
+
+    def new_input(location: str) -> _InputFile:
+        return _InputFile(read_whole(f"{folder}/{name_below(folder, location)}", storage))
+
+    files = SimpleNamespace(new_input=new_input)  # what pyiceberg takes for a FileIO
+    entries = [entry for one in snapshot.manifests(files) for entry in one.fetch_manifest_entry(files)]
+    held = [(entry.snapshot_id, entry.data_file) for entry in entries]
+    if deletes := [one.file_path for _, one in held if one.content.name != "DATA"]:
         raise InputError(
             f"{folder}: snapshot {snapshot.snapshot_id} has deleted rows in {first_of(deletes)} (delete files), which "
             "relabel does not read. Write the data files again first: rewrite_data_files with delete-file-threshold 1."
         )
-    if other:
+    if other := [one.file_path for _, one in held if one.file_format.name != "PARQUET"]:
         raise InputError(f"{folder}: {first_of(other)} is no Parquet. Write the table's files again as Parquet.")
-    return tuple(sorted(found))
+    wanted = (one for number, one in held if added is None or number in added)
+    return tuple(sorted((name_below(folder, one.file_path), one.file_size_in_bytes) for one in wanted))
 
 
-def _plain(location: str) -> str:
-    """A location without `file:`, which some writers put before local paths."""
-    return re.sub(r"^file:(?://)?(?=/)", "", location)
+def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot:
+    """The snapshot of a table that a job's input names.
 
-
-OPENERS = {"iceberg": open_iceberg_snapshot, "delta": open_delta_snapshot}
-"""By `input.table`."""
+    Raises:
+        InputError: no such table or snapshot, or one that can't be read as files alone.
+        NothingNewError: nothing was added since `since`.
+        MissingExtraError: a package is not here.
+    """
+    (path,) = spec.path
+    opener = open_iceberg_snapshot if spec.table == "iceberg" else open_delta_snapshot
+    try:
+        table = opener(path, spec.snapshot, spec.since, storage)
+    except RelabelError:
+        raise
+    except FileNotFoundError as exc:
+        raise InputError(
+            f"{path}: its metadata names {shortened(str(exc.filename or exc), 300)}, and there is no such file. Was "
+            "the snapshot expired, or the table only partly copied?"
+        ) from exc
+    except Exception as exc:  # readers of damaged JSON, Avro and Parquet have no error in common
+        first = shortened((str(exc).strip() or "no reason given").split("\n", 1)[0].rstrip("."), 200)
+        raise InputError(
+            f"{path}: not a readable {spec.table} table: {first} ({type(exc).__name__}). Restore its metadata, or "
+            "check `input.table`."
+        ) from exc
+    if not table.files and table.since is not None:
+        raise NothingNewError(
+            f"{path}: no rows were added since snapshot {table.since}, up to snapshot {table.snapshot}: nothing to "
+            "label yet."
+        )
+    if not table.files:
+        raise InputError(f"{path}: snapshot {table.snapshot} has no data files. There is nothing to label.")
+    return table

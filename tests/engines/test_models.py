@@ -72,7 +72,7 @@ GOOD = {
     ("reference", "says"),
     [
         ("no/such/dir", "no such directory"),
-        ("gs3:somewhere", "no scheme 'gs3'"),
+        ("gs3:somewhere", "no such directory"),
         ("hf:onlyname", "hf:org/name"),
         ("pypi:a==1#sha256=12", "pypi:PACKAGE==VERSION"),
         ("pypi:--index-url==1", "pypi:PACKAGE==VERSION"),

@@ -106,7 +106,7 @@ def test_null_query_id_is_refused_with_its_row(
 def test_file_named_twice_is_refused(relabel: Cli, write_pairs: WritePairs, write_job: WriteJob) -> None:
     write_pairs(path="a.parquet")
     relabel("plan", write_job({"input": {"path": ["a.parquet", "*.parquet"]}})).refused(
-        3, "names a.parquet twice", "Name it once"
+        3, "a.parquet are one file", "Name it once"
     )
 
 

@@ -17,9 +17,9 @@ from pyiceberg.manifest import DataFileContent
 
 from relabel.manifests.errors import InputError, MissingExtraError
 from relabel.manifests.files import Storage
-from relabel.manifests.inputs import Dataset, list_input, open_dataset, open_table
+from relabel.manifests.inputs import Dataset, list_input, open_dataset
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.table_snapshots import TableSnapshot
+from relabel.manifests.table_snapshots import TableSnapshot, open_table
 from tests import real_tables
 from tests.real_tables import DOCUMENT, Delta, Iceberg, pairs
 
@@ -213,7 +213,7 @@ def test_a_table_that_is_left_out_or_not_touched_is_no_error(any_table: str, mem
     assert list_input("in/*.parquet", Storage()).files == ["in/a.parquet"]
     memory.put(any_table, "/lake/_old", recursive=True)
     memory.put("in/a.parquet", "/lake/a.parquet")
-    assert list_input("memory://lake", Storage()).files == ["memory:///lake/a.parquet"]
+    assert list_input("memory://lake", Storage()).files == ["memory://lake/a.parquet"]
 
 
 # The log of a Delta table says what its own library says, and what relabel can't read_delta is refused by name.

@@ -111,7 +111,7 @@ def test_by_url_the_same_is_left_out_and_counted(folder: Path) -> None:
         found = list_input("memory://left", Storage())
     finally:
         store.rm("/left", recursive=True)
-    assert found.files == ["memory:///left/a.parquet"]
+    assert found.files == ["memory://left/a.parquet"]
     assert found.left_out == {"_*": 1, ".*": 1, "*.csv": 1, "_*/": 1}
 
 

@@ -13,8 +13,9 @@ import yaml
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.inputs import open_dataset, open_table
+from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec
+from relabel.manifests.table_snapshots import open_table
 from tests import seaweed
 from tests.jobs.conftest import relabel  # noqa: F401
 from tests.real_tables import Delta, Iceberg, pairs
