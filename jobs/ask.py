@@ -265,7 +265,8 @@ def ask(
                 for remark in asked.remarks:
                     note(remark)
                 if output == "text":
-                    click.echo(("" if found else f"{LEGEND}\n") + asked_text(asked, stage))
+                    legend = "" if found else "⟦ ⟧ holds what the data says; all else is the template.\n"
+                    click.echo(legend + asked_text(asked, stage))
                 found.append(asked)
             seconds = round(time.perf_counter() - started, 3)
             stages = {one.ask.stage for asked in found for one in asked.exchanges}
@@ -288,11 +289,8 @@ def ask(
 # ------------------------------------------------------------------------------
 # What is shown.
 
-LEGEND = "⟦ ⟧ holds what the data says; all else is the template."
 _MARKS = {ord(mark): mark.encode("unicode_escape").decode() for mark in "⟦⟧"}
 """In the data they are spelled, so that no document ends where it does not."""
-_CUT = "the end of the document above was cut off before it was asked: too long for model or max_prompt_tokens"
-"""What is on the screen is the whole ask; an engine cuts its tokens."""
 _LEFT_OUT = {"row_id", "query_id", "doc_id", "key", "origin", "reused", "columns", "prompt_tokens", "output_tokens"}
 """Columns of a label that say nothing of what the model wrote."""
 
@@ -338,8 +336,8 @@ def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
     """The answer, how sure the model was at each decision, and the tokens and seconds it took."""
     tokens = f"{answer.prompt_tokens:,} + {answer.output_tokens:,} tokens"
     yield ruler(f"{exchange.ask.stage}: answered ({answer.finish}, {tokens}, {exchange.seconds:.1f} s)")
-    if "document_truncated" in answer.flags:
-        yield _CUT
+    if "document_truncated" in answer.flags:  # on the screen is the whole ask; an engine cuts its tokens
+        yield "the end of the document above was cut off before it was asked: too long for model or max_prompt_tokens"
     yield from (shown(text) for text in (answer.text, answer.detail) if text)
     if answer.raw:
         yield f"{_dim('as it came')}\n{shown(answer.raw)}"

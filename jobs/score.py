@@ -231,8 +231,7 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     """
     if device not in ("auto", "cpu", "cuda", OPENVINO):
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
-    bundle = open_bundle(Path(path))
-    parity = read_parity(bundle.facts.get("parity"), f"{path}/{MANIFEST_NAME}")
+    parity = read_parity(open_bundle(Path(path)).facts.get("parity"), f"{path}/{MANIFEST_NAME}")
     why, refused = "named", list[str]()
     if device == OPENVINO:
         wish, held = precision, {model.precision for model in parity.models}
@@ -347,11 +346,14 @@ class StudentLabeler(Labeler):
     def __init__(self, options: LabelerOptions, record: StudentRecord) -> None:
         super().__init__(options)
         nodes = [name for name in NODE_HEADS if name in record.heads]
-        for name in nodes:
-            self.columns += (
+        self.columns += tuple(
+            column
+            for name in nodes
+            for column in (
                 LabelColumn(name, "int8", f"The most probable {name} score, 0 to 4."),
                 LabelColumn(f"{name}_probs", "list<float32>", "Its distribution over the five scores."),
             )
+        )
         if len(nodes) == len(NODE_HEADS):
             self.columns += (
                 LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
@@ -382,8 +384,12 @@ class ScoreJob(Job):
         """What the fingerprint is made of: the input, the student, and in what it computes."""
         found = super().parts(dataset)
         args = {key: value for key, value in found["engine"]["args"].items() if value is not None}
-        labeler = {"name": STUDENT, "grades": self.spec.labeler.grades}
-        return {**found, "labeler": labeler, "engine": {"name": STUDENT, "args": args}, "kind": STUDENT}
+        return {
+            **found,
+            "labeler": {"name": STUDENT, "grades": self.spec.labeler.grades},
+            "engine": {"name": STUDENT, "args": args},
+            "kind": STUDENT,
+        }
 
 
 def score_job(

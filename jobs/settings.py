@@ -268,8 +268,9 @@ def placed(text: str, folder: str | None, mark: PathMark = PathMark.PATH) -> str
         raise ValueError(
             "a relative path in a spec that is read from a URL counts from nowhere; write a whole path or URL"
         )
-    is_pattern = mark is PathMark.PATTERN and glob.has_magic(text)
-    return os.path.normpath(Path(glob.escape(folder) if is_pattern else folder, text))
+    if mark is PathMark.PATTERN and glob.has_magic(text):
+        folder = glob.escape(folder)
+    return os.path.normpath(Path(folder, text))
 
 
 def mark_of(info: FieldInfo | Any) -> PathMark | None:
@@ -290,7 +291,7 @@ def mark_of(info: FieldInfo | Any) -> PathMark | None:
 
 DATE_VARIABLE = "RELABEL_DATE"
 """The day that `${date}` means, as 2026-11-19; for the tasks of an array that may start on both sides of midnight."""
-DATE_DIRECTIVES = frozenset("YymdjGVu%")
+DATE_DIRECTIVES = "%GVYdjmuy"
 """Of strftime, those that a day has; an hour would be 00 whenever the run starts."""
 _MARK = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
 
@@ -314,9 +315,10 @@ def _variable(name: str, environment: Mapping[str, str], day: date) -> str:
     kind, colon, form = name.partition(":")
     if kind == "date":
         directives = re.findall(r"%(.?)", form)
-        if colon and not (directives and DATE_DIRECTIVES.issuperset(directives)):
-            known = " ".join(f"%{one}" for one in sorted(DATE_DIRECTIVES))
-            raise ConfigError(f"want a format of a day after the colon, say ${{date:%Y/%m/%d}}; known are {known}")
+        if colon and not (directives and set(DATE_DIRECTIVES).issuperset(directives)):
+            raise ConfigError(
+                "want a format of a day after the colon, say ${date:%Y/%m/%d}; known are %" + " %".join(DATE_DIRECTIVES)
+            )
         return day.strftime(form) if form else day.isoformat()
     variable = name.removeprefix("env.")
     if variable in ("", name):

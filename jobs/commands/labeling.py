@@ -44,10 +44,8 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
     ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
     with sigterm_ends():
         estimate = estimate_run(opened, ask)
-    found = opened.plan
-    done = opened.folder.attempts_of_all()
-    todo = [len(shard.chunks) - len(done.get(number, ())) for number, shard in enumerate(found.shards)]
-    budget = budget_so_far(opened)
+    found, budget = opened.plan, budget_so_far(opened)
+    num_open = found.num_chunks - sum(map(len, opened.folder.attempts_of_all().values()))
     result = {
         "output": opened.job.spec.output,
         "was_planned_now": opened.was_planned_now,
@@ -59,7 +57,7 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
         "left_out": dict(opened.dataset.left_out),
         "shards": len(found.shards),
         "chunks": found.num_chunks,
-        "chunks_open": sum(todo),
+        "chunks_open": num_open,
         "is_scattered": found.is_scattered,
         "read_ratio": round(found.read_ratio, 3),
         "text_bytes": found.text_bytes,
@@ -71,8 +69,7 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
         "shard_rows": [shard.rows for shard in found.shards],
         "seconds": round(time.perf_counter() - started, 3),
     }
-    emit(result, plan_text(opened, sum(todo), budget) + "\n" + estimate_text(estimate), output)
-    return Exit.DONE
+    return emit(result, f"{plan_text(opened, num_open, budget)}\n{estimate_text(estimate)}", output)
 
 
 def run_job(

@@ -160,8 +160,8 @@ def similar(
     check_target(to, (pairs_file,), storage, force=force)
     compared = open_compared(pairs_file, storage)
     fetch_model(model, storage, cache_dir=cache_dir())
-    found = resolve_model(model, cache_dir=cache_dir())
-    embedder = Embedder(found.path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
+    path = resolve_model(model, cache_dir=cache_dir()).path
+    embedder = Embedder(path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
     counts = add_cosines(compared, to, embedder, threshold, storage)

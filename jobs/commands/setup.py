@@ -242,13 +242,11 @@ def _devices() -> list[str]:
         return ["cpu (torch is not installed, so GPUs were not checked)"]
     import torch
 
-    if not torch.cuda.is_available():
-        return ["cpu"]
     gpus = [(number, *torch.cuda.mem_get_info(number)) for number in range(torch.cuda.device_count())]
     return [
         f"cuda:{number} {torch.cuda.get_device_name(number)} ({free >> 30} of {whole >> 30} GiB free)"
         for number, free, whole in gpus
-    ]
+    ] or ["cpu"]
 
 
 def _onnxruntime() -> str:
@@ -573,8 +571,9 @@ def demo(
     stopped continues where it was.
     """
     if teach and (labels_only or engine == "fake"):
-        other = "--labels-only" if labels_only else "--engine fake"
-        raise UsageError(f"--teach and {other}: the teacher is trained, and its student judged.")
+        raise UsageError(
+            "--teach trains the teacher, and judges its student: leave out --labels-only and --engine fake."
+        )
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
     started, pairs = time.monotonic(), load_pairs()
     write_demo(root, pairs, engine=engine, teacher=teacher, student=student, has_training=teach)

@@ -246,19 +246,19 @@ def verify(target: str, day: str | None, output: str) -> int:
             "write it again."
         )
     files = len(found.labels) + len(found.quarantine) + len(found.answers)
-    result = {
-        "output": folder.store.root,
-        "labelled": kinds.labelled,
-        "reused": kinds.reused,
-        "quarantined": kinds.quarantined,
-        "files": files,
-        "rows": kinds.in_,
-    }
-    text = (
-        f"{folder.plan.name}: verified. {fates.rows:,} rows in = {fates.labelled:,} labelled + "
-        f"{fates.reused:,} reused + {fates.num_quarantined:,} quarantined, {counted(files, 'file')} unchanged."
+    return emit(
+        {
+            "output": folder.store.root,
+            "labelled": kinds.labelled,
+            "reused": kinds.reused,
+            "quarantined": kinds.quarantined,
+            "files": files,
+            "rows": kinds.in_,
+        },
+        f"{folder.plan.name}: verified. {fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused "
+        f"+ {fates.num_quarantined:,} quarantined, {counted(files, 'file')} unchanged.",
+        output,
     )
-    return emit(result, text, output)
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:
