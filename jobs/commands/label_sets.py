@@ -317,15 +317,18 @@ def report(
     data = built.html.encode("utf-8", "replace")
     with written(to, storage) as file:
         file.write_bytes(data)
-    result = {
-        "report": to,
-        "bytes": len(data),
-        "sections": built.sections,
-        "rows": built.rows,
-        "rows_shown": built.rows_shown,
-        "exit_code": int(Exit.DONE),
-    }
-    return emit_record(f"The report is in {to}", result, output)
+    return emit_record(
+        f"The report is in {to}",
+        {
+            "report": to,
+            "bytes": len(data),
+            "sections": built.sections,
+            "rows": built.rows,
+            "rows_shown": built.rows_shown,
+            "exit_code": int(Exit.DONE),
+        },
+        output,
+    )
 
 
 @click.command(epilog="Example: relabel combine out/llama out/qwen gpt.parquet --to combined.parquet --by dawid-skene")

@@ -46,30 +46,33 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
         estimate = estimate_run(opened, ask)
     found, budget = opened.plan, budget_so_far(opened)
     num_open = found.num_chunks - sum(map(len, opened.folder.attempts_of_all().values()))
-    result = {
-        "output": opened.job.spec.output,
-        "was_planned_now": opened.was_planned_now,
-        "fingerprint": found.fingerprint,
-        "rows": found.rows,
-        "queries": found.queries,
-        "files": len(found.files),
-        "table": table_json(opened.dataset.table),
-        "left_out": dict(opened.dataset.left_out),
-        "shards": len(found.shards),
-        "chunks": found.num_chunks,
-        "chunks_open": num_open,
-        "is_scattered": found.is_scattered,
-        "read_ratio": round(found.read_ratio, 3),
-        "text_bytes": found.text_bytes,
-        "estimate": estimate,
-        "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
-        "variables": dict(opened.job.variables),
-        "template_day": next(iter(template_days(opened)), None),
-        "budget": plain(budget),
-        "shard_rows": [shard.rows for shard in found.shards],
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    return emit(result, f"{plan_text(opened, num_open, budget)}\n{estimate_text(estimate)}", output)
+    return emit(
+        {
+            "output": opened.job.spec.output,
+            "was_planned_now": opened.was_planned_now,
+            "fingerprint": found.fingerprint,
+            "rows": found.rows,
+            "queries": found.queries,
+            "files": len(found.files),
+            "table": table_json(opened.dataset.table),
+            "left_out": dict(opened.dataset.left_out),
+            "shards": len(found.shards),
+            "chunks": found.num_chunks,
+            "chunks_open": num_open,
+            "is_scattered": found.is_scattered,
+            "read_ratio": round(found.read_ratio, 3),
+            "text_bytes": found.text_bytes,
+            "estimate": estimate,
+            "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
+            "variables": dict(opened.job.variables),
+            "template_day": next(iter(template_days(opened)), None),
+            "budget": plain(budget),
+            "shard_rows": [shard.rows for shard in found.shards],
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        f"{plan_text(opened, num_open, budget)}\n{estimate_text(estimate)}",
+        output,
+    )
 
 
 def run_job(
@@ -182,8 +185,14 @@ def open_session(
             "Label the new one into another output.",
             event="table",
         )
-    shards = choose_shards(shard, len(opened.plan.shards))
-    return Session(opened, shards, is_retry=is_retry, stop=Stop(deadline), progress=Progress(), part_of=part_of)
+    return Session(
+        opened,
+        choose_shards(shard, len(opened.plan.shards)),
+        is_retry=is_retry,
+        stop=Stop(deadline),
+        progress=Progress(),
+        part_of=part_of,
+    )
 
 
 def execute(
@@ -197,11 +206,10 @@ def execute(
     it.
     """
     spec, stop = session.opened.job.spec, session.stop
-    total = session.left.rows_to_ask()
     with (
         Display(
             session.progress,
-            total,
+            session.left.rows_to_ask(),
             before=session.left.rows_before(),
             shows_refused=shows_refused,
         ) as display,
@@ -280,13 +288,13 @@ def run_search(
         **({} if report.budget is None else {"budget": plain(report.budget)}),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    failed = f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; everything is kept"
     verdicts = {
         Exit.DONE: "done, every question has its trajectory",
         Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
         Exit.GATE: ENDED_AT_BUDGET,
         Exit.LOCKED: "another process works on this round",
-        Exit.OVER_LIMIT: failed,
+        Exit.OVER_LIMIT: f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; "
+        "everything is kept",
     }
     rows = [
         ("questions", f"{len(report.searches):,}, {report.num_open:,} open"),

@@ -111,8 +111,12 @@ def schema(what: str, labeler: str | None, output: str) -> int:
             {"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about}
             for column in labeler_class(labeler).columns
         ]
-    lines = grid([(column["name"], column["type"], column.get("about", "")) for column in columns])
-    return emit({"schema": what, "version": number, "columns": columns}, f"{what}, version {number}\n{lines}", output)
+    return emit(
+        {"schema": what, "version": number, "columns": columns},
+        f"{what}, version {number}\n"
+        + grid([(column["name"], column["type"], column.get("about", "")) for column in columns]),
+        output,
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -272,8 +276,10 @@ def job_checks(job_file: str) -> Iterator[str]:
         if (gold := dataset.columns.gold) is not None:
             for file in dataset.files:
                 read_grades(load_gold_by_row([file.path], gold, job.storage)).readable(file.path, gold)
-        columns = ", ".join(dataset.columns.document)
-        yield f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from {columns}"
+        yield (
+            f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from "
+            + ", ".join(dataset.columns.document)
+        )
     yield f"{spec.engine.model or spec.engine.name}, digest {job.model_digest()[:12]}"
     engine.check(spec.engine)
     yield f"{spec.engine.name} can start"

@@ -291,5 +291,5 @@ def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | N
         root, storage, spec = output_of(target, day=day)
     elif day is not None:
         raise UsageError(f"--date {day}: {target} is an output, which has no ${{date}}; give its job file.")
-    no_plan = f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned."
-    return open_planned(root, storage, ManifestError(no_plan)), spec
+    why = ManifestError(f"{root}: no {PLAN_NAME} there. Give a job file or the output folder of one that was planned.")
+    return open_planned(root, storage, why), spec
