@@ -85,7 +85,6 @@ def figures_of(
         return {"student": {"rows": 0}}
     names, query_N = np.unique(queries, return_inverse=True) if queries else ((), None)
     probs_NK = probs_NK.astype(np.float64)
-    has_probs = not np.isnan(probs_NK).all()
     judged = Judged(
         grades=probs_NK.shape[1],
         gold=gold_N,
@@ -93,7 +92,7 @@ def figures_of(
         queries=query_N,
         num_queries=len(names),
         docs=np.arange(len(gold_N)),
-        probs=probs_NK / probs_NK.sum(1, keepdims=True) if has_probs else None,
+        probs=probs_NK / probs_NK.sum(1, keepdims=True) if not np.isnan(probs_NK).all() else None,
         num_correct=None,
         num_samples=None,
         lexical=bm25(texts) if 0 < len(texts) <= MOST_LEXICAL else None,
@@ -102,8 +101,7 @@ def figures_of(
     figures: Figures = {"rows": len(gold_N), **{name: one.value for name, one in found.figures.items()}}
     if judged.probs is not None and judged.has_probs.all():
         aucs = [value for name, value in figures.items() if name.startswith("auc_") and value is not None]
-        likelihood_N = judged.probs[np.arange(len(gold_N)), gold_N]
-        nll = float(-np.log(np.maximum(likelihood_N, TINY)).mean())
+        nll = float(-np.log(np.maximum(judged.probs[np.arange(len(gold_N)), gold_N], TINY)).mean())
         figures |= {"auc": float(np.mean(aucs)) if aucs else None, "nll": nll}
     return {"student": figures, "intervals": intervals_of(found.figures, figures), "baselines": found.baselines}
 
@@ -137,8 +135,7 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
 
 def judge(examples: Examples) -> tuple[np.ndarray, str]:
     """The grades that a student is judged by, -1 where there is none, and what they are."""
-    has_gold = bool((examples.gold != NO_GRADE).any())
-    return (examples.gold, "gold") if has_gold else (examples.teacher, "labels")
+    return (examples.gold, "gold") if (examples.gold != NO_GRADE).any() else (examples.teacher, "labels")
 
 
 def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
@@ -151,8 +148,9 @@ def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
     graded = judge_N[rows] != NO_GRADE
     figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
     names = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
-    found = {name: float(value) for name in names if (value := figures.get(name)) is not None}
-    return {"loss": loss_of(work.spec.loss, work.examples, rows, logits)} | found
+    return {"loss": loss_of(work.spec.loss, work.examples, rows, logits)} | {
+        name: float(value) for name in names if (value := figures.get(name)) is not None
+    }
 
 
 def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> SideFigures:
@@ -175,8 +173,7 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     found = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=RESAMPLES)
     both = np.intersect1d(judged, taught)
     if by == "gold" and len(both):
-        of_teacher = figures(examples.teacher_probs, both, label_N=examples.teacher[both])
-        found["teacher"] = of_teacher["student"]
+        found["teacher"] = figures(examples.teacher_probs, both, label_N=examples.teacher[both])["student"]
         if len(both) != len(judged):
             found["student_where_teacher"] = figures(probs["relevance"], both)["student"]
     if len(taught):
@@ -231,8 +228,7 @@ def check_stopping(spec: DistillSpec, examples: Examples) -> None:
     rows = examples.rows_of(DEV)
     judge_N, by = judge(examples)
     num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
-    wanted = {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2)
-    if not len(rows) or num_grades < wanted:
+    if not len(rows) or num_grades < {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2):
         raise InputError(
             f"train.early_stopping uses {stopping.metric}, and the dev split has {len(rows)} rows with {num_grades} "
             f"grades ({by}). Raise split.dev, bring more queries or {by}, or choose the metric `loss`."
@@ -247,8 +243,10 @@ def judged_gates(spec: DistillSpec, test: SideFigures) -> JudgedGates:
     verdicts = [
         judge_gate(gate, where_teacher if gate.is_of_teacher else test.student, test.teacher) for gate in spec.gates
     ]
-    checks = [GateCheck(**vars(verdict), text=str(verdict)) for verdict in verdicts]
-    return JudgedGates(all(verdict.has_passed for verdict in verdicts), checks)
+    return JudgedGates(
+        all(verdict.has_passed for verdict in verdicts),
+        [GateCheck(**vars(verdict), text=str(verdict)) for verdict in verdicts],
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -319,15 +317,14 @@ def _data_digest(examples: Examples) -> str:
         for text in (query, document):
             data = text.encode("utf-8", "surrogatepass")
             total.update(len(data).to_bytes(8, "big") + data)
-    arrays = [
+    for array in [
         *examples.targets.values(),
         *examples.weights.values(),
         examples.row_weight,
         examples.gold,
         examples.teacher,
         examples.side,
-    ]
-    for array in arrays:
+    ]:
         total.update(np.ascontiguousarray(array).tobytes())
     total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
     return total.hexdigest()
@@ -493,8 +490,9 @@ def distill(
     notes = list(examples.notes)
     for note in notes:
         say(note)
-    tokens = texts.encode(examples.texts)
-    work = TrainingInputs(spec, base, record, examples, tokens, texts, output.checkpoints, say, notes)
+    work = TrainingInputs(
+        spec, base, record, examples, texts.encode(examples.texts), texts, output.checkpoints, say, notes
+    )
     manifest = train_into(output, training, start, lambda: _train(work, training.fingerprint), is_writer=is_writer)
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 

@@ -111,8 +111,11 @@ def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
     sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
     is_range = len(distinct) == distinct[-1] - distinct[0] + 1
     shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
-    chunks = read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes)))
-    found = {pair.row_id: pair for chunk in chunks for pair in chunk.pairs}
+    found = {
+        pair.row_id: pair
+        for chunk in read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes)))
+        for pair in chunk.pairs
+    }
     return [found[row] for row in rows.tolist()]
 
 
@@ -273,8 +276,9 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
     run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in run.manifest.labels]
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
-    about = run.about(weight=source.weight, labels=0)
-    return _usable(held, open_run_input(run.root, run.plan, storage), source, about, run.plan)
+    return _usable(
+        held, open_run_input(run.root, run.plan, storage), source, run.about(weight=source.weight, labels=0), run.plan
+    )
 
 
 def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
@@ -327,13 +331,16 @@ def label_columns(schema: pa.Schema, path: str) -> list[str]:
             raise InputError(
                 f"{path}: column `{name}` holds {schema.field(name).type}, label files hold {LABELS.field(name).type}."
             )
-    nodes = [name for name, kind in NODE_COLUMNS.items() if name in schema.names and schema.field(name).type == kind]
-    return [name for name in COLUMNS if name in schema.names] + nodes
+    return [name for name in COLUMNS if name in schema.names] + [
+        name for name, kind in NODE_COLUMNS.items() if name in schema.names and schema.field(name).type == kind
+    ]
 
 
 def _is_float_list(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(pa.types.is_null(kind) or (is_list and pa.types.is_floating(kind.value_type)))
+    return bool(
+        pa.types.is_null(kind)
+        or ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type))
+    )
 
 
 def _usable(
@@ -366,9 +373,9 @@ def _usable(
         )
         for name in NODE_HEADS
     }
-    by_source = [source.weights.get(by, 1.0) for by in columns.get("answered_by", absent).to_pylist()]
     pairs = rejoin({name: held[name].to_pylist() for name in ("row_id", "query_id", "doc_id")}, dataset, where)
     outside = columns.get("outside_mass", absent).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    by_source = [source.weights.get(by, 1.0) for by in columns.get("answered_by", absent).to_pylist()]
     weight = np.array(by_source, dtype=np.float32) * source.weight
     about = replace(about, labels=len(pairs))
     return LabelTable(where, pairs, said, outside, weight, dataset.columns, grades, plan, phi, about)
@@ -482,11 +489,11 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts and the grades."
         )
-    columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
     with in_words_of_the_spec(key):
+        columns = source.columns.model_copy(update={"gold": source.grade, "context": None})
         dataset = open_dataset(InputSpec(path=(source.path,), columns=columns), storage)
-        column = load_gold_by_row([file.path for file in dataset.files], source.grade, storage)
-        grades = _grades(column, source).to_pylist()
+        files = [file.path for file in dataset.files]
+        grades = _grades(load_gold_by_row(files, source.grade, storage), source).to_pylist()
     pairs = read_pairs(dataset, np.arange(dataset.rows))
     about = replace(
         about,
@@ -510,8 +517,12 @@ def in_words_of_the_spec(spec_key: str) -> Iterator[None]:
 
 
 def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
-    found = read_grades(column).readable(source.path, source.grade)
-    return mapped(found, source.map, where=f"{source.path}, column `{source.grade}`", option="gold.map")
+    return mapped(
+        read_grades(column).readable(source.path, source.grade),
+        source.map,
+        where=f"{source.path}, column `{source.grade}`",
+        option="gold.map",
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -710,13 +721,6 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     split, texts = spec.split, [folded(pair.query) for pair in pairs]
     keys = texts if split.by == "query" else [pair.query_id for pair in pairs]
     side_N = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
-    about = DataFacts(
-        labels=sources,
-        gold=None if gold is None else replace(gold.about, graded_rows=int((gold_N >= 0).sum())),
-        rows={"all": len(pairs), "labelled": num_labelled, "gold_alone": len(pairs) - num_labelled},
-        rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
-        split=split_facts(split, keys, texts, side_N),
-    )
     found = Examples(
         texts=[(pair.query, pair.document) for pair in pairs],
         names=[(table.where, pair.row_id) for table in tables for pair in table.pairs],
@@ -731,7 +735,13 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         heads=heads,
         phi=_phi(spec, tables, heads),
         columns=tables[0].columns,
-        about=about,
+        about=DataFacts(
+            labels=sources,
+            gold=None if gold is None else replace(gold.about, graded_rows=int((gold_N >= 0).sum())),
+            rows={"all": len(pairs), "labelled": num_labelled, "gold_alone": len(pairs) - num_labelled},
+            rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
+            split=split_facts(split, keys, texts, side_N),
+        ),
     )
     check_examples(found)
     num_train, num_alone = len(found.rows_of(TRAIN)), int((~is_labelled_N[found.rows_of(TRAIN)]).sum())
@@ -761,8 +771,14 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
     nodes = dict.fromkeys(NODE_HEADS, HeadLabels(np.full(size, NO_GRADE)))
     said = {**nodes, "relevance": HeadLabels(grade_array([grade for _, grade in kept]))}
     assert gold.columns is not None
-    weight = np.ones(size, dtype=np.float32)
-    return LabelTable(gold.source.path, [pair for pair, _ in kept], said, np.full(size, np.nan), weight, gold.columns)
+    return LabelTable(
+        gold.source.path,
+        [pair for pair, _ in kept],
+        said,
+        np.full(size, np.nan),
+        np.ones(size, dtype=np.float32),
+        gold.columns,
+    )
 
 
 def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) -> int:
@@ -830,8 +846,7 @@ def _row_weight(loss: LossSection, tables: Sequence[LabelTable], probs_NK: np.nd
     if "confidence" in loss.weight_by:
         weight *= np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
     if "outside_mass" in loss.weight_by:
-        outside = np.concatenate([table.outside_mass for table in tables])
-        weight *= np.clip(1.0 - np.nan_to_num(outside), 0.0, 1.0)
+        weight *= np.clip(1.0 - np.nan_to_num(np.concatenate([table.outside_mass for table in tables])), 0.0, 1.0)
     return weight
 
 

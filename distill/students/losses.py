@@ -73,8 +73,7 @@ def cross_entropy(logits_BK: Tensor, target_BK: Tensor, *, temperature: float = 
 
 def phi_mask(phi: PhiTable, grades: int) -> Tensor:
     """Which cells (s, a) of φ give which grade: bool [K, S·A]."""
-    cells_C = torch.tensor([grade for row in phi for grade in row])
-    return cells_C[None, :] == torch.arange(grades)[:, None]
+    return torch.tensor([grade for row in phi for grade in row])[None, :] == torch.arange(grades)[:, None]
 
 
 def induced_log_probs(subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor) -> Tensor:
@@ -90,11 +89,9 @@ def induced_log_probs(subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor)
     log_s_BS = torch.log_softmax(_wide(subject_BS), dim=-1)
     log_a_BA = torch.log_softmax(_wide(attribute_BA), dim=-1)
     log_cells_BC = (log_s_BS[:, :, None] + log_a_BA[:, None, :]).flatten(1)
-    lowest = torch.finfo(log_cells_BC.dtype).min
     # a finite substitute for -inf keeps logsumexp's gradient free of NaN where a grade has no cell
-    masked_BKC = log_cells_BC[:, None, :].masked_fill(~mask_KC, lowest)
-    log_p_BK = torch.logsumexp(masked_BKC, dim=-1)
-    return log_p_BK.masked_fill(~mask_KC.any(-1), float("-inf"))
+    masked_BKC = log_cells_BC[:, None, :].masked_fill(~mask_KC, torch.finfo(log_cells_BC.dtype).min)
+    return torch.logsumexp(masked_BKC, dim=-1).masked_fill(~mask_KC.any(-1), float("-inf"))
 
 
 def consistency(
@@ -445,8 +442,9 @@ def fit_student(
     assert isinstance(module, LogisticStudent)
     device = "cuda" if spec.train.device == "auto" and torch.cuda.is_available() else "cpu"
     rows = examples.rows_of(TRAIN)
-    queries = [examples.texts[row][0] for row in rows]
-    _, first_Q, query_N = np.unique(np.array(queries, dtype=object), return_index=True, return_inverse=True)
+    _, first_Q, query_N = np.unique(
+        np.array([examples.texts[row][0] for row in rows], dtype=object), return_index=True, return_inverse=True
+    )
     width = module.heads[HEAD].in_features
     chosen = [inputs.tokens[rows[place]] for place in first_Q]
     say(f"the vectors of {len(chosen):,} queries, on {device}")
@@ -461,10 +459,9 @@ def fit_student(
     hidden = width - module.extra_width
     vectors_QD, counts_QF = np.split(found.astype(np.float64), [hidden], axis=1)
     basis = Basis.of(vectors_QD, counts_QF)
-    columns_NC = basis.columns(vectors_QD, counts_QF)[query_N]
     curve = Curve()
     weight_KC, bias_K = fit_softmax(
-        columns_NC,
+        basis.columns(vectors_QD, counts_QF)[query_N],
         {HEAD: examples.targets[HEAD][rows]},
         {HEAD: examples.weights[HEAD][rows]},
         Objective(spec.loss, examples.heads, examples.phi),
@@ -483,8 +480,9 @@ def fit_student(
         f"over {len(chosen):,} training queries"
     ]
     say(notes[0])
-    rate = round(len(rows) / seconds, 2)
-    facts = TrainingFacts(steps=steps, epochs=float(steps), device=device, rows_per_s=rate, batch_size=len(rows))
+    facts = TrainingFacts(
+        steps=steps, epochs=float(steps), device=device, rows_per_s=round(len(rows) / seconds, 2), batch_size=len(rows)
+    )
     return module.cpu(), Outcome(facts, curve, notes)
 
 

@@ -121,10 +121,9 @@ class EncoderTexts:
             return_token_type_ids=self._has_types,
         )
         types = found.token_type_ids if self._has_types else [None] * len(texts)
-        parts = found.encodings or [None] * len(texts)
         is_cut = [
             len(ids) >= self.max_tokens and (part is None or bool(part.overflowing))
-            for ids, part in zip(found.input_ids, parts, strict=True)
+            for ids, part in zip(found.input_ids, found.encodings or [None] * len(texts), strict=True)
         ]
         return [TokenRow(*row) for row in zip(found.input_ids, types, is_cut, strict=True)]
 
@@ -136,8 +135,9 @@ class EncoderTexts:
         ids_BT = padded(mask_BT, [row.ids for row in rows], self._tokenizer.pad_token_id or 0)
         types = {}
         if self._has_types:
-            of_rows = [row.types or [] for row in rows]
-            types = {"token_type_ids": padded(mask_BT, of_rows, self._tokenizer.pad_token_type_id)}
+            types = {
+                "token_type_ids": padded(mask_BT, [row.types or [] for row in rows], self._tokenizer.pad_token_type_id)
+            }
         return tensors_of(input_ids=ids_BT, attention_mask=mask_BT, **types)
 
 
@@ -229,8 +229,11 @@ class DecoderTexts:
             )
         pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._tokenizer.eos_token_id
         mask_BT = mask_of(rows, self.max_tokens, pad_multiple, is_left=True)
-        positions_BT = np.maximum(mask_BT.cumsum(1) - 1, 0)
-        return tensors_of(input_ids=padded(mask_BT, ids, pad or 0), attention_mask=mask_BT, position_ids=positions_BT)
+        return tensors_of(
+            input_ids=padded(mask_BT, ids, pad or 0),
+            attention_mask=mask_BT,
+            position_ids=np.maximum(mask_BT.cumsum(1) - 1, 0),
+        )
 
 
 PairTexts: TypeAlias = EncoderTexts | DecoderTexts
@@ -359,8 +362,13 @@ def answers_of(
     batch_tokens: int | None = None,
 ) -> dict[str, np.ndarray]:
     """What a module on a device says of token rows, see `RowModel.answers`."""
-    tokens = batch_tokens or batch_tokens_on(str(device))
-    found = RowModel(module=module, texts=texts, heads=heads, device=device, batch_tokens=tokens).answers(rows)
+    found = RowModel(
+        module=module,
+        texts=texts,
+        heads=heads,
+        device=device,
+        batch_tokens=batch_tokens or batch_tokens_on(str(device)),
+    ).answers(rows)
     assert found is not None
     return found
 
@@ -415,9 +423,8 @@ def refuse_leaks(module: Any, texts: PairTexts, heads: dict[str, int], rows: Seq
         alone_X, together_X = answer_to_second(rows[1:2], 0), answer_to_second(rows, 1)
     except (TypeError, ValueError) as exc:
         raise ModelError(f"{where}: can't be run on padded batches ({type(exc).__name__}: {exc}).") from exc
-    is_exact = torch.get_float32_matmul_precision() == "highest"
     difference = float(np.abs(together_X - alone_X).max() / (np.abs(alone_X).max() or 1.0))
-    if difference > (LEAK_TOLERANCE if is_exact else COARSE_TOLERANCE):
+    if difference > (LEAK_TOLERANCE if torch.get_float32_matmul_precision() == "highest" else COARSE_TOLERANCE):
         raise ModelError(
             f"{where}: its answer to a row changes with the other rows of a batch, by {difference:.1e} of the answer: "
             "scores would depend on --batch-tokens. If student.batching is packed, set it to padded; else take another "
@@ -475,8 +482,9 @@ class StudentModel(RowModel):
             ModelError: not even one pair fits into the device's memory.
         """
         logits = self.answers(rows, on_batch)
-        temperature = self.record.temperature
-        return logits and {name: softmax(found / temperature.get(name, 1.0)) for name, found in logits.items()}
+        return logits and {
+            name: softmax(found / self.record.temperature.get(name, 1.0)) for name, found in logits.items()
+        }
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
         """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], rows sum to 1, in the

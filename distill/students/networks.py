@@ -92,8 +92,12 @@ class EncoderStudent(StudentNetwork):
         self.backbone = backbone
         self.pooling = pooling
         self.dropout = nn.Dropout(dropout)
-        width = backbone.config.hidden_size + self.extra_width
-        self.heads = nn.ModuleDict({name: fresh_head(name, width, grades, seed) for name, grades in heads.items()})
+        self.heads = nn.ModuleDict(
+            {
+                name: fresh_head(name, backbone.config.hidden_size + self.extra_width, grades, seed)
+                for name, grades in heads.items()
+            }
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -147,8 +151,9 @@ class EncoderStudent(StudentNetwork):
         """Write the backbone as transformers does but for its config's name, and the heads in a file of their own."""
         self.backbone.save_pretrained(folder)
         (folder / "config.json").replace(folder / BACKBONE_NAME)
-        heads = self.heads.state_dict().items()
-        save_file({name: tensor.contiguous().cpu() for name, tensor in heads}, folder / HEADS_NAME)
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in self.heads.state_dict().items()}, folder / HEADS_NAME
+        )
 
     @property
     def inner(self) -> Any:
@@ -185,8 +190,7 @@ def load_backbone(path: Path, where: str | None = None, *, device: str | None = 
 
     config = AutoConfig.from_pretrained(config_file(path))
     kind = MODEL_MAPPING[type(config)]
-    takes_flag = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
-    extra = {"add_pooling_layer": False} if takes_flag else {}
+    extra = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind.__init__).parameters else {}
     return read_weights(AutoModel, path, where or str(path), device=device, config=config, dtype=torch.float32, **extra)
 
 
@@ -284,8 +288,9 @@ class DecoderStudent(StudentNetwork):
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         )
         hidden_BTD = found.last_hidden_state
-        hidden_BD = hidden_BTD[:, -1] if last is None else hidden_BTD[0, last]
-        return {HEAD: nn.functional.linear(hidden_BD, *self._grade_rows())}
+        return {
+            HEAD: nn.functional.linear(hidden_BTD[:, -1] if last is None else hidden_BTD[0, last], *self._grade_rows())
+        }
 
     def _grade_rows(self) -> tuple[Tensor, Tensor | None]:
         output = self.lm.get_output_embeddings()
@@ -317,30 +322,26 @@ class DecoderStudent(StudentNetwork):
 
     @classmethod
     def start(cls, spec: DistillSpec, path: Path, tokenizer: Any, record: StudentRecord) -> Self:
-        """With its output matrix checked, and with adapters if they are asked for."""
+        """With its output matrix checked, and with adapters if they are asked for.
+
+        Raises:
+            ModelError: the model's own logits are others than the output matrix gives.
+        """
         module = cls(load_lm(path), record.grade_ids)
-        probe = make_texts(record, tokenizer).encode(PROBES[1:2])[0]
-        module.eval().check_grade_logits(torch.tensor([probe.ids]))
+        # compared with the model's own forward pass, which may scale or cap its logits
+        input_ids = torch.tensor([make_texts(record, tokenizer).encode(PROBES[1:2])[0].ids])
+        with torch.no_grad():
+            ours_K = module.eval()(input_ids)[HEAD][0]
+            theirs_1TV = module.lm(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits
+        theirs_K = theirs_1TV[0, -1, module.grade_ids]
+        if float((ours_K - theirs_K).abs().max()) > PROBE_TOLERANCE * max(1.0, float(theirs_K.abs().max())):
+            raise ModelError(
+                f"a {module.lm.config.model_type} scales or caps its logits after the output matrix, which this "
+                "student's head does not do. Take another model."
+            )
         if spec.student.lora is not None:
             module.adapt(spec.student.lora, seed=spec.train.seed)
         return module
-
-    def check_grade_logits(self, input_ids: Tensor) -> None:
-        """Compare gathered logits with those of the model's own forward pass, which may scale or cap them.
-
-        Args:
-            input_ids: one prompt, int64 [1, T].
-        Raises:
-            ModelError: they differ.
-        """
-        with torch.no_grad():
-            ours_K = self(input_ids)[HEAD][0]
-            theirs_K = self.lm(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[0, -1, self.grade_ids]
-        if float((ours_K - theirs_K).abs().max()) > PROBE_TOLERANCE * max(1.0, float(theirs_K.abs().max())):
-            raise ModelError(
-                f"a {self.lm.config.model_type} scales or caps its logits after the output matrix, which this "
-                "student's head does not do. Take another model."
-            )
 
     @classmethod
     def load(cls, record: StudentRecord, folder: Path) -> Self:
@@ -412,7 +413,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         )
     # shapes alone: what is missing would start from noise
     inner = (load_backbone if kind == "encoder" else load_lm)(path, where, device="meta")
-    if not _reads_types(inner):
+    takes = inspect.signature(inner.forward).parameters
+    if "token_type_ids" not in takes or getattr(inner.config, "type_vocab_size", 2) < 2:  # it knows one type or none
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     if spec.student.lora is not None:
         check_targets(inner, spec.student.lora, key="student.lora")
@@ -430,12 +432,6 @@ def _positions(model: Any) -> int | None:
     tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
     padding = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
     return count - max(padding, default=-1) - 1 if count else None
-
-
-def _reads_types(backbone: Any) -> bool:
-    """Whether a model knows more than one token type. A tokenizer may give two to a model that knows one or none."""
-    takes = "token_type_ids" in inspect.signature(backbone.forward).parameters
-    return takes and getattr(backbone.config, "type_vocab_size", 2) > 1
 
 
 def kind_of(config: Any) -> BaseKind | None:
@@ -616,8 +612,13 @@ class Embedder:
         self.texts = EncoderTexts(tokenizer, self.max_tokens, has_types=False)
         self._backbone = backbone
         self._widths, self._batch_tokens = {VECTOR: backbone.config.hidden_size}, batch_tokens
-        probes = self.texts.token_rows([f"{query} {document}" for query, document in PROBES])
-        refuse_leaks(self._vectors, self.texts, self._widths, probes, str(folder))
+        refuse_leaks(
+            self._vectors,
+            self.texts,
+            self._widths,
+            self.texts.token_rows([f"{query} {document}" for query, document in PROBES]),
+            str(folder),
+        )
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._backbone.to(self.device)
 
@@ -632,12 +633,18 @@ class Embedder:
         whole = [self.settings.prompts[role] + text for text in texts]
         if self.settings.is_lower:
             whole = [text.lower() for text in whole]
-        rows = self.texts.token_rows(whole)
-        tokens = self._batch_tokens
-        return answers_of(self._vectors, self.texts, rows, self._widths, self.device, batch_tokens=tokens)[VECTOR]
+        return answers_of(
+            self._vectors,
+            self.texts,
+            self.texts.token_rows(whole),
+            self._widths,
+            self.device,
+            batch_tokens=self._batch_tokens,
+        )[VECTOR]
 
 
 def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:
     """Vectors of length 1 by an encoder, a tensor [N, D]."""
-    hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
-    return nn.functional.normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)
+    return nn.functional.normalize(
+        pool(backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state, mask_NT, pooling), dim=-1
+    )

@@ -133,8 +133,7 @@ class RewardWatch:
         return found
 
     def _ending(self, curve: Curve) -> list[Episode]:
-        can_end = self._section.patience is not None
-        return [one for one in self.episodes(curve) if can_end and not one.is_first]
+        return [one for one in self.episodes(curve) if self._section.patience is not None and not one.is_first]
 
     def _of_figure(self, key: str, points: list[tuple[int, float]]) -> list[Episode]:
         """One figure's episodes: the mean of its last window is judged, from the first whole one on."""
@@ -201,8 +200,9 @@ class GrpoTeacher(TeacherTrainer):
                 f"train.max_tokens is {spec.train.max_tokens}, and an answer may take {self._max_answer} tokens: no "
                 "room for a prompt. Raise it, or lower labeler.max_think_tokens or rollouts.max_answer_tokens."
             )
-        tokens = AnswerTokens(base.tokenizer, end_ids=base.end_ids)
-        self._dialogues = Dialogues(labeler, base.encoder, tokens, max_prompt_tokens=room)
+        self._dialogues = Dialogues(
+            labeler, base.encoder, AnswerTokens(base.tokenizer, end_ids=base.end_ids), max_prompt_tokens=room
+        )
         gold = self._read_gold(labeler, storage)
         if not gold.rows:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gold.dropped.items())
@@ -300,15 +300,15 @@ class GrpoTeacher(TeacherTrainer):
         from relabel.distill.teachers.grpo_trainer import grpo_arguments
 
         spec, settings = self._spec, self._spec.train
-        most = self._max_answer
-        arguments = grpo_arguments(settings, spec.rollouts, folder, max_answer_tokens=most, halvings=halvings)
+        arguments = grpo_arguments(
+            settings, spec.rollouts, folder, max_answer_tokens=self._max_answer, halvings=halvings
+        )
         if arguments.world_size > 1:
             raise ConfigError(f"method {spec.method} trains in one process; {arguments.world_size} were started.")
         self._log = RolloutLog(folder, columns=self.columns)
         at_once = spec.rollouts.at_once
         if halvings:
             at_once = max(1, (at_once or settings.batch_size * settings.accumulation) >> halvings)
-        names = [row.name for row in self._gold.rows]
         trainer_class, options = self._method()
         learner: Learner = trainer_class(
             model=load_model(spec, self._base),
@@ -316,7 +316,9 @@ class GrpoTeacher(TeacherTrainer):
             args=arguments,
             dialogues=self._dialogues,
             rows=self._gold.rows,
-            place=TrainingPlace(folder, settings.keep_checkpoints, say, names, spec.name),
+            place=TrainingPlace(
+                folder, settings.keep_checkpoints, say, [row.name for row in self._gold.rows], spec.name
+            ),
             log=self._log,
             held_out=self._held_out,
             eval_every=settings.eval_every or settings.save_every,
@@ -335,5 +337,7 @@ class GrpoTeacher(TeacherTrainer):
         assert isinstance(spec, GrpoSpec)
         if not isinstance(spec, GraphGrpoSpec):
             return RolloutTrainer, {"scored": each(grade_score(spec.near))}
-        scored = each(graph_score(spec.credit.match, spec.credit.miss))
-        return CreditTrainer, {"scored": scored, "credit": Credit(spec.credit)}
+        return CreditTrainer, {
+            "scored": each(graph_score(spec.credit.match, spec.credit.miss)),
+            "credit": Credit(spec.credit),
+        }

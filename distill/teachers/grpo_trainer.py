@@ -222,8 +222,9 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         self._pending: dict[str, float] = {}
         self._places: list[int] = []
         self._upcoming: Iterator[Any] = iter(())
-        places = Dataset.from_dict({"prompt": list(range(len(rows)))})
-        super().__init__(reward_funcs=[_reward], train_dataset=places, **kwargs)
+        super().__init__(
+            reward_funcs=[_reward], train_dataset=Dataset.from_dict({"prompt": list(range(len(rows)))}), **kwargs
+        )
         self.updates = self.num_iterations
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
         self.model_wrapped = self.accelerator.prepare_model(self.model)
@@ -273,9 +274,13 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         batch["place"] = torch.tensor([one["prompt"] for one in inputs], device=device)
         self._pending |= answer_figures(self._rollouts, self._scores)
         self._extend(batch, rewards_NG)
-        advantages = batch["advantages"].tolist()
-        step = self.state.global_step + 1
-        self._rollout_log.add(step, self._rollouts, self._scores, advantages=advantages, group=self.num_generations)
+        self._rollout_log.add(
+            self.state.global_step + 1,
+            self._rollouts,
+            self._scores,
+            advantages=batch["advantages"].tolist(),
+            group=self.num_generations,
+        )
         return batch
 
     def _extend(self, batch: dict[str, Any], rewards_NG: Tensor) -> None:
@@ -310,8 +315,9 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         self._scores = self._scored(self._rollouts, [self._rows[place] for place in prompts])
-        rewards_B1 = torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
-        return self.accelerator.gather(rewards_B1)
+        return self.accelerator.gather(
+            torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
+        )
 
     # the loss
 
@@ -420,8 +426,8 @@ class CreditTrainer(RolloutTrainer):
             advantage_BT = advantage_BT * node_average_weights(segment_BT, inputs["completion_mask"])
         loss = super()._loss(model, {**inputs, "advantages": advantage_BT})
         if section.learn:
-            decay = section.decay * self._credit.logits.square().sum()
-            loss = loss + decay / self.current_gradient_accumulation_steps
+            distance = self._credit.logits.square().sum()
+            loss = loss + section.decay * distance / self.current_gradient_accumulation_steps
         return loss
 
     def _note_rounding(self, rounding_BV: Tensor, gradient_BV: Tensor) -> None:
@@ -432,8 +438,9 @@ class CreditTrainer(RolloutTrainer):
         """TRL's, with a group of their own for the coefficients."""
         optimizer = super().create_optimizer()
         if self._credit.section.learn:
-            rate = self._credit.section.learning_rate
-            optimizer.add_param_group({"params": [self._credit.logits], "lr": rate, "weight_decay": 0.0})
+            optimizer.add_param_group(
+                {"params": [self._credit.logits], "lr": self._credit.section.learning_rate, "weight_decay": 0.0}
+            )
         return optimizer
 
     def before_update(self) -> None:
@@ -443,8 +450,7 @@ class CreditTrainer(RolloutTrainer):
         logits = self._credit.logits
         if logits.grad is not None:
             reduced = self.accelerator.reduce(logits.grad, reduction="mean")
-            floor = ROUNDINGS * self.accelerator.reduce(self.rounding, reduction="mean").sqrt()
-            is_sure = reduced.abs() > floor
+            is_sure = reduced.abs() > ROUNDINGS * self.accelerator.reduce(self.rounding, reduction="mean").sqrt()
             logits.grad = torch.where(is_sure, reduced, 0.0) if is_sure.any() else None
         if logits.grad is not None:
             clip_grad_norm_([logits], self._credit.section.max_grad_norm)
@@ -562,8 +568,7 @@ class GrammarHold:
                 if not matcher.is_stopped() and not matcher.consume_token(token):
                     raise ValueError(f"the grammar got stuck: {matcher.get_error()[:300]}")
         words = np.stack([self._masks.words_of(matcher) for matcher in self._matchers])
-        admitted = unpacked(torch.from_numpy(words).to(scores.device), scores.shape[1])
-        return scores.masked_fill(~admitted, float("-inf"))
+        return scores.masked_fill(~unpacked(torch.from_numpy(words).to(scores.device), scores.shape[1]), float("-inf"))
 
 
 # ------------------------------------------------------------------------------
@@ -611,11 +616,12 @@ class HeldTrainer(RolloutTrainer):
         }
         width = inputs["input_ids"].shape[1]
         matchers = [self._masks.matcher(one.ask) for one in prompt_ids]
-        hold = GrammarHold(self._masks, matchers, width)
         options = {"generation_kwargs": self.generation_kwargs}
         with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **options) as model, torch.no_grad():
             written = model.generate(
-                **inputs, generation_config=self.generation_config, logits_processor=LogitsProcessorList([hold])
+                **inputs,
+                generation_config=self.generation_config,
+                logits_processor=LogitsProcessorList([GrammarHold(self._masks, matchers, width)]),
             )[:, width:].tolist()
         ends = set(self.eos_token_ids)
         lengths = [next((at + 1 for at, one in enumerate(ids) if one in ends), None) for ids in written]
@@ -671,8 +677,7 @@ class HeldTrainer(RolloutTrainer):
                     use_cache=False,
                 ).logits[:, -logits_to_keep - 1 : -1]
             admitted_BCV = self._masks.admitted(self._numbers_BC[rows], logits_BCV.shape[-1])
-            held_BCV = (logits_BCV / self.temperature).float().masked_fill(~admitted_BCV, float("-inf"))
-            logp_BCV = held_BCV.log_softmax(-1)
+            logp_BCV = (logits_BCV / self.temperature).float().masked_fill(~admitted_BCV, float("-inf")).log_softmax(-1)
             logps.append(logp_BCV.gather(-1, input_ids[rows, -logits_to_keep:, None])[..., 0])
             if compute_entropy:
                 known_BCV = logp_BCV.detach()

@@ -98,16 +98,18 @@ def load_evidence_queries(
     reads = reads._replace(columns=(*reads.columns, JSONLD, *wanted), siblings=False)
     with in_words_of_the_spec("data.gold"):
         dataset = open_dataset(InputSpec(path=(path,), columns=columns), storage, reads=reads)
-    column = GOLD_CHUNKS._replace(name=sets)
-    held = further_of_input([file.path for file in dataset.files], [column], storage, where=path)
+    held = further_of_input(
+        [file.path for file in dataset.files], [GOLD_CHUNKS._replace(name=sets)], storage, where=path
+    )
     if sets not in held:
         raise InputError(
             f"{path}: no column `{sets}` with the chunks that are wanted. `relabel pairs similar` writes `similar`; "
             "name another as `data.gold.sets`."
         )
-    pairs = read_pairs(dataset, np.arange(dataset.rows))
-    found = [_query(pair, held[sets], path=path, column=sets, answers=answers) for pair in whole_queries(pairs)]
-    return found, dataset
+    return [
+        _query(pair, held[sets], path=path, column=sets, answers=answers)
+        for pair in whole_queries(read_pairs(dataset, np.arange(dataset.rows)))
+    ], dataset
 
 
 def whole_queries(pairs: Sequence[Pair]) -> list[Pair]:
@@ -156,15 +158,18 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
             dropped["queries without a chunk to choose"] += 1
         else:
             rows.append(row)
-    about = LearnedGold(
-        path=source.path,
-        grade=None,
-        sets=source.sets,
-        answers=source.answers,
-        rows=dataset.rows,
-        graded_rows=len(rows),
+    return GoldRows(
+        LearnedGold(
+            path=source.path,
+            grade=None,
+            sets=source.sets,
+            answers=source.answers,
+            rows=dataset.rows,
+            graded_rows=len(rows),
+        ),
+        rows,
+        dropped,
     )
-    return GoldRows(about, rows, dropped)
 
 
 def row_of(query: EvidenceRow, first: FirstPrompt) -> EvidenceRow | None:
@@ -177,8 +182,11 @@ def row_of(query: EvidenceRow, first: FirstPrompt) -> EvidenceRow | None:
     if place is None:
         return None
     pair = query.pair.siblings[place]._replace(siblings=query.pair.siblings)
-    wanted = tuple(tuple(n for n in one if n <= most) for one, most in zip(query.sets, mosts, strict=False))
-    return replace(row, pair=pair, sets=wanted)
+    return replace(
+        row,
+        pair=pair,
+        sets=tuple(tuple(n for n in one if n <= most) for one, most in zip(query.sets, mosts, strict=False)),
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -389,8 +397,11 @@ class EvidenceJudge:
         """
         asked = cast("Sequence[EvidenceRow]", rows)
         chosen = [chosen_of(rollout, row) for rollout, row in zip(rollouts, asked, strict=True)]
-        wanted = [evidence_of(one, row) for one, row in zip(chosen, asked, strict=True) if one is not None]
-        answers = iter(self._generator.answer(wanted))
+        answers = iter(
+            self._generator.answer(
+                [evidence_of(one, row) for one, row in zip(chosen, asked, strict=True) if one is not None]
+            )
+        )
         for rollout in rollouts:
             if rollout.label is not None:
                 rollout.label.grade = None
@@ -426,9 +437,12 @@ class EvidenceJudge:
 
     def _cut_off(self, rollout: Rollout) -> Score:
         worth, cost = self._weights.empty_answer, self._weights.cost
-        reward = min(self._weights.highest, max(self._weights.lowest, worth - cost))
         parts = {"usefulness": worth, "f1_ret": 0.0, "penalty": cost}
-        return Score(reward, parts={**_lengths(rollout), **parts}, columns=parts)
+        return Score(
+            min(self._weights.highest, max(self._weights.lowest, worth - cost)),
+            parts={**_lengths(rollout), **parts},
+            columns=parts,
+        )
 
 
 def chosen_of(rollout: Rollout, row: EvidenceRow) -> Chosen | None:
@@ -481,14 +495,14 @@ class ResRagTeacher(GrpoTeacher):
         return load_evidence_rows(self._spec.data.gold, labeler, self._dialogues, storage)
 
     def _learned(self, gold: GoldRows) -> list[Any]:
-        rows = cast("list[EvidenceRow]", gold.rows)
-        return [[[row.sets, row.answers] for row in rows], self._identity]
+        return [[[row.sets, row.answers] for row in cast("list[EvidenceRow]", gold.rows)], self._identity]
 
     def train(self, checkpoints: Path, say: Say) -> Trained:
         """As GRPO; the generator is started before the trainer, and closed after it."""
         kept = self._spec.generator.cache
-        folder = Path(kept) if kept is not None else checkpoints / ANSWERS
-        self._generator = Generator(self._spec.generator, folder, secrets=self.secrets)
+        self._generator = Generator(
+            self._spec.generator, Path(kept) if kept is not None else checkpoints / ANSWERS, secrets=self.secrets
+        )
         say("starting the generator")
         try:
             for remark in self._generator.start():
@@ -509,7 +523,11 @@ class ResRagTeacher(GrpoTeacher):
             lowest=reward.r_min,
             highest=reward.r_max,
         )
-        width = max(len(base.tokenizer), base.vocab_size)
-        masks = GrammarMasks(GrammarCompiler(base.tokenizer, vocab_size=width, eos_ids=base.end_ids))
-        scored = EvidenceJudge(self._generator, weights).scores
-        return HeldTrainer, {"masks": masks, "scored": scored, "lowest": weights.lowest}
+        masks = GrammarMasks(
+            GrammarCompiler(base.tokenizer, vocab_size=max(len(base.tokenizer), base.vocab_size), eos_ids=base.end_ids)
+        )
+        return HeldTrainer, {
+            "masks": masks,
+            "scored": EvidenceJudge(self._generator, weights).scores,
+            "lowest": weights.lowest,
+        }

@@ -293,15 +293,18 @@ def load_gold_rows(
             dropped["whose prompt does not fit"] += 1
         else:
             rows.append(GoldRow(pair, gold, source.path, first))
-    about = LearnedGold(
-        path=source.path,
-        grade=source.grade,
-        map=source.map,
-        rows=dataset.rows,
-        without_grade=dropped["without a trusted grade"],
-        graded_rows=len(rows),
+    return GoldRows(
+        LearnedGold(
+            path=source.path,
+            grade=source.grade,
+            map=source.map,
+            rows=dataset.rows,
+            without_grade=dropped["without a trusted grade"],
+            graded_rows=len(rows),
+        ),
+        rows,
+        dropped,
     )
-    return GoldRows(about, rows, dropped)
 
 
 # ------------------------------------------------------------------------------
@@ -392,8 +395,9 @@ class RolloutLog:
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""
         tables = [pq.read_table(self._folder / name) for name in self.state(step)["parts"]]
-        table = pa.concat_tables([*tables, self._schema.empty_table()])
-        (folder / ROLLOUTS_NAME).write_bytes(table_bytes(table.combine_chunks()))  # however often it was stopped
+        (folder / ROLLOUTS_NAME).write_bytes(
+            table_bytes(pa.concat_tables([*tables, self._schema.empty_table()]).combine_chunks())
+        )  # however often it was stopped
         if self.edges:
             rows = [dict(zip(EDGE_SCHEMA.names, one, strict=True)) for one in self.edges]
             (folder / EDGES_NAME).write_bytes(table_bytes(pa.Table.from_pylist(rows, schema=EDGE_SCHEMA)))
@@ -500,8 +504,7 @@ class Credit(nn.Module):  # type: ignore[misc]
         s, a = own_s + r_s * r, own_a + r_a * r
         q_s, p_s = s_qs * s, s_ps * s
         q_a, p_a = a_qa * a, a_pa * a
-        nodes = [r, s, a, q_s + qa_qs * q_a, q_a + qs_qa * q_s, p_s + pa_ps * p_a, p_a + ps_pa * p_s]
-        return torch.stack(nodes, -1)
+        return torch.stack([r, s, a, q_s + qa_qs * q_a, q_a + qs_qa * q_s, p_s + pa_ps * p_a, p_a + ps_pa * p_s], -1)
 
     def advantages(self, base_NG3: Tensor, *, epsilon: float = 1e-6) -> Tensor:
         """A of all nodes [N, G, V]: each node's R, standardised over the prompt's rollouts. Never detached."""
@@ -586,6 +589,5 @@ def segments_of(rollout: Rollout, tokens: AnswerTokens, *, template: int = NO_PA
             spans.setdefault(NODES.index(NODE_OF_TAG[tag]), []).append(span)
         opened = turn.text.removesuffix(tokens.text(turn.ids)).encode()  # by the chat template
         parts = token_parts([opened, *tokens.pieces(turn.ids)], spans)[1:]
-        whose = [template if part == NO_PART else part for part in parts]
-        segments[turn.start : turn.start + len(turn.ids)] = whose
+        segments[turn.start : turn.start + len(turn.ids)] = [template if part == NO_PART else part for part in parts]
     return segments

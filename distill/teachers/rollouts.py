@@ -320,8 +320,7 @@ def token_parts(pieces: Sequence[bytes], spans: Mapping[int, Sequence[Span]]) ->
         spans: by part, the characters [start, end) of the answer's text that are its own; they do not overlap.
     """
     ends = token_spans(pieces)
-    length = max(ends[-1][1] if ends else 0, *(end for held in spans.values() for _, end in held), 0) + 1
-    part_of = [NO_PART] * length
+    part_of = [NO_PART] * (max(ends[-1][1] if ends else 0, *(end for held in spans.values() for _, end in held), 0) + 1)
     for part, held in spans.items():
         for start, end in held:
             part_of[start:end] = [part] * (end - start)

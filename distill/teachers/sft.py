@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,8 +144,7 @@ def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
     if gold is not None and not opened:
         graded = zip(gold.pairs, gold.grades, strict=True)
         found.rows = [AnsweredRow(pair, grade) for pair, grade in graded if grade is not None]
-        seen = {row.grade for row in found.rows}
-        check_scale(seen, options.grades, where=gold.source.path, option="data.gold.map")
+        check_scale({row.grade for row in found.rows}, options.grades, where=gold.source.path, option="data.gold.map")
         found.dropped += Counter({"without a trusted grade": len(gold.pairs) - len(found.rows)})
     for run in opened:
         _add_run(found, run, gold, storage)
@@ -186,8 +185,7 @@ def check_learnable(found: AnsweredRows, *, has_answers: bool) -> None:
     """
     name, labeler, asks = found.options.name, found.labeler, found.labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
-    is_lost = "" in tags and not labeler.recalls
-    if labeler.reads.siblings or is_lost or not found.options.grades:
+    if labeler.reads.siblings or ("" in tags and not labeler.recalls) or not found.options.grades:
         raise ConfigError(
             f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
         )
@@ -230,8 +228,8 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
             f"{run.root}: was asked with other prompts than the labeler's own here; its answers are learned under "
             "these. Set labeler.templates and options as its job had them, if that is not meant."
         )
-    tables = [read_labels(run.folder, file) for file in run.manifest.labels]
-    held = [row for table in tables for row in label_rows(table) if row.status == "ok" and row.grade is not None]
+    rows = chain.from_iterable(label_rows(read_labels(run.folder, file)) for file in run.manifest.labels)
+    held = [row for row in rows if row.status == "ok" and row.grade is not None]
     dataset = open_run_input(run.root, run.plan, storage, reads=found.labeler.reads)
     columns = {name: [getattr(row, name) for row in held] for name in ("row_id", "query_id", "doc_id")}
     pairs = rejoin(columns, dataset, run.root)
@@ -241,9 +239,9 @@ def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, stora
         chosen = {row.row_id: row.columns["selected"] for row in held}
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
             for pair in whole_queries(read_pairs(dataset, shard_row_ids(run.folder.store, shard))):
-                rows = [sibling.row_id for sibling in pair.siblings]
-                if not chosen.keys().isdisjoint(rows):  # a row without a label gave nothing
-                    sets = tuple(tuple(chosen.get(row) or ()) for row in rows)
+                ids = [sibling.row_id for sibling in pair.siblings]
+                if not chosen.keys().isdisjoint(ids):  # a row without a label gave nothing
+                    sets = tuple(tuple(chosen.get(one) or ()) for one in ids)
                     found.rows.append(AnsweredRow(pair, int(any(sets)), source=number, sets=sets))
         return
     trusted = [row.grade for row in held] if gold is None else gold.of(run.plan, pairs)
@@ -331,8 +329,7 @@ def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask, number: int) -> tu
     if answered.labeler.recalls:
         assert row.label is not None
         answer, completion = answered.labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
-        is_learned = completion and answer.finish != "overlong"
-        return AnsweredTurn(ask, ("", completion, "")) if is_learned else None, answer
+        return AnsweredTurn(ask, ("", completion, "")) if completion and answer.finish != "overlong" else None, answer
     if ask.format is None:
         (decision,) = ask.decisions
         if not 0 <= row.grade < len(decision.labels):
@@ -348,8 +345,8 @@ def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask, number: int) -> tu
             # what is between two sections goes with the later one
             ends = [text.index(closing_of(one)) + len(closing_of(one)) for one in sections]
             spans = zip([0, *ends[:-1]], ends, strict=True)
-            reasoning = [span for one, span in zip(sections, spans, strict=True) if one.tag not in GRADES]
-            return AnsweredTurn(ask, reader.turn_parts(text), tuple(reasoning)), answer
+            reasoning = tuple(span for one, span in zip(sections, spans, strict=True) if one.tag not in GRADES)
+            return AnsweredTurn(ask, reader.turn_parts(text), reasoning), answer
     raise UnlearnableError("whose query's first answer was not kept")
 
 
@@ -359,9 +356,8 @@ def own_text(row: AnsweredRow, sections: Sequence[Section]) -> str:
     label, own = row.label, row.label.columns
     said = {name: "none" if value is None else str(value) for name, value in own.items()}
     said |= {f"{name}_score": str(own[name]) for name in ("subject", "attribute") if own.get(name) is not None}
-    extract = "\n".join(str(span["text"]) for span in label.evidence)
     said |= {"think": label.reasoning or "", "intent": label.intent or ""}
-    said |= {"extract": extract or "none", "score": str(label.grade)}
+    said |= {"extract": "\n".join(str(span["text"]) for span in label.evidence) or "none", "score": str(label.grade)}
     return "\n".join(f"{opening_of(one)}{said.get(one.tag, '')}{closing_of(one)}" for one in sections)
 
 
@@ -388,8 +384,7 @@ def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator
         return
     (keys, texts), options = answered.shared[row.source], answered.options
     drawn = Sampling(max(ask.sampling.temperature, options.retry_temperature), ask.sampling.top_p)
-    tries = product(range(options.attempts), range(options.samples), range(MOST_ROUNDS + 1))
-    for attempt, sample, retries in tries:
+    for attempt, sample, retries in product(range(options.attempts), range(options.samples), range(MOST_ROUNDS + 1)):
         key = keys.key(replace(ask, sampling=drawn) if attempt else ask, retries, sample, attempt)
         if key in texts:
             yield texts[key]
@@ -467,8 +462,9 @@ def _learned(
             if row.sets is not None:
                 made = [encoder.longest_of(choices(answered.labeler, row), row, number, max_tokens=max_tokens)]
             else:
-                turns = turns_of(answered, row)
-                made = [(turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns]
+                made = [
+                    (turn, encoder.encode(turn, row, number, max_tokens=max_tokens)) for turn in turns_of(answered, row)
+                ]
         except UnlearnableError as exc:
             dropped[exc.args[0]] += 1
             continue
@@ -597,8 +593,7 @@ class MaskedCollator:
     def learned(self, number: int, epoch: int = 0) -> np.ndarray:
         """Which tokens of an example's answer are learned in an epoch, bool [C]."""
         reasoning = np.frombuffer(self._examples[number].is_reasoning, dtype=bool)
-        chance = np.random.default_rng([self._seed, epoch, number]).random(len(reasoning))
-        return ~reasoning | (chance >= self._mask)
+        return ~reasoning | (np.random.default_rng([self._seed, epoch, number]).random(len(reasoning)) >= self._mask)
 
     def __call__(self, numbers: Sequence[int], epoch: int = 0) -> dict[str, Any]:
         """The batch of these examples: `input_ids`, `attention_mask`, `position_ids` [B, T], `labels` [B, C] of the
@@ -615,8 +610,9 @@ class MaskedCollator:
             ids_BT[place, width - len(ids) :] = ids
             mask_BT[place, width - len(ids) :] = 1
             answer = ids[len(ids) - example.num_answer :]
-            learned = torch.from_numpy(self.learned(number, epoch))
-            labels_BC[place, longest - len(answer) :] = torch.where(learned, answer, IGNORED)
+            labels_BC[place, longest - len(answer) :] = torch.where(
+                torch.from_numpy(self.learned(number, epoch)), answer, IGNORED
+            )
         return {
             "input_ids": ids_BT,
             "attention_mask": mask_BT,
@@ -720,7 +716,6 @@ class SftTrainer(TeacherTrainer):
 
     def _learner(self, folder: Path, say: Say, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
         settings, examples, name = self._spec.train, self._examples, self._spec.name
-        pad_id = self._base.tokenizer.pad_token_id
         return SupervisedLearner(
             accelerator,
             load_model(self._spec, self._base),
@@ -729,6 +724,8 @@ class SftTrainer(TeacherTrainer):
             plan=plan_batches(
                 [len(example.ids) for example in examples], np.arange(len(examples)), settings, accelerator, halvings
             ),
-            collate=MaskedCollator(examples, mask=settings.mask, seed=settings.seed, pad_id=pad_id),
+            collate=MaskedCollator(
+                examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id
+            ),
             step_loss=AnswerLoss(),
         )

@@ -641,8 +641,9 @@ def teacher_schema() -> Schema:
         spec.offer("labeler", anyOf=[*labelers, {"type": "null"}])
         spec.fix("method", name)
         if "generator" in spec.keys:
-            generators = engine_schemas(GeneratorSpec, definitions)
-            spec.offer("generator", oneOf=referred(definitions, "generator", generators))
+            spec.offer(
+                "generator", oneOf=referred(definitions, "generator", engine_schemas(GeneratorSpec, definitions))
+            )
         spec.require("method")
         methods.append(spec.values)
     for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):

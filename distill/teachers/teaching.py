@@ -102,10 +102,15 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
     if spec.lora is not None:
         require("peft", extra="train", purpose="lora")
     kinds = library.models.auto.modeling_auto
-    is_masked = config.model_type in kinds.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if is_masked or config.model_type not in kinds.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    writers = kinds.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - kinds.MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys()
+    if config.model_type not in writers:
         raise ModelError(f"{where}: a {config.model_type} writes no answers; want a causal language model.")
-    named = _named_ends(resolved.path, where) or getattr(config, "eos_token_id", None)
+    file = resolved.path / "generation_config.json"
+    try:
+        generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{where}: {file} can't be read ({fault_of(exc)}).") from exc
+    named = generation.get("eos_token_id") or getattr(config, "eos_token_id", None)
     hollow = _read_model(resolved, device="meta")
     if spec.lora is not None:
         check_targets(hollow, spec.lora, key="lora")
@@ -121,16 +126,6 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=spec.chat_template_kwargs)
     ends, own = end_ids(named, tokenizer), tokenizer.eos_token_id
     return TeacherBase(resolved, config, tokenizer, encoder, ends[0] if own is None else own, ends)
-
-
-def _named_ends(folder: Path, where: str) -> int | list[int] | None:
-    """Tokens that end an answer, as the model's generation_config.json has them, if it does."""
-    file = folder / "generation_config.json"
-    try:
-        held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{where}: {file} can't be read ({fault_of(exc)}).") from exc
-    return held.get("eos_token_id")
 
 
 def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
@@ -157,8 +152,9 @@ def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
-    where = f"`init` {resolved.reference!r}"
-    return read_weights(AutoModelForCausalLM, resolved.path, where, device=device, dtype=torch.float32)
+    return read_weights(
+        AutoModelForCausalLM, resolved.path, f"`init` {resolved.reference!r}", device=device, dtype=torch.float32
+    )
 
 
 def _checkpoint_gradients(model: Any) -> None:
@@ -278,11 +274,15 @@ def train_learner(
     # set from outside, is kept.
     if is_on_cpu(spec.train):
         torch.set_num_threads(min(torch.get_num_threads(), max(1, usable_cores() - 1)))
-    advice = (
-        "Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
-        f"lower {keys}, or train adapters alone (lora: {{}})."
+    model, outcome = train_to_end(
+        build,
+        spec.train,
+        folder,
+        say,
+        advice="Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
+        f"lower {keys}, or train adapters alone (lora: {{}}).",
+        can_halve=can_halve,
     )
-    model, outcome = train_to_end(build, spec.train, folder, say, advice=advice, can_halve=can_halve)
     if spec.lora is not None:
         model = model.merge_and_unload()
     return Trained(model.eval(), outcome)
@@ -335,8 +335,12 @@ def _prepare(
     precision_of(spec.train)
     trainer: TeacherTrainer = pkgutil.resolve_name(method_of(spec.method).trainer)(spec, base, storage)
     trainer.secrets = secrets
-    record = training_record(TEACHER, spec, resolved, trainer.digest, version=TEACHER_MANIFEST_VERSION)
-    return output, base, trainer, record
+    return (
+        output,
+        base,
+        trainer,
+        training_record(TEACHER, spec, resolved, trainer.digest, version=TEACHER_MANIFEST_VERSION),
+    )
 
 
 def train_teacher(
@@ -416,17 +420,16 @@ def render_card(manifest: TeacherManifest) -> str:
             f"{data.held_out.queries:,} queries that nobody trained on."
         )
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
-    lines.append(
-        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}."
-    )
-    for run in data.runs:
-        made_by = f"{run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
-        lines.append(f"- `{run.path}`: {run.labels:,} answers of {made_by}")
     if (gold := data.gold) is not None:
         named = {"trusted grades": gold.grade, "chunks": gold.sets, "answers": gold.answers}
         held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
-        lines.append(f"- `{gold.path}`: {held}")
     lines += [
+        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}.",
+        *(
+            f"- `{run.path}`: {run.labels:,} answers of {run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
+            for run in data.runs
+        ),
+        *([] if gold is None else [f"- `{gold.path}`: {held}"]),
         *(f"- Note: {note}" for note in manifest.notes),
         "",
         "![training curve](curves.svg)",
@@ -477,8 +480,11 @@ def estimate_teacher(
     for note in trainer.notes:
         say(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
-    updates = spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1
-    step_s = _probe(trainer, updates=updates, say=say) if is_timed else None
+    step_s = (
+        _probe(trainer, updates=spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1, say=say)
+        if is_timed
+        else None
+    )
     return replace(estimate, step_s=step_s, seconds=None if step_s is None else round(step_s * estimate.steps, 1))
 
 

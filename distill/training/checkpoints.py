@@ -314,8 +314,9 @@ def write_checkpoint(
         scratch.mkdir(parents=True)
         save_weights(module, scratch / WEIGHTS)
         save_state(scratch, state)
-        found = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
-        (scratch / DIGESTS).write_text(json.dumps(found), encoding="utf-8")
+        (scratch / DIGESTS).write_text(
+            json.dumps({path.name: sha256_file(path) for path in sorted(scratch.iterdir())}), encoding="utf-8"
+        )
         if place.title is not None:
             write_curves(place.folder, Curve(state["curve"]), title=place.title)
         failpoints.hit("before_checkpoint")

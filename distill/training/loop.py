@@ -367,8 +367,9 @@ class SupervisedLearner(Learner):
 
     def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
         rows = self._plan.rows_of_step(step)
-        epoch = step // self.epoch_steps
-        batches = send_to_device([self._collate(one, epoch) for one in rows], self.accelerator.device)
+        batches = send_to_device(
+            [self._collate(one, step // self.epoch_steps) for one in rows], self.accelerator.device
+        )
         # over the whole step: the loss is the mean over its rows, and not a mean of means
         totals_P = self.accelerator.reduce(torch.stack([self._step_loss.amounts(batch) for batch in batches]).sum(0))
         self._model.train()
@@ -422,8 +423,9 @@ class Training:
         schedule = get_scheduler(name, optimizer, math.ceil(self.last_step * settings.warmup), self.last_step)
         self._rate_share: Callable[[int], float] = schedule.lr_lambdas[0]
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
-        services = settings.report_to if self.accelerator.is_main_process else ()
-        self._reporter = CurveReporter(services, self._place.folder, self._place.say)
+        self._reporter = CurveReporter(
+            settings.report_to if self.accelerator.is_main_process else (), self._place.folder, self._place.say
+        )
 
     def run(self, *, resume_from: Path | None = None) -> Outcome:
         """Train to the last step, or until dev gets no better; then put back the best step where dev chose one.
@@ -447,18 +449,20 @@ class Training:
             checkpoints.check_digests(best)
             checkpoints.load_weights(self.learner.model, best / WEIGHTS)
             self.accelerator.wait_for_everyone()  # the first process removes it soon
-        facts = TrainingFacts(
-            steps=self.step,
-            epochs=round(self.step / self.learner.epoch_steps, 4),
-            best_step=self.best_step,
-            stopped_by=self.stopped_by,
-            device=str(self.accelerator.device),
-            rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
-            batch_size=self._settings.batch_size >> self._halvings,
-            accumulation=self._settings.accumulation << self._halvings,
-            was_batch_halved=self._halvings > 0,
+        return Outcome(
+            TrainingFacts(
+                steps=self.step,
+                epochs=round(self.step / self.learner.epoch_steps, 4),
+                best_step=self.best_step,
+                stopped_by=self.stopped_by,
+                device=str(self.accelerator.device),
+                rows_per_s=round(self._rows_seen / self._seconds, 2) if self._seconds else None,
+                batch_size=self._settings.batch_size >> self._halvings,
+                accumulation=self._settings.accumulation << self._halvings,
+                was_batch_halved=self._halvings > 0,
+            ),
+            self.curve,
         )
-        return Outcome(facts, self.curve)
 
     def _train(self) -> None:
         is_over, is_stopped = self._is_done, False
@@ -495,8 +499,9 @@ class Training:
             group["lr"] = group["initial_lr"] * self._rate_share(self.step)
         figures, rows = self.learner.backward(self.step)
         # the norm before it is clipped; one that is not finite is for fp16's scaler to leave out
-        max_norm = self._settings.max_grad_norm or math.inf
-        norm = float(self.accelerator.clip_grad_norm_(self.learner.model.parameters(), max_norm))
+        norm = float(
+            self.accelerator.clip_grad_norm_(self.learner.model.parameters(), self._settings.max_grad_norm or math.inf)
+        )
         if self.accelerator.scaler is None and not math.isfinite(norm):
             what = f"the gradient is not finite (norm {norm:.4g}), though the loss is"
             raise self._place.not_finite(what, rows, step=self.step + 1)
@@ -541,11 +546,10 @@ class Training:
             is_better = best is None or choice.sign * value > best
             if is_better and (best is None or watch is None or not watch.is_suspect(self.curve.until(step))):
                 self.best_step, best = step, choice.sign * value
-        num_since = sum(step > (self.best_step or 0) for step, _ in points)
         if watch is not None and watch.ended_by(self.curve) is not None:
             self.stopped_by = "watch"
             self._place.say("ended by watch: stopping")
-        elif choice.patience is not None and num_since >= choice.patience:
+        elif choice.patience is not None and sum(step > (self.best_step or 0) for step, _ in points) >= choice.patience:
             self.stopped_by = "early_stopping"
             self._place.say(f"no better dev {choice.figure} for {choice.patience} evaluations: stopping")
 
@@ -647,8 +651,9 @@ _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "brok
 
 def is_out_of_memory(exc: BaseException) -> bool:
     """Whether memory ran out, on a device or on the host."""
-    is_known = isinstance(exc, torch.OutOfMemoryError | MemoryError)
-    return is_known or any(word in str(exc).lower() for word in _MEMORY_WORDS)
+    return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(
+        word in str(exc).lower() for word in _MEMORY_WORDS
+    )
 
 
 @contextmanager

@@ -99,8 +99,7 @@ def _plotted(curve: Curve, title: str) -> bytes:
     """Figures of training above, on axes by what they are; on dev below. The same curve gives the same bytes."""
     matplotlib = require("matplotlib", extra="cpu", purpose="The plot of a training")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a training").Figure
-    panels = {LOSS_PANEL: [], **panels_of(curve.names("train"))}
-    shown = [(panel, "train", names) for panel, names in panels.items()]
+    shown = [(panel, "train", names) for panel, names in {LOSS_PANEL: [], **panels_of(curve.names("train"))}.items()]
     shown.append(("dev", "dev", [name for name in curve.names("dev") if panel_of(name) != "tokens"]))
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
         height = 3 * len(shown)  # margins are fixed: a layout that measures its texts draws everything twice
@@ -373,12 +372,13 @@ def training_record(product: Product, spec: Spec, model: ResolvedModel, data: st
         version: of the model's manifest.
     """
     values = spec.model_dump(mode="json")
-    decided = {"spec": decisive(values, product.undecided), "data": data, "model": model.digest, "version": version}
     return TrainingRecord(
         version=1,
         kind=product.kind,
         relabel=importlib.metadata.version("relabel-ir"),
-        fingerprint=digest_of(decided),
+        fingerprint=digest_of(
+            {"spec": decisive(values, product.undecided), "data": data, "model": model.digest, "version": version}
+        ),
         model=BaseModelUsed(model.reference, model.digest),
         data=data,
         spec=values,
@@ -605,8 +605,7 @@ class OutputFolder:
         Raises:
             LockHeldError: one does.
         """
-        name = f"{self.product.command}.lock"
-        lock = FileLock(self.checkpoints / name, f"the {self.product.kind} in {self.output}")
+        lock = FileLock(self.checkpoints / f"{self.product.command}.lock", f"the {self.product.kind} in {self.output}")
         lock.acquire()
         try:
             yield
@@ -679,8 +678,7 @@ def finished_model(
     if not output.is_finished(record, start):
         return None
     begun = output.begun()
-    is_own = begun is None or begun.fingerprint in (record.fingerprint, "")
-    if is_writer and is_own and output.checkpoints.is_dir():
+    if is_writer and (begun is None or begun.fingerprint in (record.fingerprint, "")) and output.checkpoints.is_dir():
         with contextlib.suppress(LockHeldError), output.locked():
             shutil.rmtree(output.checkpoints)
     file = output.folder / MANIFEST_NAME
