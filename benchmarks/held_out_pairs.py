@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.distill.students.examples import TEST, split_facts, split_queries
-from relabel.distill.students.manifest import read_student_manifest
-from relabel.distill.students.spec import SplitSection
+from relabel.distill.students.spec import SplitSection, read_student_manifest
 
 
 def main() -> None:

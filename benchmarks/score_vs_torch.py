@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from relabel.distill.students.manifest import StudentRecord
 from relabel.distill.students.model import StudentModel, load_student, softmax, student_files, write_student
 from relabel.distill.students.networks import EncoderStudent, load_backbone
 from relabel.distill.students.portable import length_batches
+from relabel.distill.students.spec import StudentRecord
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import open_run
 from relabel.jobs.run.progress import Progress

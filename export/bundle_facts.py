@@ -10,8 +10,7 @@ import jinja2
 import numpy as np
 from pydantic import Field
 
-from relabel.distill.students.manifest import LearnedGold, LearnedLabels
-from relabel.distill.students.spec import KINDS, KindName
+from relabel.distill.students.spec import KINDS, KindName, LearnedGold, LearnedLabels
 from relabel.distill.training.output import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.export.loader import LEAST_ONNXRUNTIME, OPENVINO, ROUNDED, Inputs

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from relabel.distill.students import portable
-from relabel.distill.students.manifest import StudentFiles, StudentRecord, read_student
 from relabel.distill.students.model import (
     DecoderTexts,
     StudentModel,
@@ -31,7 +30,7 @@ from relabel.distill.students.model import (
     make_texts,
     student_digest,
 )
-from relabel.distill.students.spec import KINDS
+from relabel.distill.students.spec import KINDS, StudentFiles, StudentRecord, read_student
 from relabel.export import loader
 from relabel.export.bundle_facts import (
     CARD_NAME,

@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import yaml
 
-from relabel.distill.students.manifest import StudentManifest, StudentRecord, read_student, read_student_manifest
 from relabel.distill.students.model import (
     PROBES,
     DecoderTexts,
@@ -31,6 +30,7 @@ from relabel.distill.students.model import (
     softmax,
     student_digest,
 )
+from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student, read_student_manifest
 from relabel.export.bundle_facts import CARD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
 from relabel.export.exporting import student_manifest

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from relabel.distill.students.examples import SIDES, folded, read_pairs, split_queries
-from relabel.distill.students.manifest import SplitFacts
+from relabel.distill.students.spec import SplitFacts
 from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError

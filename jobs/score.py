@@ -20,10 +20,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from relabel.distill.students.manifest import STUDENT_NAME, StudentFiles, StudentRecord, read_student
 from relabel.distill.students.model import StudentModel, TokenRow, load_student, student_files
 from relabel.distill.students.portable import CPU_BATCH_TOKENS, batch_tokens_on, length_batches
-from relabel.distill.students.spec import NODE_HEADS
+from relabel.distill.students.spec import NODE_HEADS, STUDENT_NAME, StudentFiles, StudentRecord, read_student
 from relabel.export.bundle_facts import ChosenPrecision, choose_precision, read_parity, student_facts
 from relabel.export.bundles import MANIFEST_NAME, open_bundle
 from relabel.export.loader import (

@@ -14,8 +14,12 @@ from typing import Any
 import numpy as np
 
 from relabel.distill.students.examples import DEV, NO_GRADE, TEST, TRAIN, Examples, load_examples
-from relabel.distill.students.manifest import (
+from relabel.distill.students.model import logits_of_rows, make_texts, softmax, student_files, write_student
+from relabel.distill.students.networks import TrainingInputs, check_base, make_record
+from relabel.distill.students.spec import (
+    KINDS,
     STUDENT_MANIFEST_VERSION,
+    DistillSpec,
     Figures,
     GateCheck,
     JudgedGates,
@@ -23,9 +27,6 @@ from relabel.distill.students.manifest import (
     StudentFigures,
     StudentManifest,
 )
-from relabel.distill.students.model import logits_of_rows, make_texts, softmax, student_files, write_student
-from relabel.distill.students.networks import TrainingInputs, check_base, make_record
-from relabel.distill.students.spec import KINDS, DistillSpec
 from relabel.distill.training.output import (
     BaseModelUsed,
     Made,

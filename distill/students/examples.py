@@ -17,23 +17,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from relabel.distill.students.manifest import (
-    DataFacts,
-    LearnedGold,
-    LearnedLabels,
-    SourceRows,
-    SplitFacts,
-    SplitSide,
-)
 from relabel.distill.students.spec import (
     HEADS,
     KINDS,
     NODE_HEADS,
+    DataFacts,
     DistillSpec,
     GoldSource,
     LabelSource,
+    LearnedGold,
+    LearnedLabels,
     LossSection,
+    SourceRows,
+    SplitFacts,
     SplitSection,
+    SplitSide,
 )
 from relabel.manifests.errors import ConfigError, InputError, ManifestError
 from relabel.manifests.files import Storage, is_url

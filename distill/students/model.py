@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from relabel.distill.students.manifest import STUDENT_NAME, StudentRecord, read_student
 from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts
-from relabel.distill.students.spec import KINDS
+from relabel.distill.students.spec import KINDS, STUDENT_NAME, StudentRecord, read_student
 from relabel.distill.training.output import open_to_readers
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.models import ChatTemplate, read_tokenizer, start_ids

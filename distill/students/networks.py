@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from relabel.distill.students.examples import Examples
-from relabel.distill.students.manifest import STUDENT_NAME, STUDENT_VERSION, StudentRecord, read_student
 from relabel.distill.students.model import (
     HEADS_NAME,
     PROBES,
@@ -31,7 +30,15 @@ from relabel.distill.students.model import (
     render_prompt,
 )
 from relabel.distill.students.portable import COUNT_NAMES
-from relabel.distill.students.spec import KINDS, BaseKind, DistillSpec
+from relabel.distill.students.spec import (
+    KINDS,
+    STUDENT_NAME,
+    STUDENT_VERSION,
+    BaseKind,
+    DistillSpec,
+    StudentRecord,
+    read_student,
+)
 from relabel.distill.training.spec import LoraSpec, adapted, check_targets, open_base
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.labels import PhiTable

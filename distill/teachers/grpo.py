@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from relabel.distill.students.manifest import SplitSide
+from relabel.distill.students.spec import SplitSide
 from relabel.distill.teachers.rewards import (
     Credit,
     GoldRows,

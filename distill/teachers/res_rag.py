@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.distill.students.examples import in_words_of_the_spec, read_pairs
-from relabel.distill.students.manifest import LearnedGold
+from relabel.distill.students.spec import LearnedGold
 from relabel.distill.teachers.grpo import GrpoTeacher
 from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from relabel.distill.students.examples import DEV, folded, in_words_of_the_spec, read_pairs, split_queries
-from relabel.distill.students.manifest import LearnedGold
-from relabel.distill.students.spec import GoldSource
+from relabel.distill.students.spec import GoldSource, LearnedGold
 from relabel.distill.teachers.rollouts import (
     NO_PART,
     AnswerTokens,

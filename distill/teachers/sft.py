@@ -30,7 +30,7 @@ from relabel.distill.students.examples import (
     refuse_twice,
     rejoin,
 )
-from relabel.distill.students.manifest import LearnedGold, LearnedLabels
+from relabel.distill.students.spec import LearnedGold, LearnedLabels
 from relabel.distill.teachers.res_rag import load_evidence_queries, whole_queries
 from relabel.distill.teachers.rollouts import Span, token_parts
 from relabel.distill.teachers.spec import SftGold, SftSpec, TeacherData, TeacherSpec

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
-from relabel.distill.students.spec import GoldSource
+from relabel.distill.students.spec import GoldSource, LearnedGold, LearnedLabels, SplitSide
 from relabel.distill.training.output import TrainedManifest, read_manifest
 from relabel.distill.training.spec import (
     DevSplit,

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from relabel.distill.students.manifest import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
 from relabel.distill.students.model import NOT_THE_MODEL
+from relabel.distill.students.spec import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
 from relabel.distill.teachers.spec import (
     TeacherManifest,
     read_teacher_manifest,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from relabel.distill.students.manifest import StudentManifest
+from relabel.distill.students.spec import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.output import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
 from relabel.export.bench import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of

@@ -19,10 +19,9 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from relabel.distill.students.manifest import read_student, read_student_manifest
 from relabel.distill.students.model import load_student, student_digest, student_files
 from relabel.distill.students.networks import Embedder, build_module, check_base, make_record
-from relabel.distill.students.spec import DistillSpec
+from relabel.distill.students.spec import DistillSpec, read_student, read_student_manifest
 from relabel.manifests.errors import ManifestError, ModelError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI

@@ -21,11 +21,10 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from relabel.distill.students.losses import Basis, Objective, fit_softmax
-from relabel.distill.students.manifest import read_student
 from relabel.distill.students.model import module_class
 from relabel.distill.students.networks import Embedder
 from relabel.distill.students.portable import query_counts
-from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, student_schema, takers
+from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, read_student, student_schema, takers
 from relabel.manifests.errors import InputError, TrainingError
 from relabel.manifests.labels import DEFAULT_PHI
 from relabel.manifests.specs import validate_spec

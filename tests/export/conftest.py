@@ -73,9 +73,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from relabel.distill.students.manifest import StudentRecord
     from relabel.distill.students.model import grade_token_ids, render_prompt, student_files, write_student
     from relabel.distill.students.networks import DecoderStudent
+    from relabel.distill.students.spec import StudentRecord
     from tests.engines.conftest import CHATML, make_tokenizer
 
     tokenizer = make_tokenizer(template=CHATML)

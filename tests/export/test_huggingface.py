@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from transformers import BertTokenizerFast
 
-from relabel.distill.students.manifest import read_student
 from relabel.distill.students.model import (
     grade_token_ids,
     load_student,
@@ -25,6 +24,7 @@ from relabel.distill.students.model import (
     write_student,
 )
 from relabel.distill.students.networks import DecoderStudent, EncoderStudent
+from relabel.distill.students.spec import read_student
 from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.engines.conftest import CHATML, make_tokenizer
 from tests.export.conftest import HOSTILE

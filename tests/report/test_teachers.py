@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.distill.students.manifest import LearnedGold, LearnedLabels, SplitSide
+from relabel.distill.students.spec import LearnedGold, LearnedLabels, SplitSide
 from relabel.distill.teachers.spec import (
     ROLLOUTS_NAME,
     TEACHER_MANIFEST_VERSION,

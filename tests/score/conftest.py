@@ -27,9 +27,9 @@ def write_tiny_student(
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    from relabel.distill.students.manifest import StudentRecord
     from relabel.distill.students.model import student_files, write_student
     from relabel.distill.students.networks import EncoderStudent
+    from relabel.distill.students.spec import StudentRecord
 
     heads = heads or {"relevance": 3, "subject": 5, "attribute": 5}
     vocabulary = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS))}

@@ -19,9 +19,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from relabel.distill.students.manifest import STUDENT_VERSION, StudentRecord
 from relabel.distill.students.model import grade_token_ids, load_student, render_prompt, write_student
 from relabel.distill.students.networks import DecoderStudent, EncoderStudent
+from relabel.distill.students.spec import STUDENT_VERSION, StudentRecord
 from relabel.export.huggingface import write_model
 from relabel.manifests.labels import DEFAULT_PHI
 from tests.distill.conftest import tiny_encoder, word_tokenizer
