@@ -185,22 +185,6 @@ def order_and_grade(
     return values
 
 
-@dataclass(frozen=True)
-class Rated:
-    """A judge, or a way to combine them.
-
-    Args:
-        pairs: those with a label.
-        agreement: share of them that have the grade that was written.
-        by_gold: `FIGURES` by name; empty without gold.
-    """
-
-    name: str
-    pairs: int
-    agreement: float
-    by_gold: dict[str, MetricValue]
-
-
 def combine_labels(
     paths: Sequence[str], to: str, by: str, options: JudgingOptions, storage: Storage, *, resamples: int, seed: int
 ) -> dict[str, Any]:
@@ -215,7 +199,9 @@ def combine_labels(
         ManifestError: a run is unfinished, over its limit or damaged.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     Returns:
-        Counts of what was written, and `labels`: a `Rated` for each judge and, with gold, each of `WAYS`.
+        Counts of what was written, and `labels`: for each judge and, with gold, each of `WAYS` its `name`, the `pairs`
+        that it labels, `agreement` (the share of them that have the grade that was written), and `by_gold`:
+        `FIGURES` by name, empty without gold.
     """
     sets = [open_set(path, options, storage, wants_ids=True) for path in paths]
     gold = None if options.qrels is None else load_pairs((), options, storage)
@@ -282,7 +268,7 @@ def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_parti
 
 def _rated(
     votes: Votes, gold_P: np.ndarray, query_P: np.ndarray, written_P: np.ndarray, resamples: int, seed: int
-) -> list[Rated]:
+) -> list[dict[str, Any]]:
     everywhere, is_gold_P = np.ones(len(gold_P), dtype=bool), gold_P >= 0
     judges = zip(
         votes.names, votes.grade_JPK.argmax(-1), votes.probs_JPK, np.asarray(votes.grade_JPK.any(-1)), strict=True
@@ -290,18 +276,19 @@ def _rated(
     labels = [(*one, one[-1]) for one in judges]
     if is_gold_P.any():
         labels += [(way, *held_out(votes, way, gold_P, query_P), everywhere, is_gold_P) for way in WAYS]
-    found = []
+    found: list[dict[str, Any]] = []
     num_queries = len(np.unique(query_P[is_gold_P]))
     for name, grade_P, probs_PK, has_P, counted_P in labels:
         figures = {}
         if num_gold := int((has_P & is_gold_P).sum()):
             statistic = order_and_grade(gold_P, query_P, grade_P, probs_PK, has_P)
             drawn = bootstrap(statistic, num_groups=num_queries, resamples=resamples, seed=seed)
-            for figure, (value,) in statistic(np.ones((1, num_queries))).items():
-                low, high = drawn.get(figure, NOTHING_DRAWN)
-                figures[figure] = MetricValue(finite(value), finite(low), finite(high), num_gold, "rows")
+            figures = {
+                figure: MetricValue(finite(value), *map(finite, drawn.get(figure, NOTHING_DRAWN)), num_gold, "rows")
+                for figure, (value,) in statistic(np.ones((1, num_queries))).items()
+            }
         agreement = float((grade_P == written_P)[counted_P].mean()) if counted_P.any() else 0.0
-        found.append(Rated(name, int(counted_P.sum()), agreement, figures))
+        found.append({"name": name, "pairs": int(counted_P.sum()), "agreement": agreement, "by_gold": figures})
     return found
 
 
@@ -311,7 +298,10 @@ def combined_blocks(result: dict[str, Any]) -> list[Block]:
     counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in enumerate(result["by_grade"]))
     shown = FIGURES if result["gold"] else {}
     rows: list[list[Cell]] = [
-        [one.name, one.pairs, one.agreement, *(_figure(one.by_gold.get(name)) for name in shown)]
+        [
+            *(one[name] for name in ("name", "pairs", "agreement")),
+            *(_figure(one["by_gold"].get(name)) for name in shown),
+        ]
         for one in result["labels"]
     ]
     title = "agreement with what was written" + (", and by gold, with 95 % intervals over queries" if shown else "")

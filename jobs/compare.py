@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from relabel.jobs.sections import (
     Remarks,
     Section,
     Series,
-    SideCut,
     Table,
     both_table,
     cell_text,
@@ -46,7 +45,6 @@ from relabel.manifests.metrics.comparison import (
     PAIRED,
     Labelled,
     Match,
-    PairedRows,
     PairedStatistics,
     QueryMoves,
     judge_both,
@@ -54,7 +52,6 @@ from relabel.manifests.metrics.comparison import (
     paired_rows,
 )
 from relabel.manifests.metrics.judged import with_columns
-from relabel.manifests.metrics.metric import MetricValue
 from relabel.manifests.metrics.registry import title_of
 from relabel.manifests.plan import recipe_differences
 from relabel.manifests.run import RunLabels, open_run_labels
@@ -95,15 +92,11 @@ def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
     else by ids.
     """
     changed = changed_files(first.plan.files, tuple(second.plan.files))
-    columns = [run.plan.facts.columns for run in (first, second)]
-    ids = [(one.query_id, one.doc_id) for one in columns]
+    ids = [(run.plan.facts.columns.query_id, run.plan.facts.columns.doc_id) for run in (first, second)]
     if not changed and ids[0] == ids[1]:
         return BY_ROW, []
-    why = (
-        f"their inputs differ ({changed[0]})"
-        if changed
-        else f"they read ids from other columns ({ids[0]} and {ids[1]})"
-    )
+    others = f"they read ids from other columns ({ids[0]} and {ids[1]})"
+    why = f"their inputs differ ({changed[0]})" if changed else others
     return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
 
 
@@ -222,15 +215,6 @@ def with_files(labels: LabelSet, run: RunLabels) -> LabelSet:
     return replace(labels, parts=parts)
 
 
-def largest_flips(rows: PairedRows, count: int) -> np.ndarray:
-    """So many of the rows whose grade changed, those first whose expected grade (or grade, where there is no
-    distribution) changed most.
-    """
-    change_N = np.abs(rows.scores[1] - rows.scores[0])
-    changed = np.flatnonzero(rows.grades[0] != rows.grades[1])
-    return np.asarray(changed[np.argsort(-change_N[changed], kind="stable")][:count])
-
-
 def examples(
     runs: Sequence[RunLabels],
     labels: Sequence[Labelled],
@@ -257,22 +241,20 @@ def examples(
         notes.append(f"texts of the examples are left out: {exc}")
     files = [set(one.rows[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)]
     both = [_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True)]
-    found = []
-    for row_a, row_b, step in zip(*(ids.tolist() for ids in row_ids), change, strict=True):
-        pair, ours, theirs = pairs.get(row_a), both[0][row_a], both[1][row_b]
-        found.append(
-            {
-                "row_a": row_a,
-                "row_b": row_b,
-                "query_id": ours["query_id"],
-                "doc_id": ours["doc_id"],
-                "query": _cut(pair.query) if pair else None,
-                "document": _cut(pair.document) if pair else None,
-                "change": round(step, 6),
-                "a": _shown(ours),
-                "b": _shown(theirs),
-            }
-        )
+    found = [
+        {
+            "row_a": row_a,
+            "row_b": row_b,
+            "query_id": both[0][row_a]["query_id"],
+            "doc_id": both[0][row_a]["doc_id"],
+            "query": _cut(pair.query) if (pair := pairs.get(row_a)) else None,
+            "document": _cut(pair.document) if pair else None,
+            "change": round(step, 6),
+            "a": _shown(both[0][row_a]),
+            "b": _shown(both[1][row_b]),
+        }
+        for row_a, row_b, step in zip(*(ids.tolist() for ids in row_ids), change, strict=True)
+    ]
     return found, notes
 
 
@@ -284,8 +266,10 @@ def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
 
 
 def _shown(label: dict[str, Any]) -> dict[str, Any]:
-    named = {name: label[name] for name in ("grade", "expected_grade", "probs")}
-    return {**named, "reasoning": _cut(label["reasoning"])}
+    return {
+        **{name: label[name] for name in ("grade", "expected_grade", "probs")},
+        "reasoning": _cut(label["reasoning"]),
+    }
 
 
 def _cut(text: str | None) -> str | None:
@@ -300,73 +284,39 @@ SHOWN = 60
 """Characters of a query or document in a table."""
 
 
-@dataclass(frozen=True)
-class RunComparison:
-    """Two runs compared.
-
-    Args:
-        a, b: path, name, recipe digests and rows of each.
-        differences: parts of the recipe that differ, each with its differing names.
-        matched_by: how rows were matched, in words.
-        grades: of both scales.
-        counts: rows by what each run has of them: see `match_runs`.
-        confusion: rows by grade of A, columns by grade of B.
-        gold: None without gold grades; else both runs, `a` and `b`, by them, and their `difference`; matched rows that
-            are `judged`, that have no grade, that have a null one; rows where one run alone is right.
-        flips: rows whose grade changed, with the largest as `examples`.
-        queries: those whose order or mean changed, with the largest as `moved_most`.
-    """
-
-    a: dict[str, Any]
-    b: dict[str, Any]
-    differences: dict[str, list[str]]
-    matched_by: str
-    grades: int
-    side: SideCut
-    counts: dict[str, int]
-    figures: dict[str, MetricValue]
-    confusion: list[list[int]]
-    gold: dict[str, Any] | None
-    flips: dict[str, Any]
-    queries: dict[str, Any]
-    resamples: int
-    seed: int
-    notes: list[str]
-
-
-def comparison_sections(result: RunComparison) -> list[Section]:
-    """All of a comparison: verdicts first."""
+def comparison_sections(result: dict[str, Any]) -> list[Section]:
+    """All of what `compare_runs` finds: verdicts first."""
     return [
-        Section("matched", "Rows", [*top_texts(verdicts_of(result), result.side), _facts(result)]),
+        Section("matched", "Rows", [*top_texts(verdicts_of(result), result["side"]), _facts(result)]),
         Section("figures", "Figures", _figures(result)),
-        Section("gold", "Both against gold", _gold(result.gold) if result.gold else []),
-        Section("flips", "Flips", _flips(result.flips)),
-        Section("queries", "Queries that moved", _queries(result.queries)),
-        Section("remarks", "Remarks", [Remarks(result.notes)] if result.notes else []),
+        Section("gold", "Both against gold", _gold(result["gold"]) if result["gold"] else []),
+        Section("flips", "Flips", _flips(result["flips"])),
+        Section("queries", "Queries that moved", _queries(result["queries"])),
+        Section("remarks", "Remarks", [Remarks(result["notes"])] if result["notes"] else []),
     ]
 
 
-def verdicts_of(result: RunComparison) -> list[str]:
+def verdicts_of(result: dict[str, Any]) -> list[str]:
     """Whether B differs from A by gold, and both from the baselines; without gold, how far they agree."""
-    if result.gold is None:
-        one = result.figures["agreement"]
+    if (gold := result["gold"]) is None:
+        one = result["figures"]["agreement"]
         interval = "no interval" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
         return [f"B against A: equal grades in {cell_text(one.value)} of {one.over:,} rows ({interval})"]
-    gold = result.gold
-    levels = [level_text(found, who=who) for who, found in (("A: ", gold["a"]), ("B: ", gold["b"]))]
+    levels = [level_text(gold[letter.lower()], who=f"{letter}: ") for letter in "AB"]
     return [difference_text("B against A, by gold", gold["difference"]), *levels]
 
 
-def _facts(result: RunComparison) -> Facts:
-    counts, queries = result.counts, result.queries["queries"]
-    parts = [f"{part} ({', '.join(names)})" if names else part for part, names in result.differences.items()]
+def _facts(result: dict[str, Any]) -> Facts:
+    counts, queries = result["counts"], result["queries"]["queries"]
+    parts = [f"{part} ({', '.join(names)})" if names else part for part, names in result["differences"].items()]
+    scale = f"{result['grades']} grades"
     rows: list[tuple[str, Cell]] = [
         *(
             (letter, f"{run['path']}: {run['name']}, {run['labeler']}, {run['labelled']:,} rows labelled")
-            for letter, run in (("A", result.a), ("B", result.b))
+            for letter, run in (("A", result["a"]), ("B", result["b"]))
         ),
         ("made", f"differently in {'; '.join(parts) or 'nothing that either run records'}"),
-        ("both", f"{counts['both']:,} rows of {queries:,} queries, by {result.matched_by}; {result.grades} grades"),
+        ("both", f"{counts['both']:,} rows of {queries:,} queries, by {result['matched_by']}; {scale}"),
         ("one", f"{counts['only_a']:,} rows that only A has, {counts['only_b']:,} that only B has"),
         (
             "quarantined",
@@ -374,17 +324,17 @@ def _facts(result: RunComparison) -> Facts:
             f"{counts['quarantined_both']:,} in both, {counts['quarantined_elsewhere_absent']:,} in one and absent "
             "from the other",
         ),
-        ("resampled", resampled_text("queries", queries, result.resamples, result.seed)),
+        ("resampled", resampled_text("queries", queries, result["resamples"], result["seed"])),
     ]
     return Facts("The two runs", rows)
 
 
-def _figures(result: RunComparison) -> list[Block]:
-    grades = list(map(str, range(result.grades)))
-    ours, theirs = [sum(row) for row in result.confusion], [sum(row) for row in zip(*result.confusion, strict=True)]
+def _figures(result: dict[str, Any]) -> list[Block]:
+    grades, confusion = list(map(str, range(result["grades"]))), result["confusion"]
+    ours, theirs = [sum(row) for row in confusion], [sum(row) for row in zip(*confusion, strict=True)]
     return [
-        figures_table("B and A", result.figures, title=lambda figure: title_of(figure, PAIRED)),
-        confusion_table(result.confusion, "A", "B"),
+        figures_table("B and A", result["figures"], title=lambda figure: title_of(figure, PAIRED)),
+        confusion_table(confusion, "A", "B"),
         Plot("Grades of both", "bars", [Series("A", grades, ours), Series("B", grades, theirs)], "grade", "rows"),
     ]
 
@@ -454,13 +404,21 @@ def compare_runs(
     depth: int,
     resamples: int,
     seed: int,
-) -> RunComparison:
+) -> dict[str, Any]:
     """Compare two finished runs, A and B; differences are B minus A.
 
     Args:
         options: of gold grades; `qrels` None where nobody judges.
         num_examples, num_queries: flips and moved queries to show.
         depth: of the top of a query that is compared.
+    Returns:
+        `a`, `b`: path, name, recipe digests and rows of each. `differences`: parts of the recipe that differ, each with
+        its differing names. `matched_by`: how rows were matched, in words. `counts`: rows by what each run has of them,
+        see `match_runs`. `figures`: each a `MetricValue`. `confusion`: rows by grade of A, columns by grade of B.
+        `gold`: None without gold grades; else both runs, `a` and `b`, by them, and their `difference`; matched rows
+        that are `judged`, that have no grade, that have a null one; rows where one run alone is right. `flips`: rows
+        whose grade changed, with the largest as `examples`. `queries`: those whose order or mean changed, with the
+        largest as `moved_most`.
     Raises:
         UsageError: one run twice.
         InputError: not a run, different scales, no row in common, or qrels that are off.
@@ -486,9 +444,11 @@ def compare_runs(
         )
     rows, query_names = paired_rows(first_labels, second_labels, match, ours.grades)
     statistics = PairedStatistics(rows, len(query_names), ours.grades, depth=depth)
-    flips = largest_flips(rows, num_examples)
-    change = (rows.scores[1] - rows.scores[0])[flips].tolist()
-    shown, more = examples(runs, labels, (match.teacher[flips], match.student[flips]), change, storage)
+    change_N, changed = rows.scores[1] - rows.scores[0], np.flatnonzero(rows.grades[0] != rows.grades[1])
+    flips = changed[np.argsort(-np.abs(change_N)[changed], kind="stable")][:num_examples]
+    shown, more = examples(
+        runs, labels, (match.teacher[flips], match.student[flips]), change_N[flips].tolist(), storage
+    )
     num_up, num_down = (int((rows.grades[1 - side] > rows.grades[side]).sum()) for side in (0, 1))
     notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
     by_gold = None
@@ -509,33 +469,32 @@ def compare_runs(
             "only_a_right": int((is_a & ~is_b).sum()),
             "only_b_right": int((~is_a & is_b).sum()),
         }
-    return RunComparison(
-        a=_about(ours),
-        b=_about(theirs),
-        differences=recipe_differences(ours.plan.parts, theirs.plan.parts),
-        matched_by=how,
-        grades=ours.grades,
-        side=sides,
-        counts=counts,
-        figures=statistics.figures(resamples=resamples, seed=seed),
-        confusion=statistics.counts.by_group.sum(0).tolist(),
-        gold=by_gold,
-        flips={"rows": num_up + num_down, "up": num_up, "down": num_down, "examples": shown},
-        queries=moved_queries(statistics.moves, query_names, num_queries, depth=depth),
-        resamples=resamples,
-        seed=seed,
-        notes=notes,
-    )
+    return {
+        "a": _about(ours),
+        "b": _about(theirs),
+        "differences": recipe_differences(ours.plan.parts, theirs.plan.parts),
+        "matched_by": how,
+        "grades": ours.grades,
+        "side": sides,
+        "counts": counts,
+        "figures": statistics.figures(resamples=resamples, seed=seed),
+        "confusion": statistics.counts.by_group.sum(0).tolist(),
+        "gold": by_gold,
+        "flips": {"rows": num_up + num_down, "up": num_up, "down": num_down, "examples": shown},
+        "queries": moved_queries(statistics.moves, query_names, num_queries, depth=depth),
+        "resamples": resamples,
+        "seed": seed,
+        "notes": notes,
+    }
 
 
 def _about(run: RunLabels) -> dict[str, Any]:
-    plan = run.plan
     return {
         "path": run.root,
-        "name": plan.name,
-        "labeler": plan.facts.labeler.name,
-        "model": plan.facts.model,
-        "fingerprint": plan.fingerprint,
+        "name": run.plan.name,
+        "labeler": run.plan.facts.labeler.name,
+        "model": run.plan.facts.model,
+        "fingerprint": run.plan.fingerprint,
         "labelled": sum(file.rows for file in run.found.labels),
         "quarantined": run.found.tally.num_quarantined,
     }

@@ -13,7 +13,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from relabel.distill.students.spec import SplitFacts
 from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError
-from relabel.manifests.files import Storage, is_url
+from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.gold import (
     DEFAULT_GRADE,
     GOLD,
@@ -117,7 +118,7 @@ def judge(
         UsageError: options that contradict each other, or a set that is named twice.
     """
     for path, again in itertools.combinations(paths, 2):
-        if _is_same_file(path, again):
+        if place_of(path) == place_of(again):
             raise UsageError(f"LABELS: {path} and {again} are the same set, whose rows would count twice.")
     sets = [open_set(path, options, storage) for path in paths]
     sides = cut_sets(sets, options.side, storage, students=options.students)
@@ -126,7 +127,7 @@ def judge(
     grades, notes = scale_of(sets, golds.seen, options)
     check_scale(golds.seen, grades, where=golds.qrels, option="--map")
     release_unused()
-    rows, counts, joined_by = _joined(sets, golds, grades, options)
+    rows, counts, joined_by = _joined(sets, golds, grades)
     sides.check()
     if not counts["judged"]:
         raise InputError(_nothing_judged(sets, golds, counts))
@@ -134,16 +135,25 @@ def judge(
     judged_ids = rows["row_id"].filter(rows[GOLD].is_valid()).to_numpy()
     remarks: list[str] = []
     lexical = lexical_scores(sets[0] if len(sets) == 1 else None, judged_ids, storage, remarks)
-    has_pairs = {"query_id", "doc_id"} <= set(rows.schema.names)
     judged = judged_rows(rows, grades, where=", ".join(paths), qrels=golds.qrels, lexical=lexical)
     del rows
-    if has_pairs and judged.queries is not None:
+    if judged.queries is not None:
         pair_N = judged.queries * (judged.docs.max() + 1) + judged.docs
         counts["relabelled"] = len(pair_N) - len(np.unique(pair_N))
     counts["quarantined"], counts["queries"] = sum(one.num_quarantined or 0 for one in sets), judged.num_queries
-    notes = [*(note for one in sets for note in one.notes), *notes, *_join_notes(counts, golds, options), *remarks]
-    if len(sets) > 1:
-        notes.append(f"{len(sets)} sources are judged together, as one set of labels")
+    rule = "mean of their grades, rounded, halves up" if options.duplicates == "mean" else "first of their grades"
+    told = {
+        "judged labels beyond the first of their pair, each judged": counts["relabelled"],
+        f"pairs whose grades differ, which take the {rule}": golds.pairs.num_conflicts if golds.pairs else 0,
+        "qrels without a grade, which judge nothing": golds.pairs.num_null if golds.pairs else 0,
+    }
+    notes = [
+        *(note for one in sets for note in one.notes),
+        *notes,
+        *(f"{text}: {count:,}" for text, count in told.items() if count),
+        *remarks,
+        *([f"{len(sets)} sources are judged together, as one set of labels"] if len(sets) > 1 else []),
+    ]
     found = evaluation.evaluate(judged, resamples=resamples, seed=seed, pass_at=options.pass_at)
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
     return judged, JudgedLabels(
@@ -160,9 +170,7 @@ def judge(
     )
 
 
-def _joined(
-    sets: Sequence[LabelSet], golds: Golds, grades: int, options: JudgingOptions
-) -> tuple[pa.RecordBatch, Counter[str], set[str]]:
+def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.RecordBatch, Counter[str], set[str]]:
     """The labels of all sets with their gold, counts, and how they were joined. Rows without gold are there only where
     they may say something of their query, so that memory grows with what is judged, not with what is labelled.
     """
@@ -173,35 +181,24 @@ def _joined(
     held = [no_labels()]
     is_labelled_P = np.zeros(0 if golds.pairs is None else len(golds.pairs.keys), dtype=bool)
     for one in sets:
-        parts = (map_labels(part, options.label_map, where=one.where) for part in one.parts())
-        for part in labelled_parts(parts, counts, grades=grades, where=one.where, option="--map-labels"):
+        for part in labelled_parts(one.parts(), counts, grades=grades, where=one.where, option="--map-labels"):
             found = golds.of(one, part)
             joined_by.add(found.how)
             counts.update({"labels": part.num_rows, **found.counts})
-            joined = with_columns(part, found.columns)
-            is_judged = found.columns[GOLD].is_valid()
+            joined, is_judged = with_columns(part, found.columns), found.columns[GOLD].is_valid()
             held.append(joined if one.columns or pc.all(is_judged).as_py() else joined.filter(is_judged))
             if golds.pairs is not None and {"query_id", "doc_id"} <= set(part.schema.names):
                 place_N = golds.pairs.places(part["query_id"], part["doc_id"])
                 is_labelled_P[place_N[(place_N >= 0) & is_judged.to_numpy(zero_copy_only=False)]] = True
     if golds.pairs is not None:
         is_graded_P = golds.pairs.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)
-        counts["qrels"] = len(golds.pairs.keys)
-        counts["qrels_repeated"], counts["qrels_in_conflict"] = golds.pairs.num_repeated, golds.pairs.num_conflicts
-        counts["qrels_without_label"] = int((is_graded_P & ~is_labelled_P).sum())
+        counts.update(
+            qrels=len(golds.pairs.keys),
+            qrels_repeated=golds.pairs.num_repeated,
+            qrels_in_conflict=golds.pairs.num_conflicts,
+            qrels_without_label=int((is_graded_P & ~is_labelled_P).sum()),
+        )
     return put_together(held), counts, joined_by
-
-
-def _join_notes(counts: Mapping[str, int], golds: Golds, options: JudgingOptions) -> list[str]:
-    notes = []
-    if counts["relabelled"]:
-        notes.append(f"judged labels beyond the first of their pair, each judged: {counts['relabelled']:,}")
-    if golds.pairs is not None and golds.pairs.num_conflicts:
-        rule = "mean of their grades, rounded, halves up" if options.duplicates == "mean" else "first of their grades"
-        notes.append(f"pairs whose grades differ, which take the {rule}: {golds.pairs.num_conflicts:,}")
-    if golds.pairs is not None and golds.pairs.num_null:
-        notes.append(f"qrels without a grade, which judge nothing: {golds.pairs.num_null:,}")
-    return notes
 
 
 def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str, int]) -> str:
@@ -218,18 +215,18 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
 
 
 def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids: bool = False) -> LabelSet:
-    """A label set of the command line.
+    """A label set of the command line, whose rows are on the scale of `--map-labels`.
 
     Args:
         wants_ids: query and document ids must be there in any case; else only where labels are joined by them.
     """
-    is_one_file = options.qrels is not None and _is_same_file(path, options.qrels)
+    is_one_file = options.qrels is not None and place_of(path) == place_of(options.qrels)
     if is_one_file and options.label == (options.grade or DEFAULT_GRADE):
         raise UsageError(
             f"{path}: labels and gold grades would both be column `{options.label}`. Name them with --label and "
             "--grade."
         )
-    return open_labels(
+    found = open_labels(
         path,
         storage,
         allow_partial=options.allow_partial,
@@ -239,12 +236,7 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         where=options.where,
         wants_ids=wants_ids or not is_one_file,
     )
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    if "://" in one or "://" in other:
-        return one == other
-    return Path(one).resolve() == Path(other).resolve()
+    return replace(found, parts=lambda: (map_labels(one, options.label_map, where=path) for one in found.parts()))
 
 
 # ------------------------------------------------------------------------------
@@ -331,7 +323,7 @@ def _gold_by_row(
     """How a set is joined with the qrels by row, and their columns in the order of its row ids; None by pair."""
     qrels, grade = str(options.qrels), options.grade
     if labels.plan is None:
-        if not _is_same_file(labels.where, qrels):
+        if place_of(labels.where) != place_of(qrels):
             return None
         named: dict[str, Any] = {"grade": grade or DEFAULT_GRADE, "by": options.by or "query_id", "doc": options.doc}
         return BY_FILE_ROW, load_qrels(qrels, storage, **named, is_by_row=True, grade_map=options.grade_map)
@@ -363,10 +355,9 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
             found[one.where] = one.grades if options.label_map is None else max(options.label_map.values()) + 1
             continue
         for part in one.parts():
-            labels = map_labels(part, options.label_map, where=one.where)
-            if "probs" in labels.schema.names:
-                found[one.where] = pc.list_value_length(labels["probs"].drop_null()[:1])[0].as_py()
-            highest = max(highest, *grades_seen(labels["grade"]), 0)
+            if "probs" in part.schema.names:
+                found[one.where] = pc.list_value_length(part["probs"].drop_null()[:1])[0].as_py()
+            highest = max(highest, *grades_seen(part["grade"]), 0)
     listed = ", ".join(f"{where} has {grades} grades" for where, grades in found.items())
     if len(set(found.values())) > 1:
         raise InputError(
@@ -384,13 +375,9 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
             "scale. Are --label and --grade the right columns? Else bring both to one scale with --map and "
             "--map-labels."
         )
+    apart = f"Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
     remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
-    if highest != highest_gold:
-        remark += (
-            f". Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
-            "--map-labels"
-        )
-    return grades, [remark]
+    return grades, [remark + (f". {apart}--map-labels" if highest != highest_gold else "")]
 
 
 # ------------------------------------------------------------------------------
@@ -486,21 +473,13 @@ class Sides(SideCut):
             count[name] += number
         return pa.array(np.flatnonzero((side_N == _NAMES.index(self.side)) if self.side != "all" else side_N >= 0))
 
-    def apply(self, labels: LabelSet) -> None:
-        """Let a set give the rows of the side alone."""
-        whole = labels.parts
-
-        def parts() -> Iterator[pa.RecordBatch]:
-            self.rows.pop(labels.where, None)  # a set is read several times
-            for part in whole():
-                if "query_id" not in part.schema.names:
-                    raise UsageError(
-                        f"{labels.where}: has no query ids, so the side of its rows is not known. See --by."
-                    )
-                yield part.take(self.kept(labels.where, part["query_id"]))
-
-        if self.students:
-            labels.parts = parts
+    def parts(self, where: str, whole: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """The rows of a set that are on the side."""
+        self.rows.pop(where, None)  # a set is read several times
+        for part in whole():
+            if "query_id" not in part.schema.names:
+                raise UsageError(f"{where}: has no query ids, so the side of its rows is not known. See --by.")
+            yield part.take(self.kept(where, part["query_id"]))
 
     def check(self) -> None:
         """
@@ -517,12 +496,11 @@ class Sides(SideCut):
 
 def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, students: Sequence[str] = ()) -> Sides:
     """Cut sets to one side, see `Sides`; `students` are outputs whose split counts too."""
-    known = {one.where for one in sets}
-    others = [path for path in students if path not in known]
+    others = [path for path in students if path not in {one.where for one in sets}]
     opened = [label_set(open_run_labels(path, storage, allow_partial=True)) for path in others]
     sides = Sides([*sets, *opened], side, storage)
-    for one in sets:
-        sides.apply(one)
+    for one in sets if sides.students else ():
+        one.parts = partial(sides.parts, one.where, one.parts)
     return sides
 
 
@@ -638,16 +616,21 @@ def compare_named(
     seen = golds.seen if golds else set()
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
-    ours = _gathered(sets[0], grades, options)
+    gathered = (gather(one.parts(), grades=grades, where=one.where, option="--map-labels") for one in sets)
+    ours, first = next(gathered), sets[0].plan
     comparisons = []
-    for name, labels in list(named.items())[1:]:
-        pair, rows = (sets[0], labels), (ours, _gathered(labels, grades, options))
-        first, second = (one.plan for one in pair)
+    for (name, labels), theirs in zip(list(named.items())[1:], gathered, strict=True):
+        pair, rows, second = (sets[0], labels), (ours, theirs), labels.plan
         is_same_input = first and second and not changed_files(first.files, tuple(second.files))
         match = match_rows(*rows, is_same_input=bool(is_same_input))
         if not len(match.teacher):
             sides.check()
-            raise InputError(_nothing_matched(*rows, match))
+            sizes = " and ".join(f"{len(one.grades):,}" for one in rows)
+            begins = " ".join(f"{one.where} begins with {first_pairs(one.query_ids, one.doc_ids)}." for one in rows)
+            raise InputError(
+                f"{rows[0].where} and {rows[1].where} have no row in common: {sizes} labels were compared by "
+                f"{match.how}. {begins} Do the ids mean the same things? --by and --doc name other columns of a file."
+            )
         remarks: list[str] = []
         gold, lexical = golds.of_both(pair, rows, match, remarks) if golds else (None, None)
         drawn: dict[str, Any] = {"grades": grades, "resamples": resamples, "seed": seed, "pass_at": options.pass_at}
@@ -677,11 +660,6 @@ def compare_named(
     )
 
 
-def _gathered(labels: LabelSet, grades: int, options: JudgingOptions) -> Labelled:
-    parts = (map_labels(part, options.label_map, where=labels.where) for part in labels.parts())
-    return gather(parts, grades=grades, where=labels.where, option="--map-labels")
-
-
 def _figures(found: StudentComparison) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
     """What gates may name: the student's figures by gold grades and against its teacher (`teacher.kl`); and the
     teacher's.
@@ -694,14 +672,3 @@ def _figures(found: StudentComparison) -> tuple[dict[str, float | None], dict[st
         for one in (found.against_gold.student, found.against_gold.teacher)
     )
     return {**student, **own}, teacher
-
-
-def _nothing_matched(teacher: Labelled, student: Labelled, match: Match) -> str:
-    begins = " ".join(
-        f"{labels.where} begins with {first_pairs(labels.query_ids, labels.doc_ids)}." for labels in (teacher, student)
-    )
-    return (
-        f"{teacher.where} and {student.where} have no row in common: {len(teacher.grades):,} and "
-        f"{len(student.grades):,} labels were compared by {match.how}. {begins} Do the ids mean the same things? --by "
-        "and --doc name other columns of a file."
-    )

@@ -19,31 +19,17 @@ from relabel.manifests.metrics.metric import MetricValue
 from relabel.manifests.metrics.registry import METRICS, title_of
 from relabel.manifests.secrets import one_line
 
-SHADES = 8
-"""Steps of a shaded cell."""
-
-
-class _Kind:
-    @property
-    def kind(self) -> str:
-        """By which the templates of the page know it."""
-        return type(self).__name__.lower()
-
 
 @dataclass(frozen=True)
-class Shade(_Kind):
+class Shade:
     """A number in a cell whose background gets darker with its share, 0 to 1."""
 
     text: str
     share: float
 
-    @property
-    def step(self) -> int:
-        return min(SHADES, max(0, round(self.share * SHADES)))
-
 
 @dataclass(frozen=True)
-class Badge(_Kind):
+class Badge:
     """A word with a tone: `good`, `bad`, `warn` or `plain`."""
 
     text: str
@@ -54,7 +40,7 @@ Cell: TypeAlias = str | int | float | Shade | Badge | None
 
 
 @dataclass(frozen=True)
-class Paragraph(_Kind):
+class Paragraph:
     """A paragraph; `tone` as a badge's."""
 
     text: str
@@ -62,7 +48,7 @@ class Paragraph(_Kind):
 
 
 @dataclass(frozen=True)
-class Facts(_Kind):
+class Facts:
     """Names and values, a line each."""
 
     title: str
@@ -70,7 +56,7 @@ class Facts(_Kind):
 
 
 @dataclass(frozen=True)
-class Table(_Kind):
+class Table:
     """Rows under a head; columns of numbers are aligned to the right."""
 
     caption: str
@@ -93,7 +79,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plot(_Kind):
+class Plot:
     """A drawing; the terminal leaves it out.
 
     Args:
@@ -115,7 +101,7 @@ class Plot(_Kind):
 
 
 @dataclass(frozen=True)
-class Code(_Kind):
+class Code:
     """Text as it is in a file."""
 
     label: str
@@ -123,14 +109,14 @@ class Code(_Kind):
 
 
 @dataclass(frozen=True)
-class Remarks(_Kind):
+class Remarks:
     """Sentences that a reader should know, of lesser weight."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Fold(_Kind):
+class Fold:
     """Blocks under a line that opens them; the terminal leaves them out."""
 
     summary: str
@@ -207,12 +193,9 @@ def _block_text(block: Block) -> str:
 
 
 def _points(one: Series) -> str:
-    points = [f"{_short(x)} {cell_text(y)}" for x, y in zip(one.x, one.y, strict=False)]
+    places = [place if isinstance(place, str) else f"{place:g}" for place in one.x]
+    points = [f"{place} {cell_text(y)}" for place, y in zip(places, one.y, strict=False)]
     return ", ".join(points) if len(points) <= 12 else f"from {points[0]} to {points[-1]}, {len(points):,} points"
-
-
-def _short(place: str | float) -> str:
-    return place if isinstance(place, str) else f"{place:g}"
 
 
 # ------------------------------------------------------------------------------
@@ -346,8 +329,7 @@ def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
     """Whether two sets differ in the headline figures; empty where they have none. `who` begins the sentence."""
     verdicts: dict[str, list[str]] = {}
     for name in HEADLINES:
-        step = steps.get(name)
-        if step is None or step.value is None:
+        if (step := steps.get(name)) is None or step.value is None:
             continue
         text, verdict = f"{title_of(name)} {step.value:+.3f}", "no interval, so no difference is shown"
         if step.low is not None and step.high is not None:
@@ -360,8 +342,7 @@ def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
 
 def verdicts_of(one: ComparedStudent) -> list[str]:
     """Whether a student differs from its teacher by gold, and beats the baselines; empty without gold."""
-    found = one.against_gold
-    if found is None:
+    if (found := one.against_gold) is None:
         return []
     difference = difference_text(f"{one.student} against {one.teacher}, by gold", found.difference)
     return [difference, level_text(found.student, who=f"{one.student}: ")]
@@ -413,15 +394,13 @@ def both_table(
     rows: list[list[Cell]] = []
     for figure in {**first.figures, **second.figures}:
         held = [figures[figure] for figures in sides.values() if figure in figures]
-        step = difference.get(figure)
-        has_interval = step is not None and step.low is not None
-        over = " and ".join(dict.fromkeys(f"{one.over:,}" for one in held))
+        step, over = difference.get(figure), " and ".join(dict.fromkeys(f"{one.over:,}" for one in held))
         rows.append(
             [
                 figure_title(figure, sides),
                 *(figures[figure].value if figure in figures else None for figures in sides.values()),
                 "" if step is None or step.value is None else f"{step.value:+.4f}",
-                f"{step.low:+.4f} to {step.high:+.4f}" if step and has_interval else "",
+                "" if step is None or step.low is None else f"{step.low:+.4f} to {step.high:+.4f}",
                 f"{over} {held[0].unit}",
                 second.baselines.text(figure),
             ]
@@ -435,11 +414,10 @@ def figures_plot(title: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> 
     names = [metric.name for metric in METRICS if metric.is_drawn]
     series = []
     for side, figures in sides.items():
-        shown = {name: one for name in names if (one := figures.get(name)) is not None and one.value is not None}
-        titles = [figure_title(name, {"": figures}) for name in shown]
-        values = [one.value for one in shown.values() if one.value is not None]
-        bounds = [one.low for one in shown.values()], [one.high for one in shown.values()]
-        series.append(Series(side, titles, values, *bounds))
+        shown = [(name, one) for name in names if (one := figures.get(name)) is not None and one.value is not None]
+        titles = [figure_title(name, {"": figures}) for name, _ in shown]
+        columns = ([getattr(one, part) for _, one in shown] for part in ("value", "low", "high"))
+        series.append(Series(side, titles, *columns))
     return Plot(title, "intervals", series, "value, with its 95 % interval")
 
 
@@ -466,18 +444,17 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         without = f"{counts['qrels_without_label']:,} of them graded and not labelled"
         facts.append(("qrels", f"{counts['qrels']:,} pairs, {without}"))
     paths = ", ".join(str(source["path"]) for source in result.labels)
-    blocks: list[Block] = [
+    bins: list[list[Cell]] = [
+        [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy] for one in result.reliability
+    ]
+    return [
         *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),
         Facts(f"Labels of {paths} judged by {result.qrels}", facts),
         figures_table(f"figures{of}", result.figures, baselines=result.baselines),
         confusion_table(result.confusion, "gold", "label", caption=f"gold grades by labels{of}"),
+        *([Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins)] if bins else []),
+        *closing_blocks(result.notes, result.gates),
     ]
-    if result.reliability:
-        bins: list[list[Cell]] = [
-            [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy] for one in result.reliability
-        ]
-        blocks.append(Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins))
-    return [*blocks, *closing_blocks(result.notes, result.gates)]
 
 
 def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]:
@@ -506,17 +483,14 @@ def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]
     def title(figure: str) -> str:
         return title_of(figure, AGAINST_TEACHER).replace("teacher ‖ student", " ‖ ".join(names))
 
-    blocks: list[Block] = [
+    gold, caption = one.against_gold, f"both against {result.qrels}"
+    return [
         Facts(f"teacher {teacher}, student {student}", facts),
         figures_table(f"{one.student} against {one.teacher}", one.against_teacher, title=title),
         confusion_table(one.confusion, *names),
+        *([both_table(caption, names, gold.teacher, gold.student, gold.difference)] if gold else []),
+        Remarks(one.notes),
     ]
-    if one.against_gold:
-        caption = f"both against {result.qrels}"
-        blocks.append(
-            both_table(caption, names, one.against_gold.teacher, one.against_gold.student, one.against_gold.difference)
-        )
-    return [*blocks, Remarks(one.notes)]
 
 
 def sets_blocks(result: ComparedSets) -> list[Block]:

@@ -249,7 +249,7 @@ def compare(
     if html is not None:
         from relabel.jobs.report.build import render_page
 
-        title, about = f"{found.a['name']} and {found.b['name']}", f"A {a}, B {b}; differences are B minus A"
+        title, about = f"{found['a']['name']} and {found['b']['name']}", f"A {a}, B {b}; differences are B minus A"
         with written(html, storage) as file:
             file.write_text(render_page(title, about, sections), encoding="utf-8", errors="replace")
         logs.say(f"wrote {html}", event="page", path=html)

@@ -143,7 +143,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(cell=cell_text, draw=draw)
+    found.filters.update(cell=cell_text, draw=draw, kind=lambda value: type(value).__name__.lower())
     return found
 
 
