@@ -445,8 +445,7 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         facts.append(("qrels", f"{counts['qrels']:,} pairs, {without}"))
     paths = ", ".join(str(source["path"]) for source in result.labels)
     bins: list[list[Cell]] = [
-        [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy]
- for one in result.reliability or ()
+        [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy] for one in result.reliability or ()
     ]
     return [
         *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),

@@ -74,15 +74,6 @@ class RunArtifact(_Opened):
         return self.manifest is not None and self.manifest.receipts_sha256 == self.found.digest
 
     @property
-    def is_scored(self) -> bool:
-        """Whether a student made the labels."""
-        return self.kind == "scores"
-
-    @property
-    def grades(self) -> int:
-        return self.plan.facts.labeler.grades
-
-    @property
     def spec(self) -> dict[str, Any]:
         """The resolved spec; empty without a manifest."""
         return {} if self.manifest is None else self.manifest.spec
@@ -103,18 +94,13 @@ class TeacherArtifact(_Opened):
 
     manifest: TeacherManifest
 
-    @property
-    def folder(self) -> Path | None:
-        """Where it lies on this machine; None at a URL."""
-        return None if is_remote(self.path) else Path(place_of(self.path))
-
     @cached_property
     def digest(self) -> str:
         """What a run calls the model: over all files of the folder, as they are now. At a URL the weights are believed
         to be those that the manifest names, and are not read.
         """
-        if self.folder is not None:
-            return directory_digest(self.folder, cache_dir=default_cache_dir())
+        if not is_remote(self.path):
+            return directory_digest(Path(place_of(self.path)), cache_dir=default_cache_dir())
         files = dict(self.manifest.files or {})
         for name in NOT_THE_MODEL:
             if (data := read_if_there(self.store, name)) is not None:
@@ -284,7 +270,7 @@ def _sources(key: str, one: Artifact, given: Mapping[str, Artifact]) -> Iterator
         name = base_name(files[0].path) if len(files) == 1 else f"{len(files):,} files"
         yield key, f"data {digest_of([list(file.identity) for file in files])}", "data", name, None
         for engine in one.found.engines:
-            yield from (_scorer(key, engine, given) if one.is_scored else _teacher(key, engine, given))
+            yield from (_scorer(key, engine, given) if one.kind == "scores" else _teacher(key, engine, given))
         for source in one.found.reused_from:
             yield key, f"run {source.fingerprint}", "label run", base_name(source.output), None
     elif isinstance(one, TeacherArtifact):
@@ -302,19 +288,12 @@ def _sources(key: str, one: Artifact, given: Mapping[str, Artifact]) -> Iterator
 def _teacher(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) -> Iterator[Source]:
     """The model that a run asked: a given teacher where all its files are those that were asked."""
     source, reference = f"model {engine.get('model_digest', '')}", str(engine.get("model", ""))
-    if source not in given:
-        for other, one in given.items():
-            if isinstance(one, TeacherArtifact) and _is_at(one, reference):
-                yield key, other, "teacher", one.name, False
-                return
-    yield key, source, "teacher", base_name(reference), None
-
-
-def _is_at(teacher: TeacherArtifact, reference: str) -> bool:
-    """Whether a run's model reference names the teacher's folder."""
-    if teacher.folder is None or not reference or ":" in reference:
-        return teacher.path.rstrip("/") == reference.rstrip("/")
-    return teacher.folder.resolve() == Path(reference).expanduser().resolve()
+    place = reference and place_of(str(Path(reference).expanduser()) if reference.startswith("~") else reference)
+    at = [other for other, one in given.items() if isinstance(one, TeacherArtifact) and place_of(one.path) == place]
+    if at and source not in given:
+        yield key, at[0], "teacher", given[at[0]].name, False
+    else:
+        yield key, source, "teacher", base_name(reference), None
 
 
 def _scorer(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) -> Iterator[Source]:

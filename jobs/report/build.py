@@ -38,15 +38,15 @@ from relabel.jobs.report.run_sections import (
     conservation_section,
     input_texts,
     labels_section,
-    latency_section,
-    parity_section,
+    latency_blocks,
+    parity_blocks,
     routes_section,
     run_facts,
+    student_blocks,
     student_facts,
-    student_section,
     tally_labels,
     teacher_facts,
-    training_section,
+    training_blocks,
 )
 from relabel.jobs.sections import (
     Block,
@@ -260,13 +260,13 @@ def draw(plot: Plot) -> str:
     matplotlib = require("matplotlib", extra="cpu", purpose="The plots of a report")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plots of a report").Figure
     cycle = matplotlib.cycler(linestyle=("-", "--", ":")) * matplotlib.cycler(color=_COLOURS)
-    num_names = len({name for one in plot.series for name in one.x}) if plot.form == "intervals" else 0
+    names = list(dict.fromkeys(name for one in plot.series for name in one.x)) if plot.form == "intervals" else []
     sink = io.BytesIO()
     with warnings.catch_warnings(), matplotlib.rc_context({**_RC, "axes.prop_cycle": cycle}):
         warnings.simplefilter("ignore")  # of letters that its own font lacks: the reader's font draws them
-        figure = figure_class(figsize=(_WIDTH, max(_HEIGHT, 0.9 + 0.34 * num_names)), layout="constrained")
+        figure = figure_class(figsize=(_WIDTH, max(_HEIGHT, 0.9 + 0.34 * len(names))), layout="constrained")
         axes = figure.subplots()
-        {"bars": _bars, "histogram": _histogram, "intervals": _intervals}.get(plot.form, _lines)(axes, plot)
+        _draw(axes, plot, names)
         axes.set(xlabel=_short(plot.label, 60), ylabel=_short(plot.value, 60))
         if len(plot.series) > 1:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, handlelength=1.4)
@@ -275,50 +275,43 @@ def draw(plot: Plot) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(sink.getvalue()).decode()}"
 
 
-def _bars(axes: Any, plot: Plot) -> None:
-    width = 0.8 / len(plot.series)
+def _draw(axes: Any, plot: Plot, names: Sequence[str | float]) -> None:
+    """Draw the series; of intervals each of the names is a line, with whiskers where there are bounds."""
+    width = 0.24 if plot.form == "intervals" else 0.8 / len(plot.series)
     for number, one in enumerate(plot.series):
+        colour, label = _COLOURS[number % len(_COLOURS)], _short(one.name)
         shift = (number - (len(plot.series) - 1) / 2) * width
-        places = [place + shift for place in range(len(one.x))]
-        axes.bar(places, one.y, width * 0.94, color=_COLOURS[number % len(_COLOURS)], label=_short(one.name))
-    names = max((one.x for one in plot.series), key=len)
-    axes.set_xticks(range(len(names)), [_short(str(name)) for name in names])
-
-
-def _histogram(axes: Any, plot: Plot) -> None:
-    for number, one in enumerate(plot.series):
-        colour = _COLOURS[number % len(_COLOURS)]
-        axes.stairs(one.y, one.x, color=colour, fill=len(plot.series) == 1, label=_short(one.name), linewidth=1.6)
-    axes.set_ylim(bottom=0)
-
-
-def _lines(axes: Any, plot: Plot) -> None:
-    for one in plot.series:
-        marker = "o" if len(one.x) < 30 else None
-        axes.plot(one.x, one.y, marker=marker, markersize=4, linewidth=1.5, label=_short(one.name))
-    if plot.form == "reliability":
-        axes.plot([0, 1], [0, 1], color="#535b65", linestyle=":", linewidth=1)
-        axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
-
-
-def _intervals(axes: Any, plot: Plot) -> None:
-    """A line a name; whiskers where there is an interval."""
-    names = list(dict.fromkeys(name for one in plot.series for name in one.x))
-    for number, one in enumerate(plot.series):
-        shift = (number - (len(plot.series) - 1) / 2) * 0.24
-        places = [names.index(name) + shift for name in one.x]
-        reach = [
-            [
-                math.nan if end is None else max(0.0, side * (end - value))
-                for end, value in zip(ends, one.y, strict=True)
-            ]
-            for side, ends in ((-1, one.low), (1, one.high))
-        ]
-        colour = _COLOURS[number % len(_COLOURS)]
-        axes.errorbar(one.y, places, xerr=reach, fmt="o", color=colour, markersize=5, label=_short(one.name))
-    axes.set_yticks(range(len(names)), [_short(str(name)) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
+        match plot.form:
+            case "bars":
+                axes.bar([place + shift for place in range(len(one.x))], one.y, width * 0.94, color=colour, label=label)
+            case "histogram":
+                axes.stairs(one.y, one.x, color=colour, fill=len(plot.series) == 1, label=label, linewidth=1.6)
+            case "intervals":
+                reach = [
+                    [
+                        math.nan if end is None else max(0.0, side * (end - value))
+                        for end, value in zip(ends, one.y, strict=True)
+                    ]
+                    for side, ends in ((-1, one.low), (1, one.high))
+                ]
+                places = [names.index(name) + shift for name in one.x]
+                axes.errorbar(one.y, places, xerr=reach, fmt="o", color=colour, markersize=5, label=label)
+            case _:
+                marker = "o" if len(one.x) < 30 else None
+                axes.plot(one.x, one.y, marker=marker, markersize=4, linewidth=1.5, label=label)
+    match plot.form:
+        case "bars":
+            longest = max((one.x for one in plot.series), key=len)
+            axes.set_xticks(range(len(longest)), [_short(str(name)) for name in longest])
+        case "histogram":
+            axes.set_ylim(bottom=0)
+        case "reliability":
+            axes.plot([0, 1], [0, 1], color="#535b65", linestyle=":", linewidth=1)
+            axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
+        case "intervals":
+            axes.set_yticks(range(len(names)), [_short(str(name)) for name in names])
+            axes.set_ylim(len(names) - 0.5, -0.5)
+            axes.grid(visible=False, axis="y")
 
 
 def _short(text: str, most: int = _LABEL_CHARS) -> str:
@@ -370,7 +363,7 @@ def build_report(
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
     trained = [one for one in artifacts if isinstance(one, TeacherArtifact)]
-    scored = tuple(run.path for run in runs if run.is_scored)
+    scored = tuple(run.path for run in runs if run.kind == "scores")
     choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
     browser = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else None
@@ -382,10 +375,10 @@ def build_report(
         routes_section(tallies),
         gold_section(runs, choice),
         compared_section(runs, choice),
-        training_section([*trained, *students]),
-        student_section(students),
-        parity_section(bundles),
-        latency_section(bundles),
+        Section("training", "Training", [block for one in (*trained, *students) for block in training_blocks(one)]),
+        Section("student", "Student", [block for one in students for block in student_blocks(one.name, one.manifest)]),
+        Section("parity", "Parity", [block for one in bundles for block in parity_blocks(one)]),
+        Section("latency", "Latency", [block for one in bundles for block in latency_blocks(one)]),
     ]
     names = list(dict.fromkeys(one.name for one in artifacts))
     title = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
@@ -407,55 +400,49 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
     notes: list[Paragraph] = []
     specs: list[Block] = []
     for one in artifacts:
-        card, spec = _card(one)
+        spec: Any
+        match one:
+            case RunArtifact():
+                card, spec = run_facts(one), one.spec
+            case TeacherArtifact():
+                card, spec = teacher_facts(one), one.manifest.spec
+                notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
+            case StudentArtifact():
+                card, spec = student_facts(one), one.manifest.spec
+            case BundleArtifact():
+                card, spec = bundle_facts(one), one.facts.get("spec")
         cards.append(card)
-        if isinstance(one, TeacherArtifact):
-            notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
         if spec and isinstance(spec, dict):
             text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
             specs.append(Fold(f"Spec of {one.name}, as it was resolved", [Code(f"spec of {one.name}", text)]))
     return Section("ran", "What ran", [*notes, *cards, *specs])
 
 
-def _card(one: Artifact) -> tuple[Facts, Any]:
-    """Facts of an artifact, and its spec."""
-    match one:
-        case RunArtifact():
-            return run_facts(one), one.spec
-        case TeacherArtifact():
-            return teacher_facts(one), one.manifest.spec
-        case StudentArtifact():
-            return student_facts(one), one.manifest.spec
-    return bundle_facts(one), one.facts.get("spec")
-
-
 def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
     """The rows that were chosen, with their texts and gold grades."""
-    notes: list[Paragraph] = []
+    notes: list[str] = []
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
         run, found, num_rows = tally.run, tally.chosen, tally.by_status.total()
         if len(found) < num_rows:
             sample = "a seeded sample that keeps every status (the same rows each time)"
             counts = f"{len(found):,} of {num_rows:,} rows"
-            notes.append(Paragraph(f"{run.name}: {counts}, {sample}. All other sections are over all rows.", "warn"))
+            notes.append(f"{run.name}: {counts}, {sample}. All other sections are over all rows.")
         texts: dict[int, Pair] = {}
         golds: list[int | None] = [None] * len(found)
         try:
             texts = input_texts(run, [row.row_id for row in found])
         except (RelabelError, OSError) as exc:
-            text = f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}"
-            notes.append(Paragraph(text, "warn"))
+            notes.append(f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}")
         options = gold_options(choice, run)
-        if options is not None:
-            try:
-                golds = row_golds(run, options, found)
-            except (InputError, MissingExtraError):
-                if choice.qrels is not None:
-                    raise  # else the section on gold grades says why
+        try:
+            golds = golds if options.qrels is None else row_golds(run, options, found)
+        except (InputError, MissingExtraError):
+            if choice.qrels is not None:
+                raise  # else the section on gold grades says why
         shown = [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(found, golds, strict=True)]
         rows += sorted(shown, key=lambda row: int(row["row"]))
-    return Browser([one.run.name for one in tallies], rows, notes)
+    return Browser([one.run.name for one in tallies], rows, [Paragraph(note, "warn") for note in notes])
 
 
 # ------------------------------------------------------------------------------
@@ -465,18 +452,17 @@ CANT = (InputError, ManifestError, UsageError, MissingExtraError)
 """Why a run can't be judged: where grades were found and not asked for, the page says so."""
 
 
-def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions | None:
+def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions:
     """How to judge a run: by the gold that was named, else by the gold column of its own input, where that is one path
-    and still what was labelled; None without either.
+    and still what was labelled; without either there are no `qrels`.
     """
     path, column = run.spec_part("input").get("path"), run.spec_part("input", "columns").get("gold")
-    if choice.qrels is not None:
-        return choice
     paths = path if isinstance(path, list) else [path]
     with contextlib.suppress(*CANT):
-        if column and len(paths) == 1 and own_input(run.plan, str(paths[0]), str(column), run.storage):
+        is_one = choice.qrels is None and column and len(paths) == 1
+        if is_one and own_input(run.plan, str(paths[0]), str(column), run.storage):
             return replace(choice, qrels=str(paths[0]), grade=str(column))
-    return None
+    return choice
 
 
 def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow | QuarantineRow]) -> list[int | None]:
@@ -506,11 +492,10 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
         RelabelError: grades were asked for by name, and a run can't be judged by them.
     """
     blocks: list[Block] = []
+    details: list[Block] = []
     judged: dict[str, JudgedLabels] = {}
-    worst: dict[str, list[list[Cell]]] = {}
     for run in runs:
-        options = gold_options(choice, run)
-        if options is None:
+        if (options := gold_options(choice, run)).qrels is None:
             continue
         try:
             rows, result = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
@@ -519,8 +504,11 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
                 raise
             blocks.append(Paragraph(f"{run.name} could not be judged: {exc}", "warn"))
             continue
-        names = [] if rows.query_names is None else texts_of(rows.query_names)
-        judged[run.name], worst[run.name] = result, _worst_queries(rows, names)
+        judged[run.name], details = result, [*details, *evaluation_blocks(result, name=run.name)]
+        if shown := _worst_queries(rows):
+            title = f"The {len(shown)} queries that {run.name} ranks worst"
+            table = Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), shown)
+            details.append(Fold(title, [table]))
     if judged:
         figures = {name: result.figures for name, result in judged.items()}
         blocks.append(figures_plot("Agreement with gold", figures))
@@ -532,23 +520,17 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
     if lines:
         note = "Above the dotted line labels are right more often than they claim, below it less often."
         blocks.append(Plot("Reliability", "reliability", lines, "mean confidence", "share that is right", note))
-    for name, result in judged.items():
-        blocks += evaluation_blocks(result, name=name)
-        if shown := worst[name][:WORST]:
-            head = ("query", f"nDCG@{DEPTH}", "judged documents")
-            title = f"The {len(shown)} queries that {name} ranks worst"
-            blocks.append(Fold(title, [Table(title, head, shown)]))
-    return Section("gold", "Against gold", blocks)
+    return Section("gold", "Against gold", [*blocks, *details])
 
 
-def _worst_queries(rows: Judged, names: Sequence[str]) -> list[list[Cell]]:
+def _worst_queries(rows: Judged) -> list[list[Cell]]:
     """Query, nDCG and judged documents, worst first; queries without a relevant document are left out."""
-    if rows.queries is None:
+    if rows.queries is None or rows.query_names is None:
         return []
     found = rank_queries(rows.queries, rows.docs, np.round(rows.scores, 6), rows.gold, num_queries=rows.num_queries)
     sizes = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
-    listed = zip(found.ndcg.tolist(), names, sizes, strict=True)
-    return [[query, ndcg, size] for ndcg, query, size in sorted(listed) if not math.isnan(ndcg)]
+    listed = zip(found.ndcg.tolist(), texts_of(rows.query_names), sizes, strict=True)
+    return [[query, ndcg, size] for ndcg, query, size in sorted(listed) if not math.isnan(ndcg)][:WORST]
 
 
 # ------------------------------------------------------------------------------
@@ -557,7 +539,7 @@ def _worst_queries(rows: Judged, names: Sequence[str]) -> list[list[Cell]]:
 
 def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section:
     """Each run compared with the first label run, by gold too where there is some."""
-    teacher = next((run for run in runs if not run.is_scored), None) or next(iter(runs), None)
+    teacher = next((run for run in runs if run.kind != "scores"), None) or next(iter(runs), None)
     blocks: list[Block] = []
     for other in runs:
         if teacher is None or other is teacher:
@@ -579,11 +561,13 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Sec
 def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -> ComparedSets:
     """One run compared with another; by gold grades too, where those that were found (not asked for) fit."""
     paths = {teacher.name: teacher.path, other.name: other.path}
+    judge_by = functools.partial(
+        compare_named, paths, teacher.name, gates=[], storage=teacher.storage, resamples=RESAMPLES, seed=SEED
+    )
     options = gold_options(choice, teacher)
-    if options is not None:
-        try:
-            return compare_named(paths, teacher.name, options, [], teacher.storage, resamples=RESAMPLES, seed=SEED)
-        except CANT:
-            if choice.qrels is not None:
-                raise
-    return compare_named(paths, teacher.name, choice, [], teacher.storage, resamples=RESAMPLES, seed=SEED)
+    try:
+        return judge_by(options)
+    except CANT:
+        if options is choice:
+            raise
+        return judge_by(choice)

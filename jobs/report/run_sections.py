@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from relabel.distill.students.spec import StudentManifest
 from relabel.distill.teachers.spec import METHODS
 from relabel.distill.training.output import CURVE_SCHEMA, CURVES_NAME, LOSS_PANEL, panel_of, panels_of
-from relabel.export.bench import BenchFacts, latency_rows, machine_line, measurements_of, warnings_of
+from relabel.export.bench import latency_rows, machine_line, measurements_of, warnings_of
 from relabel.export.bundle_facts import compared_on, parity_rows, undecided_lines
 from relabel.jobs.evaluate import run_pairs
 from relabel.jobs.report.artifacts import (
@@ -50,7 +50,6 @@ from relabel.manifests.files import is_url
 from relabel.manifests.labels import COLUMN, QUERY_AND_DOCUMENT, InputColumn, Pair, Reads, Tree, read_tree
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER
 from relabel.manifests.metrics.registry import title_of
-from relabel.manifests.receipts import FileRef
 from relabel.manifests.reuse import audit_of
 from relabel.manifests.run import own_columns, read_labels
 from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, label_rows
@@ -108,10 +107,6 @@ class RunTally:
     chosen: list[LabelRow | QuarantineRow] = field(default_factory=list)
     """Rows for the label browser: labels, then the quarantine."""
 
-    @property
-    def grades(self) -> int:
-        return len(self.by_grade)
-
 
 def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     """Read every committed file once, and those with rows for the browser whole.
@@ -121,10 +116,11 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     Raises:
         ManifestError: a file is missing or not the one committed.
     """
-    top_nats = math.log(max(run.grades, 1))  # without grades there is no distribution to be counted
+    grades = run.plan.facts.labeler.grades
+    top_nats = math.log(max(grades, 1))  # without grades there is no distribution to be counted
     rows = run.found.tally
     by_status = +Counter({"ok": rows.labelled + rows.reused, **rows.quarantined})
-    found = RunTally(run, np.zeros(run.grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0), by_status)
+    found = RunTally(run, np.zeros(grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0), by_status)
     rng = np.random.default_rng(SEED)
     wanted = shares(by_status, most).items() if most else ()
     drawn = {status: np.sort(rng.choice(by_status[status], count, replace=False)) for status, count in wanted}
@@ -132,7 +128,8 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     for file in run.found.labels:
         table = run.folder.table(file, LABELS, _NARROW)
         _add_labels(found, table)
-        found.chosen += _label_rows(run, file, _taken(drawn, place, "ok", np.arange(table.num_rows)))
+        if len(rows_M := _taken(drawn, place, "ok", np.arange(table.num_rows))):
+            found.chosen += label_rows(read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M)))
     for file in run.found.quarantine:
         table = run.folder.table(file, QUARANTINE, ["status", "reason"])
         _add_reasons(found, table)
@@ -151,21 +148,16 @@ def _taken(drawn: Mapping[str, np.ndarray], place: Counter[str], status: str, ro
     return np.asarray(rows_N[places[(places >= 0) & (places < len(rows_N))]])
 
 
-def _label_rows(run: RunArtifact, file: FileRef, rows_M: np.ndarray) -> Iterator[LabelRow]:
-    if len(rows_M):
-        yield from label_rows(read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M)))
-
-
 def _add_labels(found: RunTally, table: pa.Table) -> None:
     grade_N = table["grade"].drop_null().to_numpy()
-    found.by_grade += np.bincount(grade_N.astype(np.int64), minlength=found.grades)[: found.grades]
+    found.by_grade += np.bincount(grade_N.astype(np.int64), minlength=len(found.by_grade))[: len(found.by_grade)]
     found.flags.update(pc.list_flatten(table["flags"]).to_pylist())
     outside_N = table["outside_mass"].drop_null().to_numpy()
     found.outside.add(outside_N[np.isfinite(outside_N)].astype(np.float64))
     probs = table["probs"].drop_null().combine_chunks()
     flat_M = probs.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-    if len(probs) and len(flat_M) == len(probs) * found.grades:
-        p_NK = flat_M.reshape(-1, found.grades)
+    if len(probs) and len(flat_M) == len(probs) * len(found.by_grade):
+        p_NK = flat_M.reshape(-1, len(found.by_grade))
         with np.errstate(divide="ignore", invalid="ignore"):
             found.entropy.add(-np.where(p_NK > 0, p_NK * np.log(p_NK), 0.0).sum(1))
 
@@ -211,17 +203,17 @@ def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AN
 def run_facts(run: RunArtifact) -> Facts:
     """State, labeler, engines, rows, tokens and cost."""
     tally, plan = run.found.tally, run.plan
-    state = Badge("finished, every row accounted for", "good")
+    manifest, state = run.manifest, Badge("finished, every row accounted for", "good")
     if not run.is_finished:
         state = Badge("not finished", "warn")
-    elif run.manifest is not None and run.manifest.over_limit:
+    elif manifest is not None and manifest.over_limit:
         state = Badge("over its quarantine limit", "bad")
     rows: list[tuple[str, Cell]] = [
         ("state", state),
-        ("labeler", f"{plan.facts.labeler.name}, grades 0 to {run.grades - 1}"),
+        ("labeler", f"{plan.facts.labeler.name}, grades 0 to {run.plan.facts.labeler.grades - 1}"),
         *(
             (
-                "student" if run.is_scored else "teacher",
+                "student" if run.kind == "scores" else "teacher",
                 f"{base_name(str(one.get('model')))} on {one.get('family')} {one.get('version', '')}, "
                 f"{', '.join(filter(None, [one.get('device'), one.get('dtype')]))}",
             )
@@ -235,18 +227,16 @@ def run_facts(run: RunArtifact) -> Facts:
         tokens = f"{prompt:,} tokens in ({cached / max(1, prompt):.0%} cached), {counts.get('output_tokens', 0):,} out"
         rows.append((stage, f"{counts.get('asks', 0):,} requests, {tokens}"))
     rows.append(("worker time", f"{tally.worker_seconds:,.1f} s, engine starts left out"))
-    cascade = run.manifest.cascade if run.manifest is not None else audit_of(run.folder, run.found.labels)
-    if cascade is not None:
+    if cascade := manifest.cascade if manifest is not None else audit_of(run.folder, run.found.labels):
         rows.append(("cascade", Badge(cascade.text, "bad" if cascade.is_alarm else "good")))
     price, gpus = run.spec.get("cost_per_gpu_hour"), run.spec_part("engine", "args").get("tensor_parallel_size") or 1
     if isinstance(price, int | float) and isinstance(gpus, int):
         rows.append(("cost", tally.worker_seconds / 3600 * price * gpus))
-    if run.manifest is not None:
-        rows.append(("relabel", run.manifest.relabel))
-        differences = run.manifest.mixed.differences
-        rows += [("engines differ", "; ".join(differences))] if differences else []
+    if manifest is not None:
+        rows.append(("relabel", manifest.relabel))
+        rows += [("engines differ", "; ".join(manifest.mixed.differences))] if manifest.mixed.differences else []
     rows += [("fingerprint", plan.fingerprint[:DIGITS]), ("path", run.path)]
-    return Facts(f"{'Scores' if run.is_scored else 'Label run'} {run.name}", rows)
+    return Facts(f"{'Scores' if run.kind == 'scores' else 'Label run'} {run.name}", rows)
 
 
 # ------------------------------------------------------------------------------
@@ -261,8 +251,7 @@ def conservation_section(runs: Sequence[RunTally], *, has_reasons: bool) -> Sect
     """
     rows: list[list[Cell]] = []
     for run in (one.run for one in runs):
-        tally = run.found.tally
-        verdict = Badge(f"{run.plan.rows - tally.rows:,} rows open", "warn")
+        tally, verdict = run.found.tally, Badge(f"{run.plan.rows - run.found.tally.rows:,} rows open", "warn")
         if tally.rows != tally.labelled + tally.reused + tally.num_quarantined:
             verdict = Badge("does not add up", "bad")
         elif run.is_finished:
@@ -272,16 +261,14 @@ def conservation_section(runs: Sequence[RunTally], *, has_reasons: bool) -> Sect
     blocks: list[Block] = [
         Paragraph("Row ids in and out are compared when a run ends; relabel verify proves it again."),
         Table("Rows in and out", head, rows),
+        *(block for one in runs for block in _quarantine(one, has_reasons=has_reasons)),
     ]
-    for one in runs:
-        blocks += _quarantine(one, has_reasons=has_reasons)
     return Section("conservation", "Conservation", blocks if runs else [])
 
 
 def _quarantine(one: RunTally, *, has_reasons: bool) -> Iterator[Block]:
     run = one.run
-    total = run.found.tally.num_quarantined
-    if not total:
+    if not (total := run.found.tally.num_quarantined):
         return
     counts = sorted(run.found.tally.quarantined.items(), key=lambda item: (-item[1], item[0]))
     limit = f", limit {run.manifest.max_failed_fraction:.1%}" if run.manifest is not None else ""
@@ -300,19 +287,20 @@ def _quarantine(one: RunTally, *, has_reasons: bool) -> Iterator[Block]:
 
 def labels_section(runs: Sequence[RunTally]) -> Section:
     """Grades, entropy and mass outside the grades, over all labels; flags."""
-    blocks: list[Block] = []
-    graded = [one for one in runs if one.by_grade.sum()]
-    if graded:
-        series = [
-            Series(one.run.name, [str(grade) for grade in range(one.grades)], one.by_grade.tolist()) for one in graded
-        ]
-        blocks.append(Plot("Grades", "bars", series, "grade", "rows"))
-    blocks += _histograms("Entropy of the distributions", "entropy, nats", runs, lambda one: one.entropy)
-    blocks += _histograms("Mass outside the grades", "outside mass", runs, lambda one: one.outside)
-    if runs and not any(one.entropy.rows for one in runs):
-        blocks.append(Paragraph("These labels hold no distributions, so no entropy and no outside mass can be shown."))
+    series = [
+        Series(one.run.name, list(map(str, range(len(one.by_grade)))), one.by_grade.tolist())
+        for one in runs
+        if one.by_grade.sum()
+    ]
     flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.flags.most_common()]
-    blocks += [Table("Flags on labels", ("run", "flag", "rows"), flags)] if flags else []
+    none = "These labels hold no distributions, so no entropy and no outside mass can be shown."
+    blocks: list[Block] = [
+        *([Plot("Grades", "bars", series, "grade", "rows")] if series else []),
+        *_histograms("Entropy of the distributions", "entropy, nats", runs, lambda one: one.entropy),
+        *_histograms("Mass outside the grades", "outside mass", runs, lambda one: one.outside),
+        *([Paragraph(none)] if runs and not any(one.entropy.rows for one in runs) else []),
+        *([Table("Flags on labels", ("run", "flag", "rows"), flags)] if flags else []),
+    ]
     return Section("distributions", "Labels", blocks)
 
 
@@ -464,10 +452,9 @@ def bundle_facts(one: BundleArtifact) -> Facts:
 
 
 def _heads(heads: Mapping[str, int], temperature: Mapping[str, float]) -> list[tuple[str, Cell]]:
-    rows: list[tuple[str, Cell]] = [("heads", ", ".join(f"{name} ({grades} grades)" for name, grades in heads.items()))]
-    if temperature:
-        rows.append(("temperatures", ", ".join(f"{name} {value:.3g}" for name, value in temperature.items())))
-    return rows
+    named = ", ".join(f"{name} ({grades} grades)" for name, grades in heads.items())
+    divided = ", ".join(f"{name} {value:.3g}" for name, value in temperature.items())
+    return [("heads", named), *([("temperatures", divided)] if divided else [])]
 
 
 # ------------------------------------------------------------------------------
@@ -478,12 +465,8 @@ POINTS = 400
 """Most points of a curve that is drawn."""
 
 
-def training_section(trained: Sequence[StudentArtifact | TeacherArtifact]) -> Section:
+def training_blocks(one: StudentArtifact | TeacherArtifact) -> Iterator[Block]:
     """Losses and rewards by step, figures on dev, and facts of the training."""
-    return Section("training", "Training", [block for one in trained for block in _training(one)])
-
-
-def _training(one: StudentArtifact | TeacherArtifact) -> Iterator[Block]:
     yield from _curves(one)
     facts: list[tuple[str, Cell]] = [
         (name.replace("_", " "), value if isinstance(value, int | float) else str(value))
@@ -495,63 +478,48 @@ def _training(one: StudentArtifact | TeacherArtifact) -> Iterator[Block]:
 
 def _curves(one: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:
     """A plot for each kind of figure, and one of figures on dev."""
-    points = _points(one)
+    try:
+        data = one.store.read(CURVES_NAME)
+        columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
+    except FileNotFoundError:
+        return
+    except (pa.ArrowException, OSError) as exc:
+        raise ManifestError(
+            f"{one.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
+        ) from exc
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for step, split, name, value in points:
+    for step, split, name, value in zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True):
         curves.setdefault((split, name), []).append((step, value))
     on_dev = [name for split, name in curves if split == "dev" and panel_of(name) != "tokens"]
     panels = panels_of(name for split, name in curves if split == "train")
     for split, panel, names in [*(("train", *item) for item in panels.items()), ("dev", "", on_dev)]:
         title = "On dev" if split == "dev" else "Training loss" if panel == LOSS_PANEL else f"Training, {panel}"
         for start in range(0, len(names), MOST_LINES):
-            series = []
-            for name in names[start : start + MOST_LINES]:
-                thin = curves[split, name][:: max(1, len(curves[split, name]) // POINTS)]
-                series.append(Series(name, *zip(*thin, strict=True)))
+            held = {name: curves[split, name] for name in names[start : start + MOST_LINES]}
+            thin = {name: points[:: max(1, len(points) // POINTS)] for name, points in held.items()}
+            series = [Series(name, *zip(*points, strict=True)) for name, points in thin.items()]
             number = f" ({start // MOST_LINES + 1})" if len(names) > MOST_LINES else ""
             label = "loss, nats" if panel == LOSS_PANEL else panel
             yield Plot(f"{title}{number}, {one.name}", "lines", series, "optimizer step", label)
-
-
-def _points(one: StudentArtifact | TeacherArtifact) -> list[tuple[int, str, str, float]]:
-    try:
-        data = one.store.read(CURVES_NAME)
-        columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
-    except FileNotFoundError:
-        return []
-    except (pa.ArrowException, OSError) as exc:
-        raise ManifestError(
-            f"{one.path}/{CURVES_NAME}: not readable as curves. Restore the folder from a copy."
-        ) from exc
-    return list(zip(*(columns[name] for name in CURVE_SCHEMA.names), strict=True))
 
 
 # ------------------------------------------------------------------------------
 # Students by their own manifests.
 
 
-def student_section(students: Sequence[StudentArtifact]) -> Section:
-    """Each student's test split, gates and remarks, as its manifest holds them."""
-    return Section(
-        "student", "Student", [block for one in students for block in _student_tables(one.name, one.manifest)]
-    )
-
-
-def _student_tables(student: str, manifest: StudentManifest) -> Iterator[Block]:
+def student_blocks(student: str, manifest: StudentManifest) -> Iterator[Block]:
+    """A student's test split, gates and remarks, as its manifest holds them."""
     test, split = manifest.metrics.test, manifest.split
     if test.student.get("rows"):
         head, *rows = test.figure_rows()
         yield Table(f"{student} on its test split", head, rows)
     if test.to_teacher:
-        names = {name: title_of(name, AGAINST_TEACHER) for name in test.to_teacher}
-        yield Facts(f"{student} against its teacher", [(names[name], value) for name, value in test.to_teacher.items()])
-    counts: list[list[Cell]] = [[name, side.rows, side.queries] for name, side in split.sides().items()]
+        named = [(title_of(name, AGAINST_TEACHER), value) for name, value in test.to_teacher.items()]
+        yield Facts(f"{student} against its teacher", named)
+    counts = [(name, side.rows, side.queries) for name, side in split.sides().items()]
     yield Table(f"Split of {student}, by {split.by}", ("split", "rows", "queries"), counts)
-    if manifest.gate.checks:
-        checks: list[list[Cell]] = [
-            [check.text, Badge("passed", "good") if check.has_passed else Badge("refused", "bad")]
-            for check in manifest.gate.checks
-        ]
+    good, bad = Badge("passed", "good"), Badge("refused", "bad")
+    if checks := [(check.text, good if check.has_passed else bad) for check in manifest.gate.checks]:
         yield Table(f"Gates of {student}", ("gate", "verdict"), checks)
     yield Remarks(manifest.notes)
 
@@ -559,42 +527,27 @@ def _student_tables(student: str, manifest: StudentManifest) -> Iterator[Block]:
 # ------------------------------------------------------------------------------
 # Bundles: parity with the student, and latency as `relabel bench` measured it.
 
-_TONES = {"passed": "good", "REFUSED": "bad"}
 
-
-def parity_section(bundles: Sequence[BundleArtifact]) -> Section:
+def parity_blocks(bundle: BundleArtifact) -> Iterator[Block]:
     """Every model compared with the student that it was exported from, on real pairs."""
-    return Section("parity", "Parity", [block for bundle in bundles for block in _parity(bundle)])
-
-
-def _parity(bundle: BundleArtifact) -> Iterator[Block]:
-    parity = bundle.parity
-    if parity is None:
+    if (parity := bundle.parity) is None:
         text = f"The manifest of {bundle.name} holds no parity: how near its models are to the student is not known."
         yield Paragraph(text, "warn")
         return
     head, *rows = parity_rows(parity)
     weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
     yield Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}")
-    shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], _TONES.get(row[-1], "warn"))] for row in rows]
+    tones = {"passed": "good", "REFUSED": "bad"}
+    shown = [(*row[:-1], Badge(row[-1], tones.get(row[-1], "warn"))) for row in rows]
     yield Table(f"Parity of {bundle.name}", head, shown)
     yield from (Paragraph(sentence, "warn") for sentence in undecided_lines(parity))
 
 
-def latency_section(bundles: Sequence[BundleArtifact]) -> Section:
+def latency_blocks(bundle: BundleArtifact) -> Iterator[Block]:
     """Closed loop: ask, wait, ask again. Open loop: requests come at random times, at a rate."""
-    measured = [
-        (bundle.name, facts)
-        for bundle in bundles
-        if not is_url(bundle.path)
-        for facts in measurements_of(Path(bundle.path), bundle.manifest_sha256)
-    ]
-    return Section("latency", "Latency", [block for name, facts in measured for block in _latency(name, facts)])
-
-
-def _latency(bundle: str, facts: BenchFacts) -> Iterator[Block]:
-    head, *rows = latency_rows(facts)
-    table = Table(f"Latency of {bundle}, measured {facts.measured_at}", head, rows)
-    yield Paragraph(machine_line(facts))
-    yield table if len(rows) < 24 else Fold(f"{len(rows):,} measurements", [table])
-    yield from (Paragraph(warning, "warn") for warning in warnings_of(facts))
+    for facts in () if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.manifest_sha256):
+        head, *rows = latency_rows(facts)
+        table = Table(f"Latency of {bundle.name}, measured {facts.measured_at}", head, rows)
+        yield Paragraph(machine_line(facts))
+        yield table if len(rows) < 24 else Fold(f"{len(rows):,} measurements", [table])
+        yield from (Paragraph(warning, "warn") for warning in warnings_of(facts))
