@@ -283,10 +283,9 @@ def _rated(
         if num_gold := int((has_P & is_gold_P).sum()):
             statistic = order_and_grade(gold_P, query_P, grade_P, probs_PK, has_P)
             drawn = bootstrap(statistic, num_groups=num_queries, resamples=resamples, seed=seed)
-            figures = {
-                figure: MetricValue(finite(value), *map(finite, drawn.get(figure, NOTHING_DRAWN)), num_gold, "rows")
-                for figure, (value,) in statistic(np.ones((1, num_queries))).items()
-            }
+            for figure, (value,) in statistic(np.ones((1, num_queries))).items():
+                low, high = drawn.get(figure, NOTHING_DRAWN)
+                figures[figure] = MetricValue(finite(value), finite(low), finite(high), num_gold, "rows")
         agreement = float((grade_P == written_P)[counted_P].mean()) if counted_P.any() else 0.0
         found.append({"name": name, "pairs": int(counted_P.sum()), "agreement": agreement, "by_gold": figures})
     return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -86,8 +86,7 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
     if len({place_of(path) for path in paths}) != len(paths):
         raise ConfigError("merge: an output is named twice. Name each once.")
     grouped: dict[str, list[EarlierOutput]] = {}
-    for path in paths:
-        source = open_earlier(path, storage, "merge")
+    for source in (open_earlier(path, storage, "merge") for path in paths):
         grouped.setdefault(source.plan.fingerprint, []).append(source)
     runs: list[MergedRun] = []
     first_row = first_shard = 0
@@ -102,21 +101,14 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
         runs.append(run)
         first_row += sum(file.rows for file in run.plan.files)
         first_shard += len(run.plan.shards)
-    _check_inputs(runs)
-    return runs
-
-
-def _check_inputs(runs: list[MergedRun]) -> None:
-    first = runs[0]
     for run in runs[1:]:
         for what, of in (
             ("columns", lambda one: [one.parts.get("columns"), one.parts.get("input_columns")]),
             ("grades", lambda one: one.facts.labeler.grades),
         ):
-            ours, theirs = of(run.plan), of(first.plan)
-            if ours != theirs:
+            if (ours := of(run.plan)) != (theirs := of(runs[0].plan)):
                 raise ManifestError(
-                    f"merge: {run.path} has other {what} than {first.path}: {ours} and {theirs}. One manifest can't "
+                    f"merge: {run.path} has other {what} than {runs[0].path}: {ours} and {theirs}. One manifest can't "
                     "describe both; label one of them again."
                 )
     seen: dict[tuple[int, str], tuple[str, str]] = {}
@@ -128,14 +120,16 @@ def _check_inputs(runs: list[MergedRun]) -> None:
                     f"merge: {file.path} of {run.path} is the same file as {path} of {output}, so its rows would be "
                     "counted twice. Drop one of the outputs."
                 )
+    return runs
 
 
 def differences_of(runs: list[MergedRun]) -> list[str]:
     """What keeps these outputs from being one teacher's work, a phrase each."""
-    found = []
-    for run in runs[1:]:
-        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
-            found.append(f"{part} of {run.path} ({', '.join(names)})")
+    found = [
+        f"{part} of {run.path} ({', '.join(names)})"
+        for run in runs[1:]
+        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items()
+    ]
     engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
     return found + [f"engine {remark}" for remark in engines_differ(engines)]
 
@@ -165,11 +159,10 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         "limit": None,
         "cut": {"shards": len(shards), "chunk_rows": max(plan.chunk_rows for plan in plans)},
         "merged": [plan.fingerprint for plan in plans],
+        **({"merged_recipes": [recipe_parts(plan.parts) for plan in plans]} if is_mixed else {}),
     }
     if len(plans) > 1:  # whose tables the plans of its sources say
         parts.pop("table", None)
-    if is_mixed:
-        parts["merged_recipes"] = [recipe_parts(plan.parts) for plan in plans]
     return (
         Plan(
             name=name,
@@ -186,80 +179,72 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MergeStep:
-    """A chunk of the merged output, what it holds, and what its source has beyond that.
+def _staged(
+    run: MergedRun,
+    source: EarlierOutput,
+    merged: RunFolder,
+    shard: int,
+    held: list[Receipt],
+    todo: list[Receipt],
+    planned_R: np.ndarray,
+    *,
+    replaces_held: bool,
+) -> list[Receipt]:
+    """Write the data files of a chunk of the merged output, and prove the chunk as it will be with the receipts that
+    are returned, and not yet written.
 
     Args:
         held: its receipts, by attempt.
         todo: receipts of the source to be repeated after them.
-        replaces_held: they are all that the source has: what is held came from elsewhere, or was done again there.
         planned_R: row ids of the chunk.
+        replaces_held: they are all that the source has: what is held came from elsewhere, or was done again there.
     """
+    tables: dict[str, pa.Table] = {}
 
-    run: MergedRun
-    source: EarlierOutput
-    merged: RunFolder
-    shard: int
-    held: list[Receipt]
-    todo: list[Receipt]
-    replaces_held: bool
-    planned_R: np.ndarray  # noqa: N815
+    def repeated(receipt: Receipt, attempt: int) -> Receipt:
+        target = receipt.id._replace(shard=shard, attempt=attempt)
 
-    def stage(self) -> list[Receipt]:
-        """Write the data files, and prove the chunk as it will be with the receipts that are returned, and not yet
-        written.
-        """
-        tables: dict[str, pa.Table] = {}
-        first = self.held[-1].attempt + 1 if self.held else 1
-        receipts = [self._repeated(receipt, number, tables) for number, receipt in enumerate(self.todo, first)]
-
-        def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
-            if file.path in tables:
-                return tables[file.path].select(columns)
-            return self.merged.table(file, schema, columns, check_bytes=False)
-
-        chain = receipts if self.replaces_held else [*self.held, *receipts]
-        try:
-            prove_chunk(chain, self.planned_R, read, root=self.merged.store.root)
-        except ManifestError as exc:
-            where = f"{self.source.path}, shard {self.shard - self.run.first_shard}, chunk {self.todo[0].chunk}"
-            raise ManifestError(
-                f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify "
-                f"{self.source.path}` says more."
-            ) from exc
-        return receipts
-
-    def _repeated(self, receipt: Receipt, attempt: int, tables: dict[str, pa.Table]) -> Receipt:
-        run, target = self.run, receipt.id._replace(shard=self.shard, attempt=attempt)
-
-        def copied(
-            kind: str, file: FileRef | None, schema: pa.Schema, merged: pa.Schema | None = None
-        ) -> FileRef | None:
+        def copied(kind: str, file: FileRef | None, schema: pa.Schema, wanted: pa.Schema) -> FileRef | None:
             if file is None:
                 return None
-            table = _rebased(self.source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
-            if merged is not None and merged != schema:
-                table = conformed(table, merged)
-            written = put_data(self.merged.store, kind, target, table_bytes(table), file.rows)
+            table = _rebased(source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
+            table = table if wanted == schema else conformed(table, wanted)
+            written = put_data(merged.store, kind, target, table_bytes(table), file.rows)
             tables[written.path] = table
             return written
 
         return replace(
             receipt,
-            fingerprint=self.merged.plan.fingerprint,
+            fingerprint=merged.plan.fingerprint,
             shard=target.shard,
             attempt=attempt,
-            labels=copied("labels", receipt.labels, file_schema(run.plan.parts), file_schema(self.merged.plan.parts)),
-            quarantine=copied("quarantine", receipt.quarantine, QUARANTINE),
-            answers=copied("answers", receipt.answers, ANSWERS),
-            replaces=self.replaces_held and bool(self.held) and receipt is self.todo[0],
-            merged_from=MergedFrom(self.source.path, run.plan.fingerprint, receipt.content_digest),
+            labels=copied("labels", receipt.labels, file_schema(run.plan.parts), file_schema(merged.plan.parts)),
+            quarantine=copied("quarantine", receipt.quarantine, QUARANTINE, QUARANTINE),
+            answers=copied("answers", receipt.answers, ANSWERS, ANSWERS),
+            replaces=replaces_held and bool(held) and receipt is todo[0],
+            merged_from=MergedFrom(source.path, run.plan.fingerprint, receipt.content_digest),
         )
 
+    def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
+        if file.path in tables:
+            return tables[file.path].select(columns)
+        return merged.table(file, schema, columns, check_bytes=False)
 
-def steps_of(run: MergedRun, merged: RunFolder) -> Iterator[MergeStep]:
-    """The chunks of a run of which the merged output does not hold what the best of the sources has."""
+    first = held[-1].attempt + 1 if held else 1
+    receipts = [repeated(receipt, number) for number, receipt in enumerate(todo, first)]
+    try:
+        prove_chunk(receipts if replaces_held else [*held, *receipts], planned_R, read, root=merged.store.root)
+    except ManifestError as exc:
+        where = f"{source.path}, shard {shard - run.first_shard}, chunk {todo[0].chunk}"
+        raise ManifestError(
+            f"merge: {where}: a row is lost or doubled there, so it was not merged. `relabel verify {source.path}` "
+            "says more."
+        ) from exc
+    return receipts
+
+
+def _steps(run: MergedRun, merged: RunFolder) -> Iterator[Callable[[], list[Receipt]]]:
+    """What stages the chunks of a run of which the merged output does not hold what the best of the sources has."""
 
     def place(one: tuple[EarlierOutput, list[Receipt]]) -> tuple[int, int]:
         return one[1][0].shard, one[1][0].chunk
@@ -278,17 +263,16 @@ def steps_of(run: MergedRun, merged: RunFolder) -> Iterator[MergeStep]:
             held = held_by_chunk.get(chunk, [])
             done = [receipt.merged_from.sha256 if receipt.merged_from else "" for receipt in held]
             source, receipts, goes_on = min(
-                ((source, receipts, _begins_with(receipts, done)) for source, receipts in offers),
+                (
+                    (source, receipts, done == [one.content_digest for one in receipts[: len(done)]])
+                    for source, receipts in offers
+                ),
                 key=lambda offer: (offer[1][-1].quarantine.rows if offer[1][-1].quarantine else 0, not offer[2]),
             )
             todo = receipts[len(done) :] if goes_on else receipts
             if todo:
-                yield MergeStep(run, source, merged, moved, held, todo, not goes_on, rows_by_chunk[chunk])
-
-
-def _begins_with(receipts: list[Receipt], done: list[str]) -> bool:
-    """Whether the first of a chunk's receipts are those that were repeated already."""
-    return len(done) <= len(receipts) and done == [receipt.content_digest for receipt in receipts[: len(done)]]
+                rows_R = rows_by_chunk[chunk]
+                yield partial(_staged, run, source, merged, moved, held, todo, rows_R, replaces_held=not goes_on)
 
 
 def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
@@ -314,17 +298,11 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
 # here. Nothing is committed before it is proven, and where the target was whole before, nothing before all of it is.
 
 
-class Merged(NamedTuple):
-    """The result of a merge: the manifest, and whether it was written now."""
-
-    manifest: RunManifest
-    was_written_now: bool
-
-
 def merge_outputs(
     paths: Sequence[str], to: str, storage: Storage, *, name: str | None = None, allow_mixed: bool = False
-) -> Merged:
-    """Join finished outputs (or the parts of one run) into a new one, or bring one that was made of them up to date.
+) -> tuple[RunManifest, bool]:
+    """Join finished outputs (or the parts of one run) into a new one, or bring one that was made of them up to date:
+    its manifest, and whether it was written now.
 
     Args:
         name: of the merged output; that of the first by default.
@@ -375,81 +353,52 @@ def _planned(store: Store, plan: Plan) -> Plan | None:
     return held
 
 
-def _merge(runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
-    store = folder.store
-    held = load_manifest(store)
-    if held is not None and _is_current(held, folder, runs):
-        return Merged(held, False)
-    if held is not None:
-        _refuse_fewer(held, runs, store.root)
-    staged: Iterator[list[Receipt]] | list[list[Receipt]] = (
-        receipts for run in runs for receipts in map_concurrent(store, lambda one: one.stage(), steps_of(run, folder))
+def _merge(
+    runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool
+) -> tuple[RunManifest, bool]:
+    store, held = folder.store, load_manifest(folder.store)
+    sources, facts = [source for run in runs for source in run.sources], [fact for run in runs for fact in run.facts()]
+    steps: Iterable[list[Receipt]] = (
+        receipts for run in runs for receipts in map_concurrent(store, lambda one: one(), _steps(run, folder))
     )
-    if held is not None:  # what is there was whole: it is left alone until all that is to come has been proven
-        staged = list(staged)
-    for receipts in staged:
-        for receipt in receipts:
-            _commit(store, receipt)
-    return _finish(runs, folder, differences, allow_mixed=allow_mixed)
-
-
-def _is_current(held: RunManifest, folder: RunFolder, runs: list[MergedRun]) -> bool:
-    """Whether a manifest was made of just these sources as they are, and the receipts are still those."""
-
-    def states(facts: list[MergedSource]) -> list[MergedSource]:
-        return [replace(one, output="") for one in facts]
-
-    now = [fact for run in runs for fact in run.facts()]
-    return states(held.merged_from or []) == states(now) and held.receipts_sha256 == folder.snapshot().digest
+    if held is not None:
+        was, now = ([replace(one, output="") for one in made_of] for made_of in (held.merged_from or [], facts))
+        if was == now and held.receipts_sha256 == folder.snapshot().digest:
+            return held, False
+        _refuse_fewer(held, runs, store.root)
+        steps = list(steps)  # what is there was whole: it is left alone until all that is to come has been proven
+    for receipt in itertools.chain.from_iterable(steps):
+        name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
+        failpoints.hit("before_receipt")
+        if not store.create(name, data) and store.read(name) != data:
+            raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
+        failpoints.hit("after_receipt")
+    manifests = (load_manifest(source.folder.store) for source in sources)
+    known = [manifest for manifest in manifests if manifest is not None]
+    inputs = {"path": [file.path for file in folder.plan.files], "limit": None}
+    manifest = build_manifest(
+        folder,
+        folder.snapshot(),
+        spec={**known[0].spec, "input": {**known[0].spec["input"], **inputs}} if known else {},
+        max_failed_fraction=min(one.max_failed_fraction for one in known or [RunSpec()]),
+        relabel_version=version("relabel-ir"),
+        canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
+        allow_mixed=allow_mixed,
+    )
+    manifest = replace(manifest, mixed=EngineMix(allow_mixed, differences), merged_from=facts)
+    write_manifest(store, manifest)
+    return manifest, True
 
 
 def _refuse_fewer(held: RunManifest, runs: list[MergedRun], root: str) -> None:
     """Raise if parts of a run are not named now that a merged output was made of: labels that they
     alone have would go.
     """
-    was: dict[str, list[str]] = {}
-    for fact in held.merged_from or ():
-        was.setdefault(fact.fingerprint, []).append(fact.output)
     for run in runs:
-        before = was.get(run.plan.fingerprint, [])
+        before = [fact.output for fact in held.merged_from or () if fact.fingerprint == run.plan.fingerprint]
         if len(run.sources) < len(before):
             raise ManifestError(
                 f"merge: {root} was made of {', '.join(before)}, and now of these only "
                 f"{', '.join(source.path for source in run.sources)} "
                 "would be left. Name all of them, or merge into another folder."
             )
-
-
-def _commit(store: Store, receipt: Receipt) -> None:
-    name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
-    failpoints.hit("before_receipt")
-    if not store.create(name, data) and store.read(name) != data:
-        raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
-    failpoints.hit("after_receipt")
-
-
-def _finish(runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool) -> Merged:
-    sources = [source for run in runs for source in run.sources]
-    manifests = (load_manifest(source.folder.store) for source in sources)
-    known = [manifest for manifest in manifests if manifest is not None]
-    limits = [manifest.max_failed_fraction for manifest in known] or [RunSpec().max_failed_fraction]
-    manifest = build_manifest(
-        folder,
-        folder.snapshot(),
-        spec=_merged_spec(known, folder.plan),
-        max_failed_fraction=min(limits),
-        relabel_version=version("relabel-ir"),
-        canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
-        allow_mixed=allow_mixed,
-    )
-    facts = [fact for run in runs for fact in run.facts()]
-    manifest = replace(manifest, mixed=EngineMix(allow_mixed, differences), merged_from=facts)
-    write_manifest(folder.store, manifest)
-    return Merged(manifest, True)
-
-
-def _merged_spec(known: list[RunManifest], plan: Plan) -> dict[str, Any]:
-    if not known:
-        return {}
-    spec = known[0].spec
-    return {**spec, "input": {**spec["input"], "path": [file.path for file in plan.files], "limit": None}}
