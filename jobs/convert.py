@@ -52,11 +52,10 @@ readers drop at a file's beginning. Nor may it be empty.
 """
 WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
 """A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
-FIRST_RANK = 1
 
 Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
 SOURCES: tuple[str, ...] = get_args(Format)
-TARGETS: tuple[str, ...] = SOURCES[1:]
+
 TREC: tuple[Format, ...] = ("qrels", "run")
 """Text forms, in which a pair occurs once."""
 SUFFIXES: dict[str, Format] = {
@@ -81,7 +80,7 @@ def format_of(path: str, named: str | None, option: Literal["--from", "--to"], s
         has_plan = not is_url(path) and any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))
         found = "labels" if has_plan or (found is None and is_run(path, storage)) else found
     if found is None:
-        known = SOURCES if option == "--from" else TARGETS
+        known = SOURCES if option == "--from" else SOURCES[1:]
         suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
         raise UsageError(
             f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(known)}; known suffixes are "
@@ -151,14 +150,13 @@ def open_source(path: str, form: Format, target: Format, options: Options, scrat
         tables = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
         names = tables.schema.names
         return Source(path, form, tables.files, names, *_columns(names, path, form, target, options))
-    text = read_text(path, storage)
+    text, row_column = read_text(path, storage), None
     if form == "jsonl":
         table = _json_table(path, text, target, options)
     else:
-        columns = QRELS_COLUMNS if form == "qrels" else RUN_COLUMNS
+        columns, row_column = QRELS_COLUMNS if form == "qrels" else RUN_COLUMNS, "line"
         wanted = ["line", *(name for name in columns if name not in ("iteration", "q0"))]
         table = pa.table(from_trec(path, text, lambda _: wanted, columns))
-    row_column = "line" if form in TREC else None
     names = [name for name in table.column_names if name != row_column]
     value, kind = _columns(names, path, form, target, options)
     if not names:
@@ -194,11 +192,10 @@ def _from_run(path: str, target: Format, options: Options, file: Path, storage: 
     whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
     value, kind = _columns(whole.names, path, "labels", target, options)
     wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
-    schema = pa.schema([whole.field(name) for name in wanted], metadata=whole.metadata)
-    names = None if target not in TREC else wanted
+    schema = pa.schema([whole.field(name) for name in wanted], whole.metadata)
+    names = wanted if target in TREC else None
     tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.found.labels)
-    found = tables if joined is None else joined
-    write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in found))
+    write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in joined or tables))
     return Source(path, "labels", [str(file)], wanted, value, kind, "row_id", run)
 
 
@@ -208,18 +205,13 @@ def _columns(names: list[str], path: str, form: Format, target: Format, options:
     Args:
         names: of the source; none where it is empty, and then none is missing.
     """
-    kind: Kind = "score"
-    if target == "qrels" or (
-        target != "run" and options.score is None and (options.grade or "grade" in names or not names)
-    ):
-        value, kind = options.grade or "grade", "grade"
-    else:
-        usual = "expected_grade" if form == "labels" else next((name for name in SCORES if name in names), SCORES[0])
-        value = options.score or usual
-    if names:
-        require_column(options.by, names, path=path, role="the query id", option="--by")
-        require_column(options.doc, names, path=path, role="the document id", option="--doc")
-        require_column(value, names, path=path, role=f"the {kind}", option=f"--{kind}")
+    has_grades = options.score is None and (options.grade or "grade" in names or not names)
+    kind: Kind = "grade" if target == "qrels" or (target != "run" and has_grades) else "score"
+    usual = "expected_grade" if form == "labels" else next((name for name in SCORES if name in names), SCORES[0])
+    value = options.grade or "grade" if kind == "grade" else options.score or usual
+    roles = {"by": (options.by, "the query id"), "doc": (options.doc, "the document id"), kind: (value, f"the {kind}")}
+    for option, (name, role) in roles.items() if names else ():
+        require_column(name, names, path=path, role=role, option=f"--{option}")
     return value, kind
 
 
@@ -314,8 +306,6 @@ def _check(polars: Any, found: Any, source: Source, target: Format, options: Opt
 
 
 Rule = Literal["error", "first", "mean", "keep"]
-TAG = "relabel"
-"""The tag of a run file whose source has none."""
 SHOWN = 5
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
 """Rows of a table that are written at a time, and of about how many bytes where rows are long."""
@@ -352,45 +342,6 @@ def convert(
         run, which are none of these; the column `value`; the `tag` of a run file, null for that of each row; `notes`.
     """
     form, to = format_of(source, from_format, "--from", storage), format_of(target, to_format, "--to", storage)
-    _check_options(source, form, to, options, duplicates, tag)
-    check_free(target, (source,), storage, force=force)
-    polars = require("polars", extra="eval", purpose="relabel convert")
-    with scratch_folder("relabel-convert-") as folder:
-        opened = open_source(source, form, to, options, folder, storage)
-        pairs = read_pairs(polars, opened, to, options)
-        valued = pairs.filter(polars.col("value").is_not_null())
-        kept, conflicts = _settled(polars, opened, valued, duplicates)
-        tag = _tag(opened, tag, has_own="tag" in pairs.columns) if to == "run" else None
-        with written(target, storage) as file:
-            if to == "qrels":
-                iteration = polars.lit("0").alias("iteration")
-                _write_lines(kept.select("query_id", iteration, "doc_id", "value"), file)
-            elif to == "run":
-                _write_lines(_ranked(polars, kept, tag), file)
-            else:
-                typed, batches = _batches(opened, kept, has_means=duplicates == "mean" and conflicts > 0)
-                if to == "parquet":
-                    write_grouped(file, typed, batches)
-                else:
-                    _write_json(polars, batches, file)
-    return {
-        "source": source,
-        "source_format": form,
-        "target": target,
-        "target_format": to,
-        "rows": pairs.height,
-        "written": kept.height,
-        "nulls": pairs.height - valued.height,
-        "quarantined": opened.run.found.tally.num_quarantined if opened.run else 0,
-        "duplicates": valued.height - kept.height,
-        "conflicts": conflicts,
-        "value": opened.value,
-        "tag": tag,
-        "notes": opened.run.notes if opened.run else [],
-    }
-
-
-def _check_options(source: str, form: Format, to: Format, options: Options, duplicates: Rule, tag: str | None) -> None:
     refusals = {
         f"--texts: {source} is {form}, the target {to}. Texts are joined from a run's output folder (labels), which "
         "knows its input, into a table, .parquet or .jsonl.": options.texts and (form != "labels" or to in TREC),
@@ -411,20 +362,45 @@ def _check_options(source: str, form: Format, to: Format, options: Options, dupl
     for text, is_so in refusals.items():
         if is_so:
             raise UsageError(text)
-
-
-def _tag(source: Source, tag: str | None, *, has_own: bool) -> str | None:
-    """The tag of all lines; None where rows have their own.
-
-    Raises:
-        UsageError: it holds white space.
-    """
-    if tag is None and has_own:
-        return None
-    tag = tag or (source.run.plan.name if source.run else TAG)
-    if re.search(UNWRITABLE, tag):
-        raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
-    return tag
+    check_free(target, (source,), storage, force=force)
+    polars = require("polars", extra="eval", purpose="relabel convert")
+    with scratch_folder("relabel-convert-") as folder:
+        opened = open_source(source, form, to, options, folder, storage)
+        pairs = read_pairs(polars, opened, to, options)
+        valued = pairs.filter(polars.col("value").is_not_null())
+        kept, conflicts = _settled(polars, opened, valued, duplicates)
+        if to == "run" and (tag is not None or "tag" not in pairs.columns):  # else rows have their own
+            tag = tag or (opened.run.plan.name if opened.run else "relabel")
+        if tag is not None and re.search(UNWRITABLE, tag):
+            raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
+        with written(target, storage) as file:
+            if to in TREC:
+                qrels = kept.select("query_id", polars.lit("0").alias("iteration"), "doc_id", "value")
+                lines = qrels if to == "qrels" else _ranked(polars, kept, tag)
+                lines.write_csv(file, include_header=False, separator=" ", quote_style="never")
+            else:
+                typed, batches = _batches(opened, kept, has_means=duplicates == "mean" and conflicts > 0)
+                if to == "parquet":
+                    write_grouped(file, typed, batches)
+                else:
+                    with file.open("wb") as out:
+                        for batch in map(polars.from_arrow, batches):
+                            batch.with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
+    return {
+        "source": source,
+        "source_format": form,
+        "target": target,
+        "target_format": to,
+        "rows": pairs.height,
+        "written": kept.height,
+        "nulls": pairs.height - valued.height,
+        "quarantined": opened.run.found.tally.num_quarantined if opened.run else 0,
+        "duplicates": valued.height - kept.height,
+        "conflicts": conflicts,
+        "value": opened.value,
+        "tag": tag,
+        "notes": opened.run.notes if opened.run else [],
+    }
 
 
 def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, int]:
@@ -472,20 +448,10 @@ def _ranked(polars: Any, rows: Any, tag: str | None) -> Any:
         "query_id",
         polars.lit("Q0").alias("q0"),
         "doc_id",
-        polars.int_range(FIRST_RANK, polars.len() + FIRST_RANK).over("query_id").alias("rank"),
+        polars.int_range(1, polars.len() + 1).over("query_id").alias("rank"),
         polars.col("value").cast(polars.String),
         polars.col("tag") if tag is None else polars.lit(tag).alias("tag"),
     )
-
-
-def _write_lines(frame: Any, file: Path) -> None:
-    frame.write_csv(file, include_header=False, separator=" ", quote_style="never")
-
-
-def _write_json(polars: Any, batches: Iterator[pa.Table], file: Path) -> None:
-    with file.open("wb") as out:
-        for batch in batches:
-            polars.from_arrow(batch).with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
 
 
 def _batches(source: Source, kept: Any, *, has_means: bool) -> tuple[pa.Schema, Iterator[pa.Table]]:
