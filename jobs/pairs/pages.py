@@ -109,13 +109,10 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
     blocks: list[PageBlock] = []
     at = 0
     for draft in drafts:
-        spans = []
-        for part in draft.parts:
-            spans.append(Extent(at, at + len(part)))
-            at += len(part) + 1
-        span = Extent(spans[0].start, spans[-1].end)
-        blocks.append(PageBlock(draft.kind, span, tuple(spans), draft.level, draft.title))
-        at = span.end + len(_BETWEEN)
+        starts = itertools.accumulate((len(part) + 1 for part in draft.parts), initial=at)
+        spans = tuple(Extent(start, start + len(part)) for start, part in zip(starts, draft.parts, strict=False))
+        blocks.append(PageBlock(draft.kind, Extent(at, spans[-1].end), spans, draft.level, draft.title))
+        at = spans[-1].end + len(_BETWEEN)
     return CleanedPage(_BETWEEN.join("\n".join(one.parts) for one in drafts), tuple(blocks), *json_ld_of(scripts))
 
 
@@ -211,22 +208,15 @@ def _table(node: Node) -> Draft | None:
     """A table, a line a row; None where its cells don't relate to each other: it has neither two rows with text, nor
     two cells with headers.
     """
-    above: list[str] = []
+    inner = (
+        [child] if isinstance(child, str) else child.children if child.kind == "row" else [] for child in node.children
+    )
+    above = [one for one in itertools.chain.from_iterable(inner) if isinstance(one, str)]
     rows: list[list[Node]] = []
-    is_loose = False
-    """Whether the last row is of cells that have no row."""
-    for child in node.children:
-        if isinstance(child, str):
-            above.append(child)
-        elif child.kind == "row":
-            above += [one for one in child.children if isinstance(one, str)]
-            rows.append([one for one in child.children if isinstance(one, Node)])
-            is_loose = False
-        elif is_loose:
-            rows[-1].append(child)
-        else:
-            rows.append([child])
-            is_loose = True
+    nodes = [child for child in node.children if isinstance(child, Node)]
+    for is_row, group in itertools.groupby(nodes, lambda child: child.kind == "row"):
+        found = list(group)  # cells that have no row are one
+        rows += [[one for one in row.children if isinstance(one, Node)] for row in found] if is_row else [found]
     texts = [[" ".join(" ".join(cell.texts()).split()) for cell in row] for row in rows]
     kept = [(row, cells) for row, cells in zip(texts, rows, strict=True) if any(row)]
     filled = [cell for row, cells in kept for text, cell in zip(row, cells, strict=True) if text]
@@ -299,6 +289,8 @@ MOST_DEPTH = 1000
 tag that matches none. Browsers stop at 512.
 """
 PIECE_CHARS = 1 << 16
+_PIECE = re.compile(f".{{1,{PIECE_CHARS}}}(?:(?=<)|\\Z)|.{{1,{PIECE_CHARS}}}", re.DOTALL)
+"""Pieces end before a `<` where they can."""
 MOST_NODES = 64
 """Open nodes within which a list or table is text as any other."""
 
@@ -310,33 +302,17 @@ def read_html(text: str) -> _Reader:
         MissingExtraError: lxml is not installed.
     """
     etree = require("lxml.etree", extra="pairs", purpose="relabel pairs chunk")
-    page, parser = _Reader(), None
-    for piece in _pieces(fit(text)):
-        parser = parser or etree.HTMLParser(target=page, huge_tree=True)
-        parser.feed(piece)
-        if page.depth > MOST_DEPTH and not page.is_in_script:
-            _close(parser, etree)
-            parser = None
-    if parser is not None:
-        _close(parser, etree)
-    return page
-
-
-def _close(parser: Any, etree: Any) -> None:
-    """End all elements that are open. libxml2 complains where it found nothing, which is no fault."""
-    with contextlib.suppress(etree.XMLSyntaxError):
+    page, is_borne = _Reader(), contextlib.suppress(etree.XMLSyntaxError)  # it found nothing, which is no fault
+    parser = etree.HTMLParser(target=page, huge_tree=True)
+    for piece in _PIECE.finditer(fit(text)):
+        parser.feed(piece[0])
+        if len(page.open) > MOST_DEPTH and not page.is_raw:
+            with is_borne:
+                parser.close()
+            parser = etree.HTMLParser(target=page, huge_tree=True)
+    with is_borne:
         parser.close()
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """The page in pieces that end before a `<` where they can."""
-    start = 0
-    while start < len(text):
-        end = start + PIECE_CHARS
-        mark = text.rfind("<", start + 1, end) if end < len(text) else -1
-        end = mark if mark > 0 else end
-        yield text[start:end]
-        start = end
+    return page
 
 
 class _Reader:
@@ -346,29 +322,22 @@ class _Reader:
         self.root = Node("page")
         self.scripts: list[str] = []
         self._script: list[str] | None = None
-        self._open: list[Node | None] = []
+        self.open: list[Node | None] = []
         """For each open element the node that it opened, if any."""
+        self.is_raw = False
+        """Whether a `<` is text where the parser is."""
         self._nodes = [self.root]
         """Those that are open."""
         self._hidden_at: int | None = None
         """Depth of the element that hides what is in it."""
-        self._is_raw = False
         self._pre_at: int | None = None
         self._heading: tuple[int, int] | None = None
         """Depth and level of the heading that is open."""
         self._text: list[str] = []
 
-    @property
-    def depth(self) -> int:
-        return len(self._open)
-
-    @property
-    def is_in_script(self) -> bool:
-        """Whether a `<` is text where the parser is, as far as is known."""
-        return self._script is not None or (self._is_raw and self._hidden_at == self.depth)
-
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        self._open.append(None)
+        self.open.append(None)
+        self.is_raw, depth = _RAW.fullmatch(tag) is not None, len(self.open)
         if tag == "script" and attributes.get("type", "").partition(";")[0].strip().lower() == "application/ld+json":
             self._script = []
         if self._hidden_at is not None:
@@ -380,20 +349,21 @@ class _Reader:
             self._end_heading()
         if is_block:
             self._end_text()
-        if _LEFT_OUT.fullmatch(tag) or _is_hidden(tag, attributes):
-            self._hidden_at, self._is_raw = self.depth, _RAW.fullmatch(tag) is not None
+        is_shut = "hidden" in attributes or (tag == "dialog" and "open" not in attributes)
+        if _LEFT_OUT.fullmatch(tag) or is_shut or _HIDING.search(attributes.get("style", "")):
+            self._hidden_at = depth
         elif tag == "br":
             self._text.append(_LINE_BREAK)
         elif tag == "pre" and self._pre_at is None:
-            self._pre_at = self.depth
+            self._pre_at = depth
         elif is_heading:
             self._mark_layout()
-            self._heading = self.depth, int(tag[1])
+            self._heading = depth, int(tag[1])
         elif kind is not None:
             self._open_node(kind, tag, attributes)
 
     def end(self, tag: str) -> None:
-        depth, node = self.depth, self._open.pop()
+        depth, node, self.is_raw = len(self.open), self.open.pop(), False
         if tag == "script" and self._script is not None:
             self.scripts.append("".join(self._script))
             self._script = None
@@ -433,7 +403,7 @@ class _Reader:
             given = attributes.get("start", "").strip()
             node.number = int(given) if _NUMBER.fullmatch(given) else 1
         self._nodes[-1].children.append(node)
-        self._open[-1] = node
+        self.open[-1] = node
         self._nodes.append(node)
 
     def _mark_layout(self) -> None:
@@ -465,14 +435,6 @@ class _Reader:
         return taken
 
 
-def _is_hidden(tag: str, attributes: Mapping[str, str]) -> bool:
-    return (
-        "hidden" in attributes
-        or (tag == "dialog" and "open" not in attributes)
-        or ("style" in attributes and _HIDING.search(attributes["style"]) is not None)
-    )
-
-
 # ------------------------------------------------------------------------------
 # Markdown as HTML.
 
@@ -485,12 +447,11 @@ _MOST_NESTING = 100
 def _markdown_html(markdown: str) -> str:
     library: Any = require("markdown_it", extra="pairs", purpose="documents in Markdown")
     reader = library.MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
-    rendered: str = reader.render(_PREFIX.sub(lambda match: _shallow(match[0]), _lines(markdown)))
-    return rendered
 
+    def shallow(prefix: re.Match[str]) -> str:
+        return prefix[0] if len(prefix[0]) <= _MOST_PREFIX // 4 else prefix[0].expandtabs(4)[:_MOST_PREFIX]
 
-def _shallow(prefix: str) -> str:
-    return prefix if len(prefix) <= _MOST_PREFIX // 4 else prefix.expandtabs(4)[:_MOST_PREFIX]
+    return str(reader.render(_PREFIX.sub(shallow, _lines(markdown))))
 
 
 # ------------------------------------------------------------------------------
@@ -536,7 +497,7 @@ def wikitext_html(wikitext: str) -> str:
 def _html_of(code: Any) -> str:
     page = _Wiki()
     _write(code, page)
-    page.end_lists()
+    page.block("")
     return "".join(page.pieces)
 
 
@@ -558,41 +519,30 @@ class _Wiki:
             self.inline(f"{mark} ")
 
     def text(self, text: str) -> None:
-        first, *others = text.split("\n")
-        if first:
-            self._take(html.escape(first, quote=False))
-        for line in others:
-            if self._is_line_empty and not self._mark:
-                self._nest("")
-                self.pieces.append("<p>")
-            self.pieces.append("\n")
-            self._mark, self._is_line_empty = "", True
-            if line:
-                self._take(html.escape(line, quote=False))
+        for number, line in enumerate(text.split("\n")):
+            if number:
+                if self._is_line_empty and not self._mark:
+                    self._nest("")
+                    self.pieces.append("<p>")
+                self.pieces.append("\n")
+                self._mark, self._is_line_empty = "", True
+            if line.strip() or (line and not self._is_line_empty):
+                self.inline(html.escape(line, quote=False))
 
     def inline(self, written: str) -> None:
         """HTML within a line."""
-        self._begin()
+        if self._is_line_empty:
+            self._begin()
         self.pieces.append(written)
 
     def block(self, written: str) -> None:
         """HTML that is a block, which ends all lists."""
-        self.end_lists()
-        self.pieces.append(written)
-        self._is_line_empty = True
-
-    def end_lists(self) -> None:
-        self._mark = ""
+        self._mark, self._is_line_empty = "", True
         self._nest("")
-
-    def _take(self, written: str) -> None:
-        if not self._is_line_empty or written.strip():
-            self.inline(written)
+        self.pieces.append(written)
 
     def _begin(self) -> None:
         """What a line begins with, once there is something on it."""
-        if not self._is_line_empty:
-            return
         self._is_line_empty = False
         items = "".join(one for one in self._mark if one in "*#")
         goes_on = self._mark.endswith(":") and self._lists.startswith(items)
@@ -648,13 +598,11 @@ def _write_link(node: Any, page: _Wiki) -> None:
 def _write_template(node: Any, page: _Wiki) -> None:
     name = " ".join(str(node.name).replace("_", " ").split()).lower()
     if name.startswith("infobox"):
-        fields = [(str(one.name).strip(), _html_of(one.value)) for one in node.params if one.showkey]
-        rows = "".join(
-            f"<tr><th>{html.escape(key)}</th><td>{value}</td></tr>"
-            for key, value in fields
-            if _HTML_TAG.sub("", value).strip()
+        fields = [(html.escape(str(one.name).strip()), _html_of(one.value)) for one in node.params if one.showkey]
+        shown = (
+            f"<tr><th>{key}</th><td>{value}</td></tr>" for key, value in fields if _HTML_TAG.sub("", value).strip()
         )
-        page.block(f"<table>{rows}</table>")
+        page.block(f"<table>{''.join(shown)}</table>")
     for place, key in enumerate(_SHOWN.get(name, ())):
         if node.has(key):
             page.text(" " * (place > 0))
