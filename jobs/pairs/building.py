@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.score import Scorer, StudentEngine, score_job
+from relabel.jobs.score import StudentEngine, score_job
 from relabel.jobs.tables import (
     document_of,
     load_polars,
@@ -188,19 +188,6 @@ def load_answers(path: str, storage: Storage) -> Any:
     return answers
 
 
-def known_documents(docs: Any, text_columns: tuple[str, ...], path: str) -> Any:
-    """Each document's id, a key that equal texts share, and whether it is blank."""
-    text = document_of(text_columns)
-    with translate_polars_errors(path):
-        known = (
-            docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "")
-            .collect(engine="streaming")
-            .unique()
-        )
-    refuse_two_texts(known["doc_id"], path=path, what="document")
-    return known
-
-
 def id_texts(frame: Any, column: str) -> Any:
     """One row for each id in a list column."""
     polars = load_polars()
@@ -261,10 +248,28 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     docs, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="--docs")
     refuse_null(docs, "doc_id", path=docs_path)
     docs = docs.select(col("doc_id").cast(polars.String), *text_columns)
-    known = known_documents(docs, text_columns, docs_path)
-
-    counts: dict[str, int] = {}
-    full, used = _full_answers(answers, rule, counts, answers_path)
+    text = document_of(text_columns)
+    with translate_polars_errors(docs_path):  # each document's id, a key that equal texts share, whether it is blank
+        known = (
+            docs.select("doc_id", text_key=text.hash(), is_blank=text.str.strip_chars() == "")
+            .collect(engine="streaming")
+            .unique()
+        )
+    refuse_two_texts(known["doc_id"], path=docs_path, what="document")
+    sizes = answers.group_by("query_id").len()
+    full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
+    is_among_first = polars.int_range(polars.len()).over("query_id") < rule.answers_per_query
+    used = full.sort("query_id", "answer_id").filter(is_among_first)
+    counts = {
+        "queries_left_out": sizes.filter(col("len") < rule.answers_per_query).height,
+        "answers_unused": full.height - used.height,
+        "queries": used["query_id"].n_unique(),
+    }
+    if not counts["queries"]:
+        raise InputError(
+            f"{answers_path}: no query has {rule.answers_per_query} answers (the most is {sizes['len'].max() or 0}). "
+            "Lower --answers-per-query, or generate more."
+        )
     kept = _judged_by_citations(used, known, rule, counts)
     counts["random_lacking"] = 0
     if rule.random_negatives:
@@ -287,30 +292,6 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
         .select("query_id", "query", "doc_id", *text_columns, "kind", "cited_in")
     )
     return frame, counts
-
-
-def _full_answers(answers: Any, rule: CitationRule, counts: dict[str, int], path: str) -> tuple[Any, Any]:
-    """Answers of queries that have M or more: all of them, and each query's first M.
-
-    Raises:
-        InputError: there is no such query.
-    """
-    polars = load_polars()
-    sizes = answers.group_by("query_id").len()
-    is_short = polars.col("len") < rule.answers_per_query
-    counts["queries_left_out"] = sizes.filter(is_short).height
-    full = answers.filter(polars.len().over("query_id") >= rule.answers_per_query)
-    used = full.sort("query_id", "answer_id").filter(
-        polars.int_range(polars.len()).over("query_id") < rule.answers_per_query
-    )
-    counts["answers_unused"] = full.height - used.height
-    counts["queries"] = used["query_id"].n_unique()
-    if not counts["queries"]:
-        raise InputError(
-            f"{path}: no query has {rule.answers_per_query} answers (the most is {sizes['len'].max() or 0}). "
-            "Lower --answers-per-query, or generate more."
-        )
-    return full, used
 
 
 def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: dict[str, int]) -> Any:
@@ -428,19 +409,21 @@ def made_pairs(
             student.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
-    held = _held_out(unlike, storage)
+    held = _Held(unlike, storage)
     documents, text_columns, source = _documents(docs_path, rule, held, storage)
     place_of = {one["text"]: number for number, one in enumerate(documents)}
     run = open_run_labels(rule.by, storage, allow_partial=allow_partial) if rule.by else None
-    written_queries = _asked(run, place_of, storage) if run else _written(documents) if rule.queries_in else None
+    source_texts = ((text, number) for number, one in enumerate(documents) for text in _texts(one["source"]))
+    written_queries = ((" ".join(text.split()), number) for text, number in source_texts if text.split())
+    given = _asked(run, place_of, storage) if run else written_queries if rule.queries_in else None
     made: dict[str, int] = {}
     num_elsewhere = 0
-    for query, number in written_queries or _cut(documents, rule):
+    for query, number in given or _cut(documents, rule):
         if number is None:
             num_elsewhere += 1
         elif query not in made and not held.resembles(query):
             made[query] = number
-            if len(made) == rule.queries and written_queries is None:
+            if len(made) == rule.queries and given is None:
                 break
     if not made and run:
         raise InputError(
@@ -478,16 +461,25 @@ def made_pairs(
 
 
 class _Held:
-    """Queries that no other may resemble, and documents that are not read."""
+    """Queries of files of held-out pairs, which no other may resemble, and their documents, which are not read: by
+    text, and by id where they have one.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Sequence[str], storage: Storage) -> None:
         self.texts, self.ids = set[str](), set[str]()
         self._with_word = defaultdict[str, list[frozenset[str]]](list)
-
-    def add(self, queries: Iterator[str]) -> None:
-        for words in {frozenset(_words(query)) for query in queries}:
-            for word in words:
-                self._with_word[word].append(words)
+        for path in paths:
+            frame, _ = scan(path, {"query": "string"}, storage, role="--unlike")
+            names = frame.collect_schema()
+            columns = ("document",) if "document" in names else tuple(one for one in ("title", "body") if one in names)
+            with translate_polars_errors(path):
+                rows = frame.select(text=document_of(columns) if columns else None, query="query").collect()
+                if "doc_id" in names:
+                    self.ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
+            self.texts.update(filter(None, rows["text"]))
+            for words in {frozenset(_words(query)) for query in rows["query"] if query}:
+                for word in words:
+                    self._with_word[word].append(words)
 
     def resembles(self, query: str) -> bool:
         words = set(_words(query))
@@ -496,22 +488,6 @@ class _Held:
             for word in words
             for other in self._with_word.get(word, ())
         )
-
-
-def _held_out(paths: Sequence[str], storage: Storage) -> _Held:
-    """What files of held-out pairs hold; their documents by text, and by id where they have one."""
-    held = _Held()
-    for path in paths:
-        frame, text_columns = scan(path, {"query": "string"}, storage, role="--unlike")
-        text_columns = tuple(name for name in ("document", "title", "body") if name in frame.collect_schema())
-        with translate_polars_errors(path):
-            rows = frame.select(text=document_of(text_columns[:1] if "document" in text_columns else text_columns)
-                                if text_columns else None, query="query").collect()  # fmt: skip
-            if "doc_id" in frame.collect_schema():
-                held.ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
-        held.add(text for text in rows["query"] if text)
-        held.texts.update(text for text in rows["text"] if text)
-    return held
 
 
 def _documents(
@@ -552,8 +528,10 @@ def _candidates(
     if student:
         ranked = index.ranked(scores, rule.depth)
         kind, seen = "student", [own_text, *(text for text in ranked if text != own_text)]
-        scores = np.zeros_like(scores)
-        scores[[place_of[text] for text in seen]] = _expected_grades(student.model, query, seen)
+        encoded = student.model.encode([(query, text) for text in seen])
+        probs_BK = (student.model.score(encoded) or {})["relevance"].astype(np.float64)
+        scores = np.zeros_like(scores)  # 0, which is no candidate's, where probabilities are NaN
+        scores[[place_of[text] for text in seen]] = np.nan_to_num(probs_BK @ np.arange(probs_BK.shape[1]))
     of_own = float(scores[own])
     if rule.margin is not None:
         scores[scores > rule.margin * of_own] = 0.0
@@ -572,13 +550,6 @@ def _texts(source: Any) -> list[str]:
     return [source] if isinstance(source, str) else [one for one in source or () if one]
 
 
-def _written(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    for number, document in enumerate(documents):
-        for text in _texts(document["source"]):
-            if query := " ".join(text.split()):
-                yield query, number
-
-
 def _asked(run: RunLabels, place_of: Mapping[str, int], storage: Storage) -> Iterator[tuple[str, int | None]]:
     """Queries of a run, each with the number of the document that it was asked about; None for another document."""
     schema, tables = join_texts(run, storage)
@@ -587,12 +558,6 @@ def _asked(run: RunLabels, place_of: Mapping[str, int], storage: Storage) -> Ite
     for table in tables:
         for query, text in zip(table[MADE_QUERY].to_pylist(), table["document"].to_pylist(), strict=True):
             yield query, place_of.get(text)
-
-
-def _expected_grades(student: Scorer, query: str, texts: Sequence[str]) -> np.ndarray:
-    """A student's, as float64 [texts]; 0, which is no candidate's, where its probabilities are NaN."""
-    probs_BK = (student.score(student.encode([(query, text) for text in texts])) or {})["relevance"]
-    return np.nan_to_num(probs_BK.astype(np.float64) @ np.arange(probs_BK.shape[1]))
 
 
 def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple[str, int]]:

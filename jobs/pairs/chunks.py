@@ -64,11 +64,9 @@ def add_page_columns(
     read = {*columns, *([TITLE] if has_title else [])}
 
     def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
-        texts = {name: values_of(table[name], pairs_path) for name in sorted(read)}
-        rows = [
-            values(*_read(dict(zip(texts, row, strict=True)), columns, form, column))
-            for row in zip(*texts.values(), strict=True)
-        ]
+        texts = [values_of(table[name], pairs_path) for name in sorted(read)]
+        held = (dict(zip(sorted(read), row, strict=True)) for row in zip(*texts, strict=True))
+        rows = [values(*_read(row, columns, form, column)) for row in held]
         return dict(zip(added, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(added, ())
 
     add_columns(pairs, to, added, values_of_rows, storage, batch_rows=_BATCH_ROWS)
@@ -121,10 +119,13 @@ def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage
 
     def values(page: CleanedPage, title: str, has_title: bool) -> Sequence[Any]:
         nodes = tree_of(page, title, has_title=has_title)
-        counts["pairs"] += 1
-        counts["documents_without_content"] += not any(node.is_content for node in nodes)
-        counts["content_nodes"] += sum(node.is_content for node in nodes[1:])
-        counts["structure_nodes"] += sum(not node.is_content for node in nodes[1:])
+        num_content = sum(node.is_content for node in nodes[1:])
+        counts.update(
+            pairs=1,
+            documents_without_content=int(not any(node.is_content for node in nodes)),
+            content_nodes=num_content,
+            structure_nodes=len(nodes) - 1 - num_content,
+        )
         return page.text, [node._asdict() for node in nodes]
 
     add_page_columns(pairs_path, to, form, column, _TREE_COLUMNS, values, storage)
@@ -148,23 +149,15 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
         if block.kind == "heading":
             while above[-1][0] >= block.level:
                 above.pop()
-        parent = above[-1][1]
-        for start, end in _extents(block):
-            kind = STRUCTURE if block.kind == "heading" else CONTENT
+        parent, is_heading = above[-1][1], block.kind == "heading"
+        # a heading without its marks, a list's items each
+        title = Extent(block.span.end - len(block.title), block.span.end)
+        for start, end in (title,) if is_heading else block.parts if block.kind == "list" else (block.span,):
+            kind = STRUCTURE if is_heading else CONTENT
             nodes.append(Node(len(nodes), kind, parent.level + 1, page.text[start:end], start, end, parent.id))
-        if block.kind == "heading":
+        if is_heading:
             above.append((block.level, nodes[-1]))
     return nodes
-
-
-def _extents(block: PageBlock) -> Iterator[Extent]:
-    """Where a block's nodes are: a heading's without its marks, a list's items each."""
-    if block.kind == "heading":
-        yield Extent(block.span.end - len(block.title), block.span.end)
-    elif block.kind == "list":
-        yield from block.parts
-    else:
-        yield block.span
 
 
 # ------------------------------------------------------------------------------
@@ -271,13 +264,11 @@ def _packed(text: str, units: Sequence[Piece], max_tokens: int, count: CountToke
         while last + 1 < len(units) and total + units[last + 1].num_tokens <= max_tokens:
             last += 1
             total += units[last].num_tokens
-        while True:
-            span = Extent(units[first].span.start, units[last].span.end)
-            total = count(text[span.start : span.end]) if last > first else units[first].num_tokens
-            if total <= max_tokens or last == first:
+        while last > first:
+            if (total := count(text[units[first].span.start : units[last].span.end])) <= max_tokens:
                 break
             last -= 1
-        yield Piece(span, total)
+        yield units[first] if last == first else Piece(Extent(units[first].span.start, units[last].span.end), total)
         first = last + 1
 
 
@@ -345,14 +336,6 @@ class PageChunk(NamedTuple):
     end: int
 
 
-class _Section(NamedTuple):
-    """What will be one chunk, or several where it is too long."""
-
-    type: BlockKind
-    heading_path: tuple[str, ...]
-    parts: list[Extent]
-
-
 def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[list[PageChunk], int]:
     """The chunks, and how many duplicates were dropped.
 
@@ -362,49 +345,43 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
     chunks: list[PageChunk] = []
     seen: set[bytes] = set()
     num_duplicates = 0
-    for section in _sections(page):
-        for span, num_tokens in split(page.text, section.parts, max_tokens, count):
+    for kind, heading_path, parts in _sections(page):
+        for span, num_tokens in split(page.text, parts, max_tokens, count):
             text = page.text[span.start : span.end]
             # equal for texts that differ in white space and case alone, under the same headings
-            normal = "\n".join(" ".join(one.casefold().split()) for one in (*section.heading_path, text))
+            normal = "\n".join(" ".join(one.casefold().split()) for one in (*heading_path, text))
             key = hashlib.blake2b(normal.encode(), digest_size=16).digest()
             if key in seen:
                 num_duplicates += 1
                 continue
             seen.add(key)
-            chunks.append(PageChunk(len(chunks) + 1, section.type, section.heading_path, text, num_tokens, *span))
+            chunks.append(PageChunk(len(chunks) + 1, kind, heading_path, text, num_tokens, *span))
     return chunks, num_duplicates
 
 
-def _sections(page: CleanedPage) -> Iterator[_Section]:
+def _sections(page: CleanedPage) -> Iterator[tuple[BlockKind, tuple[str, ...], Sequence[Extent]]]:
+    """What will be one chunk each, or several where it is too long: its kind, the headings above it, and its parts."""
     above: list[PageBlock] = []
     """The headings that the next block is under."""
     buffer: list[Extent] = []
     is_bare = False
     """Whether nothing is under the last heading yet."""
-    for block in page.blocks:
+    for block in (*page.blocks, PageBlock("heading", Extent(0, 0), ())):  # of level 0: the end of all that is above
+        path = tuple(heading.title[:MOST_HEADING_CHARS] for heading in above)
+        if buffer and block.kind != "text":
+            yield "text", path, buffer
+            buffer = []
         if block.kind == "text":
             buffer.append(block.span)
-            is_bare = False
-            continue
-        path = tuple(heading.title[:MOST_HEADING_CHARS] for heading in above)
-        if buffer:
-            yield _Section("text", path, buffer)
-            buffer = []
-        if block.kind == "heading":
+        elif block.kind == "heading":
             if is_bare and block.level <= above[-1].level:
-                yield _Section("text", path[:-1], [above[-1].span])
+                yield "text", path[:-1], [above[-1].span]
             while above and above[-1].level >= block.level:
                 above.pop()
             above.append(block)
         else:
-            yield _Section(block.kind, path, list(block.parts))
+            yield block.kind, path, block.parts
         is_bare = block.kind == "heading"
-    path = tuple(heading.title[:MOST_HEADING_CHARS] for heading in above)
-    if buffer:
-        yield _Section("text", path, buffer)
-    elif is_bare:
-        yield _Section("text", path[:-1], [above[-1].span])
 
 
 _CHUNK = pa.struct([CHUNK[0], ("type", TEXT), *list(CHUNK)[1:]])  # the fields of `PageChunk`, in its order
@@ -442,13 +419,15 @@ def chunk_pairs(
 
     def values(page: CleanedPage, *_: object) -> Sequence[Any]:
         cut, num_duplicates = chunk_page(page, max_tokens, count)
-        counts["pairs"] += 1
-        counts["documents_without_chunks"] += not cut
-        counts["duplicates_left_out"] += num_duplicates
-        counts["json_ld"] += len(page.json_ld)
-        counts["json_ld_unreadable"] += page.unreadable_json_ld
-        counts["chunks"] += len(cut)
-        counts["tokens"] += sum(chunk.token_len for chunk in cut)
+        counts.update(
+            pairs=1,
+            documents_without_chunks=int(not cut),
+            duplicates_left_out=num_duplicates,
+            json_ld=len(page.json_ld),
+            json_ld_unreadable=page.unreadable_json_ld,
+            chunks=len(cut),
+            tokens=sum(chunk.token_len for chunk in cut),
+        )
         counts.update(f"{chunk.type}_chunks" for chunk in cut)
         return page.text, cut, page.json_ld
 
