@@ -380,7 +380,7 @@ def _merge(
         folder,
         folder.snapshot(),
         spec={**known[0].spec, "input": {**known[0].spec["input"], **inputs}} if known else {},
-        max_failed_fraction=min(one.max_failed_fraction for one in known or [RunSpec()]),
+        max_failed_fraction=min((one.max_failed_fraction for one in known), default=RunSpec().max_failed_fraction),
         relabel_version=version("relabel-ir"),
         canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
         allow_mixed=allow_mixed,

@@ -362,7 +362,8 @@ def build_report(
     runs = [one for one in artifacts if isinstance(one, RunArtifact)]
     students = [one for one in artifacts if isinstance(one, StudentArtifact)]
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
-    trained = [one for one in artifacts if isinstance(one, TeacherArtifact)]
+    trained = [one for one in artifacts if isinstance(one, TeacherArtifact | StudentArtifact)]
+    trained.sort(key=lambda one: isinstance(one, StudentArtifact))
     scored = tuple(run.path for run in runs if run.kind == "scores")
     choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
@@ -375,7 +376,7 @@ def build_report(
         routes_section(tallies),
         gold_section(runs, choice),
         compared_section(runs, choice),
-        Section("training", "Training", [block for one in (*trained, *students) for block in training_blocks(one)]),
+        Section("training", "Training", [block for one in trained for block in training_blocks(one)]),
         Section("student", "Student", [block for one in students for block in student_blocks(one.name, one.manifest)]),
         Section("parity", "Parity", [block for one in bundles for block in parity_blocks(one)]),
         Section("latency", "Latency", [block for one in bundles for block in latency_blocks(one)]),

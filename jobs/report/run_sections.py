@@ -538,7 +538,7 @@ def parity_blocks(bundle: BundleArtifact) -> Iterator[Block]:
     weak = " Fewer than the gate wants: a weak result." if parity.models[0].is_weak else ""
     yield Paragraph(f"{compared_on(parity)} The worst batch size of each.{weak}")
     tones = {"passed": "good", "REFUSED": "bad"}
-    shown = [(*row[:-1], Badge(row[-1], tones.get(row[-1], "warn"))) for row in rows]
+    shown: list[list[Cell]] = [[*row[:-1], Badge(row[-1], tones.get(row[-1], "warn"))] for row in rows]
     yield Table(f"Parity of {bundle.name}", head, shown)
     yield from (Paragraph(sentence, "warn") for sentence in undecided_lines(parity))
 
