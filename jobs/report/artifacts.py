@@ -6,16 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from relabel.distill.students.model import NOT_THE_MODEL
 from relabel.distill.students.spec import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
-from relabel.distill.teachers.spec import (
-    TeacherManifest,
-    read_teacher_manifest,
-)
+from relabel.distill.teachers.spec import TeacherManifest, read_teacher_manifest
 from relabel.distill.training.output import CHECKPOINTS, PLOT_NAME, RECORD_NAME, BaseModelUsed
 from relabel.export.bundle_facts import Parity, StudentFacts, read_parity, read_student_facts
 from relabel.export.bundles import read_manifest
@@ -40,43 +36,36 @@ def base_name(path: str) -> str:
 
 @dataclass
 class _Opened:
-    """What all artifacts have; `kind` is what a page calls it."""
+    """What all artifacts have.
+
+    Args:
+        kind: what a page calls it.
+        digest: what manifests call it that name it as their source.
+    """
 
     kind: str
     name: str
     path: str
     store: Store
+    digest: str
 
 
 @dataclass
 class RunArtifact(_Opened):
-    """A label run, or a student's scores, which lie in the same way."""
+    """A label run, or a student's scores, which lie in the same way.
+
+    Args:
+        manifest: None where it is not finished; `spec` is then empty, else as it was resolved.
+        found: what its receipts say.
+    """
 
     storage: Storage
     plan: Plan
-
-    @cached_property
-    def folder(self) -> RunFolder:
-        return RunFolder(self.store, self.plan)
-
-    @cached_property
-    def manifest(self) -> RunManifest | None:
-        """Its manifest; None where it is not finished."""
-        return load_manifest(self.store)
-
-    @cached_property
-    def found(self) -> Snapshot:
-        """What its receipts say."""
-        return self.folder.snapshot()
-
-    @cached_property
-    def is_finished(self) -> bool:
-        return self.manifest is not None and self.manifest.receipts_sha256 == self.found.digest
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The resolved spec; empty without a manifest."""
-        return {} if self.manifest is None else self.manifest.spec
+    folder: RunFolder
+    manifest: RunManifest | None
+    spec: dict[str, Any]
+    found: Snapshot
+    is_finished: bool
 
     def spec_part(self, *names: str) -> dict[str, Any]:
         """An object inside the spec, by the names on the way to it; empty where there is none, or something else is
@@ -94,51 +83,26 @@ class TeacherArtifact(_Opened):
 
     manifest: TeacherManifest
 
-    @cached_property
-    def digest(self) -> str:
-        """What a run calls the model: over all files of the folder, as they are now. At a URL the weights are believed
-        to be those that the manifest names, and are not read.
-        """
-        if not is_remote(self.path):
-            return directory_digest(Path(place_of(self.path)), cache_dir=default_cache_dir())
-        files = dict(self.manifest.files or {})
-        for name in NOT_THE_MODEL:
-            if (data := read_if_there(self.store, name)) is not None:
-                files[name] = sha256_bytes(data)
-        return digest_of_files(files)
-
 
 @dataclass
 class StudentArtifact(_Opened):
-    """A student's folder."""
+    """A student's folder; scores and bundles call it by the digest over its files, as its manifest names them."""
 
     manifest: StudentManifest
-
-    @property
-    def digest(self) -> str:
-        """Over its files, as its manifest names them: what scores and bundles call it by
-        (`distill.students.students.student_digest`).
-        """
-        return digest_of(self.manifest.files or {})
 
 
 @dataclass
 class BundleArtifact(_Opened):
-    """A bundle, by its manifest; its files are not checked (`relabel pull` and `load.py` do that)."""
+    """A bundle, by its manifest; its files are not checked (`relabel pull` and `load.py` do that).
+
+    Args:
+        student: which it is of, and what that was made of.
+        parity: how near its models are to the student; None where its manifest does not say.
+    """
 
     facts: dict[str, Any]
-    manifest_sha256: str
-
-    @cached_property
-    def student(self) -> StudentFacts:
-        """Its student, and what that was made of."""
-        return read_student_facts(self.facts, f"{self.path}/{MANIFEST_NAME}")
-
-    @cached_property
-    def parity(self) -> Parity | None:
-        """How near its models are to the student; None where its manifest does not say."""
-        held = self.facts.get("parity")
-        return read_parity(held, f"{self.path}/{MANIFEST_NAME}") if held else None
+    student: StudentFacts
+    parity: Parity | None
 
 
 Artifact: TypeAlias = RunArtifact | TeacherArtifact | StudentArtifact | BundleArtifact
@@ -183,7 +147,11 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     store = open_run_store(path, storage)
     if (plan := load_plan(store)) is not None:
         kind = "scores" if plan.facts.kind == "student" else "label run"
-        return RunArtifact(kind, plan.name, path, store, storage, plan)
+        folder, run = RunFolder(store, plan), load_manifest(store)
+        found, spec = folder.snapshot(), {} if run is None else run.spec
+        is_finished = run is not None and run.receipts_sha256 == found.digest
+        common = (kind, plan.name, path, store, plan.fingerprint)
+        return RunArtifact(*common, storage, plan, folder, run, spec, found, is_finished)
     manifest, where = read_if_there(store, MANIFEST_NAME) or b"", f"{path}/{MANIFEST_NAME}"
     if not manifest and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
         raise InputError(
@@ -197,18 +165,31 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     match of:
         case "student":
             student = read_student_manifest(manifest, where)
-            return StudentArtifact("student", student.name, path, store, student)
+            return StudentArtifact("student", student.name, path, store, digest_of(student.files or {}), student)
         case "teacher":
             teacher = read_teacher_manifest(manifest, where)
-            return TeacherArtifact("teacher", teacher.name, path, store, teacher)
+            digest = _teacher_digest(path, store, teacher)
+            return TeacherArtifact("teacher", teacher.name, path, store, digest, teacher)
         case "bundle":
             facts = read_manifest(manifest, where)
-            return BundleArtifact("bundle", str(facts["name"]), path, store, facts, sha256_bytes(manifest))
+            parity = read_parity(facts["parity"], where) if facts.get("parity") else None
+            digest, of_student = sha256_bytes(manifest), read_student_facts(facts, where)
+            return BundleArtifact("bundle", str(facts["name"]), path, store, digest, facts, of_student, parity)
     refuse_rounds(store)
     raise InputError(
         f"{path}: holds no {PLAN_NAME} (a label run), and no {MANIFEST_NAME} of a student, a teacher or a "
         "bundle. Give an output of `relabel run`, `score`, `train`, `distill` or `export`."
     )
+
+
+def _teacher_digest(path: str, store: Store, manifest: TeacherManifest) -> str:
+    """What a run calls the model: over all files of the folder, as they are now. At a URL the weights are believed to
+    be those that the manifest names, and are not read.
+    """
+    if not is_remote(path):
+        return directory_digest(Path(place_of(path)), cache_dir=default_cache_dir())
+    held = {name: data for name in NOT_THE_MODEL if (data := read_if_there(store, name)) is not None}
+    return digest_of_files({**(manifest.files or {}), **{name: sha256_bytes(data) for name, data in held.items()}})
 
 
 # ------------------------------------------------------------------------------
@@ -242,7 +223,8 @@ verdict the source is the same if its key is among those of what is given."""
 
 def trace(artifacts: Iterable[Artifact]) -> list[Link]:
     """What was made of what, by what is given and what its manifests name."""
-    given = {_key(one): one for one in artifacts}
+    words = {"label run": "run", "scores": "run", "teacher": "model"}
+    given = {f"{words.get(one.kind, one.kind)} {one.digest}": one for one in artifacts}
     things = {key: Thing(one.kind, one.name) for key, one in given.items()}
     links: dict[tuple[str, str, bool | None], Link] = {}
     for key, one in given.items():
@@ -251,17 +233,6 @@ def trace(artifacts: Iterable[Artifact]) -> list[Link]:
             verdict = True if is_same is None and source in given else is_same
             links[source, target, verdict] = Link(things[source], things[target], verdict)
     return list(links.values())
-
-
-def _key(one: Artifact) -> str:
-    match one:
-        case RunArtifact():
-            return f"run {one.plan.fingerprint}"
-        case TeacherArtifact():
-            return f"model {one.digest}"
-        case BundleArtifact():
-            return f"bundle {one.manifest_sha256}"
-    return f"student {one.digest}"
 
 
 def _sources(key: str, one: Artifact, given: Mapping[str, Artifact]) -> Iterator[Source]:

@@ -444,7 +444,7 @@ def bundle_facts(one: BundleArtifact) -> Facts:
     """Models and heads of a bundle."""
     student = one.student
     models = ", ".join(f"{model.path} ({model.precision})" for model in student.models)
-    places = [("version", one.manifest_sha256[:DIGITS]), ("path", one.path)]
+    places = [("version", one.digest[:DIGITS]), ("path", one.path)]
     licence = ("licence", student.licence["bundle"] or "not stated")
     return Facts(
         f"Bundle {one.name}", [("models", models), *_heads(student.heads, student.temperature or {}), licence, *places]
@@ -545,7 +545,7 @@ def parity_blocks(bundle: BundleArtifact) -> Iterator[Block]:
 
 def latency_blocks(bundle: BundleArtifact) -> Iterator[Block]:
     """Closed loop: ask, wait, ask again. Open loop: requests come at random times, at a rate."""
-    for facts in () if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.manifest_sha256):
+    for facts in () if is_url(bundle.path) else measurements_of(Path(bundle.path), bundle.digest):
         head, *rows = latency_rows(facts)
         table = Table(f"Latency of {bundle.name}, measured {facts.measured_at}", head, rows)
         yield Paragraph(machine_line(facts))
