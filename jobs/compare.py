@@ -450,7 +450,16 @@ def compare_runs(
         runs, labels, (match.teacher[flips], match.student[flips]), change_N[flips].tolist(), storage
     )
     num_up, num_down = (int((rows.grades[1 - side] > rows.grades[side]).sum()) for side in (0, 1))
-    notes = [*ours.notes, *theirs.notes, *notes, *_notes(counts), *more]
+    texts = {
+        "only_a": "rows that only run A has, left out",
+        "quarantined_a_only": "rows that run A alone has in quarantine, left out",
+        "only_b": "rows that only run B has, left out",
+        "quarantined_b_only": "rows that run B alone has in quarantine, left out",
+        "quarantined_elsewhere_absent": "rows in quarantine in one run and absent from the other",
+        "repeated": "pairs that occur several times in both runs are matched in order; rows beyond the first",
+    }
+    told = [f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]]
+    notes = [*ours.notes, *theirs.notes, *notes, *told, *more]
     by_gold = None
     if golds is not None:
         found, lexical = golds.of_both(sets, labels, match, notes)
@@ -498,15 +507,3 @@ def _about(run: RunLabels) -> dict[str, Any]:
         "labelled": sum(file.rows for file in run.found.labels),
         "quarantined": run.found.tally.num_quarantined,
     }
-
-
-def _notes(counts: dict[str, int]) -> list[str]:
-    texts = {
-        "only_a": "rows that only run A has, left out",
-        "quarantined_a_only": "rows that run A alone has in quarantine, left out",
-        "only_b": "rows that only run B has, left out",
-        "quarantined_b_only": "rows that run B alone has in quarantine, left out",
-        "quarantined_elsewhere_absent": "rows in quarantine in one run and absent from the other",
-        "repeated": "pairs that occur several times in both runs are matched in order; rows beyond the first",
-    }
-    return [f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]]

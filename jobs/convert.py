@@ -96,7 +96,6 @@ def format_of(path: str, named: str | None, option: Literal["--from", "--to"], s
 Kind = Literal["grade", "score"]
 SCORES = ("score", "expected_grade")
 """Columns that rank without being named, the first that is there."""
-GROUP_ROWS = 1 << 16
 _TYPES = {"grade": pa.int64(), "score": pa.float64()}
 SHOWN_CHARACTERS = 60
 
@@ -163,7 +162,7 @@ def open_source(path: str, form: Format, target: Format, options: Options, scrat
         names = [options.by, options.doc, value]
         table = pa.schema(zip(names, (pa.string(), pa.string(), _TYPES[kind]), strict=True)).empty_table()
     with reading(path):
-        pq.write_table(table, file, row_group_size=GROUP_ROWS)
+        pq.write_table(table, file, row_group_size=1 << 16)
     return Source(path, form, [str(file)], names, value, kind, row_column)
 
 

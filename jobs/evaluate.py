@@ -72,8 +72,6 @@ from relabel.manifests.run import load_manifest, open_run_labels
 from relabel.manifests.schemas import codes_of, ids_of, release_unused, texts_of
 from relabel.manifests.store import open_run_store
 
-BY_INPUT_ROW = "row_id: the qrels are the run's own input"
-BY_FILE_ROW = "row: labels and grades are in one file"
 MOST_GRADES = 10
 """As many as a labeler may have."""
 
@@ -326,7 +324,9 @@ def _gold_by_row(
         if place_of(labels.where) != place_of(qrels):
             return None
         named: dict[str, Any] = {"grade": grade or DEFAULT_GRADE, "by": options.by or "query_id", "doc": options.doc}
-        return BY_FILE_ROW, load_qrels(qrels, storage, **named, is_by_row=True, grade_map=options.grade_map)
+        return "row: labels and grades are in one file", load_qrels(
+            qrels, storage, **named, is_by_row=True, grade_map=options.grade_map
+        )
     own = own_input(labels.plan, qrels, grade, storage)
     if own is None:
         return None
@@ -334,16 +334,15 @@ def _gold_by_row(
     further = further_of_input(files, gold_columns(labels.columns), storage, where=qrels)
     is_implied = further and has_implied_grades(column, column_names(files[0], storage), further)
     written = None if is_implied else load_gold_by_row(files, column, storage)
-    return BY_INPUT_ROW, {GOLD: graded(written, further, column, options.grade_map, path=qrels), **further}
+    grades = graded(written, further, column, options.grade_map, path=qrels)
+    return "row_id: the qrels are the run's own input", {GOLD: grades, **further}
 
 
 def gold_files(path: str | None) -> list[str]:
     """What must not be written over where these are the gold grades: the path as given, and the local files that a
     pattern matches.
     """
-    if path is None:
-        return []
-    return [path] if is_url(path) else [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
+    return [] if path is None else [path] if is_url(path) else [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
 
 
 def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:

@@ -354,7 +354,6 @@ _MOST_SHARE = 0.1
 _FEW = 50
 _LIKE = 0.5
 """Queries are alike from this share of words in common (Jaccard)."""
-_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +568,7 @@ def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple
         seen.pop(word, None)
     most = max(_FEW, _MOST_SHARE * len(documents))
     rng = random.Random(rule.seed)
-    for number in rng.choices(range(len(documents)), k=rule.queries * _TRIES) if documents else ():
+    for number in rng.choices(range(len(documents)), k=rule.queries * 20) if documents else ():
         sentences = [one for text in _texts(documents[number]["source"]) for one in re.split(r"[\n!?;]|\.\s", text)]
         words = _words(rng.choice(sentences)) if sentences else []
         length = rng.randint(1, rule.max_words)

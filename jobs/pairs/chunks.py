@@ -105,8 +105,6 @@ def _read(
 # Source: RDR2 (papers, section 3.2). A paragraph is a node, a table is one, and so is each outermost item of a list, as
 # in the paper's own example. A heading is under the last one of a lower level, whatever levels are skipped.
 
-_TREE_COLUMNS: dict[str, pa.DataType] = {DOCUMENT: TEXT, COLUMN: NODES}
-
 
 def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage: Storage) -> Counter[str]:
     """Write the pairs with the columns `document` and `tree`, rows in the order of the input; pairs and nodes (without
@@ -128,7 +126,7 @@ def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage
         )
         return page.text, [node._asdict() for node in nodes]
 
-    add_page_columns(pairs_path, to, form, column, _TREE_COLUMNS, values, storage)
+    add_page_columns(pairs_path, to, form, column, {DOCUMENT: TEXT, COLUMN: NODES}, values, storage)
     return counts
 
 

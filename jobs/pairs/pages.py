@@ -25,7 +25,6 @@ from relabel.manifests.process import require
 
 BlockKind = Literal["heading", "text", "table", "list"]
 _BETWEEN = "\n\n"
-_UNFIT = re.compile("[\0\ud800-\udfff]")
 
 
 class Extent(NamedTuple):
@@ -84,7 +83,6 @@ class Draft(NamedTuple):
 
 
 Form = Literal["html", "markdown", "wikitext", "text"]
-_BLANK = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
 def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
@@ -101,7 +99,9 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
     scripts: list[str] = []
     for text, form in texts:
         if form == "text":
-            drafts += [Draft("text", [one.strip()]) for one in _BLANK.split(_lines(text)) if one.strip()]
+            drafts += [
+                Draft("text", [one.strip()]) for one in re.split(r"\n(?:[^\S\n]*\n)+", _lines(text)) if one.strip()
+            ]
         else:
             page = read_html(_AS_HTML[form](text))
             drafts += drafts_of(page.root)
@@ -122,7 +122,7 @@ def _lines(text: str) -> str:
 
 def fit(text: str) -> str:
     """The text with U+FFFD for each NUL and lone surrogate, which neither UTF-8 nor a prompt can hold."""
-    return _UNFIT.sub("\ufffd", text)
+    return re.sub("[\0\ud800-\udfff]", "\ufffd", text)
 
 
 NodeKind = Literal["page", "heading", "list", "item", "table", "row", "cell"]
@@ -279,9 +279,7 @@ _NODES: dict[str, NodeKind] = {
     "tr": "row",
 }
 _PARENTS: dict[NodeKind, tuple[NodeKind, ...]] = {"item": ("list",), "row": ("table",), "cell": ("row", "table")}
-_HEADING = re.compile("h[1-6]")
 _HIDING = re.compile(r"display\s{0,9}:\s{0,9}none|visibility\s{0,9}:\s{0,9}hidden", re.IGNORECASE)
-_NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
 _LINE_BREAK = "\0"
 """In place of `<br>` in text that is collected; no text that was read holds it."""
 MOST_DEPTH = 1000
@@ -343,7 +341,7 @@ class _Reader:
         if self._hidden_at is not None:
             return
         is_block = _BLOCK.fullmatch(tag) is not None
-        is_heading = is_block and _HEADING.fullmatch(tag) is not None
+        is_heading = re.fullmatch("h[1-6]", tag) is not None
         kind = _NODES.get(tag)
         if is_heading or (kind in ("list", "table") and self._heading):
             self._end_heading()
@@ -401,7 +399,7 @@ class _Reader:
             node.is_layout = attributes.get("role", "").strip().lower() in ("presentation", "none")
         if tag == "ol":
             given = attributes.get("start", "").strip()
-            node.number = int(given) if _NUMBER.fullmatch(given) else 1
+            node.number = int(given) if re.fullmatch("-?[0-9]{1,9}", given) else 1
         self._nodes[-1].children.append(node)
         self.open[-1] = node
         self._nodes.append(node)
@@ -441,12 +439,11 @@ class _Reader:
 _PREFIX = re.compile(r"^(?:[ \t>]|[-+*](?=[ \t])|\d{1,9}[.)](?=[ \t]))*", re.MULTILINE)
 _MOST_PREFIX = 40
 """Columns of `> - 1.` and blanks that a line begins with at most: markdown-it leaves out what is nested more deeply."""
-_MOST_NESTING = 100
 
 
 def _markdown_html(markdown: str) -> str:
     library: Any = require("markdown_it", extra="pairs", purpose="documents in Markdown")
-    reader = library.MarkdownIt("commonmark", {"maxNesting": _MOST_NESTING}).enable(["table", "strikethrough"])
+    reader = library.MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
 
     def shallow(prefix: re.Match[str]) -> str:
         return prefix[0] if len(prefix[0]) <= _MOST_PREFIX // 4 else prefix[0].expandtabs(4)[:_MOST_PREFIX]
@@ -467,11 +464,8 @@ _NO_TEXT_LINK = re.compile(
     r"\s*(?:(?:file|image|media|category|datei|bild|kategorie|fichier|catégorie)\s*:|[a-z]{2,3}(?:-[a-z]+)?:)",
     re.IGNORECASE,
 )
-_DEEP_MARKS = re.compile(r"^([*#:;]{10})[*#:;]+", re.MULTILINE)
-_HTML_TAG = re.compile("<[^>]*>")
 _STRAY_TAG = re.compile(r"</?[a-z][a-z0-9]*(?:[\s/][^<>]*)?>", re.IGNORECASE)
 """A tag without its other end, which the parser leaves in the text."""
-_MAGIC = re.compile(r"__[A-Z]+__")
 _SHOWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nowrap", "nobr", "small", "big", "angbr", "smallcaps", "abbr", "circa"), ("1",)),
     **dict.fromkeys(("lang", "transl", "tooltip"), ("2",)),
@@ -491,7 +485,9 @@ def wikitext_html(wikitext: str) -> str:
         MissingExtraError: mwparserfromhell is not installed.
     """
     parser: Any = require("mwparserfromhell", extra="pairs", purpose="documents in wikitext")
-    return _html_of(parser.parse(_DEEP_MARKS.sub(r"\1", _MAGIC.sub("", _lines(wikitext)))))
+    return _html_of(
+        parser.parse(re.sub(r"(?m)^([*#:;]{10})[*#:;]+", r"\1", re.sub("__[A-Z]+__", "", _lines(wikitext))))
+    )
 
 
 def _html_of(code: Any) -> str:
@@ -600,7 +596,7 @@ def _write_template(node: Any, page: _Wiki) -> None:
     if name.startswith("infobox"):
         fields = [(html.escape(str(one.name).strip()), _html_of(one.value)) for one in node.params if one.showkey]
         shown = (
-            f"<tr><th>{key}</th><td>{value}</td></tr>" for key, value in fields if _HTML_TAG.sub("", value).strip()
+            f"<tr><th>{key}</th><td>{value}</td></tr>" for key, value in fields if re.sub("<[^>]*>", "", value).strip()
         )
         page.block(f"<table>{''.join(shown)}</table>")
     for place, key in enumerate(_SHOWN.get(name, ())):

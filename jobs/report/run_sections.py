@@ -60,16 +60,11 @@ from relabel.manifests.secrets import shortened
 # distributions and route trees.
 
 
-REASONS = 12
-REASON_CHARS = 300
-
-
 # ------------------------------------------------------------------------------
 # One pass over a run's labels; memory does not grow with the run. Letters: N rows of a file, M of a sample, K grades.
 
 BINS = 20
 SEED = 7
-_NARROW = ["grade", "probs", "outside_mass", "flags"]
 
 
 @dataclass
@@ -126,7 +121,7 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     drawn = {status: np.sort(rng.choice(by_status[status], count, replace=False)) for status, count in wanted}
     place = Counter[str]()
     for file in run.found.labels:
-        table = run.folder.table(file, LABELS, _NARROW)
+        table = run.folder.table(file, LABELS, ["grade", "probs", "outside_mass", "flags"])
         _add_labels(found, table)
         if len(rows_M := _taken(drawn, place, "ok", np.arange(table.num_rows))):
             found.chosen += label_rows(read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M)))
@@ -276,7 +271,7 @@ def _quarantine(one: RunTally, *, has_reasons: bool) -> Iterator[Block]:
     yield Table(title, ("status", "rows"), [[status, Shade(f"{count:,}", count / total)] for status, count in counts])
     for status, count in counts if has_reasons else ():
         reasons = one.reasons.get(status, Counter())
-        shown = [(shortened(reason, REASON_CHARS), number) for reason, number in reasons.most_common(REASONS)]
+        shown = [(shortened(reason, 300), number) for reason, number in reasons.most_common(12)]
         caption = f"Why, the {len(shown)} most frequent of {len(reasons):,}"
         yield Fold(f"{status}: {count:,} rows of {run.name}", [Table(caption, ("reason", "rows"), shown)])
 
@@ -330,7 +325,6 @@ LINES = 200
 """Of a tree."""
 TEXT_CHARS = 240
 _COLUMNS = {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "steps": "list<string>"}
-_READS = Reads(columns=(InputColumn(COLUMN, "list<node>", "The document's tree.", True),))
 
 
 def routes_section(runs: Sequence[RunTally]) -> Section:
@@ -348,7 +342,8 @@ def routes_section(runs: Sequence[RunTally]) -> Section:
 
 def _documents(run: RunArtifact, labels: Sequence[LabelRow]) -> Iterator[Block]:
     try:
-        pairs = input_texts(run, [row.row_id for row in labels], reads=_READS)
+        tree = Reads(columns=(InputColumn(COLUMN, "list<node>", "The document's tree.", True),))
+        pairs = input_texts(run, [row.row_id for row in labels], reads=tree)
     except (RelabelError, OSError) as exc:
         yield Paragraph(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
         return
