@@ -87,23 +87,15 @@ if TYPE_CHECKING:
 # and images from inside the file; nothing is loaded from anywhere. The same sections give the same bytes.
 
 
-@dataclass(frozen=True)
-class Browser:
-    """What the page's script shows.
+def render_page(
+    title: str, subtitle: str, sections: Sequence[Section], *, rows: str = "", notes: Sequence[str] = ()
+) -> str:
+    """The HTML file.
 
     Args:
-        runs: name of each run.
-        rows: see `shown_row`.
-        notes: what a reader should know first, such as that this is a sample.
+        rows: of the label browser, see `browser_json`; empty for none.
+        notes: what a reader of it should know first, such as that this is a sample.
     """
-
-    runs: Sequence[str]
-    rows: Sequence[dict[str, Any]]
-    notes: Sequence[Paragraph]
-
-
-def render_page(title: str, subtitle: str, sections: Sequence[Section], *, browser: Browser | None = None) -> str:
-    """The HTML file."""
     style, script = _asset("report.css"), _asset("report.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
@@ -114,8 +106,8 @@ def render_page(title: str, subtitle: str, sections: Sequence[Section], *, brows
         title=title,
         subtitle=subtitle,
         sections=[section for section in sections if section.blocks],
-        browser=browser,
-        rows=browser and Markup(browser_json(browser)),
+        rows=Markup(rows),
+        notes=notes,
         style=Markup(style),
         script=Markup(script),
         policy=policy,
@@ -163,9 +155,14 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x202
 """What could end the script element, or JavaScript's lines; JSON reads both spellings alike."""
 
 
-def browser_json(browser: Browser) -> str:
-    """JSON that can't leave its script element."""
-    held = {"runs": [{"name": name} for name in browser.runs], "rows": list(browser.rows)}
+def browser_json(runs: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    """What the page's script shows, as JSON that can't leave its script element.
+
+    Args:
+        runs: name of each run.
+        rows: see `shown_row`.
+    """
+    held = {"runs": [{"name": name} for name in runs], "rows": rows}
     return json.dumps(held, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
@@ -367,7 +364,7 @@ def build_report(
     scored = tuple(run.path for run in runs if run.kind == "scores")
     choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
-    browser = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else None
+    rows, notes = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else ([], [])
     sections = [
         ran_section(artifacts),
         lineage_section(artifacts),
@@ -383,9 +380,10 @@ def build_report(
     ]
     names = list(dict.fromkeys(one.name for one in artifacts))
     title = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-    html = render_page(title, _subtitle(artifacts), sections, browser=browser)
-    shown = [section.name for section in sections if section.blocks] + (["labels"] if browser is not None else [])
-    return BuiltPage(html, shown, len(browser.rows) if browser else 0, sum(one.by_status.total() for one in tallies))
+    held = browser_json([one.run.name for one in tallies], rows) if rows else ""
+    html = render_page(title, _subtitle(artifacts), sections, rows=held, notes=notes)
+    shown = [section.name for section in sections if section.blocks] + (["labels"] if rows else [])
+    return BuiltPage(html, shown, len(rows), sum(one.by_status.total() for one in tallies))
 
 
 def _subtitle(artifacts: Sequence[Artifact]) -> str:
@@ -419,8 +417,8 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
     return Section("ran", "What ran", [*notes, *cards, *specs])
 
 
-def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
-    """The rows that were chosen, with their texts and gold grades."""
+def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows that were chosen, with their texts and gold grades; and notes on them."""
     notes: list[str] = []
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
@@ -443,7 +441,7 @@ def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> Browser:
                 raise  # else the section on gold grades says why
         shown = [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(found, golds, strict=True)]
         rows += sorted(shown, key=lambda row: int(row["row"]))
-    return Browser([one.run.name for one in tallies], rows, [Paragraph(note, "warn") for note in notes])
+    return rows, notes
 
 
 # ------------------------------------------------------------------------------

@@ -404,6 +404,8 @@ def teacher_facts(one: TeacherArtifact) -> Facts:
     """Method, data and training of a teacher."""
     manifest = one.manifest
     data, training, method = manifest.data, manifest.training, METHODS.get(manifest.method)
+    kept = "" if training.best_step is None else f", by which step {training.best_step:,} was kept"
+    held = data.held_out if data.held_out is not None and data.held_out.rows else None
     rows: list[tuple[str, Cell]] = [
         ("method", manifest.method if method is None else f"{manifest.method}: {method.title}"),
         ("labeler", str(manifest.labeler.get("name"))),
@@ -411,12 +413,13 @@ def teacher_facts(one: TeacherArtifact) -> Facts:
         ("learned from", f"{data.rows:,} rows, {data.answer_tokens:,} tokens of answers"),
         *(("left out", f"{count:,} {reason}") for reason, count in data.dropped.items()),
         ("trained", f"{training.steps:,} steps on {training.device}"),
+        *([("held out", f"{held.rows:,} rows of {held.queries:,} queries{kept}")] if held else []),
+        ("relabel", manifest.relabel),
+        ("fingerprint", manifest.fingerprint[:DIGITS]),
+        ("digest", one.digest[:DIGITS]),
+        ("path", one.path),
     ]
-    if data.held_out is not None and data.held_out.rows:
-        kept = "" if training.best_step is None else f", by which step {training.best_step:,} was kept"
-        rows.append(("held out", f"{data.held_out.rows:,} rows of {data.held_out.queries:,} queries{kept}"))
-    digests = [("fingerprint", manifest.fingerprint[:DIGITS]), ("digest", one.digest[:DIGITS])]
-    return Facts(f"Teacher {one.name}", [*rows, ("relabel", manifest.relabel), *digests, ("path", one.path)])
+    return Facts(f"Teacher {one.name}", rows)
 
 
 def student_facts(one: StudentArtifact) -> Facts:
@@ -437,13 +440,14 @@ def student_facts(one: StudentArtifact) -> Facts:
 
 def bundle_facts(one: BundleArtifact) -> Facts:
     """Models and heads of a bundle."""
-    student = one.student
-    models = ", ".join(f"{model.path} ({model.precision})" for model in student.models)
-    places = [("version", one.digest[:DIGITS]), ("path", one.path)]
-    licence = ("licence", student.licence["bundle"] or "not stated")
-    return Facts(
-        f"Bundle {one.name}", [("models", models), *_heads(student.heads, student.temperature or {}), licence, *places]
-    )
+    rows: list[tuple[str, Cell]] = [
+        ("models", ", ".join(f"{model.path} ({model.precision})" for model in one.student.models)),
+        *_heads(one.student.heads, one.student.temperature or {}),
+        ("licence", one.student.licence["bundle"] or "not stated"),
+        ("version", one.digest[:DIGITS]),
+        ("path", one.path),
+    ]
+    return Facts(f"Bundle {one.name}", rows)
 
 
 def _heads(heads: Mapping[str, int], temperature: Mapping[str, float]) -> list[tuple[str, Cell]]:

@@ -14,7 +14,7 @@ import pytest
 
 from relabel.jobs.evaluate import JudgingOptions
 from relabel.jobs.report.artifacts import open_artifact
-from relabel.jobs.report.build import WORST, Browser, browser_json, build_report
+from relabel.jobs.report.build import WORST, browser_json, build_report
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, table_of, tables_of, write_table
@@ -188,7 +188,7 @@ def test_same_run_gives_the_same_bytes(tmp_path: Path, pairs: Path) -> None:
 
 def test_embedded_rows_can_not_leave_their_element() -> None:
     hostile = "</script><!-- \u2028 \u2029 & <script>"
-    text = browser_json(Browser(["x"], [{"run": 0, "document": hostile}], []))
+    text = browser_json(["x"], [{"run": 0, "document": hostile}])
     assert not set(text) & set("<>&\u2028\u2029")
     assert json.loads(text)["rows"][0]["document"] == hostile
 
