@@ -149,8 +149,8 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
                 above.pop()
         parent, is_heading = above[-1][1], block.kind == "heading"
         # a heading without its marks, a list's items each
-        title = Extent(block.span.end - len(block.title), block.span.end)
-        for start, end in (title,) if is_heading else block.parts if block.kind == "list" else (block.span,):
+        bare = Extent(block.span.end - len(block.title), block.span.end)
+        for start, end in (bare,) if is_heading else block.parts if block.kind == "list" else (block.span,):
             kind = STRUCTURE if is_heading else CONTENT
             nodes.append(Node(len(nodes), kind, parent.level + 1, page.text[start:end], start, end, parent.id))
         if is_heading:
