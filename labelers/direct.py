@@ -207,8 +207,6 @@ class YesNo(DecisionAlone):
 class DirectOptions(DecisionOptions):
     """Options of `direct`."""
 
-    name: str = "direct"
-    """A registered labeler."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1. Four, as in the TREC judgments that this baseline is read against."""
 
@@ -233,8 +231,6 @@ class Direct(DecisionAlone):
 class PointwiseOptions(YesNoOptions):
     """Options of `pointwise`."""
 
-    name: str = "pointwise"
-    """A registered labeler."""
     instruction: Instruction = "The document holds information that helps to answer the query."
     """What a document has to be for a yes, in a sentence or a few."""
 
@@ -259,8 +255,6 @@ class Pointwise(YesNo):
 class UmbrelaOptions(ThinkOptions):
     """Options of `umbrela`."""
 
-    name: str = "umbrela"
-    """A registered labeler."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1. Four, as in the TREC judgments that UMBRELA was made to reproduce."""
     steps: Literal["umbrela", "r3a"] = "umbrela"
@@ -282,24 +276,17 @@ class Umbrela(ThinkScore):
 # words' log-probabilities. The sentences are ours.
 
 
-class ComplexityOptions(YesNoOptions):
-    """Options of `complexity`."""
-
-    name: str = "complexity"
-    """A registered labeler."""
-
-
 class Complexity(YesNo):
     """Asks whether the query is complex; `Label.distribution.probs[1]` is P(complex). The document never reaches the
     prompt.
     """
 
-    Options: ClassVar[type[LabelerOptions]] = ComplexityOptions
+    Options: ClassVar[type[LabelerOptions]] = YesNoOptions
     template_set = "complexity"
     reads_document = False
     data = ("query",)
 
-    def __init__(self, options: ComplexityOptions) -> None:
+    def __init__(self, options: YesNoOptions) -> None:
         super().__init__(options, stage="complex")
 
 
@@ -309,17 +296,10 @@ class Complexity(YesNo):
 # are ours.
 
 
-class R1Options(ThinkOptions):
-    """Options of `r1`."""
-
-    name: str = "r1"
-    """A registered labeler."""
-
-
 class R1(ThinkScore):
     """The R1-style labeler."""
 
-    Options: ClassVar[type[LabelerOptions]] = R1Options
+    Options: ClassVar[type[LabelerOptions]] = ThinkOptions
     template_set = "r1"
 
 
@@ -335,8 +315,6 @@ MADE_QUERY = "made_query"
 class QueryOptions(OnceAQueryOptions):
     """Options of `query`."""
 
-    name: str = "query"
-    """A registered labeler."""
     grades: Literal[0] = 0
     """None: the label is a query."""
     max_words: int = Field(8, ge=1, le=50)
@@ -380,8 +358,6 @@ class Query(OneAsk):
 class EnsembleOptions(DecisionOptions):
     """Options of `ensemble`."""
 
-    name: str = "ensemble"
-    """A registered labeler."""
     grades: int = Field(4, ge=2, le=10)
     """Number of grades K; labels are 0..K-1."""
     instructions: list[Instruction] = Field(
@@ -473,8 +449,6 @@ _TEXTS = ("query_subject", "query_attribute", "product_subject", "product_attrib
 class GraphGrpoOptions(TextOptions):
     """Options of `graph-grpo`."""
 
-    name: str = "graph-grpo"
-    """A registered labeler."""
     phi: PhiTable = DEFAULT_PHI
     """Rule map: row = subject score 0..4, column = attribute score 0..4, cell = grade. Default, for three grades alone:
     0 counts as 4, the weaker of the two decides, 4 → 2, 3 or 2 → 1, 1 → 0. Other numbers of grades need a map of their

@@ -181,8 +181,6 @@ template fails there.
 class R3AOptions(ThinkOptions, TextOptions):
     """Options of `r3a`."""
 
-    name: str = "r3a"
-    """A registered labeler."""
     intent: bool = True
     """Have the intent stated. Without it the reasoning that leads to it stays, in a turn of its own as before: nothing
     but the tag goes.

@@ -158,8 +158,6 @@ _FEWEST = 2
 class VariantsOptions(SearchOptions, ThinkOptions):
     """Options of `variants`."""
 
-    name: str = "variants"
-    """A registered labeler."""
     grades: Literal[0] = 0
     """None: the label is a list of queries."""
     max_variants: int = Field(3, ge=_FEWEST, le=20)
@@ -233,8 +231,6 @@ WORDS = ("no", "yes")
 class ReviewOptions(SearchOptions):
     """Options of `review`."""
 
-    name: str = "review"
-    """A registered labeler."""
     grades: Literal[2] = 2
     """Two: a row's document was named as one that matters (1), or it was shown and not named (0)."""
     window_tokens: int = Field(25_000, ge=256)
@@ -491,8 +487,6 @@ TOKENS_PER_CHUNK = 8
 class EvidenceSetOptions(OnceAQueryOptions):
     """Options of `evidence-set`."""
 
-    name: str = EVIDENCE_SET
-    """A registered labeler."""
     grades: Literal[2] = 2
     """Two: a row's document gave chunks (1), or it was shown and gave none (0)."""
     window_tokens: int = Field(7000, ge=256)

@@ -399,8 +399,6 @@ PASSAGES = InputColumn("passages", "list<string>", "Passages of the document tha
 class RouteOptions(LabelerOptions):
     """Options of `route`."""
 
-    name: str = "route"
-    """A registered labeler."""
     grades: Literal[3] = 3
     """Three: some node answers (2), none does and a heading was to be unfolded (1), neither (0)."""
     passages: int = Field(5, ge=1, le=100)
