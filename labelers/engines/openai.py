@@ -34,12 +34,11 @@ from relabel.labelers.engines.openai_client import (
     Unanswered,
     args_of,
     key_of,
-    parse_reply,
+    read_as,
     read_chat,
     read_complaint,
     server_address,
     shown,
-    validated,
 )
 from relabel.labelers.engines.openai_modes import ChatMode, ChatWork, TokensMode, answer_of
 from relabel.labelers.engines.transformers import TokenizerFolder, tokenizer_folder
@@ -58,15 +57,12 @@ if TYPE_CHECKING:
 # Batches: chat requests uploaded as files that the provider completes within a day at half the price.
 
 
-PATH = "/batches"
 URL = "/v1/chat/completions"
-ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 PART_BYTES = 100 << 20
 """Providers take files of up to 200 MB."""
 PART_REQUESTS = 50_000
 FAILED_IN_A_ROW = 3
 """Batches that fail as a whole before the run ends: it is not the requests."""
-LISTED = 100
 
 Works = Mapping[str, ChatWork]
 
@@ -119,8 +115,14 @@ class Batches:
 
     async def answer(self, works: list[ChatWork]) -> None:
         """Have all of them answered; returns when they are."""
+        # by what is asked, its seed included; the same one asked twice is numbered
+        seen, named = Counter[str](), dict[str, ChatWork]()
+        for work in works:
+            digest = digest_of(work.body)[:32]
+            named[f"{digest}-{seen[digest]}"] = work
+            seen[digest] += 1
         known = sorted(await asyncio.to_thread(self._records.load), key=lambda record: -record.created)
-        await self._answer(_by_ask(works), [record for record in known if record.name not in self._own], tries=0)
+        await self._answer(named, [record for record in known if record.name not in self._own], tries=0)
 
     async def _answer(self, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
         """Take up those that batches of earlier executions hold, the latest first, and hand the others over.
@@ -144,12 +146,10 @@ class Batches:
             self._fetched[record.name] = asyncio.create_task(self._fetch(record))
         lines, is_paid = await self._fetched[record.name]
         is_own = record.name in self._own
-        left: dict[str, ChatWork] = {}
-        answers: list[Answer] = []
+        left, answers = dict[str, ChatWork](), list[Answer]()
         fault: ServerGoneError | None = None
         for ask, work in works.items():
-            line = lines.get(ask)
-            answer = None
+            line, answer = lines.get(ask), None
             try:
                 answer = self._read(line, work, is_own=is_own) if line is not None else None
             except ServerGoneError as exc:  # what else the batch holds is paid for
@@ -199,12 +199,12 @@ class Batches:
     async def _ended(self, batch: str) -> _Named | None:
         """A batch that has ended; None for one that the server does not know any more."""
         while True:
-            found = await self._client.send("GET", f"{PATH}/{batch}", _read_named)
+            found = await self._client.send("GET", f"/batches/{batch}", partial(read_as, _Named))
             if isinstance(found, Failure):
                 if found.status == 404:
                     return None
                 raise ServerGoneError(f"the server at {self._client.at} does not show its batches: {found.detail}")
-            if found.status in ENDED:
+            if found.status in ("completed", "failed", "expired", "cancelled"):
                 return found
             await self._client.pause(self._args.batch_poll_s)
 
@@ -212,7 +212,7 @@ class Batches:
         """The server's own name for a batch of ours; None where it has none."""
         after = ""
         while True:
-            found = await self._client.send("GET", f"{PATH}?limit={LISTED}{after}", _read_listed)
+            found = await self._client.send("GET", f"/batches?limit=100{after}", partial(read_as, _Listed))
             if isinstance(found, Failure):
                 raise ServerGoneError(f"the server at {self._client.at} does not list its batches: {found.detail}")
             for one in found.data or ():
@@ -228,7 +228,9 @@ class Batches:
         await asyncio.to_thread(self._records.keep, record)
         failpoints.hit("before_batch_file")
         lines = [{"custom_id": ask, "method": "POST", "url": URL, "body": work.body} for ask, work in works.items()]
-        file = await self._client.upload(f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), _read_named)
+        file = await self._client.upload(
+            f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), partial(read_as, _Named)
+        )
         if isinstance(file, Failure):
             raise ModelError(
                 f"engine.args.batch: the server at {self._client.at} takes no files for batches: {file.detail}."
@@ -249,7 +251,7 @@ class Batches:
             "metadata": {"relabel": name},
         }
         for _ in range(self._args.max_tries):
-            found = await self._client.try_once("POST", PATH, _read_named, body)
+            found = await self._client.try_once("POST", "/batches", partial(read_as, _Named), body)
             if isinstance(found, Failure):
                 raise ModelError(
                     f"engine.args.batch: the server at {self._client.at} takes no batches: {found.detail}."
@@ -279,16 +281,6 @@ class Batches:
         return None if refused is None else answer_of(work, refused)
 
 
-def _by_ask(works: list[ChatWork]) -> dict[str, ChatWork]:
-    """Requests by what is asked, its seed included; the same one asked twice is numbered."""
-    seen, named = Counter[str](), dict[str, ChatWork]()
-    for work in works:
-        digest = digest_of(work.body)[:32]
-        named[f"{digest}-{seen[digest]}"] = work
-        seen[digest] += 1
-    return named
-
-
 def _parts(works: Works) -> list[Works]:
     """Batches that a provider takes."""
     parts: list[dict[str, ChatWork]] = []
@@ -307,20 +299,12 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _read_named(raw: bytes) -> _Named:
-    return validated(_Named, parse_reply(raw))
-
-
-def _read_listed(raw: bytes) -> _Listed:
-    return validated(_Listed, parse_reply(raw))
-
-
 def _read_lines(raw: bytes) -> dict[str, _Response]:
     """Responses by ask; a line that can't be read is none, and its ask is put again."""
     found: dict[str, _Response] = {}
     for text in raw.splitlines():
         with contextlib.suppress(ReplyError):
-            line = validated(_Line, parse_reply(text))
+            line = read_as(_Line, text)
             found[line.custom_id] = line.response or _Response()
     return found
 
@@ -371,15 +355,13 @@ class OpenAi(Engine):
             )
         self._version = f"httpx-{httpx.__version__}"
         self._digest = _served_digest(args, folder)
-        self._server: dict[str, Any] = {}
-        self._remarks: list[str] = []
+        self._server, self._remarks = dict[str, Any](), list[str]()
         self._capacity = args.concurrency * WAITING_PER_SLOT
         self._in_flight = 0
         self._answers: queue.SimpleQueue[list[Answer] | Exception] = queue.SimpleQueue()
         self._fault: Exception | None = None
         self._batches: Batches | None = None
-        self._unsent: list[ChatWork] = []
-        self._running: set[asyncio.Task[Any]] = set()
+        self._unsent, self._running = list[ChatWork](), set[asyncio.Task[Any]]()
         self._client = ApiClient(args, key, pause=pause)
         portals = require("anyio.from_thread", extra="openai", purpose="The openai engine")
         self._until_closed = contextlib.ExitStack()
@@ -418,9 +400,8 @@ class OpenAi(Engine):
             remarks = engine.prepare(asks)
         finally:
             engine.close()
-        client, mode = engine._client, engine._mode.name
-        listed = counted(len(client.listed), "model")
-        head = f"{client.at} lists {listed} and answers as {args.served_model} ({mode} mode)"
+        client, listed = engine._client, counted(len(engine._client.listed), "model")
+        head = f"{client.at} lists {listed} and answers as {args.served_model} ({engine._mode.name} mode)"
         return ". ".join([head, *(remark.removesuffix(".") for remark in remarks)])
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
@@ -475,7 +456,7 @@ class OpenAi(Engine):
         return ready
 
     def rendered(self, ask: Ask) -> list[str] | None:
-        return self._mode.rendered(ask) if isinstance(self._mode, TokensMode) else None
+        return self._mode.encoder.shown(ask) if isinstance(self._mode, TokensMode) else None
 
     def facts(self) -> EngineFacts:
         args = self._args
@@ -492,7 +473,7 @@ class OpenAi(Engine):
                 "distributions": self._mode.has_distributions,
                 "price_per_million": prices,
                 **self._server,
-                **self._mode.details(),
+                **self._mode.details,
             },
         )
 
@@ -519,7 +500,9 @@ class OpenAi(Engine):
         """What was charged so far at most, without what is in flight. Once it is closed, less what is in flight in
         batches that an earlier execution paid for.
         """
-        charge = self._client.costs.at_most
+        costs = self._client.costs
+        tokens = costs.counts["prompt_tokens"] + costs.counts["output_tokens"]
+        charge = costs.lost.plus(Charge(tokens, costs.cost))
         if self._batches is not None and not self._is_open:
             for ask in self._batches.adopted.values():
                 charge = charge.minus(self.most(ask))
@@ -552,8 +535,9 @@ class OpenAi(Engine):
                 "all the same."
             )
         served = models.get(args.served_model, {})
-        words = {name: served.get(name) for name in ("owned_by", "root")}
-        self._server |= {name: shown(word) for name, word in words.items() if isinstance(word, str)}
+        self._server |= {
+            name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)
+        }
         context = served.get("max_model_len")
         if type(context) is not int or not 0 < context <= MAX_COUNT:
             context = None

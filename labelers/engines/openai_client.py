@@ -5,14 +5,16 @@ with bounded concurrency and retries. Only this module sends the key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import pydantic_core
@@ -33,17 +35,13 @@ if TYPE_CHECKING:
 # value to the engine apart from the spec. Messages show neither a key nor an address that may hold a password.
 
 
-KEY_OPTION = "api_key_env"
-"""The option that names the variable with the key, and the key's name among an engine's secrets."""
-
-
 class OpenAiArgs(EngineArgs):
     """Options of the openai engine."""
 
     speed_only: ClassVar[frozenset[str]] = frozenset(
         {
             "base_url",
-            KEY_OPTION,
+            "api_key_env",
             "concurrency",
             "timeout_s",
             "max_tries",
@@ -57,7 +55,7 @@ class OpenAiArgs(EngineArgs):
             "cache_dir",
         }
     )
-    secret_variables: ClassVar[frozenset[str]] = frozenset({KEY_OPTION})
+    secret_variables: ClassVar[frozenset[str]] = frozenset({"api_key_env"})
     """Options that name an environment variable whose value is passed to the engine alone."""
 
     base_url: str
@@ -150,9 +148,9 @@ def key_of(args: OpenAiArgs, secrets: Mapping[str, SecretStr]) -> str | None:
     Raises:
         ConfigError: a variable was named and is not set, or what it holds can't be sent in a header.
     """
-    key = secrets.get(KEY_OPTION, SecretStr("")).get_secret_value().strip()
+    key = secrets.get("api_key_env", SecretStr("")).get_secret_value().strip()
     if not key:
-        if args.api_key_env != OpenAiArgs.model_fields[KEY_OPTION].default:  # a worker's spec sets all fields
+        if args.api_key_env != OpenAiArgs.model_fields["api_key_env"].default:  # a worker's spec sets all fields
             raise ConfigError(
                 f"engine.args.api_key_env: the variable {args.api_key_env} is not set; set it to the server's key."
             )
@@ -254,10 +252,8 @@ class Complaint(NamedTuple):
     @property
     def status(self) -> int:
         """The HTTP status of its codes, of an error that came as a good reply; 500 where they name none."""
-        for code in self.codes:
-            if re.fullmatch("[45][0-9]{2}", code):
-                return int(code)
-        return next((status for words, status in _STATUSES if words.search(self._plain)), 500)
+        named = (int(code) for code in self.codes if re.fullmatch("[45][0-9]{2}", code))
+        return next(named, next((status for words, status in _STATUSES if words.search(self._plain)), 500))
 
     def subject(self, status: int, *, may_pass: bool = False) -> Literal["credit", "filter", "overlong", "busy", ""]:
         """What it is about; nothing where that is not known.
@@ -270,8 +266,10 @@ class Complaint(NamedTuple):
         may_pass = may_pass and status == 429 and "insufficient" not in plain
         if status == 402 or (_CREDIT.search(plain) and not may_pass):
             return "credit"
+        about = _LIMIT_ALONE.sub(" ", plain)
+        is_long = _LONG.search(about) and _TOO.search(about) and not _OTHERWISE.search(about)
         is_large = status == 413 or "request too large" in plain
-        if is_large or (status not in (401, 403, 429) and _is_long(plain)):
+        if is_large or (status not in (401, 403, 429) and (is_long or _NO_ROOM.search(plain))):
             return "overlong"
         if status < 500 and _FILTER.search(plain):
             return "filter"
@@ -283,17 +281,8 @@ class Complaint(NamedTuple):
         return re.sub(r"[_`'\"\s]+", " ", apart).lower()
 
 
-def _is_long(plain: str) -> bool:
-    about = _LIMIT_ALONE.sub(" ", plain)
-    is_long = _LONG.search(about) and _TOO.search(about) and not _OTHERWISE.search(about)
-    return bool(is_long or _NO_ROOM.search(plain))
-
-
-NO_COMPLAINT = Complaint()
-
-
 def read_complaint(payload: Any) -> Complaint:
-    """Codes and words of an error, wherever a server puts them; `NO_COMPLAINT` where there are none."""
+    """Codes and words of an error, wherever a server puts them; neither where there are none."""
     said = dict.fromkeys((kind, text) for kind, text in _said(payload) if text.strip())
     codes = [shown(text) for kind, text in said if kind == "code"]
     words = [text for kind, text in said if kind == "message"]
@@ -387,28 +376,24 @@ class _Logprobs(BaseModel):
     top_logprobs: list[dict[str, Logprob] | None] | None = None
 
 
-class _Choice(BaseModel):
+class _TextChoice(BaseModel):
     finish_reason: str | None = None
-
-
-class _TextChoice(_Choice):
     text: str
     token_ids: list[TokenId] | None = None
     prompt_token_ids: list[TokenId] | None = None
     logprobs: _Logprobs | None = None
 
 
-class _ChatChoice(_Choice):
+class _ChatChoice(BaseModel):
+    finish_reason: str | None = None
     message: dict[str, Any]
 
 
-class _Completion(BaseModel):
-    choices: tuple[_TextChoice]
-    usage: Any = None
+ChoiceT = TypeVar("ChoiceT", _TextChoice, _ChatChoice)
 
 
-class _Chat(BaseModel):
-    choices: tuple[_ChatChoice]
+class _Choices(BaseModel, Generic[ChoiceT]):
+    choices: tuple[ChoiceT]
     usage: Any = None
 
 
@@ -425,6 +410,11 @@ def parse_reply(raw: bytes) -> Any:
         return pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError:
         raise ReplyError("the reply is not complete JSON") from None
+
+
+def read_as(model: type[ModelT], raw: bytes) -> ModelT:
+    """A reply as a record; see `parse_reply` and `validated`."""
+    return validated(model, parse_reply(raw))
 
 
 def validated(model: type[ModelT], payload: Any) -> ModelT:
@@ -447,7 +437,7 @@ def read_completion(payload: Any) -> Reply:
     Raises:
         ReplyError: the payload has not the form of a completion.
     """
-    found = validated(_Completion, payload)
+    found = validated(_Choices[_TextChoice], payload)
     choice = found.choices[0]
     finish, detail, flags = _finish(choice.finish_reason, choice.text)
     tops = (choice.logprobs.top_logprobs if choice.logprobs is not None else None) or [None]
@@ -463,7 +453,7 @@ def read_chat(payload: Any) -> Reply:
     Raises:
         ReplyError: the payload has not the form of a chat completion.
     """
-    found = validated(_Chat, payload)
+    found = validated(_Choices[_ChatChoice], payload)
     usage, message = _usage(found.usage), found.choices[0].message
     content, refusal = message.get("content"), message.get("refusal")
     if not isinstance(refusal, str | None):
@@ -542,50 +532,35 @@ class Costs:
     """Counts over all requests, decisions and start-up checks included. Written by the engine's own thread alone.
 
     Args:
+        counts: by name, see `by_name`.
         cost: of the tokens, in the prices' currency.
         lost: the most that replies may have been charged which were lost on the way.
     """
 
     args: OpenAiArgs
-    http_requests: int = 0
-    retries: int = 0
-    given_up: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     cost: float = 0.0
     lost: Charge = Charge()  # noqa: RUF009 — immutable
 
     def add(self, usage: Usage, part: float = 1.0) -> None:
         """Count a reply, at this part of the prices."""
-        self.prompt_tokens += usage.prompt
-        self.cached_tokens += usage.cached
-        self.output_tokens += usage.output
-        self.cost += self._cost(usage, part)
+        self.counts.update(prompt_tokens=usage.prompt, cached_tokens=usage.cached, output_tokens=usage.output)
+        self.cost += price_of(self.args, usage.prompt, usage.output, part=part) or 0.0
 
     def doubt(self, body: dict[str, Any], part: float = 1.0) -> None:
         """Count a reply to a request that is lost: what the server charged for it can't be known. No prompt has more
         tokens than bytes.
         """
         limits = (body.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        most_output = next((limit for limit in limits if isinstance(limit, int)), TOKENS_UNLIMITED)
-        most = Usage(len(_content(body)), 0, most_output)
-        self.lost = self.lost.plus(Charge(most.prompt + most.output, self._cost(most, part)))
-
-    @property
-    def at_most(self) -> Charge:
-        """What was charged at most."""
-        return self.lost.plus(Charge(self.prompt_tokens + self.output_tokens, self.cost))
+        prompt, output = len(_content(body)), next((one for one in limits if isinstance(one, int)), TOKENS_UNLIMITED)
+        self.lost = self.lost.plus(Charge(prompt + output, price_of(self.args, prompt, output, part=part) or 0.0))
 
     def by_name(self) -> dict[str, Any]:
         """Counts as a run records them."""
         names = ("http_requests", "retries", "given_up", "prompt_tokens", "cached_tokens", "output_tokens")
         prices = (self.args.price_per_million_input, self.args.price_per_million_output)
         cost = None if prices == (None, None) else self.cost
-        return {**{name: getattr(self, name) for name in names}, "cost": cost}
-
-    def _cost(self, usage: Usage, part: float) -> float:
-        return price_of(self.args, usage.prompt, usage.output, part=part) or 0.0
+        return {**{name: self.counts[name] for name in names}, "cost": cost}
 
 
 # ------------------------------------------------------------------------------
@@ -684,9 +659,6 @@ class ApiClient:
             self._certificates = library.create_ssl_context(trust_env=False)
             self._certificates.load_default_certs()  # the machine's own and the library's
 
-    def __repr__(self) -> str:
-        return f"ApiClient({self._args.served_model!r})"
-
     async def close(self) -> None:
         """Close all connections."""
         for client in self._clients:
@@ -759,7 +731,7 @@ class ApiClient:
             ServerGoneError: it says that the credit is used up.
         """
         complaint = _complaint(self._without_key(json.dumps(payload).encode()))
-        if status == 200 and complaint == NO_COMPLAINT:
+        if status == 200 and not any(complaint):
             return None
         found = self._refused(status, complaint, is_trial=True)
         return found if isinstance(found, Failure) else None
@@ -791,8 +763,16 @@ class ApiClient:
             tries.append(outcome)
             if len(tries) >= self._args.max_tries:
                 break
-            await self._wait(len(tries), outcome.wait_s)
-        self.costs.given_up += 1
+            if outcome.wait_s > self._args.max_wait_s:
+                raise ServerGoneError(
+                    f"the server at {self.at} wants no request for {outcome.wait_s:.0f} s, more than "
+                    f"engine.args.max_wait_s = {self._args.max_wait_s:g}. Run the same command again then; what is "
+                    "committed stays."
+                )
+            self.costs.counts["retries"] += 1
+            bound = min(self._args.max_backoff_s, self._args.backoff_s * 2.0 ** (len(tries) - 1))
+            await self.pause(outcome.wait_s + random.uniform(0.0, bound))
+        self.costs.counts["given_up"] += 1
         last = tries[-1].reason
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
             raise ServerGoneError(
@@ -814,7 +794,7 @@ class ApiClient:
     ) -> T | Failure | Unanswered:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
-        self.costs.http_requests += 1
+        self.costs.counts["http_requests"] += 1
         raw = _content(content) if isinstance(content, dict) else content
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit restarts with every byte
@@ -835,8 +815,8 @@ class ApiClient:
         try:
             found = read(plain)
         except ReplyError as exc:
-            complaint = _complaint(plain, otherwise=NO_COMPLAINT)
-            if method == "POST" and complaint != NO_COMPLAINT:
+            complaint = _complaint(plain, otherwise=Complaint())
+            if method == "POST" and any(complaint):
                 return self._refused(200, complaint, is_trial=is_trial)
             return Unanswered(f"{exc} ({_words(plain) or 'it is empty'})", may_be_charged=True)
         if method == "POST":  # some list their models to anybody
@@ -849,39 +829,27 @@ class ApiClient:
         httpx scans its whole pool at every request: one client with 64 connections took 6 ms of CPU a request, 64
         clients with one each take 1 ms (2026-11-20).
         """
-        client = self._free.pop() if self._free else self._open()
+        timeout_s, library = self._args.timeout_s, self._library
+        if not self._free:
+            # trust_env is off: the environment (proxies, .netrc with other credentials) is not this folder's to read.
+            # Redirects stay off, as httpx has them: they would carry the key elsewhere.
+            key = {"authorization": f"Bearer {self._key}"} if self._key else {}
+            client = library.AsyncClient(
+                headers={"accept-encoding": "gzip", **key},
+                timeout=library.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+                limits=library.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=20.0),
+                trust_env=False,
+                verify=self._certificates,
+            )
+            self._clients.append(client)
+            self._free.append(client)
+        client = self._free.pop()
         try:
             headers = {"content-type": kind} if content is not None else {}
             url = self._args.base_url.rstrip("/") + path
             return await client.request(method, url, content=content, headers=headers)
         finally:
             self._free.append(client)
-
-    def _open(self) -> httpx.AsyncClient:
-        """A client with one connection. trust_env is off: the environment (proxies, .netrc with other credentials) is
-        not this folder's to read. Redirects stay off, as httpx has them: they would carry the key elsewhere.
-        """
-        library, timeout_s = self._library, self._args.timeout_s
-        client: httpx.AsyncClient = library.AsyncClient(
-            headers={"accept-encoding": "gzip", **({"authorization": f"Bearer {self._key}"} if self._key else {})},
-            timeout=library.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
-            limits=library.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=20.0),
-            trust_env=False,
-            verify=self._certificates,
-        )
-        self._clients.append(client)
-        return client
-
-    async def _wait(self, num_failed: int, wanted_s: float) -> None:
-        args = self._args
-        if wanted_s > args.max_wait_s:
-            raise ServerGoneError(
-                f"the server at {self.at} wants no request for {wanted_s:.0f} s, more than engine.args.max_wait_s = "
-                f"{args.max_wait_s:g}. Run the same command again then; what is committed stays."
-            )
-        self.costs.retries += 1
-        bound = min(args.max_backoff_s, args.backoff_s * 2.0 ** (num_failed - 1))
-        await self.pause(wanted_s + random.uniform(0.0, bound))
 
     async def _blame(self, did: str, why: str) -> None:
         """Count a request without a usable answer, and end the run if the server, rather than single rows, is the
@@ -974,10 +942,8 @@ def _words(raw: bytes) -> str:
 
 def _wanted_wait(text: str) -> float:
     """Seconds that `Retry-After` asks for: a number, or a date; 0 where it says nothing readable."""
-    try:
+    with contextlib.suppress(ValueError):
         return max(0.0, float(text))
-    except ValueError:
-        pass
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):

@@ -69,6 +69,8 @@ class _Mode:
 
     def __init__(self, client: ApiClient, loop: BlockingPortal, spec: EngineSpec, args: OpenAiArgs) -> None:
         self._client, self._loop, self._spec, self._args = client, loop, spec, args
+        self.details: dict[str, Any] = {"constrain": False}
+        """What a run records of this way to ask."""
 
     def _post(self, body: dict[str, Any], read: Callable[[Any], Reply], *, is_trial: bool = False) -> Reply | Failure:
         return self._loop.call(partial(self._client.post, self.path, body, read, is_trial=is_trial))
@@ -137,10 +139,6 @@ class ChatMode(_Mode):
         self._control = ControlTexts((*known, *args.control_texts))
         self._folds_system = False
 
-    def details(self) -> dict[str, Any]:
-        """What a run records of this way to ask."""
-        return {"constrain": False} | ({"system_role": "folded"} if self._folds_system else {})
-
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Refuse what can't be asked this way, and try each stage as it will be asked; without the system role, where
         the server refuses that and takes the rest.
@@ -170,6 +168,7 @@ class ChatMode(_Mode):
                 refused, found = found, self._try(ask)
                 self._folds_system = not isinstance(found, Failure)
                 if self._folds_system:
+                    self.details["system_role"] = "folded"
                     remarks.append(
                         f"The server at {self._client.at} takes no system turn ({refused.detail}): its text opens the "
                         "first user turn."
@@ -350,24 +349,16 @@ class TokensMode(_Mode):
         context: int | None,
     ) -> None:
         super().__init__(client, loop, spec, args)
-        self._reference, self._context = folder.reference, context
+        self._reference = folder.reference
         self._tokenizer = tokenizer = folder.load()
-        self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
-        self._places = DecisionPlaces(self._encoder, tokenizer_name=folder.reference)
+        self.details = {"constrain": args.constrain, "context": context}
+        self.encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
+        self._places = DecisionPlaces(self.encoder, tokenizer_name=folder.reference)
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-        vocab_size = max(self._encoder.vocabulary.values()) + 1
+        vocab_size = max(self.encoder.vocabulary.values()) + 1
         self._token_bytes = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos).token_bytes
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
-        self._is_bound = args.constrain
-
-    def details(self) -> dict[str, Any]:
-        """What a run records of this way to ask."""
-        return {"constrain": self._is_bound, "context": self._context}
-
-    def rendered(self, ask: Ask) -> list[str]:
-        """See `Engine.rendered`."""
-        return self._encoder.shown(ask)
 
     def detect(self) -> str | None:
         """Find out what the server can do.
@@ -378,8 +369,8 @@ class TokensMode(_Mode):
             ModelError: its tokenizer is another one.
             ServerGoneError: it answers nothing.
         """
-        prompt = self._encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
-        label_ids = [self._encoder.encode_text(digit)[-1] for digit in "01"]
+        prompt = self.encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
+        label_ids = [self.encoder.encode_text(digit)[-1] for digit in "01"]
         found = self._post(self._decision_body(prompt, label_ids), read_completion, is_trial=True)
         lacks = "it does not answer `return_token_ids` and `logprob_token_ids`"
         if isinstance(found, Failure):  # a strict server refuses fields that it does not know
@@ -393,7 +384,15 @@ class TokensMode(_Mode):
             return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
         if found.token_ids is None or not set(label_ids) <= set(found.logprobs):
             return lacks
-        self._compare_tokenizers()
+        ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
+        body = {**self._one_token(_SAMPLE), **_NEUTRAL, "add_special_tokens": False}
+        found = self._post(body, read_completion, is_trial=True)
+        if not isinstance(found, Failure) and found.prompt_ids not in (None, ours):
+            raise ModelError(
+                f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
+                f"{len(found.prompt_ids or ())} tokens of a text that has {len(ours)} here, or others. Set "
+                "engine.model to the model that the server runs."
+            )
         return None
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
@@ -407,7 +406,7 @@ class TokensMode(_Mode):
             self._places.of(ask)
             if ask.max_tokens:
                 remarks += self._try_stage(ask)
-        return remarks + stage_remarks(self._encoder, asks, self._max_prompt)
+        return remarks + stage_remarks(self.encoder, asks, self._max_prompt)
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
         """Most tokens that an ask is charged for, prompts and answers: each of its decisions may be a request of its
@@ -421,10 +420,10 @@ class TokensMode(_Mode):
         """Make a request ready, or answer it here."""
         return admit(
             request,
-            self._encoder,
+            self.encoder,
             self._places,
             max_prompt_tokens=self._max_prompt(request.ask),
-            bind=self._grammar if self._is_bound else None,
+            bind=self._grammar if self.details["constrain"] else None,
         )
 
     async def answer(self, sequence: TokenSequence) -> Answer:
@@ -445,7 +444,7 @@ class TokensMode(_Mode):
             sequence.flags = (*sequence.flags, *found.flags)
             counted = found
         for place, end in sequence.missing():
-            probe = sequence.probe_for(place, end, self._encoder.encode_text)
+            probe = sequence.probe_for(place, end, self.encoder.encode_text)
             body = self._decision_body(probe.prompt.tolist(), place.label_ids)
             found = await self._client.post(self.path, body, read_completion)
             if isinstance(found, Failure):
@@ -492,8 +491,8 @@ class TokensMode(_Mode):
 
     def _max_prompt(self, ask: Ask) -> int:
         """Leaves room for a decision's token, and for its marker where that takes more tokens encoded apart."""
-        longest = self._spec.max_prompt_tokens
-        return longest if self._context is None else min(longest, self._context - ask.max_tokens - PROBE_ROOM)
+        longest, context = self._spec.max_prompt_tokens, self.details["context"]
+        return longest if context is None else min(longest, context - ask.max_tokens - PROBE_ROOM)
 
     def _grammar(self, ask: Ask, prompt: Prompt) -> str:
         """The grammar of an ask's answer, with tags that are tokens of their own (`</think>`) named by id.
@@ -516,7 +515,7 @@ class TokensMode(_Mode):
         """A short answer, with the grammar and without if the server does not take that."""
         why = ""
         while True:
-            is_bound = self._is_bound and ask.format is not None
+            is_bound = self.details["constrain"] and ask.format is not None
             sequence = self.admit(Request(0, ask, 0))
             if isinstance(sequence, Answer):
                 return []
@@ -531,21 +530,6 @@ class TokensMode(_Mode):
                 why = found.detail
             else:
                 found.raise_at_start(ask.stage, at=self._client.at)
-            self._is_bound = False
-        if not why:
-            return []
-        return [
-            f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
-            "checked when read."
-        ]
-
-    def _compare_tokenizers(self) -> None:
-        ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
-        body = {**self._one_token(_SAMPLE), **_NEUTRAL, "add_special_tokens": False}
-        found = self._post(body, read_completion, is_trial=True)
-        if not isinstance(found, Failure) and found.prompt_ids is not None and found.prompt_ids != ours:
-            raise ModelError(
-                f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
-                f"{len(found.prompt_ids)} tokens of a text that has {len(ours)} here, or others. Set engine.model to "
-                "the model that the server runs."
-            )
+            self.details["constrain"] = False
+        remark = f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
+        return [f"{remark}checked when read."] if why else []

@@ -134,7 +134,7 @@ def softmax(model_dir: Callable[..., Path]) -> Callable[[list[int]], np.ndarray]
 
 
 def assert_own_softmax(rows: list[TokenSequence], engine: Any, softmax: Callable[[list[int]], np.ndarray]) -> None:
-    encode = engine._mode._encoder.encode_text
+    encode = engine._mode.encoder.encode_text
     worst = 0.0
     for row in rows:
         (place,) = row.places
