@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from relabel.labelers.prompts import BUILT_IN, Prompts
-from relabel.labelers.registry import Labeler, Recalled
+from relabel.labelers.registry import EXAMPLE, Labeler, Recalled
 from relabel.labelers.review import CHARS_PER_DOCUMENT, CHARS_PER_TOKEN, SHRINK
 from relabel.labelers.verdicts import Reader, token_budget, unreadable
 from relabel.manifests.asks import Answer, AnswerFormat, Ask, OptionLines, Sampling
@@ -88,10 +88,6 @@ class Subtree:
         above = {holder.id for id in self.lit for holder in self.tree.ancestors(id)}
         return frozenset(node.id for node in self.tree.nodes if not node.is_content) - above
 
-    def render(self) -> str:
-        """A line for each visible node, `id: text`, a tab before it for each level."""
-        return "\n".join("\t" * node.level + f"{node.id}: {one_line(node.text)}" for node in self.visible)
-
     def _lit(self, found: Iterable[int]) -> Subtree:
         lit = frozenset(found)
         return Subtree(self.tree, lit, self.seen | lit)
@@ -152,11 +148,6 @@ class Actions(NamedTuple):
     expelled: int
     fault: str | None
 
-    @property
-    def is_collapsed(self) -> bool:
-        """Whether no line is an action, legal or not."""
-        return not (self.answers or self.expands or self.refused or self.expelled)
-
 
 def options_of(subtree: Subtree) -> tuple[str, ...]:
     """The legal actions, each with a prefix of `OPTION_WORDS` words."""
@@ -168,16 +159,6 @@ def options_of(subtree: Subtree) -> tuple[str, ...]:
             prefix = one_line(text[: words[-1].end()].replace("<", " ")) if words else ""
             found.append(f"{ANSWER if node.is_content else EXPAND} {node.id}: {prefix}".rstrip())
     return tuple(found)
-
-
-def write_actions(ids: Iterable[int], options: Sequence[str]) -> str:
-    """The legal actions on these nodes as `options_of` writes them, a line each; `[REFUSE]` where there are none.
-
-    Raises:
-        KeyError: no option is about a node.
-    """
-    option_of = {int(option.split(" ")[1].rstrip(":")): option for option in options}
-    return "\n".join(option_of[id] for id in ids) or REFUSE
 
 
 def read_actions(text: str, subtree: Subtree) -> Actions:
@@ -200,8 +181,7 @@ def read_actions(text: str, subtree: Subtree) -> Actions:
         expelled, num_refusals = expelled + num_refusals, 0
     if not (has_actions or num_refusals or faults):
         faults.append("there is no action")
-    fault = faults[0] if faults else None
-    return Actions(tuple(ids[ANSWER]), tuple(ids[EXPAND]), num_refusals > 0, expelled, fault)
+    return Actions(tuple(ids[ANSWER]), tuple(ids[EXPAND]), num_refusals > 0, expelled, next(iter(faults), None))
 
 
 def _fault(line: str, subtree: Subtree) -> str | None:
@@ -267,43 +247,6 @@ def read_step(text: str) -> RouteStep:
     return checked(RouteStep, json.loads(text))
 
 
-def step_json(heading: int | None, subtree: Subtree, texts: Iterable[str], actions: Actions) -> str:
-    """A step as a label keeps it.
-
-    Args:
-        heading: that was unfolded; None for what a passage lights.
-        texts: of the nodes, as shown.
-    """
-    lit, said = tuple(sorted(subtree.lit)), (actions.answers, actions.expands, actions.refused, actions.expelled)
-    return json.dumps(plain(RouteStep(heading, lit, *said, _num_chars(texts))))
-
-
-def recall_step(text: str, ask: Ask) -> Recalled:
-    """The answer to an ask that a step holds. Of a line that was expelled it holds no text: another one that is not
-    legal takes its place.
-
-    Raises:
-        VerdictError: an action is about a node that has none in this ask.
-    """
-    step, turn = read_step(text), ask.messages[-1]
-    shown = (part for name, part in zip(turn.fields, turn.parts[1::2], strict=True) if name == NODES_FIELD)
-    if step.chars != _num_chars(shown):
-        return Recalled(Answer(0, "", "overlong"), "")
-    assert ask.format is not None
-    (options,) = ask.format.sections
-    assert isinstance(options, OptionLines)
-    has_actions = step.answers or step.expands or step.refused
-    try:
-        legal = write_actions([*step.answers, *step.expands], options.options) if has_actions else ""
-    except KeyError as exc:
-        raise VerdictError("format", f"no action on node {exc} is legal") from exc
-    return Recalled(Answer(0, "\n".join([legal, *[ANSWER] * step.expelled]), "stop"), legal)
-
-
-def _num_chars(texts: Iterable[str]) -> int:
-    return sum(map(len, texts))
-
-
 # ------------------------------------------------------------------------------
 # Where in a document a retrieved passage comes from: exactly where its text is, else where the document
 # reads most like it.
@@ -339,35 +282,25 @@ def align(passage: str, document: str) -> PassagePlace | None:
     Raises:
         MissingExtraError: the passage is not in the document verbatim, and rapidfuzz is not installed.
     """
-    if len(passage) >= len(document):
+    size, start = len(passage), document.find(passage)
+    if size >= len(document):
         return PassagePlace(0, len(document), 0)
-    start = document.find(passage)
     if start >= 0:
-        return PassagePlace(start, start + len(passage), 0)
-    found = _nearest(passage[:MOST_CHARS], document, last=len(document) - len(passage))
-    return PassagePlace(found[0], found[0] + len(passage), found[1]) if found else None
-
-
-def _nearest(passage: str, document: str, *, last: int) -> tuple[int, int] | None:
-    """Start and distance of the first window, none after `last`, at the least Levenshtein distance, half of the
-    passage at most.
-
-    A window moved by one character loses one and gains one, so its distance changes by two at most: from a window that
-    is far off, those that can't be better are stepped over.
-    """
+        return PassagePlace(start, start + size, 0)
     rapidfuzz = require("rapidfuzz", extra="pairs", purpose="Finding a passage that is not there verbatim")
     distance = rapidfuzz.distance.Levenshtein.distance
-    length = len(passage)
-    best_start, best = -1, length // 2 + 1
-    at = 0
-    for _ in range(_MOST_WINDOWS * len(document) // length):
-        if at > last:
+    head = passage[:MOST_CHARS]
+    least, at = len(head) // 2 + 1, 0
+    for _ in range(_MOST_WINDOWS * len(document) // len(head)):
+        if at > len(document) - size:
             break
-        found = distance(passage, document[at : at + length])
-        if found < best:
-            best_start, best = at, found
-        at += (found - best) // 2 + 1
-    return (best_start, best) if best_start >= 0 else None
+        found = distance(head, document[at : at + len(head)])
+        if found < least:
+            start, least = at, found
+        # A window moved by one character loses one and gains one, so its distance changes by two at most: from a window
+        # that is far off, those that can't be better are stepped over.
+        at += (found - least) // 2 + 1
+    return PassagePlace(start, start + size, least) if start >= 0 else None
 
 
 def content_at(tree: Tree, place: PassagePlace) -> list[int]:
@@ -415,14 +348,6 @@ class RouteOptions(LabelerOptions):
     """
 
 
-class View(NamedTuple):
-    """The texts of a subtree's nodes as they are shown, the room that they take, and whether one was cut."""
-
-    texts: tuple[str, ...]
-    num_chars: int
-    is_cut: bool
-
-
 class Route(Labeler):
     """Asks for actions on a document's tree. Flags: `passage_not_found`, `document_truncated` (a node's text),
     `expelled`, `collapsed` (an answer without a line that is an action), and the answer's own.
@@ -440,7 +365,7 @@ class Route(Labeler):
     recalls = True
 
     def __init__(self, options: RouteOptions) -> None:
-        self._options = options
+        self._options, self._room = options, options.window_tokens * CHARS_PER_TOKEN
         self._prompts = Prompts(BUILT_IN / "route", options.templates)
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={"words": OPTION_WORDS}).message()
         self._sampling = Sampling(options.temperature, options.top_p)
@@ -459,11 +384,17 @@ class Route(Labeler):
         except InputError as exc:
             raise VerdictError("format", str(exc)) from exc
         flags: dict[str, None] = {}
-        said: list[Actions] = []
-        steps: list[str] = []
+        matches: dict[tuple[int, ...], None] = {}
+        for passage in pair.columns.get(PASSAGES.name, ())[: self._options.passages]:
+            place = align(passage, pair.document)
+            if matched := content_at(subtree.tree, place) if place is not None else []:
+                matches[tuple(matched)] = None
+            else:
+                flags["passage_not_found"] = None
+        steps: list[RouteStep] = []
         left = self._options.expansions
-        for matched in self._matches(pair, subtree.tree, flags):
-            subtree = subtree.light(matched)
+        for ids in matches or [()]:
+            subtree = subtree.light(ids)
             waiting: list[int | None] = [None]
             while waiting:
                 if (heading := waiting.pop(0)) is not None:
@@ -471,96 +402,90 @@ class Route(Labeler):
                     if unfolded is subtree or not left:
                         continue
                     subtree, left = unfolded, left - 1
-                actions, texts = yield from self._step(pair, subtree, flags)
-                waiting += actions.expands
-                said.append(actions)
-                steps.append(step_json(heading, subtree, texts, actions))
-        return _label(subtree.tree, said, steps, flags)
+                steps.append((yield from self._step(pair, subtree, heading, flags)))
+                waiting += steps[-1].expands
+        answers = list(dict.fromkeys(id for step in steps for id in step.answers))
+        expands = list(dict.fromkeys(id for step in steps for id in step.expands))
+        columns = {
+            "answer_ids": answers,
+            "expand_ids": expands,
+            "refused": not answers and not expands and any(step.refused for step in steps),
+            "expelled": sum(step.expelled for step in steps),
+            "steps": [json.dumps(plain(step)) for step in steps],
+        }
+        nodes = (subtree.tree.nodes[id] for id in answers)
+        evidence = tuple(Span(node.start, node.end, node.text) for node in nodes)
+        return Label(2 if answers else int(bool(expands)), None, columns, evidence, flags=list(flags))
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
-        """What a step of a label answers; see `Labeler.recall`."""
+        """What a step of a label answers; see `Labeler.recall`. For a line that was expelled, whose text it does
+        not hold, stands another one that is not legal.
+        """
         if number >= len(row["steps"]):
             raise VerdictError("format", "the label has fewer steps than are asked")
-        return recall_step(row["steps"][number], ask)
+        step, turn = read_step(row["steps"][number]), ask.messages[-1]
+        shown = (part for name, part in zip(turn.fields, turn.parts[1::2], strict=True) if name == NODES_FIELD)
+        if step.chars != sum(map(len, shown)):
+            return Recalled(Answer(0, "", "overlong"), "")
+        assert ask.format is not None
+        (section,) = ask.format.sections
+        assert isinstance(section, OptionLines)
+        option_of = {int(option.split(" ")[1].rstrip(":")): option for option in section.options}
+        try:
+            legal = "\n".join(option_of[id] for id in (*step.answers, *step.expands)) or REFUSE * step.refused
+        except KeyError as exc:
+            raise VerdictError("format", f"no action on node {exc} is legal") from exc
+        return Recalled(Answer(0, "\n".join([legal, *[ANSWER] * step.expelled]), "stop"), legal)
 
     def probe(self) -> list[Ask]:
-        text = "Cut back to an outward bud in late winter."
+        text = EXAMPLE.document
         nodes = (Node(0, "structure", 0, "Roses", 0, 0, -1), Node(1, "content", 1, text, 0, len(text), 0))
         subtree = Subtree(read_tree([node._asdict() for node in nodes], text)).light([1])
-        return [self._ask("how to prune roses", subtree, _view(subtree, self._room), _format(subtree))]
-
-    @property
-    def _room(self) -> int:
-        return self._options.window_tokens * CHARS_PER_TOKEN
-
-    def _matches(self, pair: Pair, tree: Tree, flags: dict[str, None]) -> Iterator[list[int]]:
-        """Content that each passage lies in, none twice; nothing once where there is no such content."""
-        found: dict[tuple[int, ...], None] = {}
-        for passage in pair.columns.get(PASSAGES.name, ())[: self._options.passages]:
-            place = align(passage, pair.document)
-            matched = content_at(tree, place) if place is not None else []
-            if matched:
-                found[tuple(matched)] = None
-            else:
-                flags["passage_not_found"] = None
-        yield from map(list, found or {(): None})
+        return [self._ask(EXAMPLE.query, subtree, _view(subtree, self._room)[0])]
 
     def _step(
-        self, pair: Pair, subtree: Subtree, flags: dict[str, None]
-    ) -> Generator[Ask, Answer, tuple[Actions, tuple[str, ...]]]:
-        """One ask; another with shorter texts while the engine finds it too long. Also gives the texts
-        of the nodes as shown.
+        self, pair: Pair, subtree: Subtree, heading: int | None, flags: dict[str, None]
+    ) -> Generator[Ask, Answer, RouteStep]:
+        """One ask; another with shorter texts while the engine finds it too long.
+
+        Args:
+            heading: that was unfolded; None for what a passage lights.
         """
         view = _view(subtree, self._room)
-        format = _format(subtree)
-        while (answer := (yield self._ask(pair.query, subtree, view, format))).finish == "overlong":
-            before, view = view, _view(subtree, int(view.num_chars * SHRINK))
+        ask = self._ask(pair.query, subtree, view[0])
+        while (answer := (yield ask)).finish == "overlong":
+            before, view = view, _view(subtree, int(view[1] * SHRINK))
             if view == before:
                 break
-        content = Reader(format).read(answer)[""]
-        actions = read_actions(content, subtree)
-        if actions.fault is not None and self._options.expelled == "quarantine":
-            raise unreadable(answer, actions.fault)
-        held = {"document_truncated": view.is_cut, "expelled": actions.expelled, "collapsed": actions.is_collapsed}
+            ask = self._ask(pair.query, subtree, view[0])
+        assert ask.format is not None
+        said = read_actions(Reader(ask.format).read(answer)[""], subtree)
+        if said.fault is not None and self._options.expelled == "quarantine":
+            raise unreadable(answer, said.fault)
+        texts, _, is_cut = view
+        held = {"document_truncated": is_cut, "expelled": said.expelled, "collapsed": not any(said[:4])}
         flags |= dict.fromkeys([*(flag for flag, holds in held.items() if holds), *answer.flags])
-        return actions, view.texts
+        lit, num_chars = tuple(sorted(subtree.lit)), sum(map(len, texts))
+        return RouteStep(heading, lit, said.answers, said.expands, said.refused, said.expelled, num_chars)
 
-    def _ask(self, query: str, subtree: Subtree, view: View, format: AnswerFormat) -> Ask:
+    def _ask(self, query: str, subtree: Subtree, texts: tuple[str, ...]) -> Ask:
         marks = ["\t" * node.level + str(node.id) for node in subtree.visible]
-        counts = {NODES_FIELD: len(marks)}
-        turn = self._prompts.turn(
-            "user", "user.j2", data=("query", NODES_FIELD), settings={"marks": marks}, counts=counts
-        )
-        messages = (self._system, turn.message(query, *view.texts))
+        data, settings = ("query", NODES_FIELD), {"marks": marks}
+        turn = self._prompts.turn("user", "user.j2", data=data, settings=settings, counts={NODES_FIELD: len(marks)})
+        format = AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
+        messages = (self._system, turn.message(query, *texts))
         return Ask("route", messages, format, token_budget(format), sampling=self._sampling)
 
 
-def _view(subtree: Subtree, room: int) -> View:
-    """Texts cut to one length, so that all fit; what an action's prefix needs stays in any case."""
+def _view(subtree: Subtree, room: int) -> tuple[tuple[str, ...], int, bool]:
+    """The texts of a subtree's nodes, the room that they take, and whether one is cut: all to one length, so that they
+    fit. What an action's prefix needs stays in any case.
+    """
     lines = [one_line(node.text) for node in subtree.visible]
     most_chars = longest = max(map(len, lines))
     while True:
         texts = tuple(line[:most_chars] for line in lines)
         num_chars = sum(map(len, texts)) + CHARS_PER_DOCUMENT * len(texts)
         if num_chars <= room or most_chars <= OPTION_CHARS:
-            return View(texts, num_chars, most_chars < longest)
+            return texts, num_chars, most_chars < longest
         most_chars = max(OPTION_CHARS, int(most_chars * SHRINK))
-
-
-def _format(subtree: Subtree) -> AnswerFormat:
-    return AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
-
-
-def _label(tree: Tree, said: list[Actions], steps: list[str], flags: dict[str, None]) -> Label:
-    answers = list(dict.fromkeys(id for actions in said for id in actions.answers))
-    expands = list(dict.fromkeys(id for actions in said for id in actions.expands))
-    columns = {
-        "answer_ids": answers,
-        "expand_ids": expands,
-        "refused": not answers and not expands and any(actions.refused for actions in said),
-        "expelled": sum(actions.expelled for actions in said),
-        "steps": steps,
-    }
-    nodes = (tree.nodes[id] for id in answers)
-    evidence = tuple(Span(node.start, node.end, node.text) for node in nodes)
-    return Label(2 if answers else int(bool(expands)), None, columns, evidence, flags=list(flags))

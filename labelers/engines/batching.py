@@ -16,8 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from relabel.labelers.engines.decisions import TokenSequence
 from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.tokens import TokenSequence, distribution
 from relabel.manifests.asks import Sampling
 from relabel.manifests.errors import ModelError
 
@@ -636,7 +636,9 @@ class Batch:
         """Read decisions from the raw logits, draw the next token of each sequence, and drop those that are done."""
         for number, sequence in enumerate(sequences):
             if here := sequence.places_here():
-                sequence.read_decisions(logits_BV[number].cpu().numpy(), here)
+                logits_V = logits_BV[number].cpu().numpy()
+                for place in here:
+                    sequence.note(place, distribution(logits_V, place.label_ids))
             if sequence.max_new == 0:
                 sequence.finish = "stop"
         going = [number for number, sequence in enumerate(sequences) if sequence.finish is None]

@@ -9,8 +9,7 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from relabel.labelers.engines.decisions import quotable
-from relabel.labelers.engines.tokens import Prompt, special_ids
+from relabel.labelers.engines.tokens import Prompt, quotable, special_ids
 from relabel.manifests.asks import (
     MOST_INDICES,
     MOST_OPTION_LINES,

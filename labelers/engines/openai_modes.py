@@ -10,15 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from relabel.labelers.engines.decisions import (
-    PROBE_ROOM,
-    DecisionPlaces,
-    TokenSequence,
-    admit,
-    distribution_of_logprobs,
-    quotable,
-    stage_remarks,
-)
 from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
 from relabel.labelers.engines.openai_client import (
     CHARS_PER_TOKEN,
@@ -31,10 +22,17 @@ from relabel.labelers.engines.openai_client import (
 )
 from relabel.labelers.engines.tokens import (
     KNOWN_CONTROL_TEXTS,
+    PROBE_ROOM,
     ControlTexts,
+    DecisionPlaces,
     Prompt,
     PromptEncoder,
+    TokenSequence,
+    admit,
+    distribution_of_logprobs,
     documents_of,
+    quotable,
+    stage_remarks,
     with_documents,
 )
 from relabel.manifests.asks import (

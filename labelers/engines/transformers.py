@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit, stage_remarks
 from relabel.labelers.engines.grammars import GrammarCompiler
-from relabel.labelers.engines.tokens import Prompt, PromptEncoder
+from relabel.labelers.engines.tokens import (
+    DecisionPlaces,
+    Prompt,
+    PromptEncoder,
+    TokenSequence,
+    admit,
+    stage_remarks,
+)
 from relabel.manifests.asks import POLL_S, Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
 from relabel.manifests.models import (

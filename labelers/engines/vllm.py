@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from relabel.labelers.engines.decisions import PROBE_ROOM, TokenSequence
+from relabel.labelers.engines.tokens import PROBE_ROOM, TokenSequence
 from relabel.labelers.engines.transformers import CheckpointEngine, adapter_dir, end_ids, load_tokenizer
 from relabel.manifests.asks import POLL_S, Answer, Ask, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, MissingExtraError, ModelError, RelabelError

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.labelers.engines.decisions import TokenSequence
+from relabel.labelers.engines.tokens import TokenSequence
 from relabel.manifests.asks import Answer, AnswerFormat, Ask, Choice, Fragment, Message, Request, Text
 from relabel.manifests.specs import EngineSpec
 

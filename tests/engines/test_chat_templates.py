@@ -13,8 +13,7 @@ import pytest
 
 from relabel.distill.students.model import DecoderTexts, render_prompt
 from relabel.jobs import job as jobs
-from relabel.labelers.engines.decisions import resolve_labels
-from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.tokens import PromptEncoder, resolve_labels
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Ask, Message, Request
 from relabel.manifests.errors import ConfigError, ModelError

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.decisions import TokenSequence, stage_remarks
-from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.tokens import PromptEncoder, TokenSequence, stage_remarks
 from relabel.manifests.asks import (
     AnswerFormat,
     Ask,

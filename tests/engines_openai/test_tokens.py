@@ -15,9 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relabel.labelers.engines.decisions import distribution_of_logprobs
 from relabel.labelers.engines.openai_client import MAX_COUNT
-from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.tokens import PromptEncoder, distribution_of_logprobs
 from relabel.manifests.asks import Answer, AnswerFormat, Choice, Decision, Fragment, Request, Text
 from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError
 from tests.engines.conftest import make_model, make_tokenizer

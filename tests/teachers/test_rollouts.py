@@ -39,8 +39,7 @@ from relabel.distill.teachers.rollouts import (
 )
 from relabel.distill.teachers.spec import NODES, CreditSection, VllmSection, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher
-from relabel.labelers.engines.decisions import DecisionPlaces, TokenSequence, admit
-from relabel.labelers.engines.tokens import PromptEncoder
+from relabel.labelers.engines.tokens import DecisionPlaces, PromptEncoder, TokenSequence, admit
 from relabel.labelers.engines.transformers import end_ids
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader

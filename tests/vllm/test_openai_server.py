@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.labelers.engines.decisions import TokenSequence
+from relabel.labelers.engines.tokens import TokenSequence
 from relabel.manifests.asks import Decision, Request, Sampling
 from relabel.manifests.specs import EngineSpec
 from tests.engines.conftest import QUOTE_SCORE, ask_for, run_all
