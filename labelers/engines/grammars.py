@@ -57,14 +57,10 @@ def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_s
     row: list[str] = []
     rules: list[str] = []
     for number, section in enumerate(sections):
-        is_open = number == 0 and open_content is not None
-        content = open_content if is_open and open_content is not None else ""
-        name = f"s{number}"
-        if not section.tag:
-            row.append(name)
-        else:
-            row += ([] if is_open else [_literal(opening_of(section))]) + [name, _literal(closing_of(section))]
-        rules += _rules(section, name, content, fragment_source)
+        is_open, name = number == 0 and open_content is not None, f"s{number}"
+        before = [] if is_open or not section.tag else [_literal(opening_of(section))]
+        row += [*before, name, *([_literal(closing_of(section))] if section.tag else [])]
+        rules += _rules(section, name, (open_content or "") if is_open else "", fragment_source)
     return "start: " + (" ".join(row) if row else '""') + "\n" + "\n".join(rules) + "\n"
 
 
@@ -105,9 +101,7 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
             f"{name}l: " + " | ".join(map(_literal, section.options)),
         ]
     if isinstance(section, Indices):
-        if not section.most:
-            return [f'{name}: ""']
-        return [f"{name}: {_number_list(section.most, MOST_INDICES)}"]
+        return [f"{name}: " + (_number_list(section.most, MOST_INDICES) if section.most else '""')]
     if isinstance(section, Lines):
         more = f'("\\n" {name}l){{{section.least - 1},{section.most - 1}}}' if section.most > 1 else ""
         return [f"{name}: {name}l {more}", f"{name}l[max_tokens={section.max_line_tokens}]: /[^<\\s][^<\\n]*/"]
@@ -151,11 +145,10 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
     """Sections that are not closed in the prefill, and the content so far of the first of them, or None if it is not
     open.
     """
-    rest = prefill
-    tags = {section.tag for section in answer_format.sections}
-    if "think" not in tags:  # an empty thought put before the answer, as templates of thinking models do
+    rest, sections = prefill, answer_format.sections
+    if "think" not in {section.tag for section in sections}:
+        # an empty thought put before the answer, as templates of thinking models do
         rest = re.sub(r"\A\s*<think>.*?</think>", "", rest, flags=re.DOTALL)
-    sections = answer_format.sections
     for number, section in enumerate(sections):
         rest = rest.lstrip()
         opening = f"<{section.tag}>"
@@ -163,7 +156,8 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
             return sections[number:], None
         if not rest.startswith(opening):
             raise ConfigError(
-                f"the prefill {prefill!r} does not begin an answer of {_row(answer_format)}: {rest!r} is not {opening}…"
+                f"the prefill {prefill!r} does not begin an answer of {''.join(map(opening_of, sections))}: "
+                f"{rest!r} is not {opening}…"
             )
         content, closing, after = rest[len(opening) :].partition(f"</{section.tag}>")
         if not closing:
@@ -172,10 +166,6 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
     if rest.strip():
         raise ConfigError(f"the prefill {prefill!r} continues after the answer's last section.")
     return (), None
-
-
-def _row(answer_format: AnswerFormat) -> str:
-    return "".join(f"<{section.tag}>" for section in answer_format.sections)
 
 
 def _literal(text: str) -> str:
@@ -296,15 +286,13 @@ class _ByteVocabulary:
 
     def __init__(self, tokenizer: Any, plain: Any, vocab_size: int) -> None:
         known = len(tokenizer)
-        special = special_ids(tokenizer)
         unused = range(known, vocab_size)  # logits are often padded to a round width
         self._backend = tokenizer.backend_tokenizer
-        self.eos_token_id = tokenizer.eos_token_id
-        self.bos_token_id = tokenizer.bos_token_id
+        self.eos_token_id, self.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
         self.tokens = [plain.decode_bytes([token]) for token in range(known)] + [
             f"<|unused_{token}|>".encode() for token in unused
         ]
-        self.special_token_ids = sorted(special | set(unused))
+        self.special_token_ids = sorted(special_ids(tokenizer) | set(unused))
 
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):

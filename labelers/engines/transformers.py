@@ -72,10 +72,8 @@ def digest_with_adapter(resolved: ResolvedModel, *, lora: str | None, cache_dir:
     """
     if lora is None:
         return resolved.digest
-    cache = Path(cache_dir) if cache_dir else default_cache_dir()
-    return hashlib.sha256(
-        f"{resolved.digest}+{directory_digest(adapter_dir(lora), cache_dir=cache)}".encode()
-    ).hexdigest()
+    adapter = directory_digest(adapter_dir(lora), cache_dir=Path(cache_dir) if cache_dir else default_cache_dir())
+    return hashlib.sha256(f"{resolved.digest}+{adapter}".encode()).hexdigest()
 
 
 def adapter_dir(lora: str) -> Path:
@@ -131,9 +129,8 @@ def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
     Raises:
         ModelError: there is none.
     """
-    listed = [] if named is None else named if isinstance(named, list) else [named]
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids = sorted({*listed, *own})
+    listed = named if isinstance(named, list) else [named]
+    ids = sorted(one for one in {*listed, tokenizer.eos_token_id} if one is not None)
     if not ids:
         raise ModelError(
             "the model names no end-of-text token, neither in generation_config.json nor in its tokenizer."
@@ -197,16 +194,13 @@ class TokenizerFolder(NamedTuple):
             ModelError: it can't be loaded, or has no fast version.
             MissingExtraError: transformers is not installed.
         """
-        library = require("transformers", extra="cpu", purpose=purpose)
-        return load_tokenizer(library, self)
+        return load_tokenizer(require("transformers", extra="cpu", purpose=purpose), self)
 
     def control_texts(self) -> frozenset[str]:
         """Texts that this tokenizer makes control tokens of."""
         tokenizer = self.load()
-        added = tokenizer.added_tokens_decoder.values()
-        return frozenset(
-            [*tokenizer.all_special_tokens, *(str(token) for token in added if token.special or str(token).strip())]
-        )
+        added = (str(kind) for kind in tokenizer.added_tokens_decoder.values() if kind.special or str(kind).strip())
+        return frozenset([*tokenizer.all_special_tokens, *added])
 
 
 def tokenizer_folder(reference: str, cache_dir: str | None = None) -> TokenizerFolder:
@@ -231,8 +225,8 @@ def prompt_encoder(
         ModelError, ConfigError: it has none, or its chat template can't be used.
         MissingExtraError: transformers is absent.
     """
-    tokenizer = folder.load("Rendering prompts")
-    return PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
+    kwargs = spec.chat_template_kwargs
+    return PromptEncoder(folder.load("Rendering prompts"), overlong=overlong, chat_template_kwargs=kwargs)
 
 
 # ------------------------------------------------------------------------------
@@ -490,8 +484,8 @@ class Transformers(CheckpointEngine):
         return answers
 
     def facts(self) -> EngineFacts:
-        quantization = self._args.quantization
-        dtype = self._dtype if quantization is None else f"{quantization} ({self._dtype})"
+        bits = self._args.quantization
+        dtype = self._dtype if bits is None else f"{bits} ({self._dtype})"
         return self._facts("transformers", self._version, str(self._device), dtype)
 
     def close(self) -> None:
@@ -512,16 +506,13 @@ def _device(torch: Any, wanted: str) -> torch.device:
         raise MissingExtraError(
             f"engine.args.device is {wanted!r} and torch finds no GPU here; use `auto` or `cpu`, or a node with a GPU."
         )
-    if wanted == "auto":
-        wanted = "cuda" if has_gpu else "cpu"
-    device: torch.device = torch.device(wanted)
+    device: torch.device = torch.device(wanted if wanted != "auto" else "cuda" if has_gpu else "cpu")
     return device
 
 
 def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float32", "bfloat16"]:
-    if device.type != "cpu":
-        return "bfloat16"
-    return "bfloat16" if is_kept_in_16_bits(resolved.path) and multiplies_bfloat16(cpu_flags()) else "float32"
+    is_fast = device.type != "cpu" or (is_kept_in_16_bits(resolved.path) and multiplies_bfloat16(cpu_flags()))
+    return "bfloat16" if is_fast else "float32"
 
 
 def _load_model(

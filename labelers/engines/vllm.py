@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 # Options of the vLLM engine, and vLLM's own arguments that follow from them. Pure: nothing here imports vLLM.
 
 
-_EXACT = {"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"}
-_SAFE = {"load_format", "trust_remote_code"}  # no pickled weights are read, no code that comes with a model is run
-OURS = frozenset(_EXACT | _SAFE)
+OURS = frozenset(
+    {"model", "tokenizer", "logprobs_mode", "structured_outputs_config", "skip_tokenizer_init", "enable_lora"}
+    | {"load_format", "trust_remote_code"}  # no pickled weights are read, no code that comes with a model is run
+)
 """Arguments of vLLM that the engine's exactness and safety rest on; `extra` may not set them."""
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -212,12 +213,19 @@ class Vllm(CheckpointEngine):
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="relabel-encode")
         self._encoding: deque[Future[TokenSequence | Answer]] = deque()
         try:
-            config = self._engine.model_config
+            config, folder = self._engine.model_config, self._resolved.path
+            ends = getattr(config.hf_text_config, "eos_token_id", None)
+            if (folder / "generation_config.json").is_file():
+                ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
+            lora = None
+            if args.lora is not None:
+                requests = require("vllm.lora.request", extra="vllm", purpose=PURPOSE)
+                lora = requests.LoRARequest("teacher", 1, str(adapter_dir(args.lora)))
             self._set_prompts(
                 tokenizer,
                 overlong,
                 vocab_size=max(int(config.get_vocab_size()), len(tokenizer)),
-                eos_ids=end_ids(_named_ends(transformers, self._resolved, config.hf_text_config), tokenizer),
+                eos_ids=end_ids(ends, tokenizer),
                 context=int(config.max_model_len),
             )
             self._width = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
@@ -225,7 +233,7 @@ class Vllm(CheckpointEngine):
                 self._engine,
                 self._compiler,
                 self._encoder.encode_text,
-                lora=_lora_request(args),
+                lora=lora,
                 is_inline=args.decisions == "inline",
                 # a few beyond the step's, since a new one waits a step for its grammar
                 slots=self._width + self._width // 8 + 4,
@@ -363,22 +371,6 @@ def _start(library: Any, args: VllmArgs, resolved: ResolvedModel) -> Any:
         ) from exc
 
 
-def _named_ends(transformers: Any, resolved: ResolvedModel, config: Any) -> Any:
-    """The tokens that the model's own files name as its ends."""
-    if (resolved.path / "generation_config.json").is_file():
-        return transformers.GenerationConfig.from_pretrained(resolved.path).eos_token_id
-    return getattr(config, "eos_token_id", None)
-
-
-def _lora_request(args: VllmArgs) -> Any:
-    if args.lora is None:
-        return None
-    return require("vllm.lora.request", extra="vllm", purpose=PURPOSE).LoRARequest(
-        "teacher", 1, str(adapter_dir(args.lora))
-    )
-
-
 def _free_device() -> None:
     """Let go of the process groups and the memory of an engine that is gone, so that another one can start here."""
-    state = require("vllm.distributed.parallel_state", extra="vllm", purpose=PURPOSE)
-    state.cleanup_dist_env_and_memory()
+    require("vllm.distributed.parallel_state", extra="vllm", purpose=PURPOSE).cleanup_dist_env_and_memory()

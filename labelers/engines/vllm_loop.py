@@ -31,59 +31,33 @@ from relabel.manifests.errors import ConfigError, ModelError
 # matcher. Imported by the vLLM engine's constructor.
 
 
-class GrammarRegistry:
-    """Matchers on their way from a request to vLLM's scheduler, by grammar id. vLLM fetches them in its own threads."""
+class GrammarRegistry(StructuredOutputBackend):  # type: ignore[misc]
+    """Structured output as vLLM's scheduler wants it, from matchers on their way from a request, by grammar id. vLLM
+    fetches them in its own threads.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, ll_tokenizer: Any, vocab_size: int) -> None:
+        self.ll_tokenizer, self.vocab_size = ll_tokenizer, vocab_size
         self._numbers = itertools.count()
-        self._held: dict[str, Any] = {}  # one insertion or removal of a dict is atomic
+        self.held: dict[str, Any] = {}
+        """One insertion or removal of a dict is atomic."""
 
     def leave(self, matcher: Any) -> str:
         """Leave a matcher, and return its grammar id: itself a grammar, which passes vLLM's check in no time."""
         grammar_id = f'start: "{next(self._numbers)}"'
-        self._held[grammar_id] = matcher
+        self.held[grammar_id] = matcher
         return grammar_id
 
-    def fetch(self, grammar_id: str) -> Any:
-        """Take a matcher; each can be taken once."""
-        return self._held.pop(grammar_id)
-
-
-class RegistryBackend(StructuredOutputBackend):  # type: ignore[misc]
-    """Structured output as vLLM's scheduler wants it, from the registry's matchers."""
-
-    def __init__(self, grammars: GrammarRegistry, ll_tokenizer: Any, vocab_size: int) -> None:
-        self.grammars = grammars
-        self.ll_tokenizer = ll_tokenizer
-        self.vocab_size = vocab_size
-
     def compile_grammar(self, request_type: Any, grammar_spec: str, stop_token_ids: Any = None) -> Any:
-        return GuidanceGrammar(
-            ll_matcher=self.grammars.fetch(grammar_spec), ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size
-        )
+        """The matcher, which can be taken once."""
+        matcher = self.held.pop(grammar_spec)
+        return GuidanceGrammar(ll_matcher=matcher, ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Any:
         return llguidance.torch.allocate_token_bitmask(max_num_seqs, self.vocab_size)
 
     def destroy(self) -> None:
         """There is nothing to destroy."""
-
-
-def install_grammars(engine: Any, compiler: GrammarCompiler) -> GrammarRegistry:
-    """Make vLLM's scheduler, which runs in this process, take its grammars from a registry.
-
-    Raises:
-        ModelError: this vLLM keeps its structured output elsewhere than 0.26 to 0.32 do.
-    """
-    core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
-    manager = getattr(core, "structured_output_manager", None)
-    if manager is None or not hasattr(manager, "backend"):
-        raise ModelError(
-            "this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work."
-        )
-    grammars = GrammarRegistry()
-    manager.backend = RegistryBackend(grammars, compiler.tokenizer, compiler.vocab_size)
-    return grammars
 
 
 # ------------------------------------------------------------------------------
@@ -113,6 +87,8 @@ class StepLoop:
         is_inline: take decisions with every token of sequences that write freely.
         slots: requests that vLLM is given at a time; the others wait here, so that probes go first while their prefix
             is cached.
+    Raises:
+        ModelError: this vLLM keeps its structured output elsewhere than 0.26 to 0.32 do.
     """
 
     def __init__(
@@ -125,13 +101,15 @@ class StepLoop:
         is_inline: bool,
         slots: int,
     ) -> None:
-        self._engine = engine
-        self._compiler = compiler
-        self._encode_text = encode_text
-        self._grammars = install_grammars(engine, compiler)
-        self._lora = lora
-        self._is_inline = is_inline
-        self._slots = slots
+        self._engine, self._compiler, self._encode_text = engine, compiler, encode_text
+        self._lora, self._is_inline, self._slots = lora, is_inline, slots
+        core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
+        manager = getattr(core, "structured_output_manager", None)
+        if manager is None or not hasattr(manager, "backend"):
+            raise ModelError(
+                "this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work."
+            )
+        self._grammars = manager.backend = GrammarRegistry(compiler.tokenizer, compiler.vocab_size)
         self._waiting: deque[TokenSequence] = deque()
         self._sequences: dict[str, TokenSequence] = {}
         self._bound: set[str] = set()
@@ -185,7 +163,7 @@ class StepLoop:
             )
         except REFUSALS as exc:
             if grammar_id is not None:
-                self._grammars.fetch(grammar_id)
+                self._grammars.held.pop(grammar_id)
             sequence.detail = f"vLLM refuses the request: {str(exc)[:300]}"
             self._leave(sequence, "error")
             return
@@ -195,17 +173,15 @@ class StepLoop:
             self._bound.add(name)
 
     def _params(self, sequence: TokenSequence, grammar_id: str | None) -> SamplingParams:
-        sampling = sequence.request.ask.sampling
+        sampling, is_free = sequence.request.ask.sampling, grammar_id is None
         if sequence.max_new == 0:
-            labels = _label_ids(sequence.places_here())
             return SamplingParams(
                 max_tokens=1,
                 temperature=0.0,
-                logprob_token_ids=labels,
+                logprob_token_ids=_label_ids(sequence.places_here()),
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-        is_free = grammar_id is None
         return SamplingParams(
             max_tokens=sequence.max_new,
             temperature=sampling.temperature,
@@ -215,7 +191,7 @@ class StepLoop:
             stop_token_ids=sorted(self._compiler.eos_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
-            structured_outputs=None if grammar_id is None else StructuredOutputsParams(grammar=grammar_id),
+            structured_outputs=None if is_free else StructuredOutputsParams(grammar=grammar_id),
             logprob_token_ids=_label_ids(sequence.places) if is_free and self._is_inline and sequence.places else None,
         )
 

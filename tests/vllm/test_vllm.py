@@ -155,7 +155,7 @@ def test_what_vllm_refuses_is_that_requests_error_alone(start, monkeypatch):
     bad, good = run_all(engine, [Request(1, ask_for("q", "d"), 0), Request(2, ask_for("q", "word " * 60), 0)])
     assert (bad.finish, good.finish) == ("error", "stop")
     assert "no such token" in bad.detail
-    assert not engine._loop._grammars._held
+    assert not engine._loop._grammars.held
 
 
 def test_a_sampling_that_vllm_does_not_take_is_refused_before_the_first_row(start):
