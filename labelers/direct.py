@@ -119,8 +119,9 @@ class ThinkScore(OneAsk):
     def __init__(self, options: ThinkOptions) -> None:
         grades = tuple(map(str, range(options.grades)))
         sections = (Text("think", options.max_think_tokens), Choice("score", grades))
-        settings = options.model_dump(include={"grades", "steps"})
-        super().__init__(options, sections, (Decision("score", "<score>", grades),), settings)
+        super().__init__(
+            options, sections, (Decision("score", "<score>", grades),), options.model_dump(include={"grades", "steps"})
+        )
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.
@@ -131,8 +132,12 @@ class ThinkScore(OneAsk):
         answer = yield self._ask(pair)
         sections = self._reader.read(answer)
         distribution = answer.distributions.get("score")
-        flags = [*answer.flags, *["no_distribution"] * (distribution is None)]
-        return Label(int(sections["score"]), distribution, reasoning=sections["think"], flags=flags)
+        return Label(
+            int(sections["score"]),
+            distribution,
+            reasoning=sections["think"],
+            flags=[*answer.flags, *["no_distribution"] * (distribution is None)],
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -218,8 +223,12 @@ class Direct(DecisionAlone):
     template_set = "direct"
 
     def __init__(self, options: DirectOptions) -> None:
-        decision = Decision("score", "<score>", tuple(map(str, range(options.grades))))
-        super().__init__(options, decision, "<score>", {"grades": options.grades})
+        super().__init__(
+            options,
+            Decision("score", "<score>", tuple(map(str, range(options.grades)))),
+            "<score>",
+            {"grades": options.grades},
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -540,5 +549,9 @@ class GraphGrpo(OneAsk):
         columns |= {"phi_grade": by_rule, "phi_agrees": by_rule == grade}
         is_disputed = by_rule != grade and self._phi_in_prompt
         lacks_any = any(decision.name not in answer.distributions for decision in self._decisions)
-        flags = [*answer.flags, *["phi_disagrees"] * is_disputed, *["no_distribution"] * lacks_any]
-        return Label(grade, answer.distributions.get("score"), columns, flags=flags)
+        return Label(
+            grade,
+            answer.distributions.get("score"),
+            columns,
+            flags=[*answer.flags, *["phi_disagrees"] * is_disputed, *["no_distribution"] * lacks_any],
+        )

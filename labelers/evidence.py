@@ -238,8 +238,9 @@ class R3A(Labeler):
 
         grades = tuple(map(str, range(options.grades)))
         think, score = Text("think", options.max_think_tokens), Choice("score", grades)
-        intent = Text("intent", options.max_text_tokens, may_be_empty=False)
-        understood: tuple[Section, ...] = (think, intent) if options.intent else (think,)
+        understood: tuple[Section, ...] = (
+            (think, Text("intent", options.max_text_tokens, may_be_empty=False)) if options.intent else (think,)
+        )
         before = (think,) if options.stages == 2 else understood
         fragment = Fragment("extract", options.max_text_tokens, is_constrained)
         self._intent = Reader(AnswerFormat(understood))
@@ -255,8 +256,9 @@ class R3A(Labeler):
         Raises:
             VerdictError: an answer is out of format, or its extract is not in the document.
         """
-        is_cut = self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context)
-        flags = ["context_truncated"] * is_cut
+        flags = ["context_truncated"] * (
+            self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context)
+        )
         said: dict[str, str] = {}
         first = ""
         if self._options.stages == 2:
@@ -281,8 +283,7 @@ class R3A(Labeler):
         pair = EXAMPLE._replace(context=context)
         made = {"think": "A gardener's question.", "intent": "Steps for pruning rose bushes."}
         earlier = "\n".join(f"<{one.tag}>{made[one.tag]}</{one.tag}>" for one in self._intent.format.sections)
-        first = [self._intent_ask(pair)] if self._options.stages == 2 else []
-        return [*first, self._verdict_ask(pair, earlier)]
+        return [*([self._intent_ask(pair)] if self._options.stages == 2 else []), self._verdict_ask(pair, earlier)]
 
     def _intent_ask(self, pair: Pair) -> Ask:
         format = self._intent.format
@@ -298,16 +299,28 @@ class R3A(Labeler):
     def _verdict_ask(self, pair: Pair, first_answer: str) -> Ask:
         """The same conversation, continued, with the first answer as the model's own turn; or all in one turn."""
         if self._options.stages == 2:
-            tags = tuple(section.tag for section in self._intent.format.sections)
-            earlier = Message("assistant", self._intent.turn_parts(first_answer), tags)
+            earlier = Message(
+                "assistant",
+                self._intent.turn_parts(first_answer),
+                tuple(section.tag for section in self._intent.format.sections),
+            )
             verdict = self._turn("verdict.j2", ("document",)).message(pair.document)
             messages = (*self._opening(pair), earlier, verdict)
         else:
             messages = self._opening(pair, pair.document)
         source = pair.document if self._options.extract else None
         format = self._verdict.format if pair.document.strip() else self._empty_format
-        most = token_budget(self._verdict.format)
-        return Ask("verdict", messages, format, most, self._decisions, "", source, None, self._sampling)
+        return Ask(
+            "verdict",
+            messages,
+            format,
+            token_budget(self._verdict.format),
+            self._decisions,
+            "",
+            source,
+            None,
+            self._sampling,
+        )
 
     def _opening(self, pair: Pair, *document: str) -> tuple[Message, ...]:
         longest = self._options.max_context_chars

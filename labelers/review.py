@@ -209,14 +209,18 @@ class Variants(Labeler):
         aspect, previous = pair.columns.get(ASPECT.name, ""), pair.columns.get(PREVIOUS_QUERIES.name, ())
         turn, format = self._turn(bool(aspect), len(previous)), self._reader.format
         messages = (self._system, turn.message(pair.query, *filter(None, (aspect,)), *previous))
-        most = token_budget(format)
-        return Ask("variants", messages, format, most, shared_by=pair.query_id, sampling=self._sampling)
+        return Ask("variants", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
 
     def _make_turn(self, has_aspect: bool, num_previous: int) -> Turn:
         counts = {"previous_queries": num_previous}
         data = ("query", *["aspect"] * has_aspect, *counts)
-        settings = {**self._settings, "has_aspect": has_aspect, "num_previous": num_previous}
-        return self._prompts.turn("user", "user.j2", data=data, settings=settings, counts=counts)
+        return self._prompts.turn(
+            "user",
+            "user.j2",
+            data=data,
+            settings={**self._settings, "has_aspect": has_aspect, "num_previous": num_previous},
+            counts=counts,
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -377,8 +381,7 @@ def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair
         )
     if len(set(useful)) < len(useful):
         raise VerdictError("format", f"a document is named twice: {said['useful-docs'][:60]!r}")
-    kept = columns.get(PREVIOUS_DOCS.name, ())
-    if again := [number for number in useful if shown_ids[number - 1] in kept]:
+    if again := [number for number in useful if shown_ids[number - 1] in columns.get(PREVIOUS_DOCS.name, ())]:
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")
 
 
@@ -553,14 +556,20 @@ class EvidenceSet(Labeler):
             "selected_tokens": sum(chunk.token_len for chunk in chosen),
             "over_budget": over_budget(len(selected), num_shown),
         }
-        evidence = tuple(Span(one.start, one.end, pair.document[one.start : one.end]) for one in chosen)
-        return Label(int(bool(selected)), None, columns, evidence, flags=[*flags, *answer.flags])
+        return Label(
+            int(bool(selected)),
+            None,
+            columns,
+            tuple(Span(one.start, one.end, pair.document[one.start : one.end]) for one in chosen),
+            flags=[*flags, *answer.flags],
+        )
 
     def probe(self) -> list[Ask]:
         text = EXAMPLE.document
         chunk = {"n": 1, "heading_path": ["Roses"], "text": text, "token_len": 9, "start": 0, "end": len(text)}
-        row = EXAMPLE._replace(columns={CHUNKS.name: (chunk,)})
-        return [self._ask(with_siblings(row), self._options.window_tokens)[0]]
+        return [
+            self._ask(with_siblings(EXAMPLE._replace(columns={CHUNKS.name: (chunk,)})), self._options.window_tokens)[0]
+        ]
 
     def _candidates(self, pair: Pair) -> tuple[Pair, ...]:
         return pair.siblings[: self._options.max_documents]
@@ -570,15 +579,18 @@ class EvidenceSet(Labeler):
 
     def _make(self, pair: Pair, window: int) -> tuple[Ask, tuple[int, ...], int]:
         documents = [chunks_of(sibling) for sibling in self._candidates(pair)]
-        sizes = [[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents]
-        counts, num_tokens = chunks_within(sizes, window)
+        counts, num_tokens = chunks_within(
+            [[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window
+        )
         texts = [text_of(one) for chunks, count in zip(documents, counts, strict=True) for one in chunks[:count]]
         ends = list(itertools.accumulate(counts))
         settings = {"documents": list(zip([0, *ends], ends, strict=False))}
-        data = ("query", "chunks")
-        turn = self._prompts.turn("user", "user.j2", data=data, settings=settings, counts={"chunks": len(texts)})
-        keys = tuple(f"Document_{number}" for number in range(1, len(documents) + 1))
-        format = AnswerFormat((JsonIndices(keys, counts),))
+        turn = self._prompts.turn(
+            "user", "user.j2", data=("query", "chunks"), settings=settings, counts={"chunks": len(texts)}
+        )
+        format = AnswerFormat(
+            (JsonIndices(tuple(f"Document_{number}" for number in range(1, len(documents) + 1)), counts),)
+        )
         messages = (self._system, turn.message(pair.query, *texts))
         ask = Ask("select", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
         return ask, counts, num_tokens

@@ -413,8 +413,7 @@ class Route(Labeler):
             "expelled": sum(step.expelled for step in steps),
             "steps": [json.dumps(plain(step)) for step in steps],
         }
-        nodes = (subtree.tree.nodes[id] for id in answers)
-        evidence = tuple(Span(node.start, node.end, node.text) for node in nodes)
+        evidence = tuple(Span(node.start, node.end, node.text) for node in (subtree.tree.nodes[id] for id in answers))
         return Label(2 if answers else int(bool(expands)), None, columns, evidence, flags=list(flags))
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
@@ -473,8 +472,9 @@ class Route(Labeler):
         data, settings = ("query", NODES_FIELD), {"marks": marks}
         turn = self._prompts.turn("user", "user.j2", data=data, settings=settings, counts={NODES_FIELD: len(marks)})
         format = AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
-        messages = (self._system, turn.message(query, *texts))
-        return Ask("route", messages, format, token_budget(format), sampling=self._sampling)
+        return Ask(
+            "route", (self._system, turn.message(query, *texts)), format, token_budget(format), sampling=self._sampling
+        )
 
 
 def _view(subtree: Subtree, room: int) -> tuple[tuple[str, ...], int, bool]:

@@ -70,8 +70,9 @@ def decided(answer: Answer, decision: Decision, choices: str) -> Distribution:
     if distribution is None:
         raise VerdictError("engine", f"the engine gave no distribution over {choices}")
     if len(distribution.probs) != len(decision.labels):
-        count = len(distribution.probs)
-        raise VerdictError("engine", f"the engine gave a distribution over {count} labels, expected {choices}")
+        raise VerdictError(
+            "engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected {choices}"
+        )
     return distribution
 
 

@@ -269,8 +269,8 @@ class Forward:
         first, B = rows[0], len(rows)
         try:
             with torch.inference_mode():
-                alone = (torch.tensor([row], device=self.device) for row in rows)
-                own_BV = torch.cat([self.model(input_ids=ids, use_cache=False).logits[:, -1] for ids in alone]).float()
+                own = (self.model(input_ids=torch.tensor([row], device=self.device), use_cache=False) for row in rows)
+                own_BV = torch.cat([one.logits[:, -1] for one in own]).float()
                 self.cache.reserve(B, len(first), used_rows=0, used_columns=0)
                 self.prefill([first[:8], first[:3]][:B], first_row=0, prefix=0)
                 self.cache.restore(self.cache.snapshot(0, 8), 0, B)
@@ -315,8 +315,7 @@ class Forward:
         B, T = len(tokens), max(lengths) + 1
         ends_B = torch.tensor(lengths, device=self.device)
         self.cache.window = Window(0, B, T - 1, T, ends_B, torch.arange(B, device=self.device))
-        columns_T = torch.arange(T, device=self.device)
-        masks = self._masks(columns_T[None, None, None, :], ends_B[:, None, None, None])
+        masks = self._masks(torch.arange(T, device=self.device)[None, None, None, :], ends_B[:, None, None, None])
         self._last = None
         return self._run(torch.tensor(tokens, device=self.device)[:, None], ends_B[:, None], masks)
 
@@ -351,8 +350,7 @@ class Forward:
         if self._last is None:
             return None
         hidden = inputs[0]
-        rows = torch.arange(hidden.shape[0], device=hidden.device)
-        return (hidden[rows, self._last][:, None],)
+        return (hidden[torch.arange(hidden.shape[0], device=hidden.device), self._last][:, None],)
 
 
 # ------------------------------------------------------------------------------
@@ -617,8 +615,12 @@ class Batch:
         first, count = len(self._active), len(self._active) + len(group)
         longest = max(sequence.max_length for sequence in [*self._active, *group])
         used = max((sequence.length for sequence in self._active), default=0)
-        num_rows = max(count, min(self._max_sequences, self._max_columns // longest))
-        self._forward.cache.reserve(num_rows, longest, used_rows=first, used_columns=used)
+        self._forward.cache.reserve(
+            max(count, min(self._max_sequences, self._max_columns // longest)),
+            longest,
+            used_rows=first,
+            used_columns=used,
+        )
         if prefix is not NO_PREFIX:
             self._forward.cache.restore(prefix.state, first, count)
         return first
@@ -627,8 +629,9 @@ class Batch:
         shared, first = len(prefix.ids), self._reserve(group, prefix)
         for sequence in group:
             sequence.cached = shared - sequence.num_paid
-        suffixes = [sequence.prompt[shared:].tolist() for sequence in group]
-        logits_BV = self._forward.prefill(suffixes, first_row=first, prefix=shared)
+        logits_BV = self._forward.prefill(
+            [sequence.prompt[shared:].tolist() for sequence in group], first_row=first, prefix=shared
+        )
         self._active += group
         self._advance(group, logits_BV)
 

@@ -128,8 +128,10 @@ def _json_texts(section: JsonTexts, query: str, bits: int) -> str:
     """Up to two words of what is asked; now and then nothing."""
     words = query.split() or ["unclear"]
     chosen = dict.fromkeys(words[(bits >> shift) % len(words)] for shift in (3, 17))
-    texts = [word[: section.max_text_tokens * CHARS_PER_TOKEN] for word in chosen]
-    return json.dumps(texts[: min(bits % 4, section.most)], ensure_ascii=False)
+    return json.dumps(
+        [word[: section.max_text_tokens * CHARS_PER_TOKEN] for word in chosen][: min(bits % 4, section.most)],
+        ensure_ascii=False,
+    )
 
 
 def _indices(section: Indices, _query: str, bits: int) -> str:
@@ -473,8 +475,12 @@ class Fake(Engine):
             kept = len(document) - (num_chars - self._max_chars)
             if not self._may_cut or kept <= 0:
                 tokens, limit = num_chars // CHARS_PER_TOKEN, self._max_chars // CHARS_PER_TOKEN
-                detail = f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}"
-                return Answer(request.id, "", "overlong", detail=detail)
+                return Answer(
+                    request.id,
+                    "",
+                    "overlong",
+                    detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}",
+                )
             document, num_chars, flags = document[:kept], self._max_chars, ("document_truncated",)
         num_tokens = num_chars // CHARS_PER_TOKEN + 1
 
@@ -497,8 +503,9 @@ class Fake(Engine):
 
         distributions = {name: chosen(labels, marker) for name, marker, labels in ask.decisions}
         if ask.format is None:
-            found = distributions if roll >= self._below_garbage else {}
-            return _finished(request.id, "", "length", found, num_tokens, flags)
+            return _finished(
+                request.id, "", "length", distributions if roll >= self._below_garbage else {}, num_tokens, flags
+            )
 
         sections = ask.format.sections
         choices = [chosen(one.options, opening_of(one)).argmax for one in sections if isinstance(one, Choice)]
@@ -523,8 +530,11 @@ class Fake(Engine):
 def _parts_of(ask: Ask) -> tuple[str, str, int]:
     """The query, the document (the last of each), and the number of characters of the whole prompt."""
     data = {name: text for one in ask.messages for name, text in zip(one.fields, one.parts[1::2], strict=True)}
-    num_chars = len(ask.prefill) + sum(sum(map(len, message.parts)) for message in ask.messages)
-    return data.get("query", ""), data.get(DOCUMENT_FIELD, ""), num_chars
+    return (
+        data.get("query", ""),
+        data.get(DOCUMENT_FIELD, ""),
+        len(ask.prefill) + sum(sum(map(len, message.parts)) for message in ask.messages),
+    )
 
 
 @functools.lru_cache(maxsize=64)  # rows of one query follow each other

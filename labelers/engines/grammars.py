@@ -252,9 +252,11 @@ class GrammarCompiler:
         return self.matcher(ask.format, prefill=prompt.begins, fragment_source=quotable(ask, prompt))
 
     def _compile(self, grammar: str) -> Any:
-        limits = self._ll.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
         matcher = self._ll.LLMatcher(
-            self.tokenizer, self._ll.LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits
+            self.tokenizer,
+            self._ll.LLMatcher.grammar_from_lark(grammar),
+            log_level=0,
+            limits=self._ll.LLParserLimits(initial_lexer_fuel=LEXER_FUEL),
         )
         if matcher.is_error():
             raise ModelError(f"llguidance refuses the grammar of an answer format: {matcher.get_error()}")

@@ -161,8 +161,9 @@ class Batches:
                 if tries < self._args.max_tries:
                     left[ask] = work
                     continue
-                detail = f"no usable answer in {tries} batches"
-                answer = Answer(work.request.id, "", "error", detail=detail, flags=work.flags)
+                answer = Answer(
+                    work.request.id, "", "error", detail=f"no usable answer in {tries} batches", flags=work.flags
+                )
             answers.append(answer)
         self._deliver(answers)
         if is_own:
@@ -460,7 +461,6 @@ class OpenAi(Engine):
 
     def facts(self) -> EngineFacts:
         args = self._args
-        prices = {"input": args.price_per_million_input, "output": args.price_per_million_output}
         return EngineFacts(
             family="openai",
             version=self._version,
@@ -471,7 +471,7 @@ class OpenAi(Engine):
             details={
                 "mode": self._mode.name,
                 "distributions": self._mode.has_distributions,
-                "price_per_million": prices,
+                "price_per_million": {"input": args.price_per_million_input, "output": args.price_per_million_output},
                 **self._server,
                 **self._mode.details,
             },
@@ -501,8 +501,7 @@ class OpenAi(Engine):
         batches that an earlier execution paid for.
         """
         costs = self._client.costs
-        tokens = costs.counts["prompt_tokens"] + costs.counts["output_tokens"]
-        charge = costs.lost.plus(Charge(tokens, costs.cost))
+        charge = costs.lost.plus(Charge(costs.counts["prompt_tokens"] + costs.counts["output_tokens"], costs.cost))
         if self._batches is not None and not self._is_open:
             for ask in self._batches.adopted.values():
                 charge = charge.minus(self.most(ask))

@@ -285,8 +285,9 @@ def read_complaint(payload: Any) -> Complaint:
     """Codes and words of an error, wherever a server puts them; neither where there are none."""
     said = dict.fromkeys((kind, text) for kind, text in _said(payload) if text.strip())
     codes = [shown(text) for kind, text in said if kind == "code"]
-    words = [text for kind, text in said if kind == "message"]
-    return Complaint(tuple(codes[:4]), shown(": ".join(words), _READ_CHARS))
+    return Complaint(
+        tuple(codes[:4]), shown(": ".join([text for kind, text in said if kind == "message"]), _READ_CHARS)
+    )
 
 
 def _said(value: Any) -> Iterator[tuple[str, str]]:
@@ -559,8 +560,7 @@ class Costs:
         """Counts as a run records them."""
         names = ("http_requests", "retries", "given_up", "prompt_tokens", "cached_tokens", "output_tokens")
         prices = (self.args.price_per_million_input, self.args.price_per_million_output)
-        cost = None if prices == (None, None) else self.cost
-        return {**{name: self.counts[name] for name in names}, "cost": cost}
+        return {**{name: self.counts[name] for name in names}, "cost": None if prices == (None, None) else self.cost}
 
 
 # ------------------------------------------------------------------------------
@@ -810,8 +810,12 @@ class ApiClient:
         self._num_heard += 1
         plain = self._without_key(reply.content)
         if reply.status_code != 200:
-            wait_s = _wanted_wait(reply.headers.get("retry-after", ""))
-            return self._refused(reply.status_code, _complaint(plain), wait_s, is_trial=is_trial)
+            return self._refused(
+                reply.status_code,
+                _complaint(plain),
+                _wanted_wait(reply.headers.get("retry-after", "")),
+                is_trial=is_trial,
+            )
         try:
             found = read(plain)
         except ReplyError as exc:

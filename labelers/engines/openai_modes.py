@@ -133,8 +133,9 @@ class ChatMode(_Mode):
     ) -> None:
         super().__init__(client, loop, spec, args)
         self._overlong = overlong
-        known = KNOWN_CONTROL_TEXTS if folder is None else folder.control_texts()
-        self._control = ControlTexts((*known, *args.control_texts))
+        self._control = ControlTexts(
+            (*(KNOWN_CONTROL_TEXTS if folder is None else folder.control_texts()), *args.control_texts)
+        )
         self._folds_system = False
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
@@ -383,8 +384,9 @@ class TokensMode(_Mode):
         if found.token_ids is None or not set(label_ids) <= set(found.logprobs):
             return lacks
         ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
-        body = {**self._one_token(_SAMPLE), **_NEUTRAL, "add_special_tokens": False}
-        found = self._post(body, read_completion, is_trial=True)
+        found = self._post(
+            {**self._one_token(_SAMPLE), **_NEUTRAL, "add_special_tokens": False}, read_completion, is_trial=True
+        )
         if not isinstance(found, Failure) and found.prompt_ids not in (None, ours):
             raise ModelError(
                 f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
@@ -442,8 +444,9 @@ class TokensMode(_Mode):
             sequence.flags = (*sequence.flags, *found.flags)
             counted = found
         for place, end in sequence.missing():
-            probe = sequence.probe_for(place, end, self.encoder.encode_text)
-            body = self._decision_body(probe.prompt.tolist(), place.label_ids)
+            body = self._decision_body(
+                sequence.probe_for(place, end, self.encoder.encode_text).prompt.tolist(), place.label_ids
+            )
             found = await self._client.post(self.path, body, read_completion)
             if isinstance(found, Failure):
                 if not sequence.max_new:
@@ -452,8 +455,10 @@ class TokensMode(_Mode):
                 continue
             counted = counted if sequence.max_new else found
             if all(token in found.logprobs for token in place.label_ids):
-                logprobs = [found.logprobs[token] for token in place.label_ids]
-                sequence.found[place.name] = (end, distribution_of_logprobs(logprobs))
+                sequence.found[place.name] = (
+                    end,
+                    distribution_of_logprobs([found.logprobs[token] for token in place.label_ids]),
+                )
         answer = sequence.answer()
         if answer.finish == "refused":
             answer.detail = answer.detail or "the server refused to answer"
@@ -468,8 +473,9 @@ class TokensMode(_Mode):
             more["structured_outputs"] = {"grammar": sequence.matcher}
         elif sequence.closing:
             more |= {"stop": [sequence.closing.decode()], "include_stop_str_in_output": True}
-        limit = {"max_tokens": sequence.max_new}
-        return self._request_body(sequence.request, {"prompt": sequence.prompt.tolist()}, limit, more)
+        return self._request_body(
+            sequence.request, {"prompt": sequence.prompt.tolist()}, {"max_tokens": sequence.max_new}, more
+        )
 
     def _one_token(self, prompt: Any) -> dict[str, Any]:
         # temperature 1 and nothing cut off: the log-probabilities are then the model's own, even where a server gives

@@ -390,8 +390,7 @@ class PromptEncoder:
         does not fit.
         """
         places = documents_of(messages)
-        bare = self.encode_messages(with_documents(messages, places, [""] * len(places)), end=end)
-        allowed = room - len(bare)
+        allowed = room - len(self.encode_messages(with_documents(messages, places, [""] * len(places)), end=end))
         if not places or allowed <= 0:
             return None
         for _ in range(8):  # tokens may merge differently at a cut, which costs one or two; each round gives those back
@@ -424,8 +423,10 @@ class PromptEncoder:
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
     """Tokens that are not text of an answer."""
-    added = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
-    return frozenset(added | set(tokenizer.all_special_ids))
+    return frozenset(
+        {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
+        | set(tokenizer.all_special_ids)
+    )
 
 
 def extends(earlier: Sequence[int], later: Sequence[int]) -> bool:
@@ -658,8 +659,14 @@ class TokenSequence:
         if end < len(self.prefill):  # the prefill goes on after the place: it is encoded again up to there
             start, kept = 0, self.prompt[: len(self.prompt) - self.num_prefill]
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
-        ids = np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)])
-        return TokenSequence(self.request, ids, 0, (place,), prefill=place.marker, asker=self)
+        return TokenSequence(
+            self.request,
+            np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)]),
+            0,
+            (place,),
+            prefill=place.marker,
+            asker=self,
+        )
 
     def settle(self, encode: Callable[[str], list[int]]) -> tuple[list[TokenSequence], list[TokenSequence]]:
         """Once it is over: the sequences that are done with it, and the probes that it has to wait for, which find
@@ -770,8 +777,13 @@ def admit(
     prompt = encoder.encode(ask, max_prompt_tokens=max_prompt_tokens)
     if isinstance(prompt, Overlong):
         room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
-        detail = f"the prompt has {prompt.num_tokens} tokens or more, {room}"
-        return Answer(request.id, "", "overlong", prompt_tokens=prompt.num_tokens, detail=detail)
+        return Answer(
+            request.id,
+            "",
+            "overlong",
+            prompt_tokens=prompt.num_tokens,
+            detail=f"the prompt has {prompt.num_tokens} tokens or more, {room}",
+        )
     return TokenSequence(
         request,
         np.array(prompt.ids, dtype=np.int64),

@@ -225,8 +225,9 @@ def prompt_encoder(
         ModelError, ConfigError: it has none, or its chat template can't be used.
         MissingExtraError: transformers is absent.
     """
-    kwargs = spec.chat_template_kwargs
-    return PromptEncoder(folder.load("Rendering prompts"), overlong=overlong, chat_template_kwargs=kwargs)
+    return PromptEncoder(
+        folder.load("Rendering prompts"), overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -256,8 +257,9 @@ class CheckpointEngine(Engine):
         eos_ids: list[int],
         context: int,
     ) -> None:
-        kwargs = self._spec.chat_template_kwargs
-        self._encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=kwargs)
+        self._encoder = PromptEncoder(
+            tokenizer, overlong=overlong, chat_template_kwargs=self._spec.chat_template_kwargs
+        )
         self._compiler = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids)
         self._places = DecisionPlaces(self._encoder, tokenizer_name=self._resolved.reference)
         self._details = {"eos_ids": eos_ids, "context": context, "constrain": self._args.constrain}
@@ -274,6 +276,7 @@ class CheckpointEngine(Engine):
         """Tokens of a prompt, cut where it would be cut, without the weights."""
         args: Any = cls.Args.of(spec)
         resolved = resolve_checkpoint(spec, args.cache_dir)
+
         encoder = prompt_encoder(spec, TokenizerFolder(resolved.path, resolved.reference), overlong=overlong)
 
         def count(ask: Ask) -> int:
@@ -408,13 +411,14 @@ class Transformers(CheckpointEngine):
             self._remarks.append(
                 "this model answers a row by the others of its batch, so each is run alone (engine.args.batch_size: 1)"
             )
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._set_prompts(
             tokenizer,
             overlong,
             vocab_size=forward.vocab_size,
             eos_ids=end_ids(model.generation_config.eos_token_id, tokenizer),
-            context=int(longest or spec.max_prompt_tokens * 2),
+            context=int(
+                getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2
+            ),
         )
         is_cpu = self._device.type == "cpu"
         if args.kv_cache_gib is not None:

@@ -206,8 +206,7 @@ class StepLoop:
             finish: Finish | None = "stop"
         else:
             finish = FINISHES.get(made.finish_reason, "error") if output.finished else None
-            is_closed = self._write(sequence, made)
-            if is_closed and (output.finished or output.request_id not in self._bound):
+            if self._write(sequence, made) and (output.finished or output.request_id not in self._bound):
                 if not output.finished:
                     self._engine.abort_request([output.request_id])
                 finish = "stop"
