@@ -154,9 +154,6 @@ class DecisionAlone(OneAsk):
         settings: of the templates.
     """
 
-    choices: ClassVar[str] = "the grades"
-    """What the labels are, for messages."""
-
     def __init__(self, options: LabelerOptions, decision: Decision, prefill: str, settings: Mapping[str, Any]) -> None:
         super().__init__(options, (), (decision,), settings, prefill=prefill, stage=decision.name)
 
@@ -168,7 +165,7 @@ class DecisionAlone(OneAsk):
                 `refused` by the finish.
         """
         answer = yield self._ask(pair)
-        distribution = decided(answer, self._decisions[0], self.choices)
+        distribution = decided(answer, self._decisions[0])
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
 
 
@@ -194,8 +191,6 @@ class YesNoOptions(DecisionOptions):
 
 class YesNo(DecisionAlone):
     """A labeler that asks one question, to be answered by yes or no."""
-
-    choices = "yes and no"
 
     def __init__(self, options: YesNoOptions, *, stage: str, **settings: str) -> None:
         is_bare = options.think == "empty"
@@ -421,7 +416,7 @@ class Ensemble(Labeler):
         flags: list[str] = []
         for ask in self._asks(pair):
             answer = yield ask
-            judges.append(decided(answer, self._decision, "the grades"))
+            judges.append(decided(answer, self._decision))
             flags.extend(flag for flag in answer.flags if flag not in flags)
         mean = mean_distribution(judges)
         return Label(mean.argmax, mean, {"judge_probs": [p for one in judges for p in one.probs]}, flags=flags)

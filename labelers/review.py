@@ -267,7 +267,6 @@ class Review(Labeler):
         for count in (0, 1):  # a bad template fails here
             self._turns(bool(count), count, count, count, bool(count))
         self.template_digests = self._prompts.digests
-        self._sampling = Sampling(options.temperature, options.top_p)
         self._asks: OfOneQuery[tuple[Ask, Shown]] = OfOneQuery()
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
@@ -342,7 +341,7 @@ class Review(Labeler):
             token_budget(format),
             (Decision("sufficient", "<is-sufficient>", WORDS),),
             shared_by=pair.query_id,
-            sampling=self._sampling,
+            sampling=Sampling(self._options.temperature, self._options.top_p),
         )
         return ask, shown
 
@@ -520,7 +519,6 @@ class EvidenceSet(Labeler):
         self._options = options
         self._prompts = Prompts(BUILT_IN / EVIDENCE_SET, options.templates)
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
-        self._sampling = Sampling(options.temperature, options.top_p)
         self._asks: OfOneQuery[tuple[Ask, tuple[int, ...], int]] = OfOneQuery()
         self._faults: OfOneQuery[str | None] = OfOneQuery()
         self.probe()  # a bad template fails here
@@ -534,7 +532,9 @@ class EvidenceSet(Labeler):
                 answer is not the JSON object wanted; `overlong` for a row of whose document nothing was shown.
         """
         pair = with_siblings(pair)
-        if fault := self._faults.get((pair.siblings,), lambda: first_fault(self._candidates(pair))):
+        if fault := self._faults.get(
+            (pair.siblings,), lambda: first_fault(pair.siblings[: self._options.max_documents])
+        ):
             raise VerdictError("format", fault)
         chunks = chunks_of(pair)
         ask, counts, num_tokens = self._ask(pair, self._options.window_tokens)
@@ -571,14 +571,11 @@ class EvidenceSet(Labeler):
             self._ask(with_siblings(EXAMPLE._replace(columns={CHUNKS.name: (chunk,)})), self._options.window_tokens)[0]
         ]
 
-    def _candidates(self, pair: Pair) -> tuple[Pair, ...]:
-        return pair.siblings[: self._options.max_documents]
-
     def _ask(self, pair: Pair, window: int) -> tuple[Ask, tuple[int, ...], int]:
         return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))
 
     def _make(self, pair: Pair, window: int) -> tuple[Ask, tuple[int, ...], int]:
-        documents = [chunks_of(sibling) for sibling in self._candidates(pair)]
+        documents = [chunks_of(sibling) for sibling in pair.siblings[: self._options.max_documents]]
         counts, num_tokens = chunks_within(
             [[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window
         )
@@ -592,7 +589,14 @@ class EvidenceSet(Labeler):
             (JsonIndices(tuple(f"Document_{number}" for number in range(1, len(documents) + 1)), counts),)
         )
         messages = (self._system, turn.message(pair.query, *texts))
-        ask = Ask("select", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
+        ask = Ask(
+            "select",
+            messages,
+            format,
+            token_budget(format),
+            shared_by=pair.query_id,
+            sampling=Sampling(self._options.temperature, self._options.top_p),
+        )
         return ask, counts, num_tokens
 
 

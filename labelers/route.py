@@ -197,9 +197,8 @@ def _fault(line: str, subtree: Subtree) -> str | None:
     if kind == EXPAND and id not in subtree.collapsed:
         return f"node {id} is no collapsed heading"
     words, wanted = _words(prefix), _words(node.text)
-    if words != wanted[: len(words)] or len(words) < min(LEAST_WORDS, len(wanted)):
-        return f"the text does not begin that of node {id}"
-    return None
+    is_prefix = words == wanted[: len(words)] and len(words) >= min(LEAST_WORDS, len(wanted))
+    return None if is_prefix else f"the text does not begin that of node {id}"
 
 
 def _words(text: str) -> list[str]:
@@ -368,7 +367,6 @@ class Route(Labeler):
         self._options, self._room = options, options.window_tokens * CHARS_PER_TOKEN
         self._prompts = Prompts(BUILT_IN / "route", options.templates)
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={"words": OPTION_WORDS}).message()
-        self._sampling = Sampling(options.temperature, options.top_p)
         self.probe()  # a bad template fails here
         self.template_digests = self._prompts.digests
 
@@ -473,7 +471,11 @@ class Route(Labeler):
         turn = self._prompts.turn("user", "user.j2", data=data, settings=settings, counts={NODES_FIELD: len(marks)})
         format = AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
         return Ask(
-            "route", (self._system, turn.message(query, *texts)), format, token_budget(format), sampling=self._sampling
+            "route",
+            (self._system, turn.message(query, *texts)),
+            format,
+            token_budget(format),
+            sampling=Sampling(self._options.temperature, self._options.top_p),
         )
 
 

@@ -54,11 +54,9 @@ def require_generated(answer: Answer) -> None:
         raise VerdictError("engine", answer.detail or "the engine failed at this request")
 
 
-def decided(answer: Answer, decision: Decision, choices: str) -> Distribution:
+def decided(answer: Answer, decision: Decision) -> Distribution:
     """The distribution of an answer that is a decision alone.
 
-    Args:
-        choices: what the labels are, for messages.
     Raises:
         VerdictError: `engine` if the distribution is absent or has another number of labels; `overlong` or `refused`
             by the finish.
@@ -66,14 +64,10 @@ def decided(answer: Answer, decision: Decision, choices: str) -> Distribution:
     require_generated(answer)
     if answer.finish == "refused":
         raise VerdictError("refused", answer.detail or "the server refused to answer")
-    distribution = answer.distributions.get(decision.name)
-    if distribution is None:
-        raise VerdictError("engine", f"the engine gave no distribution over {choices}")
-    if len(distribution.probs) != len(decision.labels):
-        raise VerdictError(
-            "engine", f"the engine gave a distribution over {len(distribution.probs)} labels, expected {choices}"
-        )
-    return distribution
+    found = answer.distributions.get(decision.name)
+    if found is None or len(found.probs) != len(decision.labels):
+        raise VerdictError("engine", f"the engine gave no distribution over {', '.join(decision.labels)}")
+    return found
 
 
 def unreadable(answer: Answer, reason: str) -> VerdictError:
@@ -261,9 +255,8 @@ def _fault_in(section: Section, content: str, before: Mapping[str, str]) -> str 
         return None
     other, said = section.only_with
     is_wanted = before[other] == said if said else bool(before[other])
-    if is_wanted is bool(content):
-        return None
-    return f"is {'empty' if is_wanted else 'not empty'} where {other} is {_shown(before[other])}"
+    fault = f"is {'empty' if is_wanted else 'not empty'} where {other} is {_shown(before[other])}"
+    return None if is_wanted is bool(content) else fault
 
 
 def _check_untagged(answer: Answer, text: str, section: Section) -> None:

@@ -158,8 +158,7 @@ class RowCache(Cache):  # type: ignore[misc]
 
     def __init__(self, num_layers: int) -> None:
         self.window = Window()
-        self.num_rows = 0
-        self.num_columns = 0
+        self.num_rows = self.num_columns = 0
         super().__init__(layers=[RowLayer(self) for _ in range(num_layers)])
 
     def reserve(self, num_rows: int, num_columns: int, *, used_rows: int, used_columns: int) -> None:
@@ -218,8 +217,7 @@ class Forward:
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        self.model = model
-        self.device = device
+        self.model, self.device = model, device
         config, kind = model.config.get_text_config(), model.config.model_type
         self.sliding_window: int | None = getattr(config, "sliding_window", None)
         default = ["sliding_attention" if self.sliding_window else "full_attention"]

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from relabel.manifests.asks import (
     DOCUMENT_FIELD,
@@ -309,16 +309,6 @@ class FakeArgs(EngineArgs):
     latency_s: float = Field(0.0, ge=0.0, le=3600.0)
     """Seconds that each `poll` takes, as a GPU's step would."""
 
-    @model_validator(mode="after")
-    def _chances_fit(self) -> FakeArgs:
-        total = self.p_garbage + self.p_truncated + self.p_refused
-        if total > 1.0:
-            raise ValueError(
-                f"p_garbage + p_truncated + p_refused = {total:g}: one answer fails in one way, so they sum to 1 at "
-                "most"
-            )
-        return self
-
 
 class Fake(Engine):
     """The fake engine.
@@ -338,8 +328,7 @@ class Fake(Engine):
         self._queue: list[Request] = []
         self._slow: list[tuple[float, int, Answer]] = []  # by when they are due
         self._fate = random.Random()
-        self._is_down = False
-        self._has_swallowed = False
+        self._is_down = self._has_swallowed = False
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
         self._below_refused = self._below_truncated + int(self._args.p_refused * 2**24)
@@ -437,9 +426,8 @@ class Fake(Engine):
 
     def _is_fatal(self, request: Request) -> bool:
         chance, wanted = self._args.p_crash, self._args.crash_on
-        if wanted and any(wanted in text for one in request.ask.messages for text in one.parts[1::2]):
-            return True
-        return chance > 0 and self._fate.random() < chance
+        is_named = wanted and any(wanted in text for one in request.ask.messages for text in one.parts[1::2])
+        return bool(is_named) or (chance > 0 and self._fate.random() < chance)
 
     def _go_down(self) -> None:
         """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""

@@ -156,7 +156,7 @@ class Batches:
                 fault = exc
             if answer is None:
                 if is_own and is_paid and (line is None or line.status_code == 200):
-                    self._client.costs.doubt(work.body, BATCH_PRICE)  # it may have been answered: nobody can know
+                    self._client.doubt(work.body, BATCH_PRICE)  # it may have been answered: nobody can know
                 self.adopted.pop(work.request.id, None)
                 if tries < self._args.max_tries:
                     left[ask] = work
@@ -276,7 +276,7 @@ class Batches:
             with contextlib.suppress(ReplyError):  # it may be an error all the same
                 found = self._client.counted(read_chat(line.body), work.body)
                 if is_own:
-                    self._client.costs.add(found.usage, BATCH_PRICE)
+                    self._client.charge(found.usage, BATCH_PRICE)
                 return answer_of(work, found)
         refused = self._client.judge(line.status_code, line.body)
         return None if refused is None else answer_of(work, refused)
@@ -470,7 +470,7 @@ class OpenAi(Engine):
             notes=("the server's weights are not digested",),
             details={
                 "mode": self._mode.name,
-                "distributions": self._mode.has_distributions,
+                "distributions": self._mode.name == "tokens",
                 "price_per_million": {"input": args.price_per_million_input, "output": args.price_per_million_output},
                 **self._server,
                 **self._mode.details,
@@ -478,8 +478,11 @@ class OpenAi(Engine):
         )
 
     def costs(self) -> dict[str, Any]:
-        """Requests, tries, tokens by the server's count and money so far; see `Costs`."""
-        return self._client.costs.by_name()
+        """Requests, tries, tokens by the server's count and money so far."""
+        names = ("http_requests", "retries", "given_up", "prompt_tokens", "cached_tokens", "output_tokens")
+        has_prices = {self._args.price_per_million_input, self._args.price_per_million_output} != {None}
+        counts = {name: self._client.counts[name] for name in names}
+        return {**counts, "cost": self._client.cost if has_prices else None}
 
     def most(self, ask: Ask) -> Charge:
         """What an ask is charged for at most, if each of its requests is answered at the first try.
@@ -500,8 +503,8 @@ class OpenAi(Engine):
         """What was charged so far at most, without what is in flight. Once it is closed, less what is in flight in
         batches that an earlier execution paid for.
         """
-        costs = self._client.costs
-        charge = costs.lost.plus(Charge(costs.counts["prompt_tokens"] + costs.counts["output_tokens"], costs.cost))
+        client, counts = self._client, self._client.counts
+        charge = client.lost.plus(Charge(counts["prompt_tokens"] + counts["output_tokens"], client.cost))
         if self._batches is not None and not self._is_open:
             for ask in self._batches.adopted.values():
                 charge = charge.minus(self.most(ask))
@@ -538,12 +541,12 @@ class OpenAi(Engine):
             name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)
         }
         context = served.get("max_model_len")
-        if type(context) is not int or not 0 < context <= MAX_COUNT:
-            context = None
-        else:
+        if type(context) is int and 0 < context <= MAX_COUNT:
             self._server["max_model_len"] = context
         if args.mode != "chat" and folder is not None:
-            tokens = TokensMode(client, loop, spec, args, overlong=overlong, folder=folder, context=context)
+            tokens = TokensMode(
+                client, loop, spec, args, overlong=overlong, folder=folder, context=self._server.get("max_model_len")
+            )
             why = tokens.detect()
             if why is None:
                 return tokens

@@ -12,7 +12,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -511,11 +510,8 @@ def _usage(usage: Any) -> Usage:
     held = usage if isinstance(usage, dict) else {}
     details = held.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    return Usage(_count(held.get("prompt_tokens")), _count(cached), _count(held.get("completion_tokens")))
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
+    counts = (held.get("prompt_tokens"), cached, held.get("completion_tokens"))
+    return Usage(*(one if type(one) is int and 0 <= one <= MAX_COUNT else 0 for one in counts))
 
 
 # ------------------------------------------------------------------------------
@@ -526,41 +522,6 @@ CHARS_PER_TOKEN = 4
 """Bytes of UTF-8, where neither the server nor a tokenizer counts tokens."""
 TOKENS_UNLIMITED = 32_768
 """An answer's tokens where `extra_body` takes the limit away."""
-
-
-@dataclass(slots=True)
-class Costs:
-    """Counts over all requests, decisions and start-up checks included. Written by the engine's own thread alone.
-
-    Args:
-        counts: by name, see `by_name`.
-        cost: of the tokens, in the prices' currency.
-        lost: the most that replies may have been charged which were lost on the way.
-    """
-
-    args: OpenAiArgs
-    counts: Counter[str] = field(default_factory=Counter)
-    cost: float = 0.0
-    lost: Charge = Charge()  # noqa: RUF009 — immutable
-
-    def add(self, usage: Usage, part: float = 1.0) -> None:
-        """Count a reply, at this part of the prices."""
-        self.counts.update(prompt_tokens=usage.prompt, cached_tokens=usage.cached, output_tokens=usage.output)
-        self.cost += price_of(self.args, usage.prompt, usage.output, part=part) or 0.0
-
-    def doubt(self, body: dict[str, Any], part: float = 1.0) -> None:
-        """Count a reply to a request that is lost: what the server charged for it can't be known. No prompt has more
-        tokens than bytes.
-        """
-        limits = (body.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        prompt, output = len(_content(body)), next((one for one in limits if isinstance(one, int)), TOKENS_UNLIMITED)
-        self.lost = self.lost.plus(Charge(prompt + output, price_of(self.args, prompt, output, part=part) or 0.0))
-
-    def by_name(self) -> dict[str, Any]:
-        """Counts as a run records them."""
-        names = ("http_requests", "retries", "given_up", "prompt_tokens", "cached_tokens", "output_tokens")
-        prices = (self.args.price_per_million_input, self.args.price_per_million_output)
-        return {**{name: self.counts[name] for name in names}, "cost": None if prices == (None, None) else self.cost}
 
 
 # ------------------------------------------------------------------------------
@@ -637,7 +598,12 @@ class ApiClient:
     """
 
     def __init__(self, args: OpenAiArgs, key: str | None, *, pause: Callable[[float], Awaitable[object]]) -> None:
-        self.costs = Costs(args)
+        self.counts = Counter[str]()
+        """Of requests, tries and tokens, decisions and start-up checks included, by name."""
+        self.cost = 0.0
+        """Of the tokens, in the prices' currency."""
+        self.lost = Charge()
+        """The most that replies may have been charged which were lost on the way."""
         self.slots = asyncio.Semaphore(args.concurrency)
         self.pause = pause
         self._args, self._key = args, key
@@ -649,8 +615,7 @@ class ApiClient:
         """What the server lists, as `model_names` says."""
         self.is_counting = False
         """Whether tokens are counted here, since the server does not say."""
-        self._num_heard = 0
-        self._failed_in_a_row = 0
+        self._num_heard = self._failed_in_a_row = 0
         self._library = library = require("httpx", extra="openai", purpose="The openai engine")
         self._free: list[httpx.AsyncClient] = []
         self._clients: list[httpx.AsyncClient] = []
@@ -704,7 +669,7 @@ class ApiClient:
             return found
         self._accepted = self._accepted or (path, body, read)
         found = self.counted(found, body)
-        self.costs.add(found.usage)
+        self.charge(found.usage)
         return found
 
     def counted(self, found: Reply, body: Mapping[str, Any]) -> Reply:
@@ -717,6 +682,19 @@ class ApiClient:
         ids = found.token_ids if found.token_ids is not None else found.reasoning + found.text
         counts = [len(held) if isinstance(held, list) else _num_tokens(held) for held in (prompt, ids)]
         return found._replace(usage=Usage(usage.prompt or counts[0], usage.cached, usage.output or counts[1]))
+
+    def charge(self, usage: Usage, part: float = 1.0) -> None:
+        """Count a reply, at this part of the prices."""
+        self.counts.update(prompt_tokens=usage.prompt, cached_tokens=usage.cached, output_tokens=usage.output)
+        self.cost += price_of(self._args, usage.prompt, usage.output, part=part) or 0.0
+
+    def doubt(self, body: dict[str, Any], part: float = 1.0) -> None:
+        """Count a reply to a request that is lost: what the server charged for it can't be known. No prompt has more
+        tokens than bytes.
+        """
+        limits = (body.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        prompt, output = len(_content(body)), next((one for one in limits if isinstance(one, int)), TOKENS_UNLIMITED)
+        self.lost = self.lost.plus(Charge(prompt + output, price_of(self._args, prompt, output, part=part) or 0.0))
 
     async def upload(self, name: str, text: str, read: Callable[[bytes], T]) -> T | Failure:
         """Send a file for batches; one that is sent twice costs nothing."""
@@ -759,7 +737,7 @@ class ApiClient:
             if not isinstance(outcome, Unanswered):
                 return outcome
             if outcome.may_be_charged and isinstance(content, dict):
-                self.costs.doubt(content)
+                self.doubt(content)
             tries.append(outcome)
             if len(tries) >= self._args.max_tries:
                 break
@@ -769,10 +747,10 @@ class ApiClient:
                     f"engine.args.max_wait_s = {self._args.max_wait_s:g}. Run the same command again then; what is "
                     "committed stays."
                 )
-            self.costs.counts["retries"] += 1
+            self.counts["retries"] += 1
             bound = min(self._args.max_backoff_s, self._args.backoff_s * 2.0 ** (len(tries) - 1))
             await self.pause(outcome.wait_s + random.uniform(0.0, bound))
-        self.costs.counts["given_up"] += 1
+        self.counts["given_up"] += 1
         last = tries[-1].reason
         if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
             raise ServerGoneError(
@@ -794,7 +772,7 @@ class ApiClient:
     ) -> T | Failure | Unanswered:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
-        self.costs.counts["http_requests"] += 1
+        self.counts["http_requests"] += 1
         raw = _content(content) if isinstance(content, dict) else content
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit restarts with every byte

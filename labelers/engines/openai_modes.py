@@ -119,7 +119,6 @@ class ChatMode(_Mode):
 
     name = "chat"
     path = "/chat/completions"
-    has_distributions = False
 
     def __init__(
         self,
@@ -334,7 +333,6 @@ class TokensMode(_Mode):
 
     name = "tokens"
     path = "/completions"
-    has_distributions = True
 
     def __init__(
         self,
@@ -460,11 +458,8 @@ class TokensMode(_Mode):
                     distribution_of_logprobs([found.logprobs[token] for token in place.label_ids]),
                 )
         answer = sequence.answer()
-        if answer.finish == "refused":
-            answer.detail = answer.detail or "the server refused to answer"
         if counted is not None:
-            answer.prompt_tokens = counted.usage.prompt
-            answer.cached_tokens = counted.usage.cached
+            answer.prompt_tokens, answer.cached_tokens = counted.usage.prompt, counted.usage.cached
         return answer
 
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:

@@ -189,15 +189,14 @@ class PromptEncoder:
         overlong: Literal["truncate", "quarantine"] = "truncate",
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._backend = tokenizer.backend_tokenizer
-        self._overlong = overlong
+        self._tokenizer, self._backend, self._overlong = tokenizer, tokenizer.backend_tokenizer, overlong
         self._template = ChatTemplate(tokenizer, chat_template_kwargs)
         # sentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off
         # our text
         first = self._tokenizer.decode(self._ids("a"), clean_up_tokenization_spaces=False)
         pieces = self._tokenizer.convert_ids_to_tokens(self._ids("a"))
         self._anchor = "\n" if first != "a" or (pieces and pieces[0].startswith("▁")) else ""
+        self._anchor_length = len(self._ids(self._anchor)) if self._anchor else 0
         special = {str(token) for token in tokenizer.all_special_tokens}
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token).strip()}
         texts = (special | added) - {""}
@@ -279,9 +278,7 @@ class PromptEncoder:
         """Token ids of template text that continues something: no token of a sequence's start, no
         space put before it.
         """
-        if not self._anchor:
-            return self._ids(text)
-        return self._ids(self._anchor + text)[len(self._ids(self._anchor)) :]
+        return self._ids(self._anchor + text)[self._anchor_length :]
 
     def encode_answer(self, parts: Sequence[str]) -> list[int]:
         """Token ids of an answer after its prompt, template text (tags) and data by turns as in `Message.parts`: as
@@ -372,11 +369,10 @@ class PromptEncoder:
 
     def _extend(self, ids: list[int], ends: list[int], piece: str, start: int) -> None:
         encoding = self._backend.encode(self._anchor + piece, add_special_tokens=False)
-        skip = len(self._ids(self._anchor)) if self._anchor else 0
-        found = encoding.ids[skip:]
+        found = encoding.ids[self._anchor_length :]
         if self.count_control(found) == 0:
             ids += found
-            ends += [start + max(end - len(self._anchor), 0) for _, end in encoding.offsets[skip:]]
+            ends += [start + max(end - len(self._anchor), 0) for _, end in encoding.offsets[self._anchor_length :]]
         elif len(piece) > 1:  # a normaliser made a control string: no two characters stay together
             for place, character in enumerate(piece):
                 self._extend(ids, ends, character, start + place)
@@ -503,9 +499,8 @@ def _label_ids(encoder: PromptEncoder, marker: str, label: str) -> list[int]:
     if len(alone) == 1 and encoder.decode(alone) == label:
         return alone
     spelled = encoder.vocabulary.get(label)
-    if spelled is not None and spelled not in encoder.control_ids and encoder.decode([spelled]) == label:
-        return [spelled]
-    return alone
+    is_text = spelled is not None and spelled not in encoder.control_ids and encoder.decode([spelled]) == label
+    return [spelled] if spelled is not None and is_text else alone
 
 
 def distribution(logits_V: NDArray[np.float32], label_ids: tuple[int, ...]) -> Distribution:

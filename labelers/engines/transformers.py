@@ -421,10 +421,8 @@ class Transformers(CheckpointEngine):
             ),
         )
         is_cpu = self._device.type == "cpu"
-        if args.kv_cache_gib is not None:
-            memory = args.kv_cache_gib * 2**30
-        else:
-            memory = 4 * 2**30 if is_cpu else 0.6 * torch.cuda.mem_get_info(self._device)[0]
+        default = 4.0 if is_cpu else 0.6 * torch.cuda.mem_get_info(self._device)[0] / 2**30
+        memory = (args.kv_cache_gib or default) * 2**30
         self._batch: Batch | None = Batch(
             forward,
             self._compiler,
