@@ -62,7 +62,6 @@ class OneAsk(Labeler):
         stage: of the ask.
     """
 
-    Options: ClassVar[type[LabelerOptions]]
     template_set: ClassVar[str]
     """Folder in `labelers/templates`."""
     data: ClassVar[tuple[str, ...]] = ("query", "document")

@@ -48,8 +48,6 @@ _REFERENCES: tuple[type[Any], ...] = (nodes.Include, nodes.Import, nodes.FromImp
 class _Field:
     """In place of a data field while a template is rendered. Everything but printing it is an error."""
 
-    __slots__ = ("_name",)
-
     def __init__(self, name: str) -> None:
         self._name = name
 

@@ -29,7 +29,7 @@ LABELERS: dict[str, str] = {
     "r1": "relabel.labelers.direct:R1",
     "r3a": "relabel.labelers.evidence:R3A",
     "review": "relabel.labelers.review:Review",
-    "route": "relabel.labelers.route:Route",
+    "route": "relabel.labelers.evidence:Route",
     "umbrela": "relabel.labelers.direct:Umbrela",
     "variants": "relabel.labelers.review:Variants",
 }

@@ -25,7 +25,7 @@ from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec, ResRagSpec
 from relabel.distill.teachers.teaching import Say, TeacherBase, Trained
-from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.labelers.registry import Labeler, engine_class
 from relabel.labelers.review import CHUNKS, ShortAnswers, chunk_texts
 from relabel.labelers.verdicts import index_lists_of

@@ -11,9 +11,9 @@ from itertools import accumulate, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from relabel.distill.teachers.spec import VllmSection
-from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.openai_client import server_address
 from relabel.labelers.engines.tokens import Overlong, PromptEncoder, extends, special_ids
+from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.errors import ConfigError, VerdictError

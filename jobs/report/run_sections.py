@@ -44,7 +44,7 @@ from relabel.jobs.sections import (
     Shade,
     Table,
 )
-from relabel.labelers.route import RouteStep, Subtree, one_line, read_step
+from relabel.labelers.evidence import RouteStep, Subtree, one_line, read_step
 from relabel.manifests.errors import InputError, ManifestError, RelabelError
 from relabel.manifests.files import is_url
 from relabel.manifests.labels import COLUMN, QUERY_AND_DOCUMENT, InputColumn, Pair, Reads, Tree, read_tree

@@ -269,8 +269,6 @@ _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs sel
 _NOISE_SHARE = (
     0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
 )
-_READ_CHARS = 8192  # of a document when counting words, so that one of 400 KB costs no more than another
-_WORDS_OF_A_LONG_QUERY = 16
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -478,12 +476,12 @@ class Fake(Engine):
                 return _finished(request.id, REFUSALS[(draw >> 25) % len(REFUSALS)], "stop", {}, num_tokens, flags)
             return _finished(request.id, "", "refused", {}, num_tokens, flags)
 
-        words, head = _words_of(query), document[:_READ_CHARS].lower()
+        words, head = _words_of(query), document[:8192].lower()  # so that one of 400 KB costs no more than another
         hits = sum(word in head for word in words)
         overlap = hits / max(len(words), 1)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
-            # of a query alone: the longer, the more there is to it
-            overlap = min(1.0, len(query.split()) / _WORDS_OF_A_LONG_QUERY)
+            # of a query alone: the longer, up to 16 words, the more there is to it
+            overlap = min(1.0, len(query.split()) / 16)
         base = (draw >> 24 & 0xFFFF) / 0x10000
 
         def chosen(options: Sequence[str], marker: str) -> Distribution:

@@ -680,8 +680,11 @@ class ApiClient:
         self.is_counting = True
         prompt = body.get("prompt") or "".join(turn["content"] for turn in body.get("messages", ()))
         ids = found.token_ids if found.token_ids is not None else found.reasoning + found.text
-        counts = [len(held) if isinstance(held, list) else _num_tokens(held) for held in (prompt, ids)]
-        return found._replace(usage=Usage(usage.prompt or counts[0], usage.cached, usage.output or counts[1]))
+        sizes = [
+            len(one) if isinstance(one, list) else -(-len(one.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
+            for one in (prompt, ids)
+        ]
+        return found._replace(usage=Usage(usage.prompt or sizes[0], usage.cached, usage.output or sizes[1]))
 
     def charge(self, usage: Usage, part: float = 1.0) -> None:
         """Count a reply, at this part of the prices."""
@@ -934,7 +937,3 @@ def _wanted_wait(text: str) -> float:
 
 def _content(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _num_tokens(text: str) -> int:
-    return -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)

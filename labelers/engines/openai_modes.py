@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
 from relabel.labelers.engines.openai_client import (
     CHARS_PER_TOKEN,
     ApiClient,
@@ -35,6 +34,7 @@ from relabel.labelers.engines.tokens import (
     stage_remarks,
     with_documents,
 )
+from relabel.labelers.engines.transformers import GrammarCompiler, TokenizerFolder, render_grammar
 from relabel.manifests.asks import (
     Answer,
     Ask,
@@ -52,8 +52,6 @@ from relabel.manifests.specs import EngineSpec
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
-
-    from relabel.labelers.engines.transformers import TokenizerFolder
 
 
 class _Mode:

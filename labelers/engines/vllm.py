@@ -165,7 +165,7 @@ def _lora_rank(lora: str) -> int:
 
 # ------------------------------------------------------------------------------
 # The vLLM engine: runs a teacher at full speed through vLLM's own step loop, in this process, with exact distributions
-# at decisions. Read on: `tokens.py` (prompts), `grammars.py` (formats), `vllm_loop.py` (requests and decisions).
+# at decisions. Read on: `tokens.py` (prompts), `vllm_loop.py` (requests and decisions).
 
 
 PURPOSE = "The vllm engine"
@@ -266,8 +266,7 @@ class Vllm(CheckpointEngine):
 
     @property
     def capacity(self) -> int:
-        taken = self._open_loop().num_open + len(self._encoding) + len(self._ready)
-        return max(self._width * WAITING - taken, 0)
+        return max(self._width * WAITING - self._open_loop().num_open - len(self._encoding) - len(self._ready), 0)
 
     def submit(self, request: Request) -> None:
         self._open_loop()

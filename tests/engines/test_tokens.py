@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relabel.labelers.engines.batching import Prefix, PrefixStore, shared_length
-from relabel.labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
 from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, distribution, resolve_labels
+from relabel.labelers.engines.transformers import GrammarCompiler, _numbers, render_grammar
+from relabel.labelers.evidence import Subtree, options_of, read_actions
 from relabel.labelers.registry import labeler_names
 from relabel.labelers.review import ShortAnswers
-from relabel.labelers.route import Subtree, options_of, read_actions
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import (
     Answer,
@@ -432,11 +432,11 @@ def test_a_control_token_is_never_part_of_an_answer(compiler, tokenizer):
 
 
 def test_a_long_document_binds_its_quotation_and_one_too_long_leaves_it_free(compiler, tokenizer, monkeypatch, caplog):
-    from relabel.labelers.engines import grammars
+    from relabel.labelers.engines import transformers
 
     form = AnswerFormat((Fragment("extract", 40, True),))
     document = " ".join(str(number * 7919 % 100_003) for number in range(17_000))
     assert not accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
-    monkeypatch.setattr(grammars, "LEXER_FUEL", 1_000_000)
+    monkeypatch.setattr(transformers, "LEXER_FUEL", 1_000_000)
     assert accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
     assert "stays free" in caplog.text

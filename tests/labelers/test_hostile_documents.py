@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.fake import Fake, FakeArgs, made_contents, written
-from relabel.labelers.engines.grammars import render_grammar
+from relabel.labelers.engines.transformers import render_grammar
+from relabel.labelers.evidence import one_line
 from relabel.labelers.registry import labeler_names
-from relabel.labelers.route import one_line
 from relabel.manifests.asks import (
     AnswerFormat,
     Ask,

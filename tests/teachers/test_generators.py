@@ -35,7 +35,7 @@ from relabel.distill.teachers.rewards import ROLLOUTS_NAME, RolloutLog
 from relabel.distill.teachers.rollouts import AnswerTokens
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.labelers.engines.grammars import GrammarCompiler
+from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.manifests.files import Storage
 from tests.engines.conftest import make_model
 from tests.killing import killed_at
