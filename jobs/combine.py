@@ -31,7 +31,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD, check_scale, taken
 from relabel.manifests.label_sets import LabelSet, gather
 from relabel.manifests.metrics.comparison import Labelled
-from relabel.manifests.metrics.judged import Judged, JudgedStatistics
+from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
     MetricSet,
@@ -174,7 +174,7 @@ def order_and_grade(
     judged = Judged(probs_PK.shape[1], gold_P[rows], grade_P[rows], place_N, len(queries), docs_N, probs_PK[rows],
                     None, None)  # fmt: skip
     metrics = [one for one in METRICS if one.name in ("auc_{}", "kappa", "kappa_quadratic")]
-    found = MetricSet(metrics, JudgedStatistics(judged), num_groups=len(queries))
+    found = MetricSet(metrics, judged, num_groups=len(queries))
     cuts = [name for name, value in found.values.items() if name.startswith("auc_") and np.isfinite(value)]
 
     def values(weight_RG: np.ndarray) -> dict[str, np.ndarray]:

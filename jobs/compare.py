@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +46,6 @@ from relabel.manifests.metrics.comparison import (
     Labelled,
     Match,
     PairedStatistics,
-    QueryMoves,
     judge_both,
     match_rows,
     paired_rows,
@@ -154,37 +153,37 @@ TINY = 1e-6
 """Changes below this are float32's."""
 
 
-def moved_queries(moves: QueryMoves, names: pa.LargeBinaryArray, count: int, *, depth: int) -> dict[str, Any]:
+def _rounded(value: float) -> float | None:
+    """A figure as JSON has it: float to 6 digits, NaN as null, all others as they are."""
+    return value if not isinstance(value, float) else None if math.isnan(value) else round(value, 6)
+
+
+def moved_queries(
+    moves: Mapping[str, np.ndarray], names: pa.LargeBinaryArray, count: int, *, depth: int
+) -> dict[str, Any]:
     """How many queries moved, and so many of them, the largest change first.
 
     Args:
         names: the queries' ids.
         depth: of the top that was compared.
     """
-    change_G = moves.second - moves.first
+    change_G = moves["change"]
     is_moved_G = np.abs(change_G) > TINY
     shown = [place for place in np.argsort(-np.abs(change_G), kind="stable")[:count] if is_moved_G[place]]
     furthest = [
         {
             "query_id": name,
-            "rows": int(moves.rows[query]),
-            "mean_a": round(float(moves.first[query]), 6),
-            "mean_b": round(float(moves.second[query]), 6),
-            "change": round(float(change_G[query]), 6),
-            "kendall_tau": None if math.isnan(moves.tau[query]) else round(float(moves.tau[query]), 6),
-            "entered_top": int(moves.entered[query]),
-            "top": int(moves.top[query]),
-            "first_changed": bool(moves.top_changed[query]),
+            **{key: _rounded(values_G[query].item()) for key, values_G in moves.items()},
         }
         for query, name in zip(shown, texts_of(names.take(pa.array(shown, pa.int64()))), strict=True)
     ]
     return {
-        "queries": len(moves.rows),
+        "queries": len(change_G),
         "moved": int(is_moved_G.sum()),
         "up": int((change_G > TINY).sum()),
         "down": int((change_G < -TINY).sum()),
-        "top_changed": int((moves.entered > 0).sum()),
-        "first_changed": int(moves.top_changed.sum()),
+        "top_changed": int((moves["entered_top"] > 0).sum()),
+        "first_changed": int(moves["first_changed"].sum()),
         "depth": depth,
         "moved_most": furthest,
     }

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from relabel.jobs.output import grid
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentComparison
-from relabel.manifests.metrics.evaluation import Baselines, Difference, Evaluation, GateVerdict
+from relabel.manifests.metrics.evaluation import Baselines, Evaluation, GateVerdict
 from relabel.manifests.metrics.measures import DEPTH
-from relabel.manifests.metrics.metric import MetricValue
+from relabel.manifests.metrics.metric import Difference, MetricValue
 from relabel.manifests.metrics.registry import METRICS, title_of
 from relabel.manifests.secrets import one_line
 
@@ -445,7 +445,8 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         facts.append(("qrels", f"{counts['qrels']:,} pairs, {without}"))
     paths = ", ".join(str(source["path"]) for source in result.labels)
     bins: list[list[Cell]] = [
-        [f"{one.from_:.2f} to {one.to:.2f}", one.rows, one.confidence, one.accuracy] for one in result.reliability or ()
+        [f"{one['from']:.2f} to {one['to']:.2f}", one["rows"], one["confidence"], one["accuracy"]]
+        for one in result.reliability or ()
     ]
     return [
         *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),

@@ -512,7 +512,7 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
         figures = {name: result.figures for name, result in judged.items()}
         blocks.append(figures_plot("Agreement with gold", figures))
     lines = [
-        Series(name, [bin_.confidence for bin_ in bins], [bin_.accuracy for bin_ in bins])
+        Series(name, [one["confidence"] for one in bins], [one["accuracy"] for one in bins])
         for name, result in judged.items()
         if (bins := result.reliability)
     ]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.manifests.gold import GoldRows
-from relabel.manifests.metrics.evaluation import Difference, Evaluation, evaluate_both
+from relabel.manifests.metrics.evaluation import BothByGold, evaluate_both
 from relabel.manifests.metrics.judged import judged_rows, with_columns
 from relabel.manifests.metrics.measures import TINY, accuracy, confusion_by_group, kappa, tau_by_query
 from relabel.manifests.metrics.metric import (
@@ -21,11 +21,13 @@ from relabel.manifests.metrics.metric import (
     Metric,
     MetricSet,
     MetricValue,
+    OfCounts,
     Sums,
     bootstrap,
     mean,
     mean_of_queries,
     mean_of_rows,
+    measured,
     share,
 )
 from relabel.manifests.schemas import codes_of, pair_codes
@@ -121,21 +123,13 @@ def _numbers(pair_N: np.ndarray) -> np.ndarray:
 
 
 def match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:
-    notes = []
+    counts = {}
     for labels, taken in ((teacher, match.teacher), (student, match.student)):
-        if labels.num_without_label:
-            notes.append(f"rows of {labels.where} without a readable label, left out: {labels.num_without_label:,}")
-        if len(taken) < len(labels.grades):
-            notes.append(
-                f"labels of {labels.where} that the other set has no row for, left out: "
-                f"{len(labels.grades) - len(taken):,}"
-            )
-    if match.num_repeated:
-        notes.append(
-            "pairs that occur several times in both sets are matched in order; rows beyond the first: "
-            f"{match.num_repeated:,}"
-        )
-    return notes
+        counts[f"rows of {labels.where} without a readable label, left out"] = labels.num_without_label
+        left = len(labels.grades) - len(taken)
+        counts[f"labels of {labels.where} that the other set has no row for, left out"] = left
+    repeated = "pairs that occur several times in both sets are matched in order; rows beyond the first"
+    return [f"{what}: {count:,}" for what, count in [*counts.items(), (repeated, match.num_repeated)] if count]
 
 
 # ------------------------------------------------------------------------------
@@ -194,47 +188,44 @@ class TeacherStatistics:
 
     def __init__(self, rows: PairedRows, num_queries: int, grades: int) -> None:
         num_rows = len(rows.query)
-        self.kl = mean_of_rows(kl_rows(*rows.probs), rows.query, num_queries)
+        self.distances = [mean_of_rows(kl_rows(*rows.probs), rows.query, num_queries)]
+        """KL(teacher ‖ student)."""
         confusion = confusion_by_group(*rows.grades, rows.query, num_groups=num_queries, grades=grades)
         self.counts = Sums(confusion, num_rows)
         self.tau_by_query = tau_by_query(rows.query, *rows.scores, num_queries=num_queries)
         self.tau = mean_of_queries(self.tau_by_query)
         self.notes = []
-        if self.kl.over < num_rows:
-            self.notes.append(
-                f"matched rows without a distribution on both sides, left out of KL: {num_rows - self.kl.over:,}"
-            )
-        if self.tau.over < num_queries:
-            flat = num_queries - self.tau.over
+        if without := num_rows - self.distances[0].over:
+            self.notes.append(f"matched rows without a distribution on both sides, left out of KL: {without:,}")
+        if flat := num_queries - self.tau.over:
             self.notes.append(
                 f"queries where teacher or student scores every row alike, left out of their Kendall tau: {flat:,}"
             )
 
 
-def _kl(rows: TeacherStatistics) -> Mapping[str, Measured]:
-    return {"": Measured(rows.kl, mean)} if rows.kl.over else {}
+def _distance(place: int) -> Callable[[Any], Mapping[str, Measured]]:
+    return measured(lambda rows: rows.distances[place] if rows.distances[place].over else None, mean)
 
 
-def _tau(rows: TeacherStatistics) -> Mapping[str, Measured]:
-    return {"": Measured(rows.tau, mean)}
-
-
-def of_counts(formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
-    """Measures a function of `counts`, the confusion matrix of two sets of labels."""
-    return lambda rows: {"": Measured(rows.counts, formula)}
-
-
-AGREEMENT = Metric("agreement", "agreement", "higher", "rows", of_counts(accuracy), "share of equal grades")
+TAU = measured(lambda rows: rows.tau, mean)
+AGREEMENT = Metric("agreement", "agreement", "higher", "rows", OfCounts(accuracy), "share of equal grades")
 KAPPA = Metric(
     "kappa",
     "Cohen kappa",
     "higher",
     "rows",
-    of_counts(lambda counts_KK: kappa(counts_KK, power=0)),
+    OfCounts(lambda counts_KK: kappa(counts_KK, power=0)),
     "the same beyond chance",
 )
 AGAINST_TEACHER = (
-    Metric("kl", "mean KL(teacher ‖ student), nats", "lower", "rows", _kl, "over rows where both have a distribution"),
+    Metric(
+        "kl",
+        "mean KL(teacher ‖ student), nats",
+        "lower",
+        "rows",
+        _distance(0),
+        "over rows where both have a distribution",
+    ),
     AGREEMENT,
     KAPPA,
     Metric(
@@ -242,7 +233,7 @@ AGAINST_TEACHER = (
         "Kendall tau of expected grades, by query",
         "higher",
         "queries",
-        _tau,
+        TAU,
         "tau-b of the expected grades; mean over queries where both vary",
     ),
 )
@@ -263,30 +254,16 @@ def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
 # Rows that two sets of labels share, and how each query's ranking moves between them.
 
 
-class QueryMoves(NamedTuple):
-    """How each query moved from the first set to the second.
-
-    Args:
-        rows: int64 [Q].
-        first, second: mean score, float64 [Q].
-        tau: Kendall tau-b of the two orders, float64 [Q], NaN where either set scores all rows alike.
-        entered: documents of the second set's top that are not in the first's, int64 [Q]; `top` is the size of both.
-        top_changed: whether another document comes first, bool [Q].
-    """
-
-    rows: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
-    tau: np.ndarray
-    entered: np.ndarray
-    top: np.ndarray
-    top_changed: np.ndarray
-
-
-def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> QueryMoves:
-    """How each query moved; `tau_G` is the Kendall tau of its two orders.
+def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> dict[str, np.ndarray]:
+    """How each query moved from the first set to the second, [Q] each: its `rows`, the mean scores `mean_a` and
+    `mean_b`, their `change`, `kendall_tau` of the two orders (NaN where either set scores all rows alike),
+    `entered_top`, documents of the second set's top that are not in the first's, `top`, the size of both, and
+    `first_changed`, whether another document comes first.
 
     Equal scores are ordered by document id, descending, as everywhere.
+
+    Args:
+        tau_G: Kendall tau of the two orders.
     """
     count = np.bincount(rows.query)
     first, second = rows.scores
@@ -299,7 +276,16 @@ def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> QueryMove
         changed[query] = ours[0] != theirs[0]
         start += size
     means = [np.bincount(rows.query, score) / count for score in (first, second)]
-    return QueryMoves(count, means[0], means[1], tau_G, entered, np.minimum(count, depth), changed)
+    return {
+        "rows": count,
+        "mean_a": means[0],
+        "mean_b": means[1],
+        "change": means[1] - means[0],
+        "kendall_tau": tau_G,
+        "entered_top": entered,
+        "top": np.minimum(count, depth),
+        "first_changed": changed,
+    }
 
 
 LN2 = math.log(2.0)
@@ -340,28 +326,21 @@ class PairedStatistics(TeacherStatistics):
         sums = [np.bincount(query_M, one, minlength=num_queries) for one in (np.ones(len(query_M)), *means)]
         self.expected = Sums(np.stack(sums, axis=1), len(query_M))
         """Rows with distributions in both sets, sum of the expected grades of the first, of the second."""
-        others = (mean_of_rows(one, query_M, num_queries) for one in (kl_rows(*reversed(probs)), js_rows(*probs)))
-        self.distances = [self.kl, *others]
+        others = (kl_rows(*reversed(probs)), js_rows(*probs))
+        self.distances += [mean_of_rows(one, query_M, num_queries) for one in others]
         """KL(A ‖ B), KL(B ‖ A) and JS, of these rows."""
-        self.stayed = mean_of_queries(1 - moves.entered / np.maximum(moves.top, 1))
-        self.first_changed = mean_of_queries(moves.top_changed.astype(float))
+        self.stayed = mean_of_queries(1 - moves["entered_top"] / np.maximum(moves["top"], 1))
+        self.first_changed = mean_of_queries(moves["first_changed"].astype(float))
 
     def figures(self, *, resamples: int, seed: int) -> dict[str, MetricValue]:
         """Every metric with its 95 % interval over queries."""
-        queries = len(self.moves.rows)
+        queries = len(self.tau_by_query)
         metrics = MetricSet(PAIRED, self, num_groups=queries)
         return metrics.with_intervals(bootstrap(metrics.resampled, num_groups=queries, resamples=resamples, seed=seed))
 
 
-Measure = Callable[[PairedStatistics], Mapping[str, Measured]]
-
-
-def _of_expected(formula: Formula) -> Measure:
-    return lambda rows: {"": Measured(rows.expected, formula)} if rows.expected.over else {}
-
-
-def _distance(place: int) -> Measure:
-    return lambda rows: {"": Measured(rows.distances[place], mean)} if rows.distances[place].over else {}
+def _of_expected(formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
+    return measured(lambda rows: rows.expected if rows.expected.over else None, formula)
 
 
 def _mean_grade(counts_KK: np.ndarray, side: int) -> np.ndarray:
@@ -378,7 +357,7 @@ PAIRED = (
         "Cohen kappa, quadratic",
         "higher",
         "rows",
-        of_counts(lambda counts: kappa(counts, power=2)),
+        OfCounts(lambda counts: kappa(counts, power=2)),
         "with a disagreement of (a − b)²",
     ),
     Metric(
@@ -386,7 +365,7 @@ PAIRED = (
         "mean grade, A",
         "neither",
         "rows",
-        of_counts(lambda counts: _mean_grade(counts, 0)),
+        OfCounts(lambda counts: _mean_grade(counts, 0)),
         "of A's labels",
     ),
     Metric(
@@ -394,7 +373,7 @@ PAIRED = (
         "mean grade, B",
         "neither",
         "rows",
-        of_counts(lambda counts: _mean_grade(counts, 1)),
+        OfCounts(lambda counts: _mean_grade(counts, 1)),
         "of B's labels",
     ),
     Metric(
@@ -402,7 +381,7 @@ PAIRED = (
         "mean grade, B - A",
         "neither",
         "rows",
-        of_counts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
+        OfCounts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
         "how much higher B grades",
     ),
     Metric(
@@ -439,7 +418,7 @@ PAIRED = (
         "Kendall tau, by query",
         "higher",
         "queries",
-        lambda rows: {"": Measured(rows.tau, mean)},
+        TAU,
         "tau-b of the two orders; mean over queries where both vary",
     ),
     Metric(
@@ -455,7 +434,7 @@ PAIRED = (
         "queries with another first",
         "lower",
         "queries",
-        lambda rows: {"": Measured(rows.first_changed, share)},
+        measured(lambda rows: rows.first_changed, share),
         "share of queries where another document comes first",
     ),
 )
@@ -469,15 +448,6 @@ PAIRED = (
 # (query_id, doc_id); what only one set has is counted and left out, so that no figure compares different rows.
 #
 # Letters: N rows, G queries, K grades.
-
-
-@dataclass(frozen=True)
-class BothByGold:
-    """Teacher and student by gold, over the matched rows that are judged; student minus teacher."""
-
-    teacher: Evaluation
-    student: Evaluation
-    difference: dict[str, Difference]
 
 
 @dataclass(frozen=True)
@@ -532,7 +502,7 @@ def judge_both(
         )
         for one, places in ((teacher, match.teacher), (student, match.student))
     )
-    return BothByGold(*evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at))
+    return evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
 
 
 def compare(

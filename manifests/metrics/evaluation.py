@@ -7,12 +7,12 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from relabel.manifests.errors import ConfigError, InputError, UsageError
-from relabel.manifests.metrics.judged import Judged, JudgedStatistics
+from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import (
     BINS,
     DEPTH,
@@ -22,7 +22,15 @@ from relabel.manifests.metrics.measures import (
     random_order,
     rank_queries,
 )
-from relabel.manifests.metrics.metric import NOTHING_DRAWN, MetricSet, MetricValue, finite, interval_of, resampled
+from relabel.manifests.metrics.metric import (
+    NOTHING_DRAWN,
+    Difference,
+    MetricSet,
+    MetricValue,
+    finite,
+    interval_of,
+    resampled,
+)
 from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
 from relabel.manifests.schemas import release_unused
 from relabel.manifests.specs import nearest
@@ -143,24 +151,14 @@ def not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[st
 
 
 @dataclass(frozen=True)
-class ReliabilityBin:
-    """Rows whose confidence lies between two edges, its mean, and the share whose most probable grade is gold."""
-
-    from_: float
-    to: float
-    rows: int
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """What is known of judged labels.
 
     Args:
         confusion: rows gold, columns label.
         resampled: `queries` or `rows`; `num_groups` of them.
-        reliability: bins of confidence that hold a row; None without distributions.
+        reliability: bins of confidence (`from`, `to`) that hold a row: `rows`, mean `confidence`, and `accuracy`, the
+            share whose most probable grade is gold; None without distributions.
         baselines: of the same rows.
     """
 
@@ -169,7 +167,7 @@ class Evaluation:
     confusion: list[list[int]]
     resampled: str
     num_groups: int
-    reliability: list[ReliabilityBin] | None
+    reliability: list[dict[str, float]] | None
     notes: list[str]
     baselines: Baselines
 
@@ -191,14 +189,15 @@ def evaluate(
     Raises:
         InputError: a k without so many samples.
     """
-    (found,), _, _ = _evaluated([judged], resamples, seed, pass_at)
+    (found,), _ = _evaluated([judged], resamples, seed, pass_at)
     return found
 
 
 def _evaluated(
     sets: Sequence[Judged], resamples: int, seed: int, pass_at: Sequence[int]
-) -> tuple[list[Evaluation], list[MetricSet], list[dict[str, np.ndarray]]]:
-    """Sets of the same rows: what is known of each, its metrics, and their values in the same resamples, [R] each.
+) -> tuple[list[Evaluation], dict[tuple[int, str], np.ndarray]]:
+    """Sets of the same rows: what is known of each, and the values of its metrics in the same resamples, [R] each, by
+    the set's number and the metric.
 
     Raises:
         InputError: a set has samples, and not enough for each k, or none has some.
@@ -210,48 +209,59 @@ def _evaluated(
             "the option out."
         )
     release_unused()  # what the rows were read and joined with
-    statistics = [JudgedStatistics(judged, pass_at) for judged in sets]
-    metrics = [MetricSet(METRICS, one, num_groups=one.num_groups) for one in statistics]
+    sets = [replace(judged, pass_at=pass_at) for judged in sets]
+    metrics = [MetricSet(METRICS, one, num_groups=one.num_groups) for one in sets]
     release_unused()
-    num_groups = statistics[0].num_groups
-    drawn = resampled([one.resampled for one in metrics], num_groups=num_groups, resamples=resamples, seed=seed)
-    same = baselines(sets[0])
+    num_groups, same = sets[0].num_groups, baselines(sets[0])
+
+    def values(weight_RG: np.ndarray) -> dict[tuple[int, str], np.ndarray]:
+        drawn = (one.resampled(weight_RG) for one in metrics)
+        return {(number, name): value for number, one in enumerate(drawn) for name, value in one.items()}
+
+    drawn = resampled(values, num_groups=num_groups, resamples=resamples, seed=seed)
     evaluations = [
         Evaluation(
-            found.judged.grades,
-            measured.with_intervals({name: interval_of(value_R) for name, value_R in values.items()}),
-            found.counts.by_group.sum(0).tolist(),
-            "queries" if found.is_by_query else "rows",
+            judged.grades,
+            measured.with_intervals({name: interval_of(one) for (of, name), one in drawn.items() if of == number}),
+            judged.counts.by_group.sum(0).tolist(),
+            "rows" if judged.queries is None else "queries",
             num_groups,
-            None if found.reliability is None else reliability_table(found.reliability.by_group.sum(0)),
-            [*_notes(found), *_left_out(measured)],
+            None if judged.reliability is None else reliability_table(judged.reliability.by_group.sum(0)),
+            _notes(judged, measured),
             same,
         )
-        for found, measured, values in zip(statistics, metrics, drawn, strict=True)
+        for number, (judged, measured) in enumerate(zip(sets, metrics, strict=True))
     ]
-    return evaluations, metrics, drawn
+    return evaluations, drawn
 
 
 def intervals_of(figures: Mapping[str, MetricValue], names: Collection[str]) -> dict[str, tuple[float, float]]:
     """The intervals of figures that are named, without those that are the same in every draw."""
-    ends = {name: (one.low, one.high) for name, one in figures.items() if name in names}
     return {
-        name: (low, high) for name, (low, high) in ends.items() if low is not None and high is not None and low < high
+        name: (one.low, one.high)
+        for name, one in figures.items()
+        if name in names and one.low is not None and one.high is not None and one.low < one.high
     }
 
 
-def reliability_table(bins_B3: np.ndarray) -> list[ReliabilityBin]:
+def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
     """Bins of confidence that hold a row."""
     return [
-        ReliabilityBin(number / BINS, (number + 1) / BINS, int(count), total / count, correct / count)
+        {
+            "from": number / BINS,
+            "to": (number + 1) / BINS,
+            "rows": int(count),
+            "confidence": total / count,
+            "accuracy": correct / count,
+        }
         for number, (count, total, correct) in enumerate(bins_B3.tolist())
         if count
     ]
 
 
-def _notes(found: JudgedStatistics) -> list[str]:
+def _notes(found: Judged, metrics: MetricSet) -> list[str]:
     """What of the rows is in no metric, or not in all."""
-    rows, groups = len(found.judged.gold), found.num_groups
+    rows, groups = len(found.gold), found.num_groups
     num_without = rows - int(found.has_probs.sum())
     notes = []
     if num_without == rows:
@@ -265,8 +275,7 @@ def _notes(found: JudgedStatistics) -> list[str]:
     if found.ranking is None:
         notes.append("labels name no query: rows are resampled as if independent, and nothing is ranked")
     else:
-        short = int((np.bincount(found.group_N, minlength=groups) < DEPTH).sum())
-        if short:
+        if short := int((np.bincount(found.groups, minlength=groups) < DEPTH).sum()):
             notes.append(
                 f"queries with fewer than {DEPTH} judged rows, whose top {DEPTH} is all they have: {short:,} of "
                 f"{groups:,}"
@@ -276,19 +285,12 @@ def _notes(found: JudgedStatistics) -> list[str]:
             notes.append(f"queries without a relevant document, left out of nDCG: {without_relevant:,}")
         if flat:
             notes.append(f"queries with equal scores or equal grades throughout, left out of Kendall tau: {flat:,}")
-    for sums in found.passes.values():
-        if sums.over < rows:
-            notes.append(f"judged labels without samples, left out of pass@k: {rows - sums.over:,}")
-        break
+    if found.passes and (without := rows - next(iter(found.passes.values())).over):
+        notes.append(f"judged labels without samples, left out of pass@k: {without:,}")
     if groups < 2:
         notes.append("one query or row alone: there is nothing to resample, so no intervals")
-    return notes
-
-
-def _left_out(metrics: MetricSet) -> list[str]:
-    """Queries that metrics of whole queries are not over."""
-    left = {metric.title: metrics.num_groups - metrics.over(metric.name) for metric in metrics.of(QUERY_METRICS)}
-    return [f"queries without a value, left out of {title}: {count:,}" for title, count in left.items() if count]
+    whole = {one.title: groups - metrics.over(one.name) for one in QUERY_METRICS if one.name in metrics.values}
+    return notes + [f"queries without a value, left out of {title}: {left:,}" for title, left in whole.items() if left]
 
 
 # ------------------------------------------------------------------------------
@@ -296,22 +298,17 @@ def _left_out(metrics: MetricSet) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A figure of one label set minus the same figure of another, judged on the same rows and resampled together.
+class BothByGold:
+    """Teacher and student by gold, over the matched rows that are judged; student minus teacher."""
 
-    Args:
-        value: None where either figure is not defined.
-        low, high: 95 % percentile bootstrap bounds of the difference.
-    """
-
-    value: float | None
-    low: float | None
-    high: float | None
+    teacher: Evaluation
+    student: Evaluation
+    difference: dict[str, Difference]
 
 
 def evaluate_both(
     first: Judged, second: Judged, *, resamples: int = 1000, seed: int = 7, pass_at: Sequence[int] = ()
-) -> tuple[Evaluation, Evaluation, dict[str, Difference]]:
+) -> BothByGold:
     """Judge two label sets of the same rows: the figures of each, and second minus first with the interval of a paired
     bootstrap.
 
@@ -321,19 +318,18 @@ def evaluate_both(
         first, second: the same rows in the same order, so that gold grades and queries are equal.
         pass_at: see `evaluate`; of the sets that have samples.
     """
-    judged, (ours, theirs), (first_drawn, second_drawn) = _evaluated([first, second], resamples, seed, pass_at)
-    both = [name for name in ours.values if name in theirs.values]
-    alike = [name for name in both if ours.is_by_grade(name) == theirs.is_by_grade(name)]
-    differences = {}
-    for name in alike:
-        low, high = interval_of(second_drawn[name] - first_drawn[name]) if name in first_drawn else NOTHING_DRAWN
-        step = theirs.values[name] - ours.values[name]
-        differences[name] = Difference(finite(step), finite(low), finite(high))
-    if alike != both:
-        judged[1].notes.append(
-            "one set's AUC is by distributions, the other's by written grades: they are not subtracted"
-        )
-    return judged[0], judged[1], differences
+    (ours, theirs), drawn = _evaluated([first, second], resamples, seed, pass_at)
+    found = BothByGold(ours, theirs, {})
+    both = {name: (one, theirs.figures[name]) for name, one in ours.figures.items() if name in theirs.figures}
+    for name, (one, other) in both.items():
+        if one.is_by_grade != other.is_by_grade:
+            continue
+        low, high = interval_of(drawn[1, name] - drawn[0, name]) if drawn else NOTHING_DRAWN
+        step = None if one.value is None or other.value is None else other.value - one.value
+        found.difference[name] = Difference(step, finite(low), finite(high))
+    if found.difference.keys() != both.keys():
+        theirs.notes.append("one set's AUC is by distributions, the other's by written grades: they are not subtracted")
+    return found
 
 
 # ------------------------------------------------------------------------------
@@ -414,13 +410,8 @@ def parse_gate(name: str, text: str) -> Gate:
             f'require: `{name}: "{text}"` is no gate. Write a sign and a bound, for instance ">=0.62" or '
             f'">=0.9*{TEACHER}".'
         )
-    return Gate(name, _own_name(name), text.strip(), sign, number, bool(times or plain))
-
-
-def _own_name(name: str) -> str:
-    from relabel.manifests.metrics.registry import METRICS  # brings numpy, which a spec without gates does without
-
-    return next((metric.name for metric in METRICS if name in metric.aliases), name)
+    figure = next((metric.name for metric in METRICS if name in metric.aliases), name)
+    return Gate(name, figure, text.strip(), sign, number, bool(times or plain))
 
 
 def parse_gates(require: Mapping[str, str]) -> list[Gate]:
@@ -443,12 +434,11 @@ def parse_flag(text: str) -> Gate:
         raise UsageError(
             f"--require {text}: write a figure, a sign and a bound, for instance --require 'macro_f1>=0.9*{TEACHER}'"
         )
-    name, bound = found.group("name", "bound")
     try:
-        return parse_gate(name, bound)
+        return parse_gate(*found.group("name", "bound"))
     except ConfigError as exc:
         raise UsageError(
-            f"--require {text}: the bound `{bound}` is neither a number nor a number times `{TEACHER}`."
+            f"--require {text}: the bound `{found['bound']}` is neither a number nor a number times `{TEACHER}`."
         ) from exc
 
 
@@ -469,16 +459,13 @@ def judge_gate(
             f"require: no figure `{gate.name}`; known are {', '.join(figures)}."
             + (f" Did you mean `{hint}`?" if hint else "")
         )
-    value = figures[gate.figure]
-    bound: float | None = gate.number
-    if gate.is_of_teacher:
-        if teacher is None:
-            raise ConfigError(
-                f"require: `{gate.name}{gate.text}` needs the teacher's figure, and there is no teacher here to "
-                "compare with."
-            )
-        own = teacher.get(gate.figure)
-        bound = None if own is None else gate.number * own
+    if gate.is_of_teacher and teacher is None:
+        raise ConfigError(
+            f"require: `{gate.name}{gate.text}` needs the teacher's figure, and there is no teacher here to compare "
+            "with."
+        )
+    value, unit = figures[gate.figure], 1.0 if teacher is None or not gate.is_of_teacher else teacher.get(gate.figure)
+    bound = None if unit is None else gate.number * unit
     has_passed = value is not None and bound is not None and _COMPARE[gate.sign](value, bound)
     return GateVerdict(f"{gate.name}{gate.text}", gate.figure, value, bound, has_passed)
 

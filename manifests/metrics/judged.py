@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,21 +33,10 @@ from relabel.manifests.schemas import codes_of, release_unused, texts_of
 # Letters: N judged rows, K grades.
 
 
-class UnjudgedRows(NamedTuple):
-    """Rows without a gold grade, of queries that have judged ones.
-
-    Args:
-        queries: int64 [M], numbered as the judged rows' are.
-        columns: further ones, [M] each.
-    """
-
-    queries: np.ndarray
-    columns: Mapping[str, pa.Array]
-
-
 @dataclass(frozen=True)
 class Judged:
-    """Rows with a label and a gold grade.
+    """Rows with a label and a gold grade, at least one; and what each metric of the registry is computed from, when it
+    first asks for it.
 
     Args:
         gold, labels: int64 [N], 0..K-1.
@@ -58,8 +47,10 @@ class Judged:
             no row has some.
         query_names: the ids that `queries` number, where they were kept.
         columns: further ones of the rows, by name: see `manifests.gold.label_columns` and `gold_columns`.
-        unjudged: of labelled rows of these queries that have no gold grade, what they say of their query.
+        unjudged: labelled rows of these queries that have no gold grade, M: int64 [M], numbered as `queries`, and
+            further columns, [M] each.
         lexical: float64 [N], BM25 of query and document; None where their texts are not known.
+        pass_at: the k of pass@k; by default the powers of two and the number of samples that every sampled row has.
     """
 
     grades: int
@@ -73,15 +64,14 @@ class Judged:
     num_samples: np.ndarray | None
     query_names: pa.LargeBinaryArray | None = None
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
-    unjudged: UnjudgedRows | None = None
+    unjudged: tuple[np.ndarray, Mapping[str, pa.Array]] | None = None
     lexical: np.ndarray | None = None
+    pass_at: Sequence[int] = ()
 
-    @property
+    @cached_property
     def has_probs(self) -> np.ndarray:
         """Which rows have a distribution."""
-        if self.probs is None:
-            return np.zeros(len(self.gold), dtype=bool)
-        return np.asarray(~np.isnan(self.probs[:, 0]))
+        return np.zeros(len(self.gold), dtype=bool) if self.probs is None else ~np.isnan(self.probs[:, 0])
 
     @property
     def fewest_samples(self) -> int:
@@ -93,9 +83,81 @@ class Judged:
         """What a row is ranked by: its expected grade where it has a distribution, else its label."""
         score_N = self.labels.astype(np.float64)
         if self.probs is not None:
-            has_N = self.has_probs
-            score_N[has_N] = self.probs[has_N] @ np.arange(self.grades)
+            score_N[self.has_probs] = self.probs[self.has_probs] @ np.arange(self.grades)
         return score_N
+
+    @cached_property
+    def groups(self) -> np.ndarray:
+        """int64 [N], 0..num_groups-1: queries, or rows where labels name no query."""
+        return np.arange(len(self.gold)) if self.queries is None else self.queries
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.gold) if self.queries is None else self.num_queries
+
+    def mean_of_rows(self, value_N: np.ndarray) -> Sums:
+        """The mean of a value that each row has, or has not (NaN)."""
+        return mean_of_rows(value_N, self.groups, self.num_groups)
+
+    @cached_property
+    def counts(self) -> Sums:
+        """A confusion matrix a group, [G, K, K]: rows gold, columns label."""
+        counts_GKK = confusion_by_group(
+            self.gold, self.labels, self.groups, num_groups=self.num_groups, grades=self.grades
+        )
+        return Sums(counts_GKK, len(self.gold))
+
+    @cached_property
+    def reliability(self) -> Sums | None:
+        """Bins of confidence, [G, B, 3] (see `reliability_by_group`); None where no row has a distribution."""
+        if self.probs is None:
+            return None
+        has_N = self.has_probs
+        rows = self.probs[has_N], self.gold[has_N], self.groups[has_N]
+        return Sums(reliability_by_group(*rows, num_groups=self.num_groups), len(rows[0]))
+
+    @cached_property
+    def orders(self) -> dict[str, Order]:
+        """Rows with a distribution in the order of P(k ≥ j), relevant where gold ≥ j, by the name of the cut j; empty
+        without any.
+        """
+        if self.probs is None:
+            return {}
+        has_N = self.has_probs
+        # sums in float64 of float32: 1e-9 keeps equal scores equal
+        above_NJ = np.round(at_least(self.probs[has_N]), 9)
+        return {
+            name: Order(above_NJ[:, cut], self.gold[has_N] > cut, self.groups[has_N])
+            for cut, name in enumerate(cut_names(self.grades))
+        }
+
+    @cached_property
+    def ranking(self) -> QueryRanking | None:
+        """nDCG, tau and bad cases of each query; None where labels name no query."""
+        if self.queries is None:
+            return None
+        release_unused()
+        score_N = np.round(self.scores, 6)
+        return rank_queries(self.queries, self.docs, score_N, self.gold, num_queries=self.num_queries)
+
+    @cached_property
+    def of_labeler(self) -> dict[str, Statistic]:
+        """What the metrics of one labeler alone (`evidence-set`, `review`, `route`) are computed from, by metric."""
+        routing = {name: self.mean_of_rows(value_N) for name, value_N in routing_values(self).items()}
+        return {**evidence_statistics(self), **review_statistics(self), **routing}
+
+    @cached_property
+    def passes(self) -> dict[str, Sums]:
+        """The mean of pass@k over rows with samples, by k; empty without any."""
+        if self.num_samples is None or self.num_correct is None:
+            return {}
+        most, has_N = self.fewest_samples, self.num_samples > 0
+        found = {}
+        for k in sorted(set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()))}):
+            passed_N = np.full(len(has_N), np.nan)
+            passed_N[has_N] = pass_at_k(self.num_correct[has_N], self.num_samples[has_N], k)
+            found[str(k)] = self.mean_of_rows(passed_N)
+        return found
 
 
 _OWN = ("row_id", "grade", "query_id", "doc_id", "probs", "samples", GOLD)
@@ -138,7 +200,7 @@ def judged_rows(
             number_M = pc.index_in(others["query_id"], value_set=query_names)
             others = others.filter(number_M.is_valid())
             number_M = number_M.drop_null().to_numpy().astype(np.int64)
-            unjudged = UnjudgedRows(number_M, {name: others[name] for name in columns})
+            unjudged = number_M, {name: others[name] for name in columns}
     doc_N = np.zeros(len(gold_N), np.int64) if doc_ids is None else codes_of(doc_ids.fill_null(b""))[0]
     release_unused()
     return Judged(
@@ -185,11 +247,9 @@ def sample_counts(samples: pa.LargeListArray | None, gold_N: np.ndarray) -> tupl
     """Samples equal to gold, and all samples, of each row: int64 [N], 0 where a row has none; None where no row has
     some.
     """
-    if samples is None:
+    if samples is None or not pc.sum(pc.list_value_length(samples)).as_py():
         return None, None
     size_N = pc.list_value_length(samples).fill_null(0).to_numpy()
-    if not size_N.any():
-        return None, None
     row_M = np.repeat(np.arange(len(size_N)), size_N)
     grade_M = pc.list_flatten(samples).to_numpy(zero_copy_only=False)  # NaN where a sample failed
     return np.bincount(row_M[grade_M == gold_N[row_M]], minlength=len(size_N)), size_N
@@ -285,25 +345,21 @@ def of_queries(judged: Judged, name: str) -> list[Any]:
     assert judged.queries is not None
     found: list[Any] = [None] * judged.num_queries
     held = [(judged.queries, judged.columns[name])]
-    if judged.unjudged is not None and name in judged.unjudged.columns:
-        held.append((judged.unjudged.queries, judged.unjudged.columns[name]))
-    for query, value in itertools.chain.from_iterable(itertools.starmap(_of_rows, held)):
-        if found[query] is None:
-            found[query] = value
-        elif found[query] != value:
-            called = query if judged.query_names is None else texts_of(judged.query_names[query : query + 1])[0]
-            first, second = (str(one)[:SHOWN_CHARS] for one in (found[query], value))
-            raise InputError(
-                f"column `{name}`: rows of query {called} differ: {first} and {second}. Give all rows of a query the "
-                "same value, or null to all but one."
-            )
+    if judged.unjudged is not None and name in judged.unjudged[1]:
+        held.append((judged.unjudged[0], judged.unjudged[1][name]))
+    for query_N, column in held:
+        rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        for query, value in zip(query_N[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
+            if found[query] is None:
+                found[query] = value
+            elif found[query] != value:
+                called = query if judged.query_names is None else texts_of(judged.query_names[query : query + 1])[0]
+                first, second = (str(one)[:SHOWN_CHARS] for one in (found[query], value))
+                raise InputError(
+                    f"column `{name}`: rows of query {called} differ: {first} and {second}. Give all rows of a query "
+                    "the same value, or null to all but one."
+                )
     return found
-
-
-def _of_rows(query_N: np.ndarray, column: pa.Array) -> zip[tuple[int, Any]]:
-    """Query and value of each row that has one."""
-    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    return zip(query_N[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True)
 
 
 def review_statistics(judged: Judged) -> dict[str, Statistic]:
@@ -376,97 +432,3 @@ def _lengths(lists: pa.Array) -> np.ndarray:
 def _precision(chosen: list[int], wanted: list[int]) -> float:
     found = set(chosen)
     return len(found & set(wanted)) / len(found) if found else 0.0
-
-
-# ------------------------------------------------------------------------------
-# The sufficient statistics of judged rows: what each metric of the registry is computed from.
-#
-# Letters: N rows, G groups (queries, or rows where there is no query), K grades.
-
-
-class JudgedStatistics:
-    """Statistics of judged rows, each computed when a metric first asks for it.
-
-    Args:
-        judged: at least one row.
-        pass_at: the k of pass@k; by default the powers of two and the number of samples that every sampled row has.
-    """
-
-    def __init__(self, judged: Judged, pass_at: Sequence[int] = ()) -> None:
-        self.judged = judged
-        self.has_probs = judged.has_probs
-        self.pass_at = pass_at
-        self.is_by_query = judged.queries is not None
-        self.group_N = judged.queries if judged.queries is not None else np.arange(len(judged.gold))
-        self.num_groups = judged.num_queries if self.is_by_query else len(judged.gold)
-
-    def mean_of_rows(self, value_N: np.ndarray) -> Sums:
-        """The mean of a value that each judged row has, or has not (NaN)."""
-        return mean_of_rows(value_N, self.group_N, self.num_groups)
-
-    @cached_property
-    def counts(self) -> Sums:
-        """A confusion matrix a group, [G, K, K]: rows gold, columns label."""
-        one = self.judged
-        counts_GKK = confusion_by_group(
-            one.gold, one.labels, self.group_N, num_groups=self.num_groups, grades=one.grades
-        )
-        return Sums(counts_GKK, len(one.gold))
-
-    @cached_property
-    def reliability(self) -> Sums | None:
-        """Bins of confidence, [G, B, 3] (see `reliability_by_group`); None where no row has a distribution."""
-        if self.judged.probs is None:
-            return None
-        has_N = self.has_probs
-        gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
-        return Sums(
-            reliability_by_group(self.judged.probs[has_N], gold_N, group_N, num_groups=self.num_groups), len(gold_N)
-        )
-
-    @cached_property
-    def orders(self) -> dict[str, Order]:
-        """Rows with a distribution in the order of P(k ≥ j), relevant where gold ≥ j, by the name of the cut j; empty
-        without any.
-        """
-        if self.judged.probs is None:
-            return {}
-        has_N = self.has_probs
-        gold_N, group_N = self.judged.gold[has_N], self.group_N[has_N]
-        # sums in float64 of float32: 1e-9 keeps equal scores equal
-        above_NJ = np.round(at_least(self.judged.probs[has_N]), 9)
-        return {
-            name: Order(above_NJ[:, cut], gold_N > cut, group_N)
-            for cut, name in enumerate(cut_names(self.judged.grades))
-        }
-
-    @cached_property
-    def ranking(self) -> QueryRanking | None:
-        """nDCG, tau and bad cases of each query; None where labels name no query."""
-        one = self.judged
-        if not self.is_by_query:
-            return None
-        release_unused()
-        return rank_queries(self.group_N, one.docs, np.round(one.scores, 6), one.gold, num_queries=self.num_groups)
-
-    @cached_property
-    def of_labeler(self) -> dict[str, Statistic]:
-        """What the metrics of one labeler alone (`evidence-set`, `review`, `route`) are computed from, by metric."""
-        routing = {name: self.mean_of_rows(value_N) for name, value_N in routing_values(self.judged).items()}
-        return {**evidence_statistics(self.judged), **review_statistics(self.judged), **routing}
-
-    @cached_property
-    def passes(self) -> dict[str, Sums]:
-        """The mean of pass@k over rows with samples, by k; empty without any."""
-        one = self.judged
-        if one.num_samples is None or one.num_correct is None:
-            return {}
-        most, has_N = one.fewest_samples, one.num_samples > 0
-        found = {}
-        for k in sorted(
-            set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}
-        ):
-            passed_N = np.full(len(has_N), np.nan)
-            passed_N[has_N] = pass_at_k(one.num_correct[has_N], one.num_samples[has_N], k)
-            found[str(k)] = self.mean_of_rows(passed_N)
-        return found

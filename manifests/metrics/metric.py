@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ MOST_AT_A_TIME = 128
 
 WeightedStatistic = Callable[[np.ndarray], dict[str, np.ndarray]]
 """Weights [R, G] to values by name, [R] each, NaN where one is not defined for that resample."""
+Name = TypeVar("Name")
 
 
 class Interval(NamedTuple):
@@ -55,25 +57,26 @@ def draw_weights(num_groups: int, resamples: int, seed: int, *, width: int = 0) 
 
 
 def resampled(
-    statistics: Sequence[WeightedStatistic], *, num_groups: int, resamples: int, seed: int, width: int = 0
-) -> list[dict[str, np.ndarray]]:
-    """For each statistic its values by name, [R] each, over the same resamples; empty where there is nothing to draw
-    (fewer than two groups, or no resamples).
+    statistic: Callable[[np.ndarray], dict[Name, np.ndarray]],
+    *,
+    num_groups: int,
+    resamples: int,
+    seed: int,
+    width: int = 0,
+) -> dict[Name, np.ndarray]:
+    """A statistic's values by name, [R] each; empty where there is nothing to draw (fewer than two groups, or no
+    resamples).
     """
-    found: list[dict[str, list[np.ndarray]]] = [{} for _ in statistics]
-    if num_groups > 1:
-        for weight_RG in draw_weights(num_groups, resamples, seed, width=width):
-            for statistic, values in zip(statistics, found, strict=True):
-                for name, value_R in statistic(weight_RG).items():
-                    values.setdefault(name, []).append(value_R)
-    return [{name: np.concatenate(parts) for name, parts in values.items()} for values in found]
+    weights = draw_weights(num_groups, resamples, seed, width=width) if num_groups > 1 else ()
+    parts = [statistic(weight_RG) for weight_RG in weights]
+    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]} if parts else {}
 
 
 def bootstrap(
     statistic: WeightedStatistic, *, num_groups: int, resamples: int, seed: int, width: int = 0
 ) -> dict[str, Interval]:
     """Percentile intervals of all values, each resample shared by all of them; empty where there is nothing to draw."""
-    (found,) = resampled([statistic], num_groups=num_groups, resamples=resamples, seed=seed, width=width)
+    found = resampled(statistic, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
     return {name: interval_of(value_R) for name, value_R in found.items()}
 
 
@@ -86,8 +89,12 @@ def paired_bootstrap(
     Args:
         first, second: statistics of the same groups, in the same order.
     """
-    ours, theirs = resampled([first, second], num_groups=num_groups, resamples=resamples, seed=seed)
-    return {name: interval_of(theirs[name] - ours[name]) for name in ours if name in theirs}
+
+    def difference(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
+        ours, theirs = first(weight_RG), second(weight_RG)
+        return {name: theirs[name] - ours[name] for name in ours if name in theirs}
+
+    return bootstrap(difference, num_groups=num_groups, resamples=resamples, seed=seed)
 
 
 def interval_of(value_R: np.ndarray) -> Interval:
@@ -268,6 +275,31 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
+class OfCounts:
+    """Measures a function of `counts`, the confusion matrix [..., K, K] of two sets of labels.
+
+    Args:
+        formula: to values [...], or [..., K] if `is_each_grade`.
+    """
+
+    formula: Formula
+    is_each_grade: bool = False
+
+    def by_member(self, grades: int) -> dict[str, Formula]:
+        """The formula, or that of each grade."""
+        if not self.is_each_grade:
+            return {"": self.formula}
+        return {str(grade): functools.partial(self._of_grade, grade) for grade in range(grades)}
+
+    def _of_grade(self, grade: int, counts_KK: np.ndarray) -> np.ndarray:
+        return self.formula(counts_KK)[..., grade]
+
+    def __call__(self, rows: Any) -> Mapping[str, Measured]:
+        members = self.by_member(rows.counts.by_group.shape[-1])
+        return {member: Measured(rows.counts, formula) for member, formula in members.items()}
+
+
+@dataclass(frozen=True)
 class Metric:
     """All that is to be known of one metric; whatever shows, draws, gates or documents metrics reads it here.
 
@@ -294,7 +326,21 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class MetricValue:
+class Difference:
+    """A figure of one label set minus the same figure of another, judged on the same rows and resampled together.
+
+    Args:
+        value: None where either figure is not defined.
+        low, high: 95 % percentile bootstrap bounds of the difference.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class MetricValue(Difference):
     """One value and its interval.
 
     Args:
@@ -306,9 +352,6 @@ class MetricValue:
         is_by_grade: see `Measured`.
     """
 
-    value: float | None
-    low: float | None
-    high: float | None
     over: int
     unit: str
     is_by_grade: bool = False
@@ -328,9 +371,9 @@ class MetricSet:
         self._measured: dict[str, Measured] = {}
         self._units: dict[str, str] = {}
         for metric in metrics:
-            for member, measured in metric.measure(statistics).items():
-                name = metric.name.format(member)
-                self._measured[name], self._units[name] = measured, metric.unit
+            found = {metric.name.format(member): one for member, one in metric.measure(statistics).items()}
+            self._measured |= found
+            self._units |= dict.fromkeys(found, metric.unit)
         linear = {
             id(one.statistic): one.statistic for one in self._measured.values() if isinstance(one.statistic, Sums)
         }
@@ -349,14 +392,6 @@ class MetricSet:
             return int(formula.whole(statistic.by_group.sum(0)))
         return statistic.over
 
-    def of(self, metrics: Iterable[Metric]) -> list[Metric]:
-        """Those of some metrics that were measured."""
-        return [metric for metric in metrics if metric.name in self._measured]
-
-    def is_by_grade(self, name: str) -> bool:
-        """Whether a metric ranks by the written grade."""
-        return self._measured[name].is_by_grade
-
     def resampled(self, weight_RG: np.ndarray) -> dict[str, np.ndarray]:
         """Every metric of every weighting of the groups, [R] each; NaN where it is not defined.
 
@@ -364,13 +399,9 @@ class MetricSet:
             weight_RG: float64, how often each group counts.
         """
         sums_RF = weight_RG @ self._feature_GF
-        sums: dict[int, np.ndarray] = {}
-        start = 0
-        for one in self._linear:
-            shape = one.by_group.shape[1:]
-            size = math.prod(shape)
-            sums[id(one)] = sums_RF[:, start : start + size].reshape(len(weight_RG), *shape)
-            start += size
+        ends = np.cumsum([one.by_group[0].size for one in self._linear])
+        parts = zip(self._linear, np.split(sums_RF, ends[:-1], axis=1), strict=bool(self._linear))
+        sums = {id(one): part.reshape(len(weight_RG), *one.by_group.shape[1:]) for one, part in parts}
         for statistic, *_ in self._measured.values():
             if not isinstance(statistic, Sums):
                 sums[id(statistic)] = statistic.weighted(weight_RG)
@@ -386,13 +417,18 @@ class MetricSet:
         found = {}
         for name, value in self.values.items():
             low, high = intervals.get(name, NOTHING_DRAWN)
-            statistic, formula, *_ = self._measured[name]
+            statistic, formula, is_by_grade = self._measured[name]
             if name in intervals and isinstance(formula, Share) and isinstance(statistic, Sums):
                 sums = statistic.by_group
                 low, high = map(float, share_bounds(formula.part(sums), formula.whole(sums)))
-            over, is_by_grade = self.over(name), self.is_by_grade(name)
-            found[name] = MetricValue(finite(value), finite(low), finite(high), over, self._units[name], is_by_grade)
+            over, unit = self.over(name), self._units[name]
+            found[name] = MetricValue(finite(value), finite(low), finite(high), over, unit, is_by_grade)
         return found
+
+
+def measured(statistic: Callable[[Any], Statistic | None], formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
+    """Measures a function of one statistic, where there is any."""
+    return lambda rows: {} if (found := statistic(rows)) is None else {"": Measured(found, formula)}
 
 
 def mean(sums_2: np.ndarray) -> np.ndarray:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from relabel.manifests.metrics.judged import JudgedStatistics
+from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.measures import (
     DEPTH,
     QueryRanking,
@@ -30,10 +30,13 @@ from relabel.manifests.metrics.metric import (
     Formula,
     Measured,
     Metric,
+    OfCounts,
     Order,
     Share,
+    Sums,
     mean,
     mean_of_queries,
+    measured,
     share,
 )
 
@@ -42,12 +45,9 @@ from relabel.manifests.metrics.metric import (
 # `evidence-set` (RES-RAG) and of `review` (R2RAG). `registry.py` lists them last.
 
 
-Measure = Callable[[JudgedStatistics], Mapping[str, Measured]]
-
-
-def _of_labeler(name: str, formula: Formula = mean) -> Measure:
-    """Measures what one labeler's labels alone have, see `JudgedStatistics.of_labeler`."""
-    return lambda rows: {"": Measured(rows.of_labeler[name], formula)} if name in rows.of_labeler else {}
+def _of_labeler(name: str, formula: Formula = mean) -> Callable[[Any], Mapping[str, Measured]]:
+    """Measures what one labeler's labels alone have, see `Judged.of_labeler`."""
+    return measured(lambda rows: rows.of_labeler.get(name), formula)
 
 
 QUERY_METRICS: tuple[Metric, ...] = (
@@ -203,32 +203,6 @@ ROUTING_METRICS: tuple[Metric, ...] = (
 # In the definitions: N rows, K grades, g gold, l label, p(k) the distribution.
 
 
-@dataclass(frozen=True)
-class OfCounts:
-    """Measures a function of the confusion matrix [..., K, K].
-
-    Args:
-        formula: to values [...], or [..., K] if `is_each_grade`.
-    """
-
-    formula: Formula
-    is_each_grade: bool = False
-
-    def by_member(self, grades: int) -> dict[str, Formula]:
-        """The formula, or that of each grade."""
-        if not self.is_each_grade:
-            return {"": self.formula}
-        return {str(grade): functools.partial(self._of_grade, grade) for grade in range(grades)}
-
-    def _of_grade(self, grade: int, counts_KK: np.ndarray) -> np.ndarray:
-        return self.formula(counts_KK)[..., grade]
-
-    def __call__(self, rows: JudgedStatistics) -> Mapping[str, Measured]:
-        return {
-            member: Measured(rows.counts, formula) for member, formula in self.by_member(rows.judged.grades).items()
-        }
-
-
 def count_metrics(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
     """Every metric that is a function of a confusion matrix; NaN where it is not defined (0/0).
 
@@ -251,34 +225,25 @@ def _mean_absolute_error(counts_KK: np.ndarray) -> np.ndarray:
     return np.asarray((counts_KK * np.abs(np.subtract.outer(grade_K, grade_K))).sum((-2, -1)) / counts_KK.sum((-2, -1)))
 
 
-def _auc(rows: JudgedStatistics) -> Mapping[str, Measured]:
+def _auc(rows: Judged) -> Mapping[str, Measured]:
     """At each cut, by distributions; where no row has one, of the counts, by the written grade."""
     if rows.orders:
         return {name: Measured(order, Order.area) for name, order in rows.orders.items()}
-    cuts = enumerate(cut_names(rows.judged.grades), start=1)
+    cuts = enumerate(cut_names(rows.grades), start=1)
     return {
         name: Measured(rows.counts, functools.partial(auc_of_counts, cut=cut), is_by_grade=True) for cut, name in cuts
     }
 
 
-def _ece(rows: JudgedStatistics) -> Mapping[str, Measured]:
-    return {} if rows.reliability is None else {"": Measured(rows.reliability, ece_of_bins)}
-
-
-def _brier(rows: JudgedStatistics) -> Mapping[str, Measured]:
-    probs_NK = rows.judged.probs
-    return {} if probs_NK is None else {"": Measured(rows.mean_of_rows(brier_rows(probs_NK, rows.judged.gold)), mean)}
+def _brier(rows: Judged) -> Sums | None:
+    return None if rows.probs is None else rows.mean_of_rows(brier_rows(rows.probs, rows.gold))
 
 
 def _of_ranking(
     value: Callable[[QueryRanking], np.ndarray], formula: Formula = mean
-) -> Callable[[JudgedStatistics], Mapping[str, Measured]]:
+) -> Callable[[Any], Mapping[str, Measured]]:
     """Measures the mean of a value that each query's ranking has."""
-    return lambda rows: {} if rows.ranking is None else {"": Measured(mean_of_queries(value(rows.ranking)), formula)}
-
-
-def _passes(rows: JudgedStatistics) -> Mapping[str, Measured]:
-    return {k: Measured(sums, share) for k, sums in rows.passes.items()}
+    return measured(lambda rows: None if rows.ranking is None else mean_of_queries(value(rows.ranking)), formula)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -390,11 +355,11 @@ METRICS: tuple[Metric, ...] = (
         "ECE",
         "lower",
         "rows",
-        _ece,
+        measured(lambda rows: rows.reliability, ece_of_bins),
         "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|, of argmax p with confidence max p",
         is_drawn=True,
     ),
-    Metric("brier", "Brier", "lower", "rows", _brier, "mean of Σ_k (p(k) − [g = k])², 0 to 2"),
+    Metric("brier", "Brier", "lower", "rows", measured(_brier, mean), "mean of Σ_k (p(k) − [g = k])², 0 to 2"),
     Metric(
         f"ndcg@{DEPTH}",
         f"nDCG@{DEPTH}",
@@ -432,7 +397,7 @@ METRICS: tuple[Metric, ...] = (
         "pass@{}",
         "higher",
         "rows",
-        _passes,
+        lambda rows: {k: Measured(sums, share) for k, sums in rows.passes.items()},
         "1 − C(S−c, k) / C(S, k) over a row's S samples, c of them right; failed ones are wrong. k = 1, 2, 4, … and "
         "S, or `--pass-at 1,2,5` (at most the fewest samples of a row)",
     ),
