@@ -76,8 +76,7 @@ from relabel.distill.students.networks import sentence_vectors
 from relabel.distill.students.spec import DistillSpec
 from relabel.jobs.delivery import fetch_model
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.measures import rank_queries
-from relabel.manifests.metrics.metric import Order, interval_of
+from relabel.manifests.metrics.metric import Order, interval_of, rank_queries
 from relabel.manifests.models import resolve_model
 from relabel.manifests.reuse import certified_threshold
 

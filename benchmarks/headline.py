@@ -41,7 +41,7 @@ from relabel.distill.students.model import load_student, softmax
 from relabel.distill.students.spec import DistillSpec
 from relabel.jobs.delivery import fetch_model
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.measures import rank_queries
+from relabel.manifests.metrics.metric import rank_queries
 from relabel.manifests.models import resolve_model
 
 SPLIT = {"by": "query", "dev": 0.15, "test": 0.25, "seed": 0}

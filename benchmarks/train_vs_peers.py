@@ -43,7 +43,7 @@ from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.loop import BatchPlan
 from relabel.jobs.delivery import fetch_model
 from relabel.manifests.files import Storage
-from relabel.manifests.metrics.measures import auc
+from relabel.manifests.metrics.metric import auc
 from relabel.manifests.models import resolve_model
 from relabel.manifests.records import plain
 

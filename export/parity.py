@@ -33,13 +33,16 @@ from relabel.manifests.errors import ConfigError, InputError, ManifestError, Mis
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, grades_seen, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
-from relabel.manifests.metrics.measures import confusion_by_group, f1_macro, rank_queries, rows_by_group
 from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
     bootstrap,
+    confusion_by_group,
+    f1_macro,
     finite,
     mean,
     paired_bootstrap,
+    rank_queries,
+    rows_by_group,
     share_bounds,
 )
 from relabel.manifests.process import require

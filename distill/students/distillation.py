@@ -43,7 +43,7 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.evaluation import MOST_LEXICAL, bm25, evaluate, intervals_of, judge_gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import DEPTH, TINY, fit_temperature
+from relabel.manifests.metrics.metric import DEPTH, TINY, fit_temperature
 from relabel.manifests.models import resolve_model
 from relabel.manifests.process import installed_versions
 from relabel.manifests.records import canonical_json

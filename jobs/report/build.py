@@ -73,7 +73,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD, own_input
 from relabel.manifests.labels import Pair, Span
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import DEPTH, rank_queries
+from relabel.manifests.metrics.metric import DEPTH, rank_queries
 from relabel.manifests.process import require
 from relabel.manifests.schemas import LabelRow, QuarantineRow, Try, ids_of, texts_of
 from relabel.manifests.secrets import redacted, shortened

@@ -14,8 +14,8 @@ import pyarrow as pa
 from relabel.manifests.gold import GoldRows
 from relabel.manifests.metrics.evaluation import BothByGold, evaluate_both
 from relabel.manifests.metrics.judged import judged_rows, with_columns
-from relabel.manifests.metrics.measures import TINY, accuracy, confusion_by_group, kappa, tau_by_query
 from relabel.manifests.metrics.metric import (
+    TINY,
     Formula,
     Measured,
     Metric,
@@ -23,12 +23,16 @@ from relabel.manifests.metrics.metric import (
     MetricValue,
     OfCounts,
     Sums,
+    accuracy,
     bootstrap,
+    confusion_by_group,
+    kappa,
     mean,
     mean_of_queries,
     mean_of_rows,
     measured,
     share,
+    tau_by_query,
 )
 from relabel.manifests.schemas import codes_of, pair_codes
 

@@ -13,22 +13,20 @@ import numpy as np
 
 from relabel.manifests.errors import ConfigError, InputError, UsageError
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import (
+from relabel.manifests.metrics.metric import (
     BINS,
     DEPTH,
-    QueryRanking,
-    auc,
-    cut_names,
-    random_order,
-    rank_queries,
-)
-from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
     Difference,
     MetricSet,
     MetricValue,
+    QueryRanking,
+    auc,
+    cut_names,
     finite,
     interval_of,
+    random_order,
+    rank_queries,
     resampled,
 )
 from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
@@ -285,8 +283,8 @@ def _notes(found: Judged, metrics: MetricSet) -> list[str]:
             notes.append(f"queries without a relevant document, left out of nDCG: {without_relevant:,}")
         if flat:
             notes.append(f"queries with equal scores or equal grades throughout, left out of Kendall tau: {flat:,}")
-    if found.passes and (without := rows - next(iter(found.passes.values())).over):
-        notes.append(f"judged labels without samples, left out of pass@k: {without:,}")
+    if found.passes and (lacking := rows - next(iter(found.passes.values())).over):
+        notes.append(f"judged labels without samples, left out of pass@k: {lacking:,}")
     if groups < 2:
         notes.append("one query or row alone: there is nothing to resample, so no intervals")
     whole = {one.title: groups - metrics.over(one.name) for one in QUERY_METRICS if one.name in metrics.values}

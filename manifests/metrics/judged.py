@@ -15,16 +15,20 @@ import pyarrow.compute as pc
 from relabel.manifests.errors import InputError
 from relabel.manifests.gold import GOLD, check_chunks
 from relabel.manifests.labels import exact_match, hit_at_1, set_f1
-from relabel.manifests.metrics.measures import (
+from relabel.manifests.metrics.metric import (
+    Order,
     QueryRanking,
+    Statistic,
+    Sums,
     at_least,
     confusion_by_group,
     cut_names,
+    mean_of_queries,
+    mean_of_rows,
     pass_at_k,
     rank_queries,
     reliability_by_group,
 )
-from relabel.manifests.metrics.metric import Order, Statistic, Sums, mean_of_queries, mean_of_rows
 from relabel.manifests.schemas import codes_of, release_unused, texts_of
 
 # ------------------------------------------------------------------------------

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import (
+from relabel.manifests.metrics.metric import (
     DEPTH,
+    Formula,
+    Measured,
+    Metric,
+    OfCounts,
+    Order,
     QueryRanking,
+    Share,
+    Sums,
     accuracy,
     alpha,
     auc_of_counts,
@@ -25,15 +32,6 @@ from relabel.manifests.metrics.measures import (
     f1_macro,
     f1_weighted,
     kappa,
-)
-from relabel.manifests.metrics.metric import (
-    Formula,
-    Measured,
-    Metric,
-    OfCounts,
-    Order,
-    Share,
-    Sums,
     mean,
     mean_of_queries,
     measured,

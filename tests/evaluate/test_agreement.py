@@ -20,13 +20,14 @@ from relabel.manifests.label_sets import gather
 from relabel.manifests.metrics import measures
 from relabel.manifests.metrics.comparison import match_rows
 from relabel.manifests.metrics.evaluation import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
-from relabel.manifests.metrics.measures import (
+from relabel.manifests.metrics.metric import (
     QueryRanking,
+    bootstrap,
+    draw_weights,
     fit_temperature,
     tempered,
 )
 from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
-from relabel.manifests.metrics.metric import bootstrap, draw_weights
 from relabel.manifests.metrics.registry import count_metrics
 from relabel.manifests.schemas import codes_of, ids_of, texts_of
 from relabel.manifests.tables import as_ids, load_columns, read_grades

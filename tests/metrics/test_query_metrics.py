@@ -30,7 +30,7 @@ from relabel.manifests.metrics.evaluation import (
     not_beaten,
 )
 from relabel.manifests.metrics.judged import Judged
-from relabel.manifests.metrics.measures import random_order
+from relabel.manifests.metrics.metric import random_order
 from relabel.manifests.schemas import ids_of
 from tests.strategies import texts
 
