@@ -204,9 +204,9 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
         return f"{golds.qrels}: all {counts['gold_null']:,} labels that were found there have a null grade."
     if golds.pairs is None or not counts["labels"]:
         return "no labels: nothing was found to judge."
-    first = next(sets[0].parts())
+    first, num_qrels = next(sets[0].parts()), len(golds.pairs.keys) + golds.pairs.num_repeated
     return (
-        f"no label has a grade: {counts['labels']:,} labels and {golds.pairs.num_rows:,} qrels were compared by "
+        f"no label has a grade: {counts['labels']:,} labels and {num_qrels:,} qrels were compared by "
         f"(query_id, doc_id). Labels begin with {first_pairs(first['query_id'], first['doc_id'])}; {golds.qrels} with "
         f"{golds.pairs.begins}. Do the ids mean the same things? --by and --doc name other columns."
     )

@@ -290,8 +290,7 @@ def mapped(grades: pa.Int64Array, grade_map: GradeMap | None, *, where: str, opt
     if grade_map is None:
         return grades
     seen = sorted(grades_seen(grades))
-    missing = [grade for grade in seen if grade not in grade_map]
-    if missing:
+    if missing := [grade for grade in seen if grade not in grade_map]:
         raise InputError(
             f"{where}: grade {', '.join(map(str, missing[:SHOWN]))} is there and {option} does not say what it "
             "becomes. Add it."
@@ -307,21 +306,17 @@ def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str | N
         InputError: suggests a map, by the option that takes one; None where a command has none.
     """
     all_seen = sorted(set(seen))
-    off = [grade for grade in all_seen if not 0 <= grade < grades]
-    if off:
-        suggestion = ",".join(f"{grade}={_suggested(grade, all_seen[-1], grades)}" for grade in all_seen)
+    if off := [grade for grade in all_seen if not 0 <= grade < grades]:
+        # cut at both ends; for two grades, the upper half is 1
+        new = [int(2 * one > all_seen[-1]) if grades == 2 else min(max(one, 0), grades - 1) for one in all_seen]
+        suggestion = ",".join(f"{old}={grade}" for old, grade in zip(all_seen, new, strict=True))
         advice = (
             f"Say what each grade becomes, for instance {option}" if option else "Bring the labels to it, for instance"
         )
-        found = f"grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}"
-        raise InputError(f"{where}: {found}. {advice} {suggestion}")
-
-
-def _suggested(grade: int, highest: int, grades: int) -> int:
-    """A grade on the scale: cut at both ends; for two grades, the upper half is 1."""
-    if grades == 2:
-        return int(2 * grade > highest)
-    return min(max(grade, 0), grades - 1)
+        raise InputError(
+            f"{where}: grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}. {advice} "
+            f"{suggestion}"
+        )
 
 
 @dataclass(frozen=True)
@@ -335,7 +330,7 @@ class PairGrades:
         columns: `GOLD` of each key, null where every grade of the pair is, and further ones, those of the pair's first
             row.
         num_conflicts: pairs with different grades, settled by `--duplicates`.
-        num_rows, num_null: rows of the qrels, and those without a grade.
+        num_repeated, num_null: rows beyond the first of their pair, and those without a grade.
         seen: the grades of all rows.
         begins: the first pairs of the file, for messages.
     """
@@ -345,15 +340,10 @@ class PairGrades:
     keys: np.ndarray
     columns: Mapping[str, pa.Array]
     num_conflicts: int
-    num_rows: int
+    num_repeated: int
     num_null: int
     seen: set[int]
     begins: str
-
-    @property
-    def num_repeated(self) -> int:
-        """Rows beyond the first of their pair."""
-        return self.num_rows - len(self.keys)
 
     def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
         """Where in `columns` each pair is: int64 [N], -1 for one that is not there."""
@@ -394,8 +384,8 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
     Raises:
         InputError: a pair has different grades, or further columns that differ, and `duplicates` is `error`.
     """
-    query_ids, doc_ids = qrels["query_id"], qrels["doc_id"]
-    query, doc = query_ids.dictionary_encode(), doc_ids.dictionary_encode()
+    columns = {name: column for name, column in qrels.items() if name not in ("query_id", "doc_id")}
+    query, doc = qrels["query_id"].dictionary_encode(), qrels["doc_id"].dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
     rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels[GOLD]})
     wanted = [("row", "min"), *(("grade", how) for how in ("first", "min", "max", "sum", "count"))]
@@ -413,17 +403,13 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
         query.dictionary,
         doc.dictionary,
         pairs["key"].to_numpy(),
-        {GOLD: grades, **{name: qrels[name].take(first_P) for name in _further(qrels)}},
+        {name: grades if name == GOLD else column.take(first_P) for name, column in columns.items()},
         len(conflicts),
-        len(key_N),
+        len(key_N) - len(pairs),
         qrels[GOLD].null_count,
         grades_seen(qrels[GOLD]),
-        first_pairs(query_ids, doc_ids),
+        first_pairs(qrels["query_id"], qrels["doc_id"]),
     )
-
-
-def _further(qrels: Mapping[str, pa.Array]) -> list[str]:
-    return [name for name in qrels if name not in ("query_id", "doc_id", GOLD)]
 
 
 def _check_duplicates(
@@ -442,17 +428,15 @@ def _check_duplicates(
         query, doc = (texts_of(qrels[name][row : row + 1])[0] for name in ("query_id", "doc_id"))
         return f"query {query}, document {doc}"
 
-    examples = []
-    for row in conflicts[:SHOWN]:
-        grades = qrels[GOLD].take(pa.array(np.flatnonzero(key_N == key_N[row]))).drop_null().to_pylist()
-        examples.append(f"{named(row)}: {', '.join(map(str, grades))}")
-    if examples:
+    if len(conflicts):
+        grades = [qrels[GOLD].filter(pa.array(key_N == key_N[row])).drop_null() for row in conflicts[:SHOWN]]
+        examples = [f"{named(row)}: {', '.join(map(str, held))}" for row, held in zip(conflicts, grades, strict=False)]
         raise InputError(
             f"{path}: {len(conflicts)} pairs have several grades that differ "
             f"({'; '.join(examples)}{'; …' if len(conflicts) > SHOWN else ''}). "
             "Correct the file, or choose: --duplicates mean or --duplicates first."
         )
-    for name in _further(qrels):
+    for name in [name for name in qrels if name not in ("query_id", "doc_id", GOLD)]:
         theirs = qrels[name].take(first_N).to_pylist()
         for row, (one, other) in enumerate(zip(qrels[name].to_pylist(), theirs, strict=True)):
             if one != other:
@@ -521,15 +505,11 @@ def further_of_input(
     Raises:
         InputError: some of the files have one and others not, or a row holds something else.
     """
-    names = {path: column_names(path, storage) for path in files} if further else {}
-    found = {}
-    for one in further:
-        lacking = [path for path in files if one.name not in names[path]]
-        if lacking and len(lacking) < len(files):
-            raise InputError(
-                f"{lacking[0]}: no column `{one.name}`, which other files of the input have. Give it to all of them, "
-                "or to none."
-            )
-        if not lacking:
-            found[one.name] = one.read(load_gold_by_row(files, one.name, storage), where)
-    return found
+    names = [column_names(path, storage) for path in files] if further else []
+    return {
+        one.name: one.read(
+            load_gold_by_row(files, one.name, storage, role="of the input's other files", option=""), where
+        )
+        for one in further
+        if any(one.name in held for held in names)
+    }

@@ -131,16 +131,11 @@ def open_labels(
     for name, item in (("probs", pa.float64()), ("samples", pa.int64())):
         if name in columns and (lists := _lists(columns[name], item, f"{path}: column `{name}`")) is not None:
             part[name] = lists
-    batch = pa.RecordBatch.from_pydict(part)
-    found = LabelSet(path, "file", None, None, {"column": label}, None, lambda: iter((batch,)))
-    if where:
-        found.origin["where"] = dict(where)
-    if grades.texts:
-        examples = ", ".join(map(repr, grades.texts[:5]))
-        found.notes.append(
-            f"{len(grades.unreadable):,} values of `{label}` are no whole number and are left out: {examples}"
-        )
-    return found
+    batch, count = pa.RecordBatch.from_pydict(part), len(grades.unreadable)
+    examples = ", ".join(map(repr, grades.texts[:5]))
+    notes = [f"{count:,} values of `{label}` are no whole number and are left out: {examples}"] if count else []
+    origin = {"column": label, **({"where": dict(where)} if where else {})}
+    return LabelSet(path, "file", None, None, origin, None, lambda: iter((batch,)), notes)
 
 
 def label_set(run: RunLabels) -> LabelSet:
@@ -152,8 +147,7 @@ def label_set(run: RunLabels) -> LabelSet:
     plan, facts = run.plan, run.plan.facts
     if facts.labeler.grades == 0:
         raise InputError(f"{run.root}: labeler {facts.labeler.name} gives no grades, so there are none to judge.")
-    named = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
-    origin = {name: value for name, value in named.items() if value is not None}
+    origin = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
     columns = label_columns(own_columns(plan.parts))
     return LabelSet(
         run.root,
@@ -280,8 +274,7 @@ def gather(parts: Iterable[pa.RecordBatch], *, grades: int, where: str, option: 
         InputError: a grade off the scale, or a distribution that does not sum to 1.
     """
     counts = Counter[str]()
-    held = [no_labels(), *labelled_parts(parts, counts, grades=grades, where=where, option=option)]
-    rows = put_together(held)
+    rows = put_together([no_labels(), *labelled_parts(parts, counts, grades=grades, where=where, option=option)])
     rows = rows.take(pa.array(np.argsort(rows["row_id"].to_numpy(), kind="stable")))
     return Labelled(where, rows, distributions(column_of(rows, "probs"), grades, where=where), counts["without_label"])
 

@@ -176,20 +176,14 @@ def default_phi(grades: int, *, key: str) -> PhiTable:
     """
     if grades == DEFAULT_GRADES:
         return DEFAULT_PHI
-    rows = ", ".join(str(list(row)) for row in _spread(grades))
+    # the default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread evenly over the scale
+    weaker = [[min(s or 4, a or 4) for a in range(NODE_SCORES)] for s in range(NODE_SCORES)]
+    rows = ", ".join(str([(score - 1) * (grades - 1) // 3 for score in row]) for row in weaker)
     raise ConfigError(
         f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. "
         "Say which grade follows from each pair of scores: five rows (subject score 0..4) of five grades "
         f"0..{grades - 1} (attribute score 0..4), for instance phi: [{rows}]"
     )
-
-
-def _spread(grades: int) -> PhiTable:
-    """The default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread
-    evenly over the scale.
-    """
-    weaker = [[min(s or 4, a or 4) for a in range(NODE_SCORES)] for s in range(NODE_SCORES)]
-    return tuple(tuple((score - 1) * (grades - 1) // 3 for score in row) for row in weaker)
 
 
 def unreached_grades(table: PhiTable, grades: int) -> list[int]:
@@ -232,17 +226,9 @@ def normal_answer(answer: str) -> str:
     of punctuation alone keeps it.
     """
     lower = unicodedata.normalize("NFC", answer.lower())
-    words = "".join(one for one in lower if not _is_punctuation(one))
+    words = "".join(one for one in lower if one not in string.punctuation and unicodedata.category(one)[0] != "P")
     # an accent that was on a sign is now on what came before
-    return _folded(unicodedata.normalize("NFC", words)) or _folded(lower)
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _is_punctuation(one: str) -> bool:
-    return one in string.punctuation or unicodedata.category(one).startswith("P")
+    return " ".join(unicodedata.normalize("NFC", words).split()) or " ".join(lower.split())
 
 
 def exact_match(answers: Sequence[str], gold: Sequence[str]) -> float:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 import unicodedata
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -104,27 +104,26 @@ class LabelKeys:
     def __init__(self, parts: dict[str, Any], reads: Reads) -> None:
         self._base = blake2b(recipe_digest(parts), digest_size=KEY_BYTES, person=PERSON_LABEL)
         self._reads = reads
-        self._last: tuple[str, tuple[str, ...], tuple[Pair, ...]] | None = None
-        self._places: dict[int, int] = {}
-        self._head = self._base
 
     def keys(self, pairs: Sequence[Pair]) -> list[bytes]:
         """16 bytes a pair, in order."""
         keys = []
-        last, head, (_, reads_document, reads_columns, reads_siblings) = self._last, self._head, self._reads
-        for row_id, _, query, _, document, context, columns, siblings in pairs:
-            if last is None or query != last[0] or context != last[1] or siblings is not last[2]:
-                last = query, context, siblings
-                head = self._query_head(query, context, siblings)
-            digest = head.copy()
-            if reads_siblings:
-                _add_text(digest, str(self._places.get(row_id)))
-            for column in reads_columns:
-                _add_text(digest, repr(columns.get(column.name) or None))
-            if reads_document:
-                digest.update(document.encode("utf-8", "surrogatepass"))
-            keys.append(digest.digest())
-        self._last, self._head = last, head
+        _, reads_document, reads_columns, reads_siblings = self._reads
+        queries = itertools.groupby(pairs, key=lambda pair: (pair.query, pair.context, id(pair.siblings)))
+        for _, rows in queries:
+            head: blake2b | None = None
+            for row_id, _, query, _, document, context, columns, siblings in rows:
+                if head is None:
+                    head = self._query_head(query, context, siblings)
+                    places = {sibling.row_id: place for place, sibling in enumerate(siblings)}
+                digest = head.copy()
+                if reads_siblings:
+                    _add_text(digest, str(places.get(row_id)))
+                for column in reads_columns:
+                    _add_text(digest, repr(columns.get(column.name) or None))
+                if reads_document:
+                    digest.update(document.encode("utf-8", "surrogatepass"))
+                keys.append(digest.digest())
         return keys
 
     def _query_head(self, query: str, context: tuple[str, ...], siblings: tuple[Pair, ...]) -> blake2b:
@@ -134,7 +133,6 @@ class LabelKeys:
         for text in texts:
             _add_text(digest, text)
         if self._reads.siblings:
-            self._places = {sibling.row_id: place for place, sibling in enumerate(siblings)}
             digest.update(len(siblings).to_bytes(8, "little"))
             for sibling in siblings:
                 _add_text(digest, sibling.doc_id)
@@ -321,26 +319,22 @@ class KnownLabels:
         self.outputs = list(outputs)
         self._schema = label_schema(columns)
         self._files: list[tuple[int, FileRef]] = []
-        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
+        self._tables: dict[int, pa.Table] = {}
         self._tables_bytes = 0
         keys: list[np.ndarray] = [np.zeros((0, 2), np.uint64)]
         values: list[np.ndarray] = [np.zeros(0, np.uint64)]
         for number, earlier in enumerate(self.outputs):
-            if (
-                not earlier.is_readable
-                or recipe not in recipes_of(earlier.plan.parts)
-                or columns_lacking(earlier, columns)
-            ):
+            is_alike = earlier.is_readable and recipe in recipes_of(earlier.plan.parts)
+            if not is_alike or columns_lacking(earlier, columns):
                 continue
             for file, keys_R2 in zip(earlier.found.labels, _key_columns(earlier), strict=True):
                 rows_R = np.flatnonzero(keys_R2.any(axis=1)).astype(np.uint64)
                 keys.append(keys_R2[rows_R])
                 values.append(rows_R | np.uint64(len(self._files) << _ROW_BITS))
                 self._files.append((number, file))
-        all_keys, all_values = np.concatenate(keys), np.concatenate(values)
-        keys.clear()
-        values.clear()
-        self._index = KeyIndex(all_keys, all_values)
+        whole = np.concatenate(keys), np.concatenate(values)
+        del keys, values  # held twice while the index sorts, and not three times
+        self._index = KeyIndex(*whole)
 
     def find(self, keys: Sequence[bytes]) -> list[RowPlace | None]:
         """Where the label of each key lies; None for a key that is not known."""
@@ -359,28 +353,24 @@ class KnownLabels:
         Raises:
             ManifestError: a file is missing, or is not the one committed.
         """
-        by_file: dict[int, list[int]] = {}
-        for at, place in enumerate(places):
-            by_file.setdefault(place.file, []).append(at)
-        rows: list[LabelRow | None] = [None] * len(places)
-        for file, wanted in by_file.items():
+        rows: dict[int, LabelRow] = {}
+        for file in dict.fromkeys(place.file for place in places):
+            wanted = [at for at, place in enumerate(places) if place.file == file]
             taken = self._table(file).take(pa.array([places[at].row for at in wanted]))
             fingerprint = self.outputs[self._files[file][0]].plan.fingerprint
             for at, row in zip(wanted, label_rows(taken), strict=True):
                 rows[at] = row if row.origin else row._replace(origin=fingerprint)
-        return [row for row in rows if row is not None]
+        return [rows[at] for at in range(len(places))]
 
     def _table(self, file: int) -> pa.Table:
-        held = self._tables.get(file)
+        held = self._tables.pop(file, None)
         if held is None:
             output, ref = self._files[file]
             held = conformed(read_labels(self.outputs[output].folder, ref), self._schema)
-            self._tables[file] = held
             self._tables_bytes += held.nbytes
-            while self._tables_bytes > FILES_KEPT_BYTES and len(self._tables) > 1:
-                self._tables_bytes -= self._tables.popitem(last=False)[1].nbytes
-        else:
-            self._tables.move_to_end(file)
+        self._tables[file] = held  # the last one of those that are kept
+        while self._tables_bytes > FILES_KEPT_BYTES and len(self._tables) > 1:
+            self._tables_bytes -= self._tables.pop(next(iter(self._tables))).nbytes
         return held
 
 
@@ -388,9 +378,8 @@ def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:
     """The keys of each label file, uint64 [rows, 2]; zeros for a row without."""
 
     def read(file: FileRef) -> np.ndarray:
-        column = earlier.folder.table(file, LABELS, ["key"], check_bytes=False)["key"].combine_chunks()
-        filled = column.fill_null(bytes(KEY_BYTES)) if column.null_count else column
-        return np.frombuffer(b"".join(filled.to_pylist()), np.uint64).reshape(-1, 2)
+        column = earlier.folder.table(file, LABELS, ["key"], check_bytes=False)["key"]
+        return np.frombuffer(b"".join(one or bytes(KEY_BYTES) for one in column.to_pylist()), np.uint64).reshape(-1, 2)
 
     return map_concurrent(earlier.folder.store, read, earlier.found.labels)
 
@@ -402,41 +391,37 @@ def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:
 def shared_answers(outputs: Sequence[EarlierOutput]) -> dict[bytes, AnswerRow]:
     """Answers that rows shared in earlier outputs, by key."""
     found: dict[bytes, AnswerRow] = {}
-    for earlier in outputs:
-        if not earlier.is_readable:
-            continue
+    for earlier in (one for one in outputs if one.is_readable):
         read = functools.partial(earlier.folder.table, schema=ANSWERS)
         for table in map_concurrent(earlier.folder.store, read, earlier.found.answers):
-            for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                row = AnswerRow(*values)
-                found.setdefault(row.key, row if row.origin else row._replace(origin=earlier.plan.fingerprint))
+            for row in table.to_pylist():
+                found.setdefault(row["key"], {**row, "origin": row["origin"] or earlier.plan.fingerprint})
     return found
 
 
 def answer_of(row: AnswerRow) -> Answer:
     """A kept answer as an engine would give it; its request is nobody's."""
-    distributions = {one["name"]: Distribution(tuple(one["probs"]), one["outside_mass"]) for one in row.distributions}
-    finish: Any = row.finish
-    return Answer(-1, row.text, finish, distributions, row.prompt_tokens, row.output_tokens, 0, "", tuple(row.flags))
+    held = {one["name"]: Distribution(tuple(one["probs"]), one["outside_mass"]) for one in row["distributions"]}
+    tokens = row["prompt_tokens"], row["output_tokens"]
+    return Answer(-1, row["text"], row["finish"], held, *tokens, flags=tuple(row["flags"]))
 
 
 def answer_row(key: bytes, stage: str, answer: Answer) -> AnswerRow:
     """An answer as it is kept."""
-    distributions = [
-        {"name": name, "probs": list(found.probs), "outside_mass": found.outside_mass}
-        for name, found in answer.distributions.items()
-    ]
-    return AnswerRow(
-        key,
-        stage,
-        answer.text,
-        answer.finish,
-        distributions,
-        answer.prompt_tokens,
-        answer.output_tokens,
-        list(answer.flags),
-        None,
-    )
+    return {
+        "key": key,
+        "stage": stage,
+        "text": answer.text,
+        "finish": answer.finish,
+        "distributions": [
+            {"name": name, "probs": list(found.probs), "outside_mass": found.outside_mass}
+            for name, found in answer.distributions.items()
+        ],
+        "prompt_tokens": answer.prompt_tokens,
+        "output_tokens": answer.output_tokens,
+        "flags": list(answer.flags),
+        "origin": None,
+    }
 
 
 # ------------------------------------------------------------------------------

@@ -66,24 +66,6 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
                         return
 
 
-class Queries(NamedTuple):
-    """Queries, numbered in order of first appearance.
-
-    Args:
-        of_rows: the query of each row, int32.
-        sizes, weights: its rows, int64, and estimated prompt tokens, float64.
-    """
-
-    of_rows: np.ndarray
-    sizes: np.ndarray
-    weights: np.ndarray
-
-    @property
-    def is_scattered(self) -> bool:
-        """Whether the rows of some query do not lie together."""
-        return int(np.count_nonzero(self.of_rows[1:] != self.of_rows[:-1])) + 1 != len(self.sizes)
-
-
 CODED_ROWS = 1 << 23
 """Rows whose ids are held as text at a time, at least."""
 
@@ -107,9 +89,12 @@ def _next_rows(batches: Iterator[CodedBatch], rows: int) -> Iterator[CodedBatch]
         rows -= len(batch[0])
 
 
-def scan_queries(dataset: Dataset) -> Queries:
+def scan_queries(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One pass over the query ids.
 
+    Returns:
+        The query of each row, int32, numbered in order of first appearance; of each query its rows, int64, and
+        estimated prompt tokens, float64.
     Raises:
         InputError: as `id_batches`.
     """
@@ -126,7 +111,7 @@ def scan_queries(dataset: Dataset) -> Queries:
         query_D, rows_D = np.unique(codes_R, return_counts=True)
         sizes_Q[query_D] += rows_D
         weights_Q[query_D] += rows_D * weight
-    return Queries(np.concatenate(codes), sizes_Q, weights_Q)
+    return np.concatenate(codes), sizes_Q, weights_Q
 
 
 # ------------------------------------------------------------------------------
@@ -140,19 +125,9 @@ FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS = 8, 256
 """Below it a commit costs more than the rows that it saves; a shard of 4,096 rows or more has the larger size."""
 
 
-class Cut(NamedTuple):
-    """Shards as ranges over the rows in shard order (shards + 1 bounds); the row counts of the chunks of each shard,
-    and its weight.
-    """
-
-    bounds: list[int]
-    chunks: list[list[int]]
-    weights: list[float]
-
-
 def cut_queries(
     sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int | None, whole: bool = False
-) -> Cut:
+) -> tuple[list[int], list[list[int]], list[float]]:
     """Cut queries, in their order, into shards of nearly equal weight and chunks of whole queries.
 
     Args:
@@ -161,6 +136,9 @@ def cut_queries(
         shards: how many; with fewer queries than shards some stay empty.
         chunk_rows: most rows a chunk, None for what fits the shard; only a query larger than that is split over chunks.
         whole: not even that one is split; it is a chunk of its own.
+    Returns:
+        Shards as ranges over the rows in shard order (shards + 1 bounds); the row counts of the chunks of each shard,
+        and its weight.
     """
     middles_Q = np.cumsum(weights_Q) - weights_Q / 2
     shard_of_Q = np.minimum((middles_Q * (shards / weights_Q.sum())).astype(np.int64), shards - 1)
@@ -170,7 +148,7 @@ def cut_queries(
         _cut_chunks(sizes_S.tolist(), chunk_rows or fitting_chunk_rows(int(sizes_S.sum())), whole=whole)
         for sizes_S in np.split(sizes_Q, query_bounds[1:-1])
     ]
-    return Cut(bounds.tolist(), chunks, np.diff(np.append(0.0, np.cumsum(weights_Q))[query_bounds]).tolist())
+    return bounds.tolist(), chunks, np.diff(np.append(0.0, np.cumsum(weights_Q))[query_bounds]).tolist()
 
 
 def fitting_chunk_rows(shard_rows: int) -> int:
@@ -211,28 +189,30 @@ def make_plan(
     Raises:
         InputError: a null query id, or a file that can't be read.
     """
-    found = scan_queries(dataset)
+    query_R, sizes_Q, weights_Q = scan_queries(dataset)
+    is_scattered = int(np.count_nonzero(query_R[1:] != query_R[:-1])) + 1 != len(sizes_Q)
     # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever
     # shards are counted
-    cut = cut_queries(
-        found.sizes,
-        found.weights,
-        shards=min(shards, len(found.sizes)),
+    bounds, chunks, weights = cut_queries(
+        sizes_Q,
+        weights_Q,
+        shards=min(shards, len(sizes_Q)),
         chunk_rows=chunk_rows,
         whole=dataset.reads.whole_query,
     )
     # first row id of every row group that is in use, and its bytes in the columns read
-    flat = [group for groups in dataset.group_bytes for group in groups if group[0]]
-    starts = np.concatenate([[0], np.cumsum([rows for rows, _ in flat])[:-1]]).astype(np.int64)
-    in_use = starts < dataset.rows
-    group_starts, group_bytes = starts[in_use], np.array([size for _, size in flat], dtype=np.int64)[in_use]
-    order_R = np.argsort(found.of_rows, kind="stable") if found.is_scattered else None
+    group_rows, group_bytes = np.array([one for groups in dataset.group_bytes for one in groups if one[0]]).T
+    group_starts = np.cumsum(group_rows) - group_rows
+    group_starts = group_starts[group_starts < dataset.rows]
+    group_bytes = group_bytes[: len(group_starts)]
+    order_R = np.argsort(query_R, kind="stable") if is_scattered else None
     plan_files: dict[str, bytes] = {}
     planned = []
-    for number, (start, stop) in enumerate(itertools.pairwise(cut.bounds)):
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
         row_ids: FileRef | None = None
         if order_R is None:
-            touched = _groups_of_range(group_starts, start, stop)
+            first, last = np.searchsorted(group_starts, [start, stop - 1], side="right")
+            touched = np.arange(first - 1, last if start < stop else first - 1)
         else:
             rows_S = order_R[start:stop]
             touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1)
@@ -244,8 +224,8 @@ def make_plan(
                 rows=stop - start,
                 first_row=start if order_R is None else None,
                 row_ids=row_ids,
-                chunks=cut.chunks[number],
-                estimated_tokens=round(cut.weights[number]),
+                chunks=chunks[number],
+                estimated_tokens=round(weights[number]),
                 read_bytes=int(group_bytes[touched].sum()),
             )
         )
@@ -254,21 +234,13 @@ def make_plan(
         fingerprint=digest_of(parts),
         parts=parts,
         rows=dataset.rows,
-        queries=len(found.sizes),
-        is_scattered=found.is_scattered,
+        queries=len(sizes_Q),
+        is_scattered=is_scattered,
         text_bytes=int(group_bytes.sum()),
         files=list(dataset.files),
         shards=planned,
     )
     return plan, plan_files
-
-
-def _groups_of_range(group_starts: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Numbers of the row groups that hold the rows start..stop."""
-    if start == stop:
-        return np.zeros(0, np.int64)
-    first, last = np.searchsorted(group_starts, [start, stop - 1], side="right") - 1
-    return np.arange(first, last + 1)
 
 
 # ------------------------------------------------------------------------------
@@ -277,10 +249,8 @@ def _groups_of_range(group_starts: np.ndarray, start: int, stop: int) -> np.ndar
 
 def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset) -> Iterator[Pair]:
     names = dataset.columns
-    held: dict[str, list[Any]] = {}
     with reading(path):
-        for name in dataset.text_columns:
-            held[name] = values_of(batch.column(name), path)
+        held = {name: values_of(batch.column(name), path) for name in dataset.text_columns}
     query_ids, doc_ids = ([value or "" for value in held[name]] for name in dataset.id_columns)
     queries = [query or "" for query in held[names.query]]
     texts = [held[name] for name in names.document]
@@ -289,12 +259,10 @@ def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Datase
         if len(texts) == 1
         else ["\n\n".join(filter(None, parts)) for parts in zip(*texts, strict=True)]
     )
-    if names.context is None and not dataset.reads.columns:
-        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents)
     contexts = [_texts(context)[:4] for context in held[names.context]] if names.context else [()] * len(rows)
-    if not dataset.reads.columns:
-        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
     own = dataset.reads.columns
+    if not own:
+        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
     of_rows = zip(*([_READ_AS[one.kind](value) for value in held[one.name]] for one in own), strict=True)
     columns = [dict(zip((one.name for one in own), values, strict=True)) for values in of_rows]
     return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts, columns)
@@ -434,11 +402,8 @@ def read_chunks(
 
 def _with_siblings(pairs: list[Pair]) -> list[Pair]:
     """The pairs of a chunk of whole queries, each with its query's."""
-    found: list[Pair] = []
-    for _, rows in itertools.groupby(pairs, key=lambda pair: pair.query_id):
-        siblings = tuple(rows)
-        found += [pair._replace(siblings=siblings) for pair in siblings]
-    return found
+    queries = (tuple(rows) for _, rows in itertools.groupby(pairs, key=lambda pair: pair.query_id))
+    return [pair._replace(siblings=siblings) for siblings in queries for pair in siblings]
 
 
 def _from_range(dataset: Dataset, first: int, spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, list[Pair]]]:
@@ -498,14 +463,13 @@ def _taken(spilled: pa.RecordBatchFileReader, ends: np.ndarray, places: np.ndarr
     order = np.argsort(places, kind="stable")
     ascending = places[order]
     numbers = np.searchsorted(ends, ascending, side="right")
-    pieces = []
-    for number in np.unique(numbers).tolist():
-        first = int(ends[number - 1]) if number else 0
-        pieces.append(spilled.get_batch(number).take(pa.array(ascending[numbers == number] - first)))
+    firsts = np.append(0, ends[:-1])
+    pieces = [
+        spilled.get_batch(number).take(pa.array(ascending[numbers == number] - firsts[number]))
+        for number in np.unique(numbers).tolist()
+    ]
     whole = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return whole.take(pa.array(back))
+    return whole.take(pa.array(np.argsort(order)))
 
 
 def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
@@ -513,12 +477,11 @@ def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
     own = {one.name: one.kind for one in dataset.reads.columns}
     if dataset.columns.context is not None:
         own[dataset.columns.context] = "list<string>"
-    found = {}
-    for name in dataset.text_columns:
-        kind = own.get(name, "string")
-        item = STRUCT_KINDS.get(kind, pa.large_string())
-        found[name] = pa.large_list(item) if kind.startswith("list") else item
-    return found
+    kinds = {name: own.get(name, "string") for name in dataset.text_columns}
+    items = {name: STRUCT_KINDS.get(kind, pa.large_string()) for name, kind in kinds.items()}
+    return {
+        name: pa.large_list(items[name]) if kind.startswith("list") else items[name] for name, kind in kinds.items()
+    }
 
 
 def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -585,8 +548,7 @@ def open_run_input(root: str, plan: Plan, storage: Storage, *, reads: Reads = QU
         dataset = open_dataset(wanted, storage, reads=reads)
     except InputError as exc:
         raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
-    changed = changed_files(plan.files, dataset.files)
-    if changed:
+    if changed := changed_files(plan.files, dataset.files):
         raise ManifestError(
             f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label "
             "again."

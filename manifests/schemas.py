@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.ma
@@ -160,18 +160,8 @@ class Try(NamedTuple):
     reason: str
 
 
-class AnswerRow(NamedTuple):
-    """One row of `ANSWERS`, in its column order; distributions are dicts with the fields of `DISTRIBUTION`."""
-
-    key: bytes
-    stage: str
-    text: str
-    finish: str
-    distributions: list[dict[str, Any]]
-    prompt_tokens: int
-    output_tokens: int
-    flags: list[str]
-    origin: str | None
+AnswerRow: TypeAlias = dict[str, Any]
+"""One row of `ANSWERS`, by name; distributions are dicts with the fields of `DISTRIBUTION`."""
 
 
 class QuarantineRow(NamedTuple):
@@ -208,7 +198,9 @@ def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[
     Raises:
         ValueError: a label has a column of its own that the schema does not name.
     """
-    values: dict[str, Sequence[Any]] = dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
+    fields = [*rows[0]] if isinstance(rows[0], dict) else rows[0]._fields
+    table = (one.values() if isinstance(one, dict) else one for one in rows)
+    values: dict[str, Sequence[Any]] = dict(zip(fields, zip(*table, strict=True), strict=True))
     own = values.pop("columns", ())
     names = schema.names[len(values) :]
     if strange := {name for row in own for name in row}.difference(names):

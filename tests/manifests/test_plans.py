@@ -32,21 +32,21 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 @given(sizes=SIZES, shards=st.integers(1, 12), chunk_rows=st.integers(1, 30))
 def test_cut_keeps_every_row_once_and_every_query_whole(sizes: list[int], shards: int, chunk_rows: int) -> None:
     sizes_Q = np.array(sizes)
-    cut = cut_queries(sizes_Q, sizes_Q * 10.0, shards=shards, chunk_rows=chunk_rows)
+    bounds, cut, _ = cut_queries(sizes_Q, sizes_Q * 10.0, shards=shards, chunk_rows=chunk_rows)
     query_ends = {0, *np.cumsum(sizes_Q).tolist()}
-    assert len(cut.bounds) == shards + 1
-    assert cut.bounds[0] == 0
-    assert cut.bounds[-1] == sum(sizes)
-    assert cut.bounds == sorted(cut.bounds)
-    assert set(cut.bounds) <= query_ends
-    for start, stop, chunks in zip(cut.bounds[:-1], cut.bounds[1:], cut.chunks, strict=True):
+    assert len(bounds) == shards + 1
+    assert bounds[0] == 0
+    assert bounds[-1] == sum(sizes)
+    assert bounds == sorted(bounds)
+    assert set(bounds) <= query_ends
+    for start, stop, chunks in zip(bounds[:-1], bounds[1:], cut, strict=True):
         assert sum(chunks) == stop - start
         assert all(0 < rows <= chunk_rows for rows in chunks)
 
 
 @given(sizes=SIZES, chunk_rows=st.integers(1, 30))
 def test_where_siblings_are_wanted_no_chunk_cuts_a_query(sizes: list[int], chunk_rows: int) -> None:
-    (chunks,) = cut_queries(np.array(sizes), np.array(sizes) * 1.0, shards=1, chunk_rows=chunk_rows, whole=True).chunks
+    _, (chunks,), _ = cut_queries(np.array(sizes), np.array(sizes) * 1.0, shards=1, chunk_rows=chunk_rows, whole=True)
     ends = np.cumsum(sizes).tolist()
     assert set(np.cumsum(chunks).tolist()) <= set(ends)
     assert sum(chunks) == sum(sizes)
@@ -147,7 +147,7 @@ def simple_plan(
         weight = weights_before_Q[first_query + len(queries)] - weights_before_Q[first_query]
         own_Q, fitting = sizes_Q[queries], chunk_rows or fitting_chunk_rows(size)
         whole_cut = cut_queries(own_Q, own_Q * 1.0, shards=1, chunk_rows=fitting, whole=whole) if size else None
-        chunks = whole_cut.chunks[0] if whole_cut else []
+        chunks = whole_cut[1][0] if whole_cut else []
         found.append(Simple(rows, chunks, round(float(weight)), sum(groups[group][1] for group in touched)))
     return int(np.count_nonzero(np.diff(code_R))) + 1 != len(codes), found
 
