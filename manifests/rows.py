@@ -477,11 +477,9 @@ def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
     own = {one.name: one.kind for one in dataset.reads.columns}
     if dataset.columns.context is not None:
         own[dataset.columns.context] = "list<string>"
-    kinds = {name: own.get(name, "string") for name in dataset.text_columns}
-    items = {name: STRUCT_KINDS.get(kind, pa.large_string()) for name, kind in kinds.items()}
-    return {
-        name: pa.large_list(items[name]) if kind.startswith("list") else items[name] for name, kind in kinds.items()
-    }
+    kinds = {"string": pa.large_string(), "list<string>": pa.large_list(pa.large_string())}
+    kinds |= {kind: pa.large_list(item) for kind, item in STRUCT_KINDS.items()}
+    return {name: kinds[own.get(name, "string")] for name in dataset.text_columns}
 
 
 def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -544,7 +544,7 @@ class Session:
             epoch=lock.epoch if (lock := self._locks.get(work.id.shard)) is not None else 0,
             started=_utc(work.started_clock),
             committed=_utc(time.time()),
-            answers=sorted({row.key: row for row in work.answers}.values()),
+            answers=sorted({row["key"]: row for row in work.answers}.values(), key=lambda row: bytes(row["key"])),
             reused=[
                 *self.reuse.sources(work),
                 *(cheap_sources(cascade, work) if cascade is not None else []),
