@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from relabel.jobs.cli import COMMANDS, relabel
 from relabel.labelers.registry import labeler_names
-from relabel.manifests.metrics.registry import METRICS
+from relabel.manifests.metrics.judged import METRICS
 
 SPECS = {
     "job": "labels pairs",

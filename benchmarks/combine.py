@@ -31,9 +31,9 @@ import polars as pl
 import pyarrow as pa
 
 from relabel.jobs.combine import WAYS, Votes, combine_votes, order_and_grade
+from relabel.manifests.labels import codes_of, ids_of
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import Order, WeightedStatistic, paired_bootstrap
-from relabel.manifests.schemas import codes_of, ids_of
 
 GRADES = 4
 YES_OR_NO = {"0": 0, "1": 2}

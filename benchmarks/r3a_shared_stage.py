@@ -31,7 +31,7 @@ from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import labeler_class
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.labels import Label, Pair
-from relabel.manifests.receipts import ChunkId
+from relabel.manifests.plan import ChunkId
 
 CHUNK_ROWS = 40
 SIDES = ("shared", "each", "plain")

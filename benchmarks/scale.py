@@ -219,7 +219,7 @@ def write_entries(job_file: str, path: str) -> None:
 
 
 def _receipts(plan):  # type: ignore[no-untyped-def]
-    from relabel.manifests.receipts import FileRef, Receipt
+    from relabel.manifests.plan import FileRef, Receipt
 
     times = "2026-11-20T08:00:00.000+00:00", "2026-11-20T08:00:01.000+00:00"
     stages = {"score": {"asks": CHUNK_ROWS, "prompt_tokens": 9000, "cached_tokens": 8000, "output_tokens": CHUNK_ROWS}}
@@ -259,7 +259,7 @@ def _load(server: Server, entries: Path) -> None:
 def write_run_manifest(job_file: str) -> None:
     """The manifest over all receipts, as a run writes it, without the proof, which reads label files."""
     from relabel.jobs.job import load_job, open_run
-    from relabel.manifests.receipts import Fates
+    from relabel.manifests.plan import Fates
     from relabel.manifests.run import MANIFEST_VERSION, RunManifest, digest_of_listing, write_manifest
 
     run = open_run(load_job(job_file), may_plan=False)

@@ -40,8 +40,7 @@ from relabel.distill.training.output import CURVES_NAME
 from relabel.jobs.delivery import fetch_model
 from relabel.labelers.direct import GraphGrpo
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import DEFAULT_PHI, NODE_SCORES
-from relabel.manifests.schemas import LABELS, label_schema
+from relabel.manifests.labels import DEFAULT_PHI, LABELS, NODE_SCORES, label_schema
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
 

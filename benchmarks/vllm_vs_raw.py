@@ -22,7 +22,7 @@ from relabel.jobs.run.loop import RunLoop
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
 from relabel.manifests.labels import Pair
-from relabel.manifests.receipts import ChunkId
+from relabel.manifests.plan import ChunkId
 
 DOCS_PER_QUERY = 8
 SIDES = ("ours", "raw")

@@ -33,6 +33,7 @@ from relabel.manifests.errors import ConfigError, InputError, ManifestError, Mis
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, grades_seen, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
+from relabel.manifests.labels import codes_of, ids_of
 from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
     bootstrap,
@@ -47,7 +48,6 @@ from relabel.manifests.metrics.metric import (
 )
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of, readable_json
-from relabel.manifests.schemas import codes_of, ids_of
 from relabel.manifests.specs import Columns, InputSpec, validate_spec
 from relabel.manifests.tables import read_grades
 

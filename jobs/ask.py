@@ -23,11 +23,10 @@ from relabel.jobs.run.results import engine_text
 from relabel.labelers.engines.transformers import prompt_encoder
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, UsageError, VerdictError
-from relabel.manifests.labels import Pair
+from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import load_plan
 from relabel.manifests.records import plain
 from relabel.manifests.rows import pairs_by_number, rows_of_queries
-from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.secrets import counted, one_line
 from relabel.manifests.store import open_run_store
 

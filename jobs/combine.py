@@ -30,8 +30,9 @@ from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD, check_scale, taken
 from relabel.manifests.label_sets import LabelSet, gather
+from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.comparison import Labelled
-from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.judged import METRICS, Judged
 from relabel.manifests.metrics.metric import (
     NOTHING_DRAWN,
     MetricSet,
@@ -40,9 +41,7 @@ from relabel.manifests.metrics.metric import (
     bootstrap,
     finite,
 )
-from relabel.manifests.metrics.registry import METRICS
 from relabel.manifests.run import open_run_labels, own_columns, read_labels
-from relabel.manifests.schemas import codes_of, pair_codes
 from relabel.manifests.secrets import redacted_values
 
 WAYS = ("mean", "dawid-skene")

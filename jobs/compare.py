@@ -38,7 +38,7 @@ from relabel.manifests.files import Storage, place_of
 from relabel.manifests.gold import GOLD, check_scale
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
-from relabel.manifests.labels import Pair
+from relabel.manifests.labels import LABELS, QUARANTINE, Pair, texts_of
 from relabel.manifests.metrics.comparison import (
     BY_IDS,
     BY_ROW,
@@ -50,11 +50,9 @@ from relabel.manifests.metrics.comparison import (
     match_rows,
     paired_rows,
 )
-from relabel.manifests.metrics.judged import with_columns
-from relabel.manifests.metrics.registry import title_of
+from relabel.manifests.metrics.judged import title_of, with_columns
 from relabel.manifests.plan import recipe_differences
 from relabel.manifests.run import RunLabels, open_run_labels
-from relabel.manifests.schemas import LABELS, QUARANTINE, texts_of
 from relabel.manifests.secrets import shortened
 
 # ------------------------------------------------------------------------------

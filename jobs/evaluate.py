@@ -60,7 +60,7 @@ from relabel.manifests.label_sets import (
     open_labels,
     put_together,
 )
-from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
+from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads, codes_of, ids_of, release_unused, texts_of
 from relabel.manifests.metrics import evaluation
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
 from relabel.manifests.metrics.evaluation import MOST_LEXICAL, TEACHER, Gate, bm25, judge_gates
@@ -69,7 +69,6 @@ from relabel.manifests.plan import Plan
 from relabel.manifests.records import checked, sha256_bytes
 from relabel.manifests.rows import open_run_input
 from relabel.manifests.run import load_manifest, open_run_labels
-from relabel.manifests.schemas import codes_of, ids_of, release_unused, texts_of
 from relabel.manifests.store import open_run_store
 
 MOST_GRADES = 10

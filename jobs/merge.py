@@ -17,18 +17,23 @@ from relabel.jobs.run.results import load_results
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
 from relabel.manifests.files import Storage, place_of
+from relabel.manifests.labels import ANSWERS, QUARANTINE, table_bytes
 from relabel.manifests.plan import (
+    FileRef,
+    MergedFrom,
     Plan,
+    Receipt,
     ShardPlan,
     chunk_row_ids,
     load_plan,
+    prove_chunk,
+    put_data,
     recipe_differences,
     recipe_parts,
     row_id_file,
     shard_row_ids,
     write_plan,
 )
-from relabel.manifests.receipts import FileRef, MergedFrom, Receipt, prove_chunk, put_data
 from relabel.manifests.records import digest_of, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
 from relabel.manifests.run import (
@@ -44,7 +49,6 @@ from relabel.manifests.run import (
     load_manifest,
     write_manifest,
 )
-from relabel.manifests.schemas import ANSWERS, QUARANTINE, table_bytes
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import Store, map_concurrent, open_run_store
 

@@ -24,10 +24,10 @@ from relabel.labelers.review import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PRE
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, InputError, StaleRunError
 from relabel.manifests.files import Storage
+from relabel.manifests.labels import QUARANTINE, table_bytes, table_of
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
 from relabel.manifests.records import read_record, readable_json
 from relabel.manifests.run import MANIFEST_NAME, BudgetState, RunLabels, open_run_labels, read_labels
-from relabel.manifests.schemas import QUARANTINE, table_bytes, table_of
 from relabel.manifests.specs import InputSpec, RoundsSpec
 from relabel.manifests.store import Store, open_run_store, read_if_there
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from relabel.jobs.output import grid
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentComparison
 from relabel.manifests.metrics.evaluation import Baselines, Evaluation, GateVerdict
+from relabel.manifests.metrics.judged import METRICS, title_of
 from relabel.manifests.metrics.metric import DEPTH, Difference, MetricValue
-from relabel.manifests.metrics.registry import METRICS, title_of
 from relabel.manifests.secrets import one_line
 
 

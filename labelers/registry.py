@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from relabel.manifests.asks import Answer, Ask, Engine
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Reads
-from relabel.manifests.schemas import KINDS
-from relabel.manifests.schemas import LABELS as LABEL_SCHEMA
+from relabel.manifests.labels import KINDS, InputColumn, Label, LabelColumn, Pair, Reads
+from relabel.manifests.labels import LABELS as LABEL_SCHEMA
 from relabel.manifests.specs import EngineSpec, LabelerOptions, ObjectSchema, Registry, Schema, validate_spec
 from relabel.manifests.tables import INPUT_KINDS
 

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.inputs import changed_files, list_input, open_dataset
+from relabel.manifests.labels import ids_of, texts_of
 from relabel.manifests.plan import Plan
-from relabel.manifests.schemas import ids_of, texts_of
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import (

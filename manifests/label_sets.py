@@ -16,13 +16,12 @@ from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.gold import GradeMap, check_scale, grades_seen, label_columns, load_gold_by_row, mapped
 from relabel.manifests.inputs import Dataset
+from relabel.manifests.labels import LABELS
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import column_of, distributions, with_columns
-from relabel.manifests.plan import PLAN_NAME, Plan, shard_row_ids
-from relabel.manifests.receipts import FileRef
+from relabel.manifests.plan import PLAN_NAME, FileRef, Plan, shard_row_ids
 from relabel.manifests.rows import open_run_input, read_chunks
 from relabel.manifests.run import RunFolder, RunLabels, file_schema, open_run_labels, own_columns, read_labels
-from relabel.manifests.schemas import LABELS
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent, open_run_store, read_if_there
 from relabel.manifests.tables import (

@@ -1,23 +1,28 @@
-"""Pairs and labels in memory, the rule map from verdicts to grades, and the scores of a choice of evidence."""
+"""Pairs and labels in memory and in Parquet, the rule map from verdicts to grades, and scores of chosen evidence."""
 
 from __future__ import annotations
 
+import io
 import math
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.ma
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from relabel.manifests.asks import Distribution
 from relabel.manifests.errors import ConfigError, InputError
 
 # ------------------------------------------------------------------------------
-# A pair going in, a label coming out, in memory. `schemas.py` says how they lie in Parquet.
+# A pair going in, a label coming out, in memory. Further below is how they lie in Parquet.
 
 
 class Pair(NamedTuple):
@@ -450,3 +455,269 @@ def _is_sound(place: int, nodes: Sequence[Node], document: str) -> bool:
         and node.type in ((STRUCTURE, CONTENT) if not parent.is_content else (CONTENT,))
         and (node.start >= before.start or before.id == ROOT)
     )
+
+
+# How labels and quarantined rows lie in Parquet: one versioned schema each, and the bytes of a chunk.
+#
+# The same rows give the same bytes: no times, no process ids, fixed writer options. Column-wise because one chunk of
+# 256 rows must cost a millisecond or two, not ten.
+
+SCHEMA_VERSION = 3
+"""Of label files."""
+ROWS_VERSION = 2
+"""Of quarantine and answer files."""
+
+KEY_BYTES = 16
+
+_PROBS = pa.list_(pa.float32())
+
+SPAN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("text", pa.string())])
+"""`document[start:end]` in code points, and that text."""
+
+KINDS: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "string": pa.string(),
+    "list<float32>": _PROBS,
+    "list<int16>": pa.list_(pa.int16()),
+    "list<int32>": pa.list_(pa.int32()),
+    "list<string>": pa.list_(pa.string()),
+}
+"""Of which kinds a labeler's own columns can be, and how they lie in Arrow."""
+
+
+SAMPLE = pa.struct([("status", pa.string()), ("grade", pa.int8()), ("probs", _PROBS), ("outside_mass", pa.float32())])
+"""One of S trajectories; grade and probs are null unless its status is ok."""
+
+LABELS = pa.schema(
+    [
+        ("row_id", pa.int64()),
+        ("query_id", pa.string()),
+        ("doc_id", pa.string()),
+        ("status", pa.string()),
+        ("grade", pa.int8()),
+        ("probs", _PROBS),
+        ("outside_mass", pa.float32()),
+        ("expected_grade", pa.float32()),
+        ("evidence", pa.list_(SPAN)),
+        ("intent", pa.string()),
+        ("reasoning", pa.string()),
+        ("flags", pa.list_(pa.string())),
+        ("samples", pa.list_(SAMPLE)),
+        ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("reused", pa.bool_()),
+        ("key", pa.binary(KEY_BYTES)),
+        ("origin", pa.string()),
+    ],
+    metadata={"relabel.schema": f"labels-{SCHEMA_VERSION}"},
+)
+"""The columns of every label file; those that its labeler declares follow (`label_schema`). `key` is the
+label's identity (`reuse.py`), null in labels that came without one; `origin` the fingerprint of the run that asked
+a row that was reused, null where this run asked.
+"""
+
+
+DISTRIBUTION = pa.struct([("name", pa.string()), ("probs", pa.list_(pa.float64())), ("outside_mass", pa.float64())])
+"""A decision's distribution as the engine gave it; float64, so that a row read from it equals one
+read from the answer.
+"""
+
+ANSWERS = pa.schema(
+    [
+        ("key", pa.binary(KEY_BYTES)),
+        ("stage", pa.string()),
+        ("text", pa.string()),
+        ("finish", pa.string()),
+        ("distributions", pa.list_(DISTRIBUTION)),
+        ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("flags", pa.list_(pa.string())),
+        ("origin", pa.string()),
+    ],
+    metadata={"relabel.schema": f"answers-{ROWS_VERSION}"},
+)
+"""Answers that the rows of a query share (r3a's intents): kept, so that a later run need not ask them again."""
+
+TRY = pa.struct(
+    [
+        ("stage", pa.string()),
+        ("attempt", pa.int32()),
+        ("finish", pa.string()),
+        ("text", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+"""One answer that was not readable: where, which attempt, how it ended, its whole text, and what was wrong with it."""
+
+QUARANTINE = pa.schema(
+    [
+        ("row_id", pa.int64()),
+        ("query_id", pa.string()),
+        ("doc_id", pa.string()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("tries", pa.list_(TRY)),
+        ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+    ],
+    metadata={"relabel.schema": f"quarantine-{ROWS_VERSION}"},
+)
+
+
+class LabelRow(NamedTuple):
+    """One row of `LABELS`, in its column order, and the labeler's own columns by name; plain
+    values, structs as dicts.
+    """
+
+    row_id: int
+    query_id: str
+    doc_id: str
+    status: str
+    grade: int | None
+    probs: Sequence[float] | None
+    outside_mass: float | None
+    expected_grade: float | None
+    evidence: list[dict[str, Any]]
+    intent: str | None
+    reasoning: str | None
+    flags: list[str]
+    samples: list[dict[str, Any]] | None
+    prompt_tokens: int
+    output_tokens: int
+    reused: bool
+    key: bytes | None = None
+    origin: str | None = None
+    columns: Mapping[str, Any] = MappingProxyType({})
+
+
+AnswerRow: TypeAlias = dict[str, Any]
+"""One row of `ANSWERS`, by name; distributions are dicts with the fields of `DISTRIBUTION`."""
+
+
+class QuarantineRow(NamedTuple):
+    """One row of `QUARANTINE`, in its column order; `tries` are dicts with the fields of `TRY`."""
+
+    row_id: int
+    query_id: str
+    doc_id: str
+    status: str
+    reason: str
+    tries: list[dict[str, Any]]
+    prompt_tokens: int
+    output_tokens: int
+
+
+def label_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """How label files lie whose labeler has these columns of its own, name → kind."""
+    return pa.schema([*LABELS, *((name, KINDS[kind]) for name, kind in columns.items())], metadata=LABELS.metadata)
+
+
+def label_rows(table: pa.Table) -> Iterator[LabelRow]:
+    """The rows of a table with the columns of `LABELS`, in any order; all others are the labeler's own."""
+    own = [name for name in table.column_names if name not in LABELS.names]
+    values = (table[name].to_pylist() for name in (*LABELS.names, *own))
+    for row in zip(*values, strict=True):
+        yield LabelRow._make((*row[: len(LABELS)], dict(zip(own, row[len(LABELS) :], strict=True))))
+
+
+def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[AnswerRow], schema: pa.Schema) -> bytes:
+    """The Parquet file of some rows, the same bytes for the same rows.
+
+    Args:
+        rows: at least one, with a value for each column of `schema`.
+    Raises:
+        ValueError: a label has a column of its own that the schema does not name.
+    """
+    fields = [*rows[0]] if isinstance(rows[0], dict) else rows[0]._fields
+    table = (one.values() if isinstance(one, dict) else one for one in rows)
+    values: dict[str, Sequence[Any]] = dict(zip(fields, zip(*table, strict=True), strict=True))
+    own = values.pop("columns", ())
+    names = schema.names[len(values) :]
+    if strange := {name for row in own for name in row}.difference(names):
+        raise ValueError(f"no column for {', '.join(sorted(strange))}")
+    values |= {name: [row.get(name) for row in own] for name in names}
+    arrays = [_array(list(values[field.name]), field.type) for field in schema]
+    return table_bytes(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """The Parquet file of a table, the same bytes for the same rows."""
+    sink = io.BytesIO()
+    # No dictionaries and no statistics for a file of a few hundred rows: measured at half the writer's time. Page
+    # checksums, so that a
+    # flipped bit is an error and not a label.
+    with pq.ParquetWriter(
+        sink, table.schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
+    ) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def table_of(data: bytes, columns: list[str] | None = None) -> pa.Table:
+    """The table that a Parquet file's bytes hold, page checksums verified; the inverse of `table_bytes`.
+
+    On the calling thread alone. Arrow's own threads would let go of `data` a moment after the table is there, for which
+    they want the interpreter; where it is ending by then, that aborts the process: "terminate called without an active
+    exception", exit code 134 (14 of 400 short processes on a busy machine, 2026-11-20; pyarrow 26.0). A chunk's file is
+    too small to gain from threads.
+
+    Args:
+        columns: those to read; all by default.
+    Raises:
+        pa.ArrowException, OSError: it is not a whole Parquet file.
+    """
+    with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=True) as file:
+        return file.read(columns=columns, use_threads=False)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:  # a lone surrogate, which no UTF-8 holds: an answer or id made of broken UTF-16
+        return pa.array([_without_surrogates(value) for value in values], kind)
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {key: _without_surrogates(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(inner) for inner in value]
+    return value
+
+
+def ids_of(texts: Iterable[str]) -> pa.LargeBinaryArray:
+    """Texts as ids."""
+    return pa.array([text.encode("utf-8", "surrogatepass") for text in texts], pa.large_binary())
+
+
+def texts_of(ids: pa.LargeBinaryArray) -> list[str]:
+    """Ids as texts; null is empty."""
+    return [(value or b"").decode("utf-8", "surrogatepass") for value in ids.to_pylist()]
+
+
+def codes_of(ids: pa.LargeBinaryArray) -> tuple[np.ndarray, pa.LargeBinaryArray]:
+    """Ids numbered from 0 in the order of their UTF-8, equal ids alike: int64 [N]; and the different ones."""
+    coded = ids.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    return rank[coded.indices.to_numpy()], coded.dictionary.take(order)
+
+
+def pair_codes(query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
+    """A number for each (query, document), equal pairs alike: int64 [N]; which one says nothing."""
+    query, doc = query_ids.dictionary_encode(), doc_ids.dictionary_encode()
+    return np.asarray(query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy())
+
+
+def release_unused() -> None:
+    """Give freed memory back to the system. malloc keeps it otherwise, and the stages of a command add up."""
+    pa.default_memory_pool().release_unused()

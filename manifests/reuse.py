@@ -22,11 +22,32 @@ from relabel.manifests.asks import Answer, Ask, Distribution
 from relabel.manifests.errors import ConfigError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.label_sets import LabelSet, gather, open_labels
-from relabel.manifests.labels import Pair, Reads
+from relabel.manifests.labels import (
+    ANSWERS,
+    KEY_BYTES,
+    LABELS,
+    SCHEMA_VERSION,
+    AnswerRow,
+    LabelRow,
+    Pair,
+    Reads,
+    ids_of,
+    label_rows,
+    label_schema,
+    texts_of,
+)
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import share_bounds
-from relabel.manifests.plan import PERSON_LABEL, PLAN_NAME, SETTLED, Plan, recipe_differences, recipe_digest
-from relabel.manifests.receipts import FileRef, ReusedRows
+from relabel.manifests.plan import (
+    PERSON_LABEL,
+    PLAN_NAME,
+    SETTLED,
+    FileRef,
+    Plan,
+    ReusedRows,
+    recipe_differences,
+    recipe_digest,
+)
 from relabel.manifests.records import canonical_json, sha256_bytes
 from relabel.manifests.run import (
     MANIFEST_NAME,
@@ -40,18 +61,6 @@ from relabel.manifests.run import (
     open_planned,
     own_columns,
     read_labels,
-)
-from relabel.manifests.schemas import (
-    ANSWERS,
-    KEY_BYTES,
-    LABELS,
-    SCHEMA_VERSION,
-    AnswerRow,
-    LabelRow,
-    ids_of,
-    label_rows,
-    label_schema,
-    texts_of,
 )
 from relabel.manifests.specs import CascadeSpec
 from relabel.manifests.store import map_concurrent, read_if_there

@@ -15,8 +15,7 @@ from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned, stamp_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
-from relabel.manifests.plan import Plan, ShardPlan, row_id_file
-from relabel.manifests.receipts import FileRef
+from relabel.manifests.plan import FileRef, Plan, ShardPlan, row_id_file
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import STRUCT_KINDS, open_parquet, reading, values_of

@@ -20,20 +20,26 @@ from relabel.manifests import failpoints
 from relabel.manifests.asks import Charge
 from relabel.manifests.errors import InputError, ManifestError, RelabelError
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import CASCADE_COLUMNS
-from relabel.manifests.plan import PLAN_NAME, Plan, chunk_row_ids, facts_of, load_plan, parse_plan, refuse_rounds
-from relabel.manifests.receipts import (
+from relabel.manifests.labels import CASCADE_COLUMNS, QUARANTINE, SCHEMA_VERSION, label_schema, table_of
+from relabel.manifests.plan import (
+    PLAN_NAME,
     ChunkId,
     Fates,
     FileRef,
+    Plan,
     Receipt,
     ReusedRows,
     RunRows,
     agree,
+    chunk_row_ids,
+    facts_of,
+    load_plan,
     load_receipt,
+    parse_plan,
     parse_receipt_name,
     prove_chunk,
     read_file_of,
+    refuse_rounds,
 )
 from relabel.manifests.records import (
     LEFT_OUT,
@@ -43,7 +49,6 @@ from relabel.manifests.records import (
     sealed_json,
     sha256_bytes,
 )
-from relabel.manifests.schemas import QUARANTINE, SCHEMA_VERSION, label_schema, table_of
 from relabel.manifests.store import Store, map_concurrent, open_run_store, read_if_there
 
 # ------------------------------------------------------------------------------

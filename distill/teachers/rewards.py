@@ -45,9 +45,8 @@ from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
-from relabel.manifests.labels import NODE_SCORES, Label, Pair
+from relabel.manifests.labels import NODE_SCORES, Label, Pair, table_bytes
 from relabel.manifests.records import first_changed, sha256_file
-from relabel.manifests.schemas import table_bytes
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import read_grades
 

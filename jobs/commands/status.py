@@ -20,12 +20,11 @@ from relabel.jobs.run.progress import left_s, left_text, live_states
 from relabel.jobs.run.results import load_results
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.plan import PLAN_NAME, template_name
-from relabel.manifests.receipts import FileRef
+from relabel.manifests.labels import ANSWERS, LABELS
+from relabel.manifests.plan import PLAN_NAME, FileRef, template_name
 from relabel.manifests.records import plain, sha256_bytes
 from relabel.manifests.reuse import audit_of
 from relabel.manifests.run import BudgetState, RunFolder, load_manifest, open_planned
-from relabel.manifests.schemas import ANSWERS, LABELS
 from relabel.manifests.secrets import counted, redacted
 from relabel.manifests.specs import RunSpec, price_of, validate_spec
 from relabel.manifests.store import read_if_there, shard_lock_name

@@ -71,11 +71,10 @@ from relabel.jobs.sections import (
 from relabel.manifests.errors import InputError, ManifestError, MissingExtraError, RelabelError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD, own_input
-from relabel.manifests.labels import Pair, Span
+from relabel.manifests.labels import LabelRow, Pair, QuarantineRow, Span, ids_of, texts_of
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.metric import DEPTH, rank_queries
 from relabel.manifests.process import require
-from relabel.manifests.schemas import LabelRow, QuarantineRow, Try, ids_of, texts_of
 from relabel.manifests.secrets import redacted, shortened
 
 if TYPE_CHECKING:
@@ -188,9 +187,8 @@ def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: 
         found |= {"query": _cut(pair.query, QUERY_CHARS), "document": pair.document[:DOCUMENT_CHARS]}
         found |= {"length": len(pair.document)} if is_cut else {}
     if isinstance(row, QuarantineRow):
-        tries = [Try(**held) for held in row.tries or ()]
         found["reason"] = _cut(row.reason, SHORT_CHARS)
-        found["tries"] = [{**one._asdict(), "text": _cut(one.text, LONG_CHARS)} for one in tries] or None
+        found["tries"] = [{**one, "text": _cut(one["text"], LONG_CHARS)} for one in row.tries or ()] or None
     else:
         spans = [Span(**span) for span in row.evidence or ()]
         found |= {

@@ -47,12 +47,24 @@ from relabel.jobs.sections import (
 from relabel.labelers.evidence import RouteStep, Subtree, one_line, read_step
 from relabel.manifests.errors import InputError, ManifestError, RelabelError
 from relabel.manifests.files import is_url
-from relabel.manifests.labels import COLUMN, QUERY_AND_DOCUMENT, InputColumn, Pair, Reads, Tree, read_tree
+from relabel.manifests.labels import (
+    COLUMN,
+    LABELS,
+    QUARANTINE,
+    QUERY_AND_DOCUMENT,
+    InputColumn,
+    LabelRow,
+    Pair,
+    QuarantineRow,
+    Reads,
+    Tree,
+    label_rows,
+    read_tree,
+)
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER
-from relabel.manifests.metrics.registry import title_of
+from relabel.manifests.metrics.judged import title_of
 from relabel.manifests.reuse import audit_of
 from relabel.manifests.run import own_columns, read_labels
-from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow, label_rows
 from relabel.manifests.secrets import shortened
 
 # ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from relabel.jobs.job import OpenRun, other_rounds
 from relabel.jobs.run.progress import asked_for
 from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import Answer, Ask, Charge, Engine, Request, most_output_tokens, most_prompt_tokens
-from relabel.manifests.receipts import Receipt
+from relabel.manifests.plan import Receipt
 from relabel.manifests.run import BudgetState, Limits, Tally
 from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
 

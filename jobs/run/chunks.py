@@ -17,9 +17,8 @@ from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.labels import Label, Pair
-from relabel.manifests.receipts import ChunkId
-from relabel.manifests.schemas import KINDS, AnswerRow, LabelRow, QuarantineRow
+from relabel.manifests.labels import KINDS, AnswerRow, Label, LabelRow, Pair, QuarantineRow
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.specs import LabelerOptions
 
 

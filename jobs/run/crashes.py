@@ -17,7 +17,7 @@ from relabel.jobs.output import Exit
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.manifests.asks import Answer, Engine, Request
 from relabel.manifests.errors import EngineCrashError, EngineLostError, RelabelError
-from relabel.manifests.receipts import ChunkId
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted
 from relabel.manifests.store import Store, read_if_there

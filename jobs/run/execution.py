@@ -31,13 +31,12 @@ from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, start_unless_stopped
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import EngineCrashError, GateError, LockHeldError, RelabelError, ServerGoneError
-from relabel.manifests.labels import Pair
+from relabel.manifests.labels import LabelRow, Pair, QuarantineRow, label_rows
 from relabel.manifests.metrics.metric import wilson
-from relabel.manifests.receipts import FileRef, Receipt
+from relabel.manifests.plan import FileRef, Receipt
 from relabel.manifests.records import digest_of, sealed_json
 from relabel.manifests.reuse import RowPlace, why_nothing
 from relabel.manifests.run import engine_identity, engines_differ, read_labels
-from relabel.manifests.schemas import LabelRow, QuarantineRow, label_rows
 
 LOCK_RETRY_S = 0.5
 """Pause between two tries to take a lock that is waited for, seconds."""

@@ -20,10 +20,9 @@ from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError
-from relabel.manifests.labels import Pair
-from relabel.manifests.receipts import ChunkId
+from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.reuse import answer_of, answer_row
-from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import LabelerOptions
 
 MAX_OPEN_PAIRS = 4096

@@ -29,7 +29,7 @@ from relabel.jobs.logs import redacted_streams
 from relabel.jobs.output import Exit, clock_text, shown
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import InputError, RelabelError
-from relabel.manifests.receipts import Receipt
+from relabel.manifests.plan import Receipt
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.run import Range, Tally
 from relabel.manifests.secrets import redacted, redacted_values

@@ -20,8 +20,7 @@ from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.files import place_of
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import Pair
-from relabel.manifests.plan import Plan, recipe_digest
-from relabel.manifests.receipts import ChunkId, ReusedRows
+from relabel.manifests.plan import ChunkId, Plan, ReusedRows, recipe_digest
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.reuse import (
     AnswerKeys,

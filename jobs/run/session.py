@@ -30,12 +30,10 @@ from relabel.jobs.run.stop import Stop
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import LockHeldError, StoreUnreachableError, UsageError
 from relabel.manifests.files import HERE
-from relabel.manifests.labels import Pair
-from relabel.manifests.plan import Plan, chunk_row_ids
-from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
+from relabel.manifests.labels import LABELS, LabelRow, Pair, QuarantineRow
+from relabel.manifests.plan import ChunkId, Plan, Receipt, ReusedRows, chunk_row_ids, commit_chunk
 from relabel.manifests.reuse import Cascade, LabelKeys
 from relabel.manifests.run import Attempts, Snapshot, file_schema
-from relabel.manifests.schemas import LABELS, LabelRow, QuarantineRow
 from relabel.manifests.store import Lock, shard_lock_name
 
 logger = logging.getLogger(__name__)

@@ -39,8 +39,8 @@ from relabel.manifests import errors
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import EngineLostError, MissingExtraError, RelabelError, StoreUnreachableError, UsageError
 from relabel.manifests.files import HERE, absolute_path, is_url
+from relabel.manifests.plan import load_receipt
 from relabel.manifests.process import require, stdout_apart, usable_cores
-from relabel.manifests.receipts import load_receipt
 from relabel.manifests.secrets import STORAGE_KEY, counted, redacted
 from relabel.manifests.specs import gpus_of, secret_variables
 from relabel.manifests.store import map_concurrent, shard_lock_name

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.manifests.gold import GoldRows
+from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.evaluation import BothByGold, evaluate_both
 from relabel.manifests.metrics.judged import judged_rows, with_columns
 from relabel.manifests.metrics.metric import (
@@ -34,7 +35,6 @@ from relabel.manifests.metrics.metric import (
     share,
     tau_by_query,
 )
-from relabel.manifests.schemas import codes_of, pair_codes
 
 # ------------------------------------------------------------------------------
 # Which rows of a student's labels and a teacher's are the same.

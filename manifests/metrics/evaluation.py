@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relabel.manifests.errors import ConfigError, InputError, UsageError
-from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.labels import release_unused
+from relabel.manifests.metrics.judged import METRICS, QUERY_METRICS, Judged, count_metrics
 from relabel.manifests.metrics.metric import (
     BINS,
     DEPTH,
@@ -29,8 +30,6 @@ from relabel.manifests.metrics.metric import (
     rank_queries,
     resampled,
 )
-from relabel.manifests.metrics.registry import METRICS, QUERY_METRICS, count_metrics
-from relabel.manifests.schemas import release_unused
 from relabel.manifests.specs import nearest
 
 # ------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from relabel.jobs.api import read_labels
 from relabel.jobs.convert import Options, convert
 from relabel.labelers.direct import GraphGrpo
 from relabel.manifests.files import Storage
-from relabel.manifests.schemas import label_schema
+from relabel.manifests.labels import label_schema
 from tests.convert.conftest import rows_of
 
 QRELS = "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"

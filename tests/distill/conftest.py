@@ -13,8 +13,7 @@ import pytest
 
 from relabel.labelers.direct import GraphGrpo
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import DEFAULT_PHI
-from relabel.manifests.schemas import LABELS, label_schema
+from relabel.manifests.labels import DEFAULT_PHI, LABELS, label_schema
 from tests.engines.conftest import CHATML, make_tokenizer
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}

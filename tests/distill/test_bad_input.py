@@ -12,7 +12,7 @@ import pytest
 
 from relabel.distill.students.spec import DistillSpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, ModelError
-from relabel.manifests.schemas import LABELS
+from relabel.manifests.labels import LABELS
 from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, write_labels
 

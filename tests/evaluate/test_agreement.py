@@ -17,9 +17,11 @@ from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import grades_by_pair
 from relabel.manifests.label_sets import gather
+from relabel.manifests.labels import codes_of, ids_of, texts_of
 from relabel.manifests.metrics import measures
 from relabel.manifests.metrics.comparison import match_rows
 from relabel.manifests.metrics.evaluation import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
+from relabel.manifests.metrics.judged import count_metrics
 from relabel.manifests.metrics.metric import (
     QueryRanking,
     bootstrap,
@@ -28,8 +30,6 @@ from relabel.manifests.metrics.metric import (
     tempered,
 )
 from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
-from relabel.manifests.metrics.registry import count_metrics
-from relabel.manifests.schemas import codes_of, ids_of, texts_of
 from relabel.manifests.tables import as_ids, load_columns, read_grades
 
 # nDCG, tau and bad cases by hand, and nDCG against ir_measures.

@@ -19,9 +19,9 @@ from sklearn import metrics
 
 from relabel.manifests.gold import GoldRows
 from relabel.manifests.label_sets import gather
+from relabel.manifests.labels import ids_of
 from relabel.manifests.metrics.comparison import Labelled, compare, kl_rows, match_rows
 from relabel.manifests.metrics.metric import draw_weights, tau_by_query
-from relabel.manifests.schemas import ids_of
 from tests.labelers.test_evidence_set import document_of
 from tests.reuse.test_estimates import treed_rows
 

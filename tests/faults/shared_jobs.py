@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.labelers.registry import LABELERS, labeler_class
-from relabel.manifests.plan import load_plan
-from relabel.manifests.receipts import Receipt, load_receipt
+from relabel.manifests.labels import ANSWERS
+from relabel.manifests.plan import Receipt, load_plan, load_receipt
 from relabel.manifests.run import RunFolder
-from relabel.manifests.schemas import ANSWERS
 from relabel.manifests.tables import CHUNK
 from tests.faults.places import ROWS, Place, pairs
 

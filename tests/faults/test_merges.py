@@ -41,8 +41,8 @@ from relabel.manifests import failpoints, objects
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.failpoints import FAILPOINTS
 from relabel.manifests.files import Storage
+from relabel.manifests.labels import LabelRow
 from relabel.manifests.run import open_run_labels
-from relabel.manifests.schemas import LabelRow
 from tests.faults.conftest import IS_FULL, IS_LONG, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker

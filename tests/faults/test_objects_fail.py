@@ -32,8 +32,7 @@ from relabel.manifests.errors import InputError, StoreError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.objects import Found, TryAgainError
-from relabel.manifests.plan import ShardPlan
-from relabel.manifests.receipts import load_receipt
+from relabel.manifests.plan import ShardPlan, load_receipt
 from relabel.manifests.rows import read_chunks
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.store import ObjectStore

@@ -36,11 +36,9 @@ from relabel.manifests import failpoints
 from relabel.manifests import objects as retries
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.files import FileLock, Storage
-from relabel.manifests.labels import Pair
-from relabel.manifests.plan import shard_row_ids
-from relabel.manifests.receipts import Receipt, load_receipt, parse_receipt_name
+from relabel.manifests.labels import LABELS, QUARANTINE, LabelRow, Pair, QuarantineRow
+from relabel.manifests.plan import Receipt, load_receipt, parse_receipt_name, shard_row_ids
 from relabel.manifests.records import sha256_bytes
-from relabel.manifests.schemas import LABELS, QUARANTINE, LabelRow, QuarantineRow
 from tests.faults.conftest import IS_FULL, count
 from tests.faults.places import pairs
 from tests.manifests.memory_objects import MemoryObjects, once

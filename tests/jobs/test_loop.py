@@ -16,9 +16,8 @@ from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Decision, Distribution, Engine, EngineFacts, Message, Request
 from relabel.manifests.errors import EngineCrashError, InputError, VerdictError
-from relabel.manifests.labels import Label, Pair
-from relabel.manifests.receipts import ChunkId
-from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.labels import Label, LabelRow, Pair, QuarantineRow
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.specs import LabelerOptions
 
 

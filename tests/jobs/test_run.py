@@ -26,7 +26,7 @@ from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.session import choose_shards
 from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
-from relabel.manifests.receipts import ChunkId
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.rows import fitting_chunk_rows
 from relabel.manifests.run import RunManifest
 from relabel.manifests.store import LocalStore, shard_lock_name

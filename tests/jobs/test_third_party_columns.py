@@ -21,8 +21,7 @@ from relabel.jobs.run.chunks import check_columns
 from relabel.labelers.registry import LABELERS, Labeler
 from relabel.manifests.asks import Answer, Ask, Decision, Message
 from relabel.manifests.errors import ConfigError
-from relabel.manifests.labels import Label, LabelColumn, Pair
-from relabel.manifests.schemas import KINDS, LABELS
+from relabel.manifests.labels import KINDS, LABELS, Label, LabelColumn, Pair
 from relabel.manifests.specs import LabelerOptions
 
 

@@ -16,8 +16,16 @@ from relabel.labelers.prompts import BUILT_IN, SHARED
 from relabel.labelers.registry import labeler_class, labeler_names
 from relabel.manifests.asks import Answer, Ask, Choice, Distribution
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.labels import Label, LabelColumn, Pair
-from relabel.manifests.schemas import LabelRow, label_rows, label_schema, parquet_bytes, table_of
+from relabel.manifests.labels import (
+    Label,
+    LabelColumn,
+    LabelRow,
+    Pair,
+    label_rows,
+    label_schema,
+    parquet_bytes,
+    table_of,
+)
 from tests.labelers.driving import ROSES, answer_of, fake, labeler, replay, reply, walk
 from tests.strategies import SNARES, pairs, texts
 

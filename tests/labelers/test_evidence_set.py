@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from relabel.labelers.review import CHARS_PER_DOCUMENT, TOKENS_PER_CHUNK, chunks_within, documents_within
 from relabel.manifests.asks import Ask, Distribution, JsonIndices
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.labels import DEFAULT_PHI, Label, Pair, check_phi, phi_grade, unreached_grades
-from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.labels import (
+    DEFAULT_PHI,
+    Label,
+    LabelRow,
+    Pair,
+    QuarantineRow,
+    check_phi,
+    phi_grade,
+    unreached_grades,
+)
 from tests.labelers.driving import ROSES, labeler, replay, reply, run_loop
 
 

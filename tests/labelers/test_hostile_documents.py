@@ -28,8 +28,7 @@ from relabel.manifests.asks import (
     closing_of,
     opening_of,
 )
-from relabel.manifests.labels import Label, Pair
-from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.labels import Label, LabelRow, Pair, QuarantineRow
 from relabel.manifests.specs import EngineSpec
 from tests.faults.shared_jobs import SIBLINGS, chunks_of
 from tests.labelers.driving import ROSES, chunked, labeler, run_loop, walk

@@ -10,8 +10,7 @@ import pytest
 
 from relabel.manifests.asks import Answer, Ask, Choice, Distribution, Fragment
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.labels import Label, Pair
-from relabel.manifests.schemas import LabelRow
+from relabel.manifests.labels import Label, LabelRow, Pair
 from tests.labelers.driving import ROSES, fake, labeler, replay, reply, run_loop, walk
 
 THINKING = ("umbrela", "r1")

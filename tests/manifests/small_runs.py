@@ -10,11 +10,10 @@ import pyarrow.parquet as pq
 
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
-from relabel.manifests.plan import write_plan
-from relabel.manifests.receipts import ChunkId, Receipt, ReusedRows, commit_chunk
+from relabel.manifests.labels import LabelRow, QuarantineRow
+from relabel.manifests.plan import ChunkId, Receipt, ReusedRows, commit_chunk, write_plan
 from relabel.manifests.rows import make_plan
 from relabel.manifests.run import RunFolder
-from relabel.manifests.schemas import LabelRow, QuarantineRow
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.store import LocalStore
 

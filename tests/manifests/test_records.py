@@ -14,9 +14,17 @@ from hypothesis import given
 from pydantic import Field
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.labels import NODES, Tree, read_tree
+from relabel.manifests.labels import (
+    NODES,
+    QUARANTINE,
+    QuarantineRow,
+    Tree,
+    parquet_bytes,
+    read_tree,
+    table_bytes,
+    table_of,
+)
 from relabel.manifests.records import LEFT_OUT, checked, plain
-from relabel.manifests.schemas import QUARANTINE, QuarantineRow, parquet_bytes, table_bytes, table_of
 from tests.trees import Sketch, sketches, tree_of
 
 
@@ -134,7 +142,7 @@ def test_a_page_without_text_is_its_root() -> None:
 COUNT_THREADS = """
 import os
 import pyarrow as pa
-from relabel.manifests.schemas import table_bytes, table_of
+from relabel.manifests.labels import table_bytes, table_of
 data = table_bytes(pa.table({"row_id": list(range(256)), "text": ["red shoes"] * 256}))
 before = len(os.listdir("/proc/self/task"))
 assert table_of(data).num_rows == table_of(data, ["row_id"]).num_rows == 256

@@ -16,11 +16,10 @@ import pytest
 from relabel.jobs.cli import relabel
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage
-from relabel.manifests.plan import load_plan
-from relabel.manifests.receipts import Fates, RunRows
+from relabel.manifests.labels import LABELS, parquet_bytes
+from relabel.manifests.plan import Fates, RunRows, load_plan
 from relabel.manifests.records import unsealed
 from relabel.manifests.run import RunFolder, RunManifest, build_manifest, load_manifest, write_manifest
-from relabel.manifests.schemas import LABELS, parquet_bytes
 from relabel.manifests.store import open_run_store
 from tests.manifests.small_runs import commit, label, planned_run
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier
 
-from relabel.manifests.labels import evidence_reward, exact_match, hit_at_1, normal_answer, over_budget, set_f1
+from relabel.manifests.labels import evidence_reward, exact_match, hit_at_1, ids_of, normal_answer, over_budget, set_f1
 from relabel.manifests.metrics.evaluation import (
     BM25_B,
     BM25_K1,
@@ -31,7 +31,6 @@ from relabel.manifests.metrics.evaluation import (
 )
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.metric import random_order
-from relabel.manifests.schemas import ids_of
 from tests.strategies import texts
 
 KINDS = {

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
+from relabel.manifests.labels import codes_of, ids_of
 from relabel.manifests.metrics.evaluation import parse_gate
-from relabel.manifests.metrics.judged import Judged
+from relabel.manifests.metrics.judged import METRICS, Judged, metric_of, title_of
 from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, draw_weights, share_bounds
-from relabel.manifests.metrics.registry import METRICS, metric_of, title_of
-from relabel.manifests.schemas import codes_of, ids_of
 
 GRADES = 3
 EVALUATE_PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"

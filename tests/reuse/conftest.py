@@ -19,7 +19,7 @@ from relabel.jobs.output import exit_for
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Answer, Request
 from relabel.manifests.errors import RelabelError
-from relabel.manifests.schemas import LABELS
+from relabel.manifests.labels import LABELS
 
 Row = dict[str, Any]
 

@@ -11,8 +11,7 @@ from relabel.jobs.output import Exit
 from relabel.jobs.run.execution import Drawn, compare
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Request
-from relabel.manifests.labels import Pair
-from relabel.manifests.schemas import LabelRow, QuarantineRow
+from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from tests.labelers.test_route import section
 from tests.reuse.conftest import Days, Row, rows_of
 from tests.trees import tree_of

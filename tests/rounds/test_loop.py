@@ -28,9 +28,8 @@ from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import labeler_class
-from relabel.manifests.labels import Pair
-from relabel.manifests.receipts import ChunkId
-from relabel.manifests.schemas import LabelRow
+from relabel.manifests.labels import LabelRow, Pair
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.specs import EngineSpec, validate_spec
 
 WORDS = ["prune", "rose", "winter", "iron", "pan", "cast", "oil", "river", "bridge", "stone", "arch", "tax", "law"]

@@ -23,9 +23,9 @@ from relabel.jobs.run.crashes import PIECES, TIMES_CAUGHT, Isolation
 from relabel.jobs.run.workers import choose_gpus, gpu_groups, visible_gpus
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
+from relabel.manifests.labels import QuarantineRow
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.process import usable_cores
-from relabel.manifests.receipts import ChunkId
-from relabel.manifests.schemas import QuarantineRow
 from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good, work_through
 from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, write_job
 
