@@ -33,12 +33,17 @@ import pyarrow as pa
 from relabel.jobs.combine import WAYS, Votes, combine_votes, order_and_grade
 from relabel.manifests.labels import codes_of, ids_of
 from relabel.manifests.metrics.comparison import Labelled
-from relabel.manifests.metrics.metric import Order, WeightedStatistic, paired_bootstrap
+from relabel.manifests.metrics.metric import Order, WeightedStatistic, bootstrap
 
 GRADES = 4
 YES_OR_NO = {"0": 0, "1": 2}
 FIVE = {str(grade): round(grade * 3 / 5) for grade in range(6)}
 FIGURES = ("auc", "kappa", "kappa_quadratic")
+
+
+def minus(second: WeightedStatistic, first: WeightedStatistic) -> WeightedStatistic:
+    """The difference of two statistics in the same resamples."""
+    return lambda weight_RG: {name: value_R - first(weight_RG)[name] for name, value_R in second(weight_RG).items()}
 
 
 def read_votes(rows: pl.DataFrame) -> tuple[Votes, np.ndarray]:
@@ -90,7 +95,7 @@ def show_ties(votes: Votes, judge: str, human_P: np.ndarray, query_P: np.ndarray
         cut = order_and_grade(human_P, query_P, cut_P, np.eye(GRADES)[cut_P], none_P < 0)
         cells = []
         for first, second in zip(rivals, (cut, order_alone(expected, human_P, query_P)), strict=True):
-            drawn = paired_bootstrap(first, second, num_groups=one_R.shape[1], resamples=1000, seed=7)
+            drawn = bootstrap(minus(second, first), num_groups=one_R.shape[1], resamples=1000, seed=7)
             value, (low, high) = second(one_R)["auc"][0], drawn["auc"]
             cells.append(f"{value:.3f} ({value - first(one_R)['auc'][0]:+.3f}: {low:+.3f} to {high:+.3f})")
         print(f"| ties | {way} | {' | '.join(cells)} |", flush=True)
@@ -126,7 +131,7 @@ def main() -> None:
                     grade_P = np.round(probs_PK, 9).argmax(1) if "," in way else grade_P
                     second = order_and_grade(measured_P, query_P, grade_P, probs_PK, all_P)
                     drawn = {
-                        name: paired_bootstrap(one, second, num_groups=left, resamples=1000, seed=7)
+                        name: bootstrap(minus(second, one), num_groups=left, resamples=1000, seed=7)
                         for name, one in first.items()
                     }
                     for name, figure in zip(best, FIGURES, strict=True):

@@ -41,7 +41,6 @@ from relabel.manifests.metrics.metric import (
     f1_macro,
     finite,
     mean,
-    paired_bootstrap,
     rank_queries,
     rows_by_group,
     share_bounds,
@@ -280,11 +279,12 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
         for probs_NK in (ours_NK, theirs_NK)
     ]
     ours, theirs = (float(_f1_macro(count_GKK.sum(0))) for count_GKK in counts)
-    first, second = (
-        lambda weight_RG, count_GKK=count_GKK: {"f1_macro": _f1_macro(np.tensordot(weight_RG, count_GKK, axes=1))}
-        for count_GKK in counts
-    )
-    drawn = paired_bootstrap(first, second, num_groups=queries, resamples=spec.resamples, seed=spec.seed)
+
+    def difference(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
+        first_R, second_R = (_f1_macro(np.tensordot(weight_RG, count_GKK, axes=1)) for count_GKK in counts)
+        return {"f1_macro": second_R - first_R}
+
+    drawn = bootstrap(difference, num_groups=queries, resamples=spec.resamples, seed=spec.seed)
     loss = (ours - theirs) * POINTS
     interval = drawn.get("f1_macro")
     # from zero, since a minus alone makes -0.0 of no loss

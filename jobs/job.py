@@ -48,7 +48,6 @@ from relabel.manifests.specs import (
     KeepsModels,
     PaidByToken,
     PathMark,
-    names_prices,
     validate_spec,
 )
 from relabel.manifests.store import Store, open_run_store, read_if_there
@@ -317,7 +316,11 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     args = validate_spec(found_engine.Args, args, where=f"{where}, engine.args")
     values["engine"] = validate_spec(EngineSpec, {**engine, "args": args}, where=f"{where}, engine")
     spec = resolved(validate_spec(JobSpec, values, where=where), places)
-    if spec.run.max_cost is not None and not names_prices(spec.engine.args):
+    names_prices = isinstance(args := spec.engine.args, PaidByToken) and None not in (
+        args.price_per_million_input,
+        args.price_per_million_output,
+    )
+    if spec.run.max_cost is not None and not names_prices:
         raise ConfigError(
             f"{where}: `run.max_cost` = {spec.run.max_cost:g}: what an ask costs is known of an engine that is paid by "
             "the token alone. Set engine.args.price_per_million_input and price_per_million_output (engine openai), or "

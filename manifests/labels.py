@@ -281,9 +281,8 @@ PAPER_WEIGHTS = RewardWeights()
 
 def over_budget(num_selected: int, num_chunks: int) -> float:
     """φ of one document: 0 up to √N chunks, 0.5 up to N, 1 beyond."""
-    if num_selected <= math.isqrt(num_chunks):  # S ≤ √N exactly where S ≤ ⌊√N⌋
-        return 0.0
-    return 0.5 if num_selected <= num_chunks else 1.0
+    # S ≤ √N exactly where S ≤ ⌊√N⌋
+    return 0.0 if num_selected <= math.isqrt(num_chunks) else 0.5 if num_selected <= num_chunks else 1.0
 
 
 def set_f1(selected: Collection[int], gold: Collection[int]) -> float:

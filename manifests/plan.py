@@ -531,11 +531,8 @@ def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after
     it.
     """
-    stages: dict[str, str] = now["stages"]
-    if any(was[part] != now[part] for part in SETTLED):
-        return list(stages)
-    held = was.get("stages") or {}
-    return [stage for stage, digest in stages.items() if held.get(stage) != digest]
+    held = {} if any(was[part] != now[part] for part in SETTLED) else was.get("stages") or {}
+    return [stage for stage, digest in now["stages"].items() if held.get(stage) != digest]
 
 
 # ------------------------------------------------------------------------------

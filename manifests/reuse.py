@@ -239,9 +239,8 @@ def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list
         return {"schema": [f"was {earlier.plan.parts.get('schema')}, is {SCHEMA_VERSION}"]}
     if lacking := columns_lacking(earlier, labeler_columns(parts)):
         return {"label_columns": lacking}
-    if recipe_digest(parts) in recipes_of(earlier.plan.parts):
-        return {}
-    return recipe_differences(earlier.plan.parts, parts)
+    is_alike = recipe_digest(parts) in recipes_of(earlier.plan.parts)
+    return {} if is_alike else recipe_differences(earlier.plan.parts, parts)
 
 
 def columns_lacking(earlier: EarlierOutput, columns: Mapping[str, str]) -> list[str]:
@@ -347,14 +346,9 @@ class KnownLabels:
 
     def find(self, keys: Sequence[bytes]) -> list[RowPlace | None]:
         """Where the label of each key lies; None for a key that is not known."""
-        if not len(self._index) or not keys:
-            return [None] * len(keys)
         is_known_N, values_N = self._index.find(np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2))
-        places: list[RowPlace | None] = [None] * len(keys)
-        for at, value in zip(np.flatnonzero(is_known_N).tolist(), values_N[is_known_N].tolist(), strict=True):
-            file = value >> _ROW_BITS
-            places[at] = RowPlace(self._files[file][0], file, value & ((1 << _ROW_BITS) - 1))
-        return places
+        values = zip(is_known_N.tolist(), *(one.tolist() for one in np.divmod(values_N, 1 << _ROW_BITS)), strict=True)
+        return [RowPlace(self._files[file][0], file, row) if is_known else None for is_known, file, row in values]
 
     def take(self, places: Sequence[RowPlace]) -> list[LabelRow]:
         """The labels at some places, as the runs before left them, with `origin` filled in: the run that asked each.

@@ -318,10 +318,8 @@ def _group_batches(dataset: Dataset, wants: Callable[[int, int], bool]) -> Itera
     file_first = 0
     for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
         starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
-        touched = [
-            group for group, (low, high) in enumerate(itertools.pairwise(starts)) if low < high and wants(low, high)
-        ]
-        if touched:
+        bounds = enumerate(itertools.pairwise(starts))
+        if touched := [group for group, (low, high) in bounds if low < high and wants(low, high)]:
             stamp = stamp_of(file.path)
             longest = max(size / rows for rows, size in groups if rows)
             batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
@@ -483,8 +481,7 @@ def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
 
 def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as its type; of structs the fields that are read."""
-    is_of_structs = pa.types.is_large_list(kind) and pa.types.is_struct(kind.value_type)
-    return pa.array(column.to_pylist(), kind) if is_of_structs else column.cast(kind)
+    return pa.array(column.to_pylist(), kind) if "struct" in str(kind) else column.cast(kind)
 
 
 # ------------------------------------------------------------------------------

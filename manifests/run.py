@@ -848,19 +848,18 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
     folder = open_planned(root, storage, InputError(no_run))
     manifest = load_manifest(folder.store)
     found = folder.snapshot(manifest=manifest)
-    quarantined, faults = found.tally.num_quarantined, list[tuple[str, str]]()
+    advice = dict[str, str]()
     if manifest is None or manifest.receipts_sha256 != found.digest:
         older = "" if manifest is None else ", and its manifest is older than its receipts"
         state = f"not finished: {found.tally.rows:,} of {folder.plan.rows:,} rows are done{older}"
-        faults.append((state, "Run the job again to finish it"))
+        advice[state] = "Run the job again to finish it"
     if manifest is not None and manifest.over_limit:
-        share = f"{quarantined:,} of {manifest.rows.in_:,} rows are in quarantine"
+        share = f"{found.tally.num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine"
         state = f"over its quarantine limit: {share}, limit {manifest.max_failed_fraction:.0%}"
-        faults.append((state, "Complete it with `relabel retry`"))
-    for state, advice in () if allow_partial else faults:
+        advice[state] = "Complete it with `relabel retry`"
+    for state in () if allow_partial else advice:
         raise ManifestError(
-            f"{root}: {state}; no labels but those of the whole run are a fair sample. {advice}, or judge what is "
-            "there with --allow-partial."
+            f"{root}: {state}; no labels but those of the whole run are a fair sample. {advice[state]}, or judge what "
+            "is there with --allow-partial."
         )
-    notes = [f"{root} is {state}" for state, _ in faults]
-    return RunLabels(root, folder.plan, folder, found, notes)
+    return RunLabels(root, folder.plan, folder, found, [f"{root} is {state}" for state in advice])

@@ -477,11 +477,6 @@ def price_of(args: EngineArgs, prompt_tokens: int, output_tokens: int, *, part: 
     return part * ((prices[0] or 0.0) * prompt_tokens + (prices[1] or 0.0) * output_tokens) / 1e6
 
 
-def names_prices(args: EngineArgs) -> bool:
-    """Whether both prices are named, so that a cost leaves nothing out."""
-    return isinstance(args, PaidByToken) and None not in (args.price_per_million_input, args.price_per_million_output)
-
-
 def secret_variables(args: EngineArgs) -> dict[str, str]:
     """The environment variables that options name, by option."""
     return {option: getattr(args, option) for option in sorted(args.secret_variables)}

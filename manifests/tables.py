@@ -108,8 +108,9 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_number_type(kind: pa.DataType) -> bool:
     """Whether a plain type may hold grades."""
-    tests = (pa.types.is_null, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    return any(test(kind) for test in tests)
+    return any(
+        test(kind) for test in (pa.types.is_null, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    )
 
 
 def is_id_type(kind: pa.DataType) -> bool:

@@ -98,17 +98,17 @@ def schema(what: str, labeler: str | None, output: str) -> int:
     if what in NEXT:
         click.echo(_schema_text(what, indent=None if output == "json" else 2))
         return Exit.DONE
-    from relabel.manifests import schemas
+    from relabel.manifests import labels
 
     found, number = (
-        (schemas.LABELS, schemas.SCHEMA_VERSION) if what == "labels" else (schemas.QUARANTINE, schemas.ROWS_VERSION)
+        (labels.LABELS, labels.SCHEMA_VERSION) if what == "labels" else (labels.QUARANTINE, labels.ROWS_VERSION)
     )
     columns = [{"name": column.name, "type": str(column.type)} for column in found]
     if labeler is not None:
         from relabel.labelers.registry import labeler_class
 
         columns += [
-            {"name": column.name, "type": str(schemas.KINDS[column.kind]), "about": column.about}
+            {"name": column.name, "type": str(labels.KINDS[column.kind]), "about": column.about}
             for column in labeler_class(labeler).columns
         ]
     return emit(

@@ -148,8 +148,7 @@ def kl_rows(teacher_NK: np.ndarray, student_NK: np.ndarray) -> np.ndarray:
     impossible.
     """
     ratio_NK = np.log(np.maximum(teacher_NK, TINY)) - np.log(np.maximum(student_NK, TINY))
-    rows_N: np.ndarray = np.where(teacher_NK == 0, 0.0, teacher_NK * ratio_NK).sum(1)
-    return rows_N
+    return np.asarray(np.where(teacher_NK == 0, 0.0, teacher_NK * ratio_NK).sum(1))
 
 
 @dataclass(frozen=True)
@@ -292,9 +291,6 @@ def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> dict[str,
     }
 
 
-LN2 = math.log(2.0)
-
-
 def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
     """Jensen–Shannon divergence of each row: float64 [N], nats, 0 where both are equal, ln 2 where they share no grade.
 
@@ -302,8 +298,7 @@ def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
         Lin 1991: ½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q).
     """
     middle_NK = (first_NK + second_NK) / 2
-    rows_N: np.ndarray = np.clip((kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2, 0.0, LN2)
-    return rows_N
+    return np.asarray(np.clip((kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2, 0.0, math.log(2.0)))
 
 
 # ------------------------------------------------------------------------------

@@ -79,26 +79,11 @@ def resampled(
 def bootstrap(
     statistic: WeightedStatistic, *, num_groups: int, resamples: int, seed: int, width: int = 0
 ) -> dict[str, Interval]:
-    """Percentile intervals of all values, each resample shared by all of them; empty where there is nothing to draw."""
+    """Percentile intervals of all values, each resample shared by all of them; empty where there is nothing to draw.
+    Of a difference, what a query's difficulty does to both of its terms cancels.
+    """
     found = resampled(statistic, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
     return {name: interval_of(value_R) for name, value_R in found.items()}
-
-
-def paired_bootstrap(
-    first: WeightedStatistic, second: WeightedStatistic, *, num_groups: int, resamples: int, seed: int
-) -> dict[str, Interval]:
-    """Intervals of second minus first over resamples that both share: what a query's difficulty does to both cancels
-    in their difference.
-
-    Args:
-        first, second: statistics of the same groups, in the same order.
-    """
-
-    def difference(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
-        ours, theirs = first(weight_RG), second(weight_RG)
-        return {name: theirs[name] - ours[name] for name in ours if name in theirs}
-
-    return bootstrap(difference, num_groups=num_groups, resamples=resamples, seed=seed)
 
 
 def interval_of(value_R: np.ndarray) -> Interval:
@@ -291,9 +276,8 @@ class OfCounts:
 
     def by_member(self, grades: int) -> dict[str, Formula]:
         """The formula, or that of each grade."""
-        if not self.is_each_grade:
-            return {"": self.formula}
-        return {str(grade): functools.partial(self._of_grade, grade) for grade in range(grades)}
+        each = {str(grade): functools.partial(self._of_grade, grade) for grade in range(grades)}
+        return each if self.is_each_grade else {"": self.formula}
 
     def _of_grade(self, grade: int, counts_KK: np.ndarray) -> np.ndarray:
         return self.formula(counts_KK)[..., grade]
@@ -571,8 +555,7 @@ TINY = 1e-12
 def brier_rows(probs_NK: np.ndarray, gold_N: np.ndarray) -> np.ndarray:
     """Brier's own multi-class score of each row, Σ_k (p_k - [gold = k])²: 0 to 2, float64 [N]."""
     hit_NK = np.arange(probs_NK.shape[1]) == gold_N[:, None]
-    rows_N: np.ndarray = ((probs_NK - hit_NK) ** 2).sum(1)
-    return rows_N
+    return np.asarray(((probs_NK - hit_NK) ** 2).sum(1))
 
 
 def reliability_by_group(
