@@ -81,7 +81,6 @@ class GoldColumn(NamedTuple):
 _TEXTS = pa.large_list(pa.string()), "a list of strings"
 _NUMBERS = pa.large_list(pa.int64()), "a list of whole numbers"
 GOLD_CHUNKS = GoldColumn(CHUNKS, *_NUMBERS)
-GOLD_SUFFICIENT = GoldColumn("gold_sufficient", pa.bool_(), "true or false")
 
 _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
     (
@@ -93,7 +92,7 @@ _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
         },
         (GOLD_CHUNKS, GoldColumn("answers", *_TEXTS), GoldColumn("gold_answers", *_TEXTS)),
     ),
-    ({"sufficient_probs": "list<float32>"}, (GOLD_SUFFICIENT,)),
+    ({"sufficient_probs": "list<float32>"}, (GoldColumn("gold_sufficient", pa.bool_(), "true or false"),)),
     (
         {"answer_ids": "list<int32>", "expand_ids": "list<int32>", "refused": "bool", "expelled": "int32"},
         (GoldColumn(ANSWER_IDS, *_NUMBERS), GoldColumn(EXPAND_IDS, *_NUMBERS)),

@@ -313,14 +313,17 @@ def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
         """A query's sum of what its rows have; NaN for a query without rows."""
         return np.asarray(np.bincount(query_N, value_N[has_N], minlength=judged.num_queries) + 0 * rows_G)
 
-    chunks_G, tokens_G = total(_sizes(selected)), total(_numbers(judged.columns["selected_tokens"]))
     found: dict[str, Statistic] = {
-        "chunks_mean": mean_of_queries(chunks_G),
-        "tokens_mean": mean_of_queries(tokens_G),
+        "chunks_mean": mean_of_queries(total(_sizes(selected))),
+        "tokens_mean": mean_of_queries(total(_numbers(judged.columns["selected_tokens"]))),
         "over_budget": mean_of_queries(total(_numbers(judged.columns["over_budget"])) / rows_G),
     }
     if "gold_chunks" in judged.columns:
-        found["evidence_f1"] = mean_of_queries(_f1_by_query(judged.queries, judged, selected))
+        gold = judged.columns["gold_chunks"]
+        has_both_N = pc.and_(selected.is_valid(), gold.is_valid()).to_numpy(zero_copy_only=False)
+        f1_N = _scored(selected, gold, has_both_N, set_f1)
+        total_G, count_G = mean_of_rows(f1_N, judged.queries, judged.num_queries).by_group.T
+        found["evidence_f1"] = mean_of_queries(total_G / np.where(count_G > 0, count_G, np.nan))
     if {"answers", "gold_answers"} <= judged.columns.keys():
         answered = list(zip(of_queries(judged, "answers"), of_queries(judged, "gold_answers"), strict=True))
         for name, score in (("exact_match", exact_match), ("hit@1", hit_at_1)):
@@ -340,25 +343,17 @@ def _numbers(column: pa.Array) -> np.ndarray:
     return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
 
 
-def _f1_by_query(queries: np.ndarray, judged: Judged, selected: pa.ListArray) -> np.ndarray:
-    """The mean over a query's rows of the F1 of chosen and gold chunks: float64 [G], NaN where it has none."""
-    gold = judged.columns["gold_chunks"]
-    has_N = pc.and_(selected.is_valid(), gold.is_valid()).to_numpy(zero_copy_only=False)
-    query_N, f1_N = queries[has_N], _scored(selected, gold, has_N, set_f1)
-    count_G = np.bincount(query_N, minlength=judged.num_queries)
-    total_G = np.bincount(query_N, f1_N, minlength=judged.num_queries)
-    return np.asarray(total_G / np.where(count_G > 0, count_G, np.nan))
-
-
 def _scored(first: pa.Array, second: pa.Array, has_N: np.ndarray, score: Callable[[Any, Any], float]) -> np.ndarray:
-    """The score of two columns' values in some rows: float64 [rows]."""
+    """The score of two columns' values in some rows: float64 [N], NaN in all others."""
     rows = pa.array(np.flatnonzero(has_N))
     first, second = first.take(rows), second.take(rows)
     pairs = itertools.chain.from_iterable(
         zip(first[at : at + BATCH_ROWS].to_pylist(), second[at : at + BATCH_ROWS].to_pylist(), strict=True)
         for at in range(0, len(rows), BATCH_ROWS)
     )
-    return np.fromiter(itertools.starmap(score, pairs), np.float64, len(rows))
+    found_N = np.full(len(has_N), np.nan)
+    found_N[has_N] = np.fromiter(itertools.starmap(score, pairs), np.float64, len(rows))
+    return found_N
 
 
 def of_queries(judged: Judged, name: str) -> list[Any]:
@@ -442,8 +437,7 @@ def routing_values(judged: Judged) -> dict[str, np.ndarray]:
     for name, ids, score in (("answer_f1", "answer_ids", set_f1), ("expand_precision", "expand_ids", _precision)):
         if f"gold_{ids}" in held:
             has_N = ~np.isnan(_lengths(held[ids])) & (_lengths(held[f"gold_{ids}"]) > 0)
-            found[name] = np.full(len(has_N), np.nan)
-            found[name][has_N] = _scored(held[ids], held[f"gold_{ids}"], has_N, score)
+            found[name] = _scored(held[ids], held[f"gold_{ids}"], has_N, score)
     if {"gold_answer_ids", "gold_expand_ids"} <= held.keys():
         num_gold_N = _lengths(held["gold_answer_ids"]) + _lengths(held["gold_expand_ids"])
         found["refusal_accuracy"] = np.where((num_gold_N == 0) & ~np.isnan(num_ids_N), num_ids_N == 0, np.nan)

@@ -18,7 +18,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.gold import grades_by_pair
 from relabel.manifests.label_sets import gather
 from relabel.manifests.labels import codes_of, ids_of, texts_of
-from relabel.manifests.metrics import measures
+from relabel.manifests.metrics import metric
 from relabel.manifests.metrics.comparison import match_rows
 from relabel.manifests.metrics.evaluation import Gate, judge_gate, judge_gates, parse_flag, parse_gate, parse_gates
 from relabel.manifests.metrics.judged import count_metrics
@@ -37,7 +37,7 @@ from relabel.manifests.tables import as_ids, load_columns, read_grades
 
 def rank_queries(query: np.ndarray, docs: list[str], score: np.ndarray, gold: np.ndarray, **kept: int) -> QueryRanking:
     """By ids as they are written."""
-    return measures.rank_queries(query, codes_of(ids_of(docs))[0], score, gold, **kept)
+    return metric.rank_queries(query, codes_of(ids_of(docs))[0], score, gold, **kept)
 
 
 def test_queries_without_a_figure_have_none() -> None:
