@@ -277,7 +277,7 @@ class OfCounts:
     def by_member(self, grades: int) -> dict[str, Formula]:
         """The formula, or that of each grade."""
         each = {str(grade): functools.partial(self._of_grade, grade) for grade in range(grades)}
-        return each if self.is_each_grade else {"": self.formula}
+        return {**each} if self.is_each_grade else {"": self.formula}
 
     def _of_grade(self, grade: int, counts_KK: np.ndarray) -> np.ndarray:
         return self.formula(counts_KK)[..., grade]
