@@ -117,10 +117,10 @@ def ask(
     from relabel.jobs.job import load_job
 
     job = load_job(spec, overrides=overrides)
-    wanted = [rows] if isinstance(rows, int) else rows
     with contextlib.closing(Asker()) as asker:
         choices = (
-            RowChoice(row) if isinstance(row, int) else [_pair(row, number)] for number, row in enumerate(wanted)
+            RowChoice(row) if isinstance(row, int) else [_pair(row, number)]
+            for number, row in enumerate([rows] if isinstance(rows, int) else rows)
         )
         return [asked for choice in choices for asked in asker.ask(job, choice)]
 
@@ -134,7 +134,6 @@ def _pair(row: Mapping[str, Any], number: int) -> Pair:
     for name in ("query", "document"):
         if not isinstance(row.get(name), str):
             raise InputError(f"row {number}: wants a text `{name}`. Got the keys {', '.join(map(str, row))}.")
-    own = {"query_id", "query", "doc_id", "document", "context"}
     return Pair(
         row_id=number,
         query_id=str(row.get("query_id", number)),
@@ -142,7 +141,11 @@ def _pair(row: Mapping[str, Any], number: int) -> Pair:
         doc_id=str(row.get("doc_id", number)),
         document=row["document"],
         context=tuple(row.get("context", ())),
-        columns={name: value for name, value in row.items() if name not in own},
+        columns={
+            name: value
+            for name, value in row.items()
+            if name not in ("query_id", "query", "doc_id", "document", "context")
+        },
     )
 
 

@@ -24,8 +24,6 @@ from relabel.manifests.secrets import one_line, redacted, redacted_values
 
 SAYS_ONLY = frozenset({"status", "compare", "evaluate", "list", "show", "schema", "doctor"})
 """Commands that leave nothing but what they say on stdout."""
-_HAS_LEFT = (errno.EPIPE, errno.ECONNRESET)
-"""The reader may have had enough (`relabel status | head -1`): nothing is lost to them."""
 
 
 class Sink(io.FileIO):
@@ -46,7 +44,8 @@ class Sink(io.FileIO):
                     select.select((), (self,), ())
                 done += count or 0
         except OSError as exc:
-            if exc.errno not in _HAS_LEFT:
+            # a reader may have had enough (`relabel status | head -1`): nothing is lost to them
+            if exc.errno not in (errno.EPIPE, errno.ECONNRESET):
                 self.lost = exc.strerror or str(exc)
         return len(view)
 

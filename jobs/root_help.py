@@ -86,7 +86,6 @@ EXITS = (
     "missing, 5 gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 "
     "interrupted."
 )
-OPTIONS = {"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}
 
 
 def root_help() -> str:
@@ -104,7 +103,8 @@ def root_help() -> str:
         [
             "Usage: relabel [OPTIONS] COMMAND [ARGS]...",
             *(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in (ABOUT, EXITS)),
-            f"Options:\n{table(OPTIONS)}",
+            "Options:\n"
+            + table({"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}),
             f"Commands:\n{table({name: text for name, (_, text) in COMMANDS.items()})}",
             "  Example: relabel run job.yaml --shard 3/64",
         ]

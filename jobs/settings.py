@@ -93,14 +93,16 @@ MAX_BYTES = 1 << 20
 """Of a spec file; a larger one is some other file, given by mistake."""
 
 
-def read_spec_file(path: str, kind: SpecKind) -> dict[str, Any]:
+def read_spec_file(path: str, kind: str, keys: tuple[str, ...]) -> dict[str, Any]:
     """The mapping in a spec file, which is local or at a URL.
 
+    Args:
+        kind, keys: as `read_settings`, for errors.
     Raises:
         ConfigError: there is none, it is too large, no UTF-8, no YAML or no mapping; says where, and what belongs
             there.
     """
-    beginning = f"`relabel init --kind {kind.name}` writes one to start from"
+    beginning = f"`relabel init --kind {kind}` writes one to start from"
     try:
         if is_url(path):
             data = read_whole(path, Storage())
@@ -126,7 +128,7 @@ def read_spec_file(path: str, kind: SpecKind) -> dict[str, Any]:
         raise ConfigError(f"{path}: is larger than {MAX_BYTES >> 20} MiB, so it is not a spec. {beginning}.")
     if not isinstance(values, dict):
         held = "is empty" if values is None else f"holds a {type(values).__name__}"
-        raise ConfigError(f"{path}: {held}; want a mapping with the keys {', '.join(kind.fields)}. {beginning}.")
+        raise ConfigError(f"{path}: {held}; want a mapping with the keys {', '.join(keys)}. {beginning}.")
     return values
 
 
@@ -159,8 +161,6 @@ def yaml_fault(error: yaml.YAMLError) -> str:
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+]+:")
-_DEVICES = ("/dev/fd/", "/dev/std", "/proc/")
-"""Where a shell finds `/dev/stdin` and `<(…)`: such a spec has no folder of its own."""
 
 
 class Places(NamedTuple):
@@ -293,7 +293,6 @@ DATE_VARIABLE = "RELABEL_DATE"
 """The day that `${date}` means, as 2026-11-19; for the tasks of an array that may start on both sides of midnight."""
 DATE_DIRECTIVES = "%GVYdjmuy"
 """Of strftime, those that a day has; an hour would be 00 whenever the run starts."""
-_MARK = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
 
 
 def today() -> date:
@@ -382,19 +381,7 @@ def schemas() -> dict[str, Callable[[], Schema]]:
 ENVIRONMENT_PREFIX = "RELABEL_"
 
 
-class SpecKind(NamedTuple):
-    """A kind of spec file.
-
-    Args:
-        name: what it is a spec of, for errors.
-        fields: its first keys; a variable that names another is some other spec's, or has nothing to do with us.
-    """
-
-    name: str
-    fields: tuple[str, ...]
-
-
-JOB = SpecKind("job", tuple(JobSpec.model_fields))
+JOB_KEYS = tuple(JobSpec.model_fields)
 
 
 class Settings(NamedTuple):
@@ -430,36 +417,38 @@ def read_settings(
     overrides: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
     day: str | None = None,
-    kind: SpecKind = JOB,
+    kind: str = "job",
+    fields: tuple[str, ...] = JOB_KEYS,
 ) -> Settings:
     """A spec file's plain values with variables and flags laid over them and the variables in their strings resolved.
 
     Args:
         spec: path or URL of the file, or the values that one would hold; then paths count from the working directory.
-        kind: whose keys variables may set.
+        kind: what it is a spec of.
+        fields: its first keys; a variable that names another is some other spec's, or has nothing to do with us.
     Raises:
         ConfigError: the file can't be read, a variable or flag sets a key below what is not a mapping, a string
             names a variable that there is not, or holds a secret.
         UsageError: a flag without `=`, an invalid day, or one that the spec has no use for.
     """
     if isinstance(spec, str):
-        path, values = spec, read_spec_file(spec, kind)
+        path, values = spec, read_spec_file(spec, kind, fields)
     else:
-        path, values = f"the {kind.name}'s spec", copy.deepcopy(dict(spec))
+        path, values = f"the {kind}'s spec", copy.deepcopy(dict(spec))
     laid_over = []
     outside = {tuple(override.partition("=")[0].split(".")) for override in overrides}
     for name, text in sorted(environment.items()):
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in kind.fields:
+        if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in fields:
             _set(values, keys, text, where=f"variable {name}")
             laid_over.append(f"variable {name}")
             outside.add(tuple(keys))
         # what looks like a key with a slip in it; a cluster may set names of its own (RELABEL_SERVICE_HOST)
         elif name.startswith(ENVIRONMENT_PREFIX) and (
-            meant := difflib.get_close_matches(keys[0], kind.fields, n=1, cutoff=0.8)
+            meant := difflib.get_close_matches(keys[0], fields, n=1, cutoff=0.8)
         ):
             raise ConfigError(
-                f"variable {name}: no key of a {kind.name} is called `{keys[0]}`; did you mean "
+                f"variable {name}: no key of a {kind} is called `{keys[0]}`; did you mean "
                 f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
             )
     lay_over(values, overrides)
@@ -483,7 +472,7 @@ def read_settings(
             raise ConfigError(f"{path}: `{STORAGE_KEY}`: the variable {found[1]} is not set")
         return environment[found[1]]
 
-    plain = _replaced(values, _MARK, variable)
+    plain = _replaced(values, re.compile(r"\$\$\{|\$\{([^{}]*)(\})?"), variable)
     for key, text in texts_in(plain):
         if (found := secret_in(text)) is not None:
             raise ConfigError(
@@ -498,7 +487,8 @@ def read_settings(
     here = working_directory(environment)
     # that of the file as the call names it, whatever links lie there
     parent = None if is_url(path) else str(Path(placed(path, here)).parent)
-    folder = here if path.startswith(_DEVICES) else parent
+    # where a shell finds `/dev/stdin` and `<(…)`; such a spec has no folder of its own
+    folder = here if path.startswith(("/dev/fd/", "/dev/std", "/proc/")) else parent
     return Settings(plain, laid_over, used, Places(path, folder, here, frozenset(outside)))
 
 

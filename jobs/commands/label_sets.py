@@ -431,10 +431,13 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         "files": len(merged.labels) + len(merged.quarantine),
     }
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
-    if merged.over_limit:
-        limit = f"over the limit of {merged.max_failed_fraction:.1%}; everything is kept"
-        state += f", but {merged.failed_fraction:.1%} of rows are quarantined, {limit}"
-    return emit_record(f"{merged.name}: {state}, {to}", result, output, code)
+    failed = (
+        f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
+        f"{merged.max_failed_fraction:.1%}; everything is kept"
+        if merged.over_limit
+        else ""
+    )
+    return emit_record(f"{merged.name}: {state}{failed}, {to}", result, output, code)
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")

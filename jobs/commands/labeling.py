@@ -99,8 +99,7 @@ def run_job(
     """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
     `duration` that of `--for`; a job is that of `relabel score`.
     """
-    deadline = choose_deadline(until, duration)
-    pool = WorkerPool(gpus, workers, backend, address)
+    deadline, pool = choose_deadline(until, duration), WorkerPool(gpus, workers, backend, address)
     logs.bind(shard=shard or "all")
     if dry_run:
         session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
@@ -253,8 +252,7 @@ def run_search(
     output: str,
 ) -> int:
     """Run the rounds of a search, and print what they found."""
-    started, deadline = time.perf_counter(), choose_deadline(until, duration)
-    pool = WorkerPool(gpus, workers)
+    started, deadline, pool = time.perf_counter(), choose_deadline(until, duration), WorkerPool(gpus, workers)
     job = load_job(job_file, overrides=overrides, day=day)
     logs.bind(job=job.spec.name)
 

@@ -151,12 +151,13 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
     for name, source in files.items():
         with written(str(target / name), storage) as path:
             path.write_bytes(source)
-    said = (
+    return emit(
+        {"labeler": labeler, "folder": folder, "files": list(files)},
         f"Wrote {len(files)} templates of {labeler} to {folder}: {', '.join(files)}\n"
         "A job next to it takes them by these lines (a relative path counts from the job file's folder):\n\n"
-        f"labeler:\n  name: {labeler}\n  templates: {folder}"
+        f"labeler:\n  name: {labeler}\n  templates: {folder}",
+        output,
     )
-    return emit({"labeler": labeler, "folder": folder, "files": list(files)}, said, output)
 
 
 # ------------------------------------------------------------------------------
@@ -357,8 +358,8 @@ def call(command: str, log: Path) -> dict[str, Any]:
     what the command prints with `--output json`, None where that is not JSON.
     """
     program, *words = shlex.split(command)
-    is_ours = program == "relabel"
-    line = [sys.executable, "-P", *(["-m", "relabel", *words, "--output", "json"] if is_ours else words)]
+    words = ["-m", "relabel", *words, "--output", "json"] if program == "relabel" else words
+    line = [sys.executable, "-P", *words]
     started, out = time.monotonic(), None
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
@@ -378,8 +379,12 @@ def call(command: str, log: Path) -> dict[str, Any]:
             result = None
             file.write(out)
     code = Exit.STOPPED if process.returncode < 0 else process.returncode
-    seconds = round(time.monotonic() - started, 1)
-    return {"command": command, "exit_code": int(code), "seconds": seconds, "result": result}
+    return {
+        "command": command,
+        "exit_code": int(code),
+        "seconds": round(time.monotonic() - started, 1),
+        "result": result,
+    }
 
 
 # ------------------------------------------------------------------------------

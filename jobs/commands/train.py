@@ -47,14 +47,15 @@ def training_options(product: str) -> Callable[[Command], Command]:
 def open_spec(
     spec: str | Mapping[str, Any],
     overrides: Sequence[str],
-    kind: tuple[str, tuple[str, ...]],
+    kind: str,
+    fields: tuple[str, ...],
     read: Callable[[Mapping[str, Any], str], SpecT],
     model_of: Callable[[SpecT], str],
 ) -> tuple[SpecT, Path | None, Storage]:
     """Read a training's spec, a file or the values of one, and fetch the model that it starts from.
 
     Args:
-        kind: as `SpecKind`.
+        kind, fields: as `read_settings`.
         read: checks plain values, which come from the place that it is given for errors.
         model_of: the spec's reference of that model.
     Returns:
@@ -64,9 +65,9 @@ def open_spec(
     """
     from relabel.jobs.delivery import fetch_model
     from relabel.jobs.job import cache_dir, storage_of
-    from relabel.jobs.settings import SpecKind, read_settings, resolved
+    from relabel.jobs.settings import read_settings, resolved
 
-    settings = read_settings(spec, overrides=overrides, kind=SpecKind(*kind))
+    settings = read_settings(spec, overrides=overrides, kind=kind, fields=fields)
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
     kept, storage = cache_dir(), storage_of(settings.values, where=where)
     found = resolved(read(settings.values, where), settings.places)
@@ -166,7 +167,8 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
     found, cache_dir, storage = open_spec(
         spec,
         overrides,
-        ("student", tuple(DistillSpec.model_fields)),
+        "student",
+        tuple(DistillSpec.model_fields),
         lambda values, where: validate_spec(DistillSpec, values, where=where),
         lambda found: found.student.model,
     )
@@ -238,7 +240,8 @@ def train(
     spec, cache_dir, storage = open_spec(
         spec_file,
         overrides,
-        ("teacher", teacher_keys()),
+        "teacher",
+        teacher_keys(),
         lambda values, where: read_teacher_spec(values, where=where),
         lambda found: found.init,
     )

@@ -34,7 +34,7 @@ from relabel.jobs.run.progress import ASKED, Live, WorkerState, live_name, live_
 from relabel.jobs.run.results import RunReport, conclude
 from relabel.jobs.run.session import Session, list_every_s
 from relabel.jobs.run.stop import DRAIN_S
-from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB, absolute
+from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB_KEYS, absolute
 from relabel.manifests import errors
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import EngineLostError, MissingExtraError, RelabelError, StoreUnreachableError, UsageError
@@ -316,7 +316,7 @@ def without_spec(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(ENVIRONMENT_PREFIX) or keys[name] not in JOB.fields
+        if not name.startswith(ENVIRONMENT_PREFIX) or keys[name] not in JOB_KEYS
     }
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError, create_model
 
 from relabel.jobs.cli import relabel as table
 from relabel.jobs.job import load_job
-from relabel.jobs.settings import JOB, job_schema, lay_over, parse_yaml, read_spec_file
+from relabel.jobs.settings import JOB_KEYS, job_schema, lay_over, parse_yaml, read_spec_file
 from relabel.labelers.registry import engine_names, labeler_names
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.specs import DisputedText, Spec, _kinds
@@ -64,7 +64,7 @@ WRONG = [
 
 
 def read_job(path: str) -> dict[str, Any]:
-    return read_spec_file(path, JOB)
+    return read_spec_file(path, "job", JOB_KEYS)
 
 
 def refusal_of(path: str, **arguments: Any) -> str:
