@@ -42,7 +42,6 @@ _REFUSALS = (
 """What a disk, its rights or a file where a folder belongs do to any program; the other numbers may be of a call that
 was wrong.
 """
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
@@ -98,7 +97,9 @@ def out_of_files(error: BaseException) -> str | None:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if (isinstance(seen, OSError) and seen.errno in _NO_DESCRIPTOR) or "Too many open files" in str(seen):
+        if (isinstance(seen, OSError) and seen.errno in (errno.EMFILE, errno.ENFILE)) or "Too many open files" in str(
+            seen
+        ):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (
                 f"too many files are open: this process may open {limit:,} (`ulimit -n`). What was committed is safe. "

@@ -208,8 +208,6 @@ def _left_out_by(steps: list[str], *, is_folder: bool) -> tuple[str, str] | None
 # costs one short read.
 
 
-SIGNATURE_BYTES = 28
-"""What signs a footer that is not encrypted while columns are."""
 FOOTERS_AT_A_TIME = 16
 """Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
 FOOTERS_KEPT = 64
@@ -377,10 +375,7 @@ def _place(path: str) -> Any:
     return path if is_url(path) else os.path.realpath(path)
 
 
-Footer = tuple[InputFile, pq.FileMetaData, pa.Schema]
-
-
-def _footers(paths: list[str], storage: Storage) -> Iterator[Footer]:
+def _footers(paths: list[str], storage: Storage) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:
     """`_open_footer` of each file, in order; by URL several at a time, since each waits for a reply."""
     opener = functools.partial(_open_footer, storage=storage)
     if not any(map(is_url, paths)):
@@ -391,13 +386,13 @@ def _footers(paths: list[str], storage: Storage) -> Iterator[Footer]:
             yield from pool.map(opener, paths[first : first + FOOTERS_KEPT])
 
 
-def _open_footer(path: str, storage: Storage) -> Footer:
+def _open_footer(path: str, storage: Storage) -> tuple[InputFile, pq.FileMetaData, pa.Schema]:
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb") as file:
         size, footer = _read_footer(file, path)
         # Parquet reads its footer from the end of any buffer that starts like a file
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
-        if len(footer) - 8 - metadata.serialized_size == SIGNATURE_BYTES:
-            # Arrow ends the process where it is asked about an encrypted column
+        if len(footer) - 8 - metadata.serialized_size == 28:
+            # what signs a plain footer where columns are encrypted: Arrow ends the process if it is asked about one
             raise InputError(
                 f"{path}: has encrypted columns, and relabel takes no keys. Write it again without encryption."
             )

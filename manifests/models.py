@@ -43,13 +43,11 @@ def check_model_dir(path: Path, reference: str) -> None:
             "(peft's merge_and_unload), or move that file away if these weights are merged; an engine takes an adapter "
             "as engine.args.lora."
         )
-    if not config_file(path).is_file():
+    has_config = config_file(path).is_file()
+    if not has_config or not has_weights(path):
         raise ModelError(
-            f"model {reference!r}: {path} holds no config.json; expected a directory with config.json and weights."
-        )
-    if not has_weights(path):
-        raise ModelError(
-            f"model {reference!r}: {path} holds no weights; expected one or more .safetensors files with config.json."
+            f"model {reference!r}: {path} holds no {'weights' if has_config else 'config.json'}; expected config.json "
+            "and one or more .safetensors files."
         )
 
 

@@ -189,10 +189,10 @@ def _translate_errors(what: str) -> Iterator[None]:
         yield
     except (RelabelError, ConditionFailedError, FileNotFoundError):
         raise
-    except PermissionError as exc:
-        raise StoreError(f"{what}: no permission. Check the credentials and what they allow.") from exc
-    except (NotImplementedError, IsADirectoryError, NotADirectoryError) as exc:
-        raise StoreError(f"{what}: this kind of storage can't do it ({type(exc).__name__}).") from exc
+    except (PermissionError, NotImplementedError, IsADirectoryError, NotADirectoryError) as exc:
+        raise StoreError(
+            f"{what} ({type(exc).__name__}). Check the path, the credentials and what they allow."
+        ) from exc
     except Exception as exc:  # each filesystem has errors of its own, and no two agree on which of them pass
         raise TryAgainError(type(exc).__name__) from exc
 
@@ -277,10 +277,8 @@ class S3Objects(FsspecObjects):
         reply, data = self._do(key, self._read, _given(_place(key), Range=part, IfMatch=tag))
         size_text = reply["ContentRange"].rpartition("/")[2] if "ContentRange" in reply else str(len(data))
         size = int(size_text) if size_text.isdecimal() else -1
-        if start is None:
-            due = size
-        else:
-            due = min(-start, size) if start < 0 else min(size if end is None else end, size) - start
+        until = size if end is None else min(end, size)
+        due = size if start is None else min(-start, size) if start < 0 else until - start
         if len(data) != due or len(data) != int(reply.get("ContentLength", due)):
             raise TryAgainError("the reply was cut short")
         return Found(data, field(reply, "ETag"), size)
@@ -376,34 +374,34 @@ class S3Objects(FsspecObjects):
             status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             code = str(reply.get("Error", {}).get("Code", ""))
         said = f"{status or ''} {code if code != str(status) else ''}".strip()
-        hint = _HINTS.get(code) or _HINTS.get(str(status))
-        if status == 412 or code == "PreconditionFailed":
-            return ConditionFailedError(key)
-        if code == "FileNotFoundError" or (status == 404 and code not in _HINTS):
-            return FileNotFoundError(place)
-        if status == 507 or code in _FULL_CODES:
-            return DiskFullError(
-                f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or "
-                "raise the quota, and run the same command again."
-            )
-        if code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS):
-            return TryAgainError(said)
-        if status == 416:
-            return EOFError(place)
-        if status or hint:
-            return StoreError(f"{place}: refused ({said})" + (f": {hint}." if hint else "."))
-        if (why := out_of_files(exc)) is not None:
-            return StoreError(f"{place}: {why}")
+        hint, why = _HINTS.get(code) or _HINTS.get(str(status)), out_of_files(exc)
+        full = "What was committed is safe; free some space, or raise the quota, and run the same command again."
         passing = (
             known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
         )
         is_final = isinstance(exc, known.BotoCoreError | ValueError | TypeError)
         is_cut = isinstance(exc, OSError | EOFError) or type(exc).__module__.startswith("aiohttp")
-        if isinstance(exc, passing) or (is_cut and not is_final):
-            return TryAgainError(said)
-        if is_final:
-            return StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options.")
-        return exc
+        meanings = (  # the first that holds
+            (status == 412 or code == "PreconditionFailed", ConditionFailedError(key)),
+            (code == "FileNotFoundError" or (status == 404 and code not in _HINTS), FileNotFoundError(place)),
+            (
+                status == 507 or code in _FULL_CODES,
+                DiskFullError(f"{place}: no space left in the bucket ({said}). {full}"),
+            ),
+            (
+                code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS),
+                TryAgainError(said),
+            ),
+            (status == 416, EOFError(place)),
+            (status or hint, StoreError(f"{place}: refused ({said})" + (f": {hint}." if hint else "."))),
+            (why, StoreError(f"{place}: {why}")),
+            (isinstance(exc, passing) or (is_cut and not is_final), TryAgainError(said)),
+            (
+                is_final,
+                StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options."),
+            ),
+        )
+        return next((meaning for holds, meaning in meanings if holds), exc)
 
 
 def field(reply: Mapping[str, Any], name: str) -> Any:

@@ -95,7 +95,6 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 """Either multiplies matrices of bfloat16 faster than those of float32; without them bfloat16 is emulated."""
-GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 def cpu_flags() -> frozenset[str]:
@@ -105,11 +104,11 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(_said(Path("/proc/cpuinfo"), "flags").split())
 
 
-def device_names(gpu_folder: Path = GPU_FOLDER) -> list[str]:
+def device_names() -> list[str]:
     """The CPU with the number of usable cores, and each kind of NVIDIA GPU that the driver reports: machines of one
     kind have the same.
     """
-    gpus = {_said(path, "Model") for path in gpu_folder.glob("*/information")}
+    gpus = {_said(path, "Model") for path in Path("/proc/driver/nvidia/gpus").glob("*/information")}
     return [f"{_said(Path('/proc/cpuinfo'), 'model name')}, {usable_cores()} cores", *sorted(gpus)]
 
 

@@ -202,8 +202,6 @@ def fault_of(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}"
-    if isinstance(error, KeyError):
-        return f"`{error.args[0]}` is missing"
     return str(error)
 
 

@@ -18,9 +18,6 @@ _TELLING = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|PASS|PWD|SECRET|TOKEN|KEY|CREDENTIAL|CREDS?|AUTH|JWT|CERT|PRIVATE|BEARER|COOKIE|SIGNATURE"
     r"|CONN(?!ECTION(?!_?STR))|DSN|NETRC|(?:^|_)(?:SIG|SAS)\d*(?:_|$)|PAT\d*(?:_|$)"
 )
-_COUNTS = re.compile(r"(?:TOKENS|KEYS|CONNS)\d*(?:_|$)")
-_LIMITS = re.compile(r"(?:^|_)(?:MAX|WINDOW|BATCH|PREFILL)(?:_[A-Z]+)*?_TOKENS$|^TOKENS_PER_")
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 
 
 def names_secret(name: str, value: str = "") -> bool:
@@ -32,9 +29,9 @@ def names_secret(name: str, value: str = "") -> bool:
     """
     parts = _INNOCENT.sub("_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").upper())
     if len(value) < 8 and value.isdecimal():
-        parts = _COUNTS.sub("_", parts)
-    if _NUMBER.fullmatch(value):
-        parts = _LIMITS.sub("_", parts)
+        parts = re.sub(r"(?:TOKENS|KEYS|CONNS)\d*(?:_|$)", "_", parts)
+    if re.fullmatch(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?", value):
+        parts = re.sub(r"(?:^|_)(?:MAX|WINDOW|BATCH|PREFILL)(?:_[A-Z]+)*?_TOKENS$|^TOKENS_PER_", "_", parts)
     return _TELLING.search(parts) is not None
 
 
@@ -241,13 +238,6 @@ SHAPES = (
 )
 
 
-def masked_shapes(text: str) -> str:
-    """The text without what has the form of a secret."""
-    for shape in _likely(text):
-        text = re.sub(shape.pattern, shape.replacement, text)
-    return text
-
-
 def _likely(text: str) -> list[Shape]:
     lowered = text.lower()
     return [shape for shape in SHAPES if any(needle in lowered for needle in shape.needles)]
@@ -260,12 +250,10 @@ _TOKEN_SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "ftp", "g
 """Schemes whose user without a password is a token or a key; elsewhere it is a name (`abfs://box@account`,
 `sftp://me@host`).
 """
-_PORTLESS = frozenset({"s3", "s3a", "gs", "gcs"})
 _SCHEME = r"(?:\b|(?<=\dm))([A-Za-z][A-Za-z0-9+.-]{0,30})://"  # also after the end of a terminal's colour
 _URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>`])+)")
 _WHOLE_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://).)+)", re.DOTALL)
-_PORT = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)")
-_PAIR = re.compile(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)")
+_PORT = r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)"
 _REST = re.compile(  # a heading's name is none
     r"(\?|#(?![A-Za-z]+(?:[_-][A-Za-z]+)*(?:[\s\"'<>`:.,;)]|$)))[^\s\"'<>`]*[^\s\"'<>`:.,;)]"
 )
@@ -302,10 +290,10 @@ def secret_in_url(url: str) -> bool:
     is_whole = re.match(r"\S{0,200}?://", url) is not None
     for match in (_WHOLE_URL if is_whole else _URL).finditer(url):
         scheme, rest = match[1].lower(), match[2]
-        bare = rest.partition("?")[2]
+        bare, pairs = rest.partition("?")[2], re.findall(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)", rest)
         if (
             _userinfo_end(scheme, rest)
-            or any(names_secret(*pair) or (len(pair[1]) >= MIN_CHARS and "?" in rest) for pair in _PAIR.findall(rest))
+            or any(names_secret(*pair) or (len(pair[1]) >= MIN_CHARS and "?" in rest) for pair in pairs)
             or (scheme in ("http", "https") and "=" not in bare and len(bare) >= MIN_CHARS)
         ):
             return True
@@ -331,7 +319,7 @@ def _userinfo_end(scheme: str, rest: str) -> int:
     user, at, _ = authority.rpartition("@")
     if at and ":" not in user:
         return len(user) + 1 if scheme in _TOKEN_SCHEMES else 0
-    if not at and (":" not in authority or (scheme not in _PORTLESS and _PORT.match(rest))):
+    if not at and (":" not in authority or (scheme not in ("s3", "s3a", "gs", "gcs") and re.match(_PORT, rest))):
         return 0
     return rest.rfind("@") + 1
 
@@ -372,7 +360,10 @@ def forget_secrets() -> None:
 
 def redacted(text: str) -> str:
     """The text without what is, or has the form of, a secret. Doing it twice changes nothing."""
-    return masked_shapes(masked_urls(_kept_pattern.sub(MASK, text)))
+    text = masked_urls(_kept_pattern.sub(MASK, text))
+    for shape in _likely(text):
+        text = re.sub(shape.pattern, shape.replacement, text)
+    return text
 
 
 def shortened(text: str, most: int) -> str:

@@ -12,7 +12,6 @@ import atexit
 import base64
 import contextlib
 import errno
-import functools
 import hashlib
 import io
 import itertools
@@ -70,8 +69,6 @@ S3_BLOCK_BYTES = 16 << 20
 PART_BYTES = 32 << 20
 """Bytes a part of an upload, held in memory: S3's 10,000 parts make 320 GB."""
 
-_AT_A_TIME = 1024
-
 ItemT = TypeVar("ItemT")
 OnProgress = Callable[[int], None]
 """Receives the number of bytes that have gone through, as they go; may raise to stop the transfer."""
@@ -94,9 +91,21 @@ def digest_of_blocks(blocks: Iterator[bytes], on_progress: OnProgress) -> Held:
     return Held(size, found.hexdigest())
 
 
-def _check_unchanged(source: Path, sha256: str, held: Held) -> None:
-    """Refuse to upload a file that changed meanwhile."""
-    if sha256 != held.sha256:
+def _unchanged_blocks(source: Path, size: int, held: Held, on_progress: OnProgress) -> Iterator[bytes]:
+    """A local file in blocks of this size; `on_progress` hears of each once it was taken.
+
+    Args:
+        held: the size and digest that the file is known to have.
+    Raises:
+        InputError: after the last block, if the file has another digest by now.
+    """
+    found = hashlib.sha256()
+    with source.open("rb") as file:
+        while block := file.read(size):
+            found.update(block)
+            yield block
+            on_progress(len(block))
+    if found.hexdigest() != held.sha256:
         raise InputError(f"{source}: changed while it was uploaded. Export or seal the bundle again.")
 
 
@@ -126,7 +135,7 @@ def map_concurrent(store: _Listed, function: Callable[[ItemT], ResultT], items: 
         return
     left = iter(items)
     with ThreadPoolExecutor(store.readers, thread_name_prefix="read") as pool:
-        while some := list(itertools.islice(left, _AT_A_TIME)):
+        while some := list(itertools.islice(left, 1024)):
             yield from pool.map(function, some)
 
 
@@ -295,24 +304,10 @@ class LocalStore(_Listed):
             return True
 
     def put_file(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
-        """Copy a local file in, in blocks; readers see the old file or the whole new one.
-
-        Args:
-            held: the size and digest that the file is known to have.
-        Raises:
-            InputError: it has another by now; the name is left as it was.
+        """Copy a local file in, in blocks; readers see the old file or the whole new one. Raises as
+        `_unchanged_blocks`: the name is left as it was then.
         """
-        found = hashlib.sha256()
-
-        def blocks() -> Iterator[bytes]:
-            with source.open("rb") as reader:
-                while block := reader.read(BLOCK_BYTES):
-                    found.update(block)
-                    yield block
-                    on_progress(len(block))
-
-        with self._written(name, blocks()) as (temp, path):
-            _check_unchanged(source, found.hexdigest(), held)
+        with self._written(name, _unchanged_blocks(source, BLOCK_BYTES, held, on_progress)) as (temp, path):
             temp.replace(path)
 
     def remove(self, name: str) -> None:
@@ -333,7 +328,7 @@ class LocalStore(_Listed):
 
     def sweep_uploads(self, older_s: float) -> int:
         """Remove what killed `put_file`s left and that is older than so many seconds; returns how many."""
-        temps = [path for path in _files_below(self._folder) if path.name.startswith(TEMP_PREFIX)]
+        temps = (path for path in _files_below(self._folder) if path.name.startswith(TEMP_PREFIX))
         return sum(remove_abandoned(path, older_s=older_s) for path in temps)
 
     def now_s(self) -> float:
@@ -419,7 +414,6 @@ def sync_folder(path: Path) -> None:
 
 PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
 READERS = 16
-_NO_TAG = '"00000000000000000000000000000000"'
 
 
 def objects_of(url: str, storage: Storage) -> tuple[FsspecObjects, str]:
@@ -486,39 +480,33 @@ class ObjectStore(_Listed):
     def blocks(self, name: str, start: int) -> Iterator[bytes]:
         """An object's bytes from an offset on."""
         size = start + 1
-        while start < size:
-            try:
+        with contextlib.suppress(EOFError):  # no byte is left
+            while start < size:
                 found = self.read_tagged(name, start=start, end=start + S3_BLOCK_BYTES)
-            except EOFError:  # no byte is left
-                return
-            start, size = start + len(found.data), found.size_bytes
-            yield found.data
+                start, size = start + len(found.data), found.size_bytes
+                yield found.data
 
     def digest(self, name: str, on_progress: OnProgress) -> Held:
         """Size and sha256 of what is held now: by the store's own checksum of the whole object, else by reading it."""
         reply = self._request("head_object", name, "reading it", needs=("ContentLength",), ChecksumMode="ENABLED")
         size, checksum = int(reply["ContentLength"]), reply.get("ChecksumSHA256", "")
-        if checksum and "-" not in checksum and reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
-            with contextlib.suppress(ValueError):
-                found = base64.b64decode(checksum, validate=True)
-                on_progress(size)
-                return Held(size, found.hex())
+        if len(checksum) == 44 and reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":  # of parts: `…-3`
+            on_progress(size)
+            return Held(size, base64.b64decode(checksum).hex())
         return digest_of_blocks(self.blocks(name, 0), on_progress)
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """All objects below a folder (`""`: all there are), without locks: a request for every thousand."""
         after: str | None = None
-        while True:
-            try:
+        with contextlib.suppress(FileNotFoundError):
+            while True:
                 found, after = self._retried(self._objects.page, folder or None, "listing it", after=after)
-            except FileNotFoundError:
-                return
-            for entry in found:
-                name = entry.name[len(self._prefix) + 1 :]
-                if not name.endswith("/") and not name.startswith(f"{LOCKS}/"):
-                    yield entry._replace(name=name)
-            if after is None:
-                return
+                for entry in found:
+                    name = entry.name[len(self._prefix) + 1 :]
+                    if not name.endswith("/") and not name.startswith(f"{LOCKS}/"):
+                        yield entry._replace(name=name)
+                if after is None:
+                    return
 
     def put(self, name: str, data: bytes, *, is_synced: bool = True) -> None:
         """Write an object, durably in any case, replacing what has that name. A put whose reply was lost is repeated:
@@ -561,29 +549,22 @@ class ObjectStore(_Listed):
         if held.size_bytes > self._part_bytes:
             self._put_parts(name, source, held, on_progress)
             return
-        data = source.read_bytes()
-        _check_unchanged(source, hashlib.sha256(data).hexdigest(), held)
+        data = b"".join(_unchanged_blocks(source, self._part_bytes, held, on_progress))
         self._request("put_object", name, "uploading it", Body=data, ChecksumSHA256=_checksum(data))
-        on_progress(len(data))
 
     def _put_parts(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         begun = self._request(
             "create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256"
         )
-        upload, found = begun["UploadId"], hashlib.sha256()
-        parts: list[dict[str, Any]] = []
+        upload, parts = begun["UploadId"], list[dict[str, Any]]()
         try:
-            with source.open("rb") as file:
-                while data := file.read(self._part_bytes):
-                    found.update(data)
-                    number, checksum = len(parts) + 1, _checksum(data)
-                    sent = {"UploadId": upload, "PartNumber": number, "Body": data, "ChecksumSHA256": checksum}
-                    reply = self._request("upload_part", name, f"uploading part {number}", needs=("ETag",), **sent)
-                    parts.append({"PartNumber": number, "ETag": reply["ETag"], "ChecksumSHA256": checksum})
-                    on_progress(len(data))
-            _check_unchanged(source, found.hexdigest(), held)
-            whole = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
+            for number, data in enumerate(_unchanged_blocks(source, self._part_bytes, held, on_progress), start=1):
+                part = {"PartNumber": number, "ChecksumSHA256": _checksum(data)}
+                sent = {"UploadId": upload, "Body": data, **part}
+                reply = self._request("upload_part", name, f"uploading part {number}", needs=("ETag",), **sent)
+                parts.append({"ETag": reply["ETag"], **part})
             try:
+                whole = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
                 self._request("complete_multipart_upload", name, "completing its upload", **whole)
             except (FileNotFoundError, StoreError) as exc:
                 if self.size(name) != held.size_bytes:
@@ -618,8 +599,8 @@ class ObjectStore(_Listed):
 
     def now_s(self) -> float:
         """The store's own clock, seconds since the epoch."""
-        prefix = f"{self._prefix.partition('/')[2]}/"
-        reply = self._request("list_objects_v2", None, "listing it", Prefix=prefix, MaxKeys=1)
+        inner = self._prefix.partition("/")[2]
+        reply = self._request("list_objects_v2", None, "listing it", Prefix=f"{inner}/", MaxKeys=1)
         date = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
             raise StoreError(f"{self.root}: its replies have no Date, so the age of nothing is known.")
@@ -643,8 +624,8 @@ class ObjectStore(_Listed):
         return self._lease(name, name).is_alive()
 
     def _lease(self, name: str, what: str) -> Lease:
-        lease_s, retry_s = self._storage.lease_s, self._storage.retry_s
-        return Lease(self._objects, self._key(f"leases/{name}.json"), what, lease_s, retry_s)
+        key, storage = self._key(f"leases/{name}.json"), self._storage
+        return Lease(self._objects, key, what, storage.lease_s, storage.retry_s)
 
     def _key(self, name: str) -> str:
         return "/".join((self._prefix, *parts_of(name, self.root)))
@@ -654,8 +635,7 @@ class ObjectStore(_Listed):
     ) -> ResultT:
         """A verb of the storage on an object (None: on the root), tried again as the policy says."""
         key, where = (self._prefix, self.root) if name is None else (self._key(name), f"{self.root}/{name}")
-        call = functools.partial(verb, key, *arguments, **options)
-        return retried(call, f"{where}: {doing}", self._storage.retry_s)
+        return retried(lambda: verb(key, *arguments, **options), f"{where}: {doing}", self._storage.retry_s)
 
     def _request(
         self, method: str, name: str | None, doing: str, *, needs: Sequence[str] = (), **wanted: Any
@@ -674,7 +654,7 @@ class ObjectStore(_Listed):
             self._is_proven = self._is_proven or (
                 self._has_conditions
                 and (self._heeds(is_new=True) or self._heeds(is_new=True))
-                and self._heeds(tag=_NO_TAG)
+                and self._heeds(tag=f'"{0:032}"')
             )
             if not self._is_proven:
                 raise StoreError(

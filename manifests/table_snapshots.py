@@ -242,7 +242,6 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
             )
         metadata, history = table.metadata(), table.history(1)
         is_mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
-        key = "delta.columnMapping.physicalName"
         # without the commit's own file, the library gives another commit's time
         has_commit = Path(place, DELTA_LOG, f"{version:020}.json").is_file()
         written_ms = history[0].get("timestamp") if history and has_commit else None
@@ -261,7 +260,7 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
                 )
             ),
             columns={
-                one.name: str(one.metadata.get(key, one.name)) if is_mapped else one.name
+                one.name: str(one.metadata.get("delta.columnMapping.physicalName" if is_mapped else "", one.name))
                 for one in table.schema().fields
             },
         )
