@@ -44,8 +44,8 @@ from relabel.manifests.secrets import (
     STORAGE_KEY,
     forget_secrets,
     keep_secret,
-    message_lines,
     names_secret,
+    one_line,
     redacted,
     secret_in,
     secret_in_url,
@@ -200,7 +200,8 @@ def _say_error(message: str, event: str, **fields: Any) -> None:
     if is_json():
         say(message, level="error", event=event, **fields)
     else:
-        click.echo(message_lines(message), err=True)
+        # what a message lists is a line each; no id, path or text begins one of its own
+        click.echo("\n  ".join(map(one_line, message.split("\n  "))), err=True)
 
 
 # ------------------------------------------------------------------------------

@@ -106,9 +106,6 @@ class StaleRunError(ManifestError):
 class StoreError(TerminalError, OSError):
     """The file system or object store refuses a read or write."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
 
 class ModelError(TerminalError, ValueError):
     """A model reference, its files or its tokenizer is off."""

@@ -208,8 +208,6 @@ def _left_out_by(steps: list[str], *, is_folder: bool) -> tuple[str, str] | None
 # costs one short read.
 
 
-FOOTERS_AT_A_TIME = 16
-"""Footers that are fetched at once by URL: at 25 ms a reply, a thousand wait two seconds instead of twenty-five."""
 FOOTERS_KEPT = 64
 """Most footers that are held before they are taken note of; one may be megabytes."""
 
@@ -294,8 +292,7 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
                 found = reads._replace(columns=tuple(c for c in reads.columns if c.is_required or c.name in names))
             if table is not None:
-                table.check_size(number, file.size_bytes)
-                table.check_columns(_read_columns(columns, found, gold=True), schema, path)
+                table.check_file(number, path, file.size_bytes, _read_columns(columns, found, gold=True), schema)
             check_types(columns, found, schema, path, first_types, first_path=paths[0], folders=folders)
             names = _read_columns(columns, found)
             groups.append(_group_bytes(metadata, {*names}))
@@ -376,12 +373,12 @@ def _place(path: str) -> Any:
 
 
 def _footers(paths: list[str], storage: Storage) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:
-    """`_open_footer` of each file, in order; by URL several at a time, since each waits for a reply."""
+    """`_open_footer` of each file, in order; by URL 16 at a time: at 25 ms a reply, a thousand wait two seconds."""
     opener = functools.partial(_open_footer, storage=storage)
     if not any(map(is_url, paths)):
         yield from map(opener, paths)
         return
-    with ThreadPoolExecutor(FOOTERS_AT_A_TIME, thread_name_prefix="footer") as pool:
+    with ThreadPoolExecutor(16, thread_name_prefix="footer") as pool:
         for first in range(0, len(paths), FOOTERS_KEPT):
             yield from pool.map(opener, paths[first : first + FOOTERS_KEPT])
 

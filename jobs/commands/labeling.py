@@ -178,7 +178,7 @@ def open_session(
     choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
     opened = open_run(job, may_plan=not is_retry, may_write=may_write)
     table = opened.dataset.table
-    if table is not None and not table.is_latest and job.spec.input.snapshot is None:
+    if table is not None and table.snapshot != table.latest and job.spec.input.snapshot is None:
         logs.say(
             f"note: the table is at snapshot {table.latest} now, and this output keeps snapshot {table.snapshot}. "
             "Label the new one into another output.",

@@ -27,7 +27,7 @@ from relabel.jobs.run.results import engine_text
 from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.manifests.asks import Answer, Ask, EngineFacts, Request
-from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
+from relabel.manifests.errors import MissingExtraError, ModelError, RelabelError, UsageError
 from relabel.manifests.inputs import left_out_text
 from relabel.manifests.labels import Pair
 from relabel.manifests.models import DAY, day_of, default_cache_dir, write_json
@@ -106,7 +106,7 @@ def keep_rates(
     rates = Rates(key, source, measured, facts.dtype, progress.pairs, seconds, stages)
     held = load_rates(opened)[0] if source == "probe" else None
     if path is not None and (held is None or held.source == "probe"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(RelabelError):
             write_json(path, asdict(rates))
     return rates
 
@@ -427,7 +427,7 @@ def template_days(opened: OpenRun) -> list[str]:
 def _table_text(table: TableSnapshot) -> str:
     since = "" if table.since is None else f", rows added since {table.since}"
     when = "" if table.committed is None else f" of {table.committed:%Y-%m-%dT%H:%M:%SZ}"
-    moved = "" if table.is_latest else f" (the table is at {table.latest} now)"
+    moved = "" if table.snapshot == table.latest else f" (the table is at {table.latest} now)"
     return f"{table.format}, {table.folder}, snapshot {table.snapshot}{when}{since}{moved}"
 
 
