@@ -106,8 +106,9 @@ class Job:
         Raises:
             ConfigError: the output is inside this path.
         """
-        inside = _steps_below(path, self.spec.output)
-        if inside is not None and not any(step.startswith((".", "_")) for step in inside):
+        outer, inner = f"{place_of(path)}/", f"{place_of(self.spec.output)}/"
+        steps = inner[len(outer) : -1].split("/")
+        if inner.startswith(outer) and not any(step.startswith((".", "_")) for step in steps):
             raise ConfigError(
                 f"{self.where}: `output` {self.spec.output} is inside {key} {path}, where its labels would be read as "
                 "input. Give an output elsewhere."
@@ -122,8 +123,7 @@ class Job:
         """
         engine = self.spec.engine
         if engine.model is not None and isinstance(engine.args, KeepsModels):
-            cache = engine.args.cache_dir
-            fetch_model(engine.model, self.storage, cache_dir=Path(cache) if cache else None)
+            fetch_model(engine.model, self.storage, cache_dir=Path(cache) if (cache := engine.args.cache_dir) else None)
         return self.engine_class.model_digest(engine)
 
     def template_folder(self) -> TokenizerFolder | None:
@@ -132,14 +132,10 @@ class Job:
         Raises:
             ModelError: the model is not here.
         """
-        engine = self.spec.engine
-        if (
-            engine.model is None
-            or not isinstance(engine.args, KeepsModels)
-            or getattr(engine.args, "mode", "") == "chat"
-        ):
+        model, args = self.spec.engine.model, self.spec.engine.args
+        if model is None or not isinstance(args, KeepsModels) or getattr(args, "mode", "") == "chat":
             return None
-        return tokenizer_folder(engine.model, engine.args.cache_dir)
+        return tokenizer_folder(model, args.cache_dir)
 
     def at_day_of(self, plan: Plan | None) -> Job:
         """The job with the day that its chat template says, if it says one: the plan's, or today where there is none.
@@ -150,11 +146,7 @@ class Job:
         kwargs = self.spec.engine.chat_template_kwargs
         if plan is not None:
             kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
-        elif (
-            (folder := self.template_folder()) is not None
-            and may_say_day(folder.path, kwargs)
-            and self._says_day(folder)
-        ):
+        elif (folder := self.template_folder()) and may_say_day(folder.path, kwargs) and self._says_day(folder):
             kwargs = {DAY: date.today().isoformat()} | kwargs
         return self.changed("engine", chat_template_kwargs=kwargs)
 
@@ -200,12 +192,6 @@ class Job:
         )
 
 
-def _steps_below(folder: str, path: str) -> list[str] | None:
-    """The steps from a folder down to a path, local or by URL; None if the path is not below it."""
-    outer, inner = f"{place_of(folder)}/", f"{place_of(path)}/"
-    return inner[len(outer) : -1].split("/") if inner.startswith(outer) else None
-
-
 # ------------------------------------------------------------------------------
 # A job file becomes a checked job: YAML, `RELABEL_*` variables and `--set` flags, resolved through the registries of
 # labelers and engines.
@@ -220,8 +206,7 @@ CACHE_VARIABLE = "RELABEL_CACHE"
 
 def cache_dir() -> Path | None:
     """The folder that the variable names; None for the default."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) if named else None
+    return Path(named) if (named := os.environ.get(CACHE_VARIABLE)) else None
 
 
 def load_job(
@@ -242,14 +227,13 @@ def load_job(
         UsageError: an override without `=`, or an invalid day.
     """
     settings = read_settings(spec, overrides=overrides, environment=environment, day=day)
-    path = settings.places.where
+    path, cache = settings.places.where, environment.get(CACHE_VARIABLE)
     try:
-        job = build_job(settings.values, where=path, cache_dir=environment.get(CACHE_VARIABLE), places=settings.places)
+        job = build_job(settings.values, where=path, cache_dir=cache, places=settings.places)
     except ConfigError as exc:
         if not settings.overrides:
             raise
-        outside = ", ".join(settings.overrides)
-        raise ConfigError(f"{exc} (set outside the file: {outside})") from exc
+        raise ConfigError(f"{exc} (set outside the file: {', '.join(settings.overrides)})") from exc
     return replace(job, secrets=read_secrets(job.spec.engine, environment), variables=settings.variables)
 
 
@@ -260,12 +244,10 @@ def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage, dict[
         ConfigError, UsageError: see `load_job`.
     """
     settings = read_settings(path, day=day)
-    storage = storage_of(settings.values, where=path)
-    output = settings.values.get("output", "")
+    storage, output = storage_of(settings.values, where=path), settings.values.get("output", "")
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: `output` is missing")
-    where = path_of(output, PathMark.PATH, settings.places, ("output",))
-    return where, storage, settings.values
+    return path_of(output, PathMark.PATH, settings.places, ("output",)), storage, settings.values
 
 
 def priced_args(engine: Any) -> EngineArgs | None:
@@ -301,8 +283,7 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
     """
     values, here = dict(values), str(Path.cwd())
     places = places or Places(where, here, here)
-    labeler = _section(values, "labeler", where)
-    engine = _section(values, "engine", where)
+    labeler, engine = (_section(values, key, where) for key in ("labeler", "engine"))
     try:
         found_labeler, found_engine = labeler_class(labeler["name"]), engine_class(engine["name"])
     except ConfigError as exc:
@@ -408,10 +389,9 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             f"{job.where}: has `rounds`, so that it is no single run. Give it to `relabel rounds`; each of its rounds "
             f"is a run: {job.spec.output}/round-1 and so on."
         )
-    run, job_as_given = job.spec.run, job
-    store = open_run_store(job.spec.output, job.storage, single_writer=run.single_writer)
-    plan = load_plan(store)
-    if plan is not None:
+    job_as_given = job
+    store = open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
+    if (plan := load_plan(store)) is not None:
         job = _at_planned_snapshot(job, plan)
     else:
         job.model_digest()  # which fetches the model
@@ -419,11 +399,10 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     dataset = job.open_dataset()
     if dataset.table is not None:
         job = job.changed("input", snapshot=dataset.table.snapshot)
-    parts, cascade = job.parts(dataset), None
+    parts, cascade, was_planned_now = job.parts(dataset), None, False
     if job.spec.cascade is not None:
         cascade = open_cascade(job.spec.cascade, job.storage, parts, rows=dataset.rows, where=job.where)
         parts["cascade"] = asdict(cascade.certificate)
-    was_planned_now = False
     if plan is None:
         if not may_plan:
             raise ManifestError(
@@ -462,8 +441,7 @@ def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
     Raises:
         StaleRunError: the job names another one.
     """
-    asked = job.spec.input
-    planned = None if asked.table is None else plan.facts.table
+    asked, planned = job.spec.input, plan.facts.table
     if planned is None or asked.table != planned.format:
         return job  # `check_plan` says what differs
     snapshot = planned.snapshot if asked.snapshot is None else str(asked.snapshot)

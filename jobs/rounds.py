@@ -90,12 +90,14 @@ class RoundReview(NamedTuple):
     """What a round's review says of one question.
 
     Args:
+        query: what was searched.
         shown: ids of the documents that it was shown.
         p_sufficient: P(yes).
         useful: of the documents that are new, those that matter, the most important first.
         failure: why there is no answer; then all before it is empty.
     """
 
+    query: str = ""
     shown: tuple[str, ...] = ()
     is_sufficient: bool | None = None
     p_sufficient: float | None = None
@@ -103,13 +105,6 @@ class RoundReview(NamedTuple):
     useful: tuple[str, ...] = ()
     summary: str | None = None
     failure: str | None = None
-
-
-class Round(NamedTuple):
-    """A round of one question: what was searched, and what came of it."""
-
-    query: str
-    review: RoundReview
 
 
 @dataclass(slots=True)
@@ -123,14 +118,14 @@ class Search:
 
     query_id: str
     query: str
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundReview] = field(default_factory=list)
     useful: dict[str, int] = field(default_factory=dict)
     stopped: str | None = None
 
     @property
     def next_query(self) -> str:
         """What the next round searches: the question itself, then what the last review asks for."""
-        return (self.rounds[-1].review.new_query or "") if self.rounds else self.query
+        return (self.rounds[-1].new_query or "") if self.rounds else self.query
 
     @property
     def useful_tokens(self) -> int:
@@ -143,21 +138,13 @@ class Search:
             offered: tokens of the documents that were found for it, by id. What the review says of other documents
                 does not count: a round that found none was shown an empty one.
         """
-        shown = tuple(doc for doc in review.shown if doc in offered)
-        useful = tuple(doc for doc in review.useful if doc in offered)
-        review = review._replace(shown=shown, useful=useful, summary=review.summary if useful else None)
-        self.rounds.append(Round(self.next_query, review))
+        shown, useful = (tuple(doc for doc in docs if doc in offered) for docs in (review.shown, review.useful))
+        summary = review.summary if useful else None
+        self.rounds.append(review._replace(query=self.next_query, shown=shown, useful=useful, summary=summary))
         self.useful |= {doc: offered[doc] for doc in useful}
-        self.stopped = (
-            "failed"
-            if review.failure is not None
-            else stop_reason(
-                self.useful_tokens,
-                is_sufficient=bool(review.is_sufficient),
-                num_rounds=len(self.rounds),
-                limits=limits,
-            )
-        )
+        num_rounds, is_sufficient = len(self.rounds), bool(review.is_sufficient)
+        found = stop_reason(self.useful_tokens, is_sufficient=is_sufficient, num_rounds=num_rounds, limits=limits)
+        self.stopped = found if review.failure is None else "failed"
 
 
 def trajectories(searches: Iterable[Search]) -> pa.Table:
@@ -167,11 +154,11 @@ def trajectories(searches: Iterable[Search]) -> pa.Table:
             "query_id": one.query_id,
             "query": one.query,
             "stopped": one.stopped,
-            "reason": one.rounds[-1].review.failure,
+            "reason": one.rounds[-1].failure,
             "num_rounds": len(one.rounds),
             "useful": list(one.useful),
             "useful_tokens": one.useful_tokens,
-            "rounds": [{"query": query, **review._asdict()} for query, review in one.rounds],
+            "rounds": [review._asdict() for review in one.rounds],
         }
         for one in searches
     ]
@@ -217,18 +204,17 @@ def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:
         InputError: a file or column is off, a document has no id or occurs with two texts, or none has any text.
     """
     polars = load_polars()
-    col = polars.col
     docs, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role=CORPUS_KEY)
     refuse_null(docs, "doc_id", path=path)
     with translate_polars_errors(path):
         held = (
-            docs.select(doc_id=col("doc_id").cast(polars.String), text=document_of(text_columns))
+            docs.select(doc_id=polars.col("doc_id").cast(polars.String), text=document_of(text_columns))
             .unique()
             .sort("doc_id", "text")
             .collect(engine="streaming")
         )
     refuse_two_texts(held["doc_id"], path=path, what="document")
-    kept = held.filter(col("text").str.strip_chars() != "").unique("text", keep="first", maintain_order=True)
+    kept = held.filter(polars.col("text").str.strip_chars() != "").unique("text", keep="first", maintain_order=True)
     if not kept.height:
         raise InputError(f"{path} ({CORPUS_KEY}): no document there has any text. Name a corpus with documents.")
     return Corpus(list(kept.iter_rows()), count, held.height - kept.height)
@@ -240,17 +226,15 @@ def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
     Raises:
         InputError: a file or column is off, a row has no id or text, one id has two texts, or there is no row.
     """
-    polars = load_polars()
-    col, names = polars.col, spec.columns
-    wanted = {"query_id": col(names.query_id).cast(polars.String), "query": col(names.query).cast(polars.String)}
+    polars, names, where = load_polars(), spec.columns, ", ".join(spec.path)
     frames = []
     for path in spec.path:
         frame, _ = scan(path, {names.query_id: "id", names.query: "string"}, storage, role="input.path")
         for name in (names.query_id, names.query):
             refuse_null(frame, name, path=path)
-        frames.append(frame.select(**wanted))
+        query_id, query = (polars.col(name).cast(polars.String) for name in (names.query_id, names.query))
+        frames.append(frame.select(query_id=query_id, query=query))
     rows = polars.concat(frames)
-    where = ", ".join(spec.path)
     found: list[tuple[str, str]] = queries_of(rows if spec.limit is None else rows.head(spec.limit), where).rows()
     if not found:
         raise InputError(f"{where} (input.path): no rows, so no question. Give questions, a row each.")
@@ -319,7 +303,7 @@ def _rows(search: Search, corpus: Corpus, k: int) -> Iterator[dict[str, Any]]:
         "query": search.query,
         ASPECT.name: asked,
         PREVIOUS_QUERIES.name: [one.query for one in search.rounds],
-        PREVIOUS_SUMMARIES.name: [one.review.summary for one in search.rounds if one.review.summary],
+        PREVIOUS_SUMMARIES.name: [one.summary for one in search.rounds if one.summary],
         PREVIOUS_DOCS.name: list(search.useful),
     }
     found = corpus.best(asked, k, search.useful)
@@ -362,39 +346,21 @@ def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     for file in run.found.labels:
         for row in read_labels(run.folder, file, ["row_id", "query_id", "doc_id", *SAID]).to_pylist():
             labels.setdefault(row["query_id"], []).append(row)
-    failures: dict[str, RoundReview] = {}
+    reviews: dict[str, RoundReview] = {}
     for file in run.found.quarantine:
         for lost in run.folder.table(file, QUARANTINE, ["query_id", "status", "reason"]).to_pylist():
-            failures.setdefault(lost["query_id"], RoundReview(failure=f"{lost['status']}: {lost['reason']}"))
-    return failures | {query_id: _review(rows) for query_id, rows in labels.items()}
-
-
-def _review(rows: list[dict[str, Any]]) -> RoundReview:
-    """Of a question that any row has a label of: those that have none were not shown."""
-    last = rows[-1]
-    return RoundReview(
-        shown=tuple(row["doc_id"] for row in sorted(rows, key=lambda row: row["row_id"])),
-        is_sufficient=last["is_sufficient"],
-        p_sufficient=None if last["sufficient_probs"] is None else last["sufficient_probs"][1],
-        new_query=last["new_query"],
-        useful=tuple(last["useful"] or ()),
-        summary=last["summary"],
-    )
-
-
-LOOP_VERSION = 1
-
-
-def parts_of_search(
-    questions: list[tuple[str, str]], corpus: Corpus, limits: RoundsSpec, tokens_by: str
-) -> dict[str, Any]:
-    """What ties an output to one search, in addition to its rounds' plans; paths are no part of it."""
-    return {
-        "version": LOOP_VERSION,
-        "questions": {"rows": len(questions), "sha256": digest_of_rows(questions)},
-        "corpus": {"documents": corpus.num_documents, "sha256": corpus.digest},
-        "rounds": limits.model_dump(mode="json", exclude={"corpus", "tokenizer"}) | {"tokenizer": tokens_by},
-    }
+            reviews.setdefault(lost["query_id"], RoundReview(failure=f"{lost['status']}: {lost['reason']}"))
+    for query_id, rows in labels.items():  # where a row of a question has a label, those without one were not shown
+        last = rows[-1]
+        reviews[query_id] = RoundReview(
+            shown=tuple(row["doc_id"] for row in sorted(rows, key=lambda row: row["row_id"])),
+            is_sufficient=last["is_sufficient"],
+            p_sufficient=None if last["sufficient_probs"] is None else last["sufficient_probs"][1],
+            new_query=last["new_query"],
+            useful=tuple(last["useful"] or ()),
+            summary=last["summary"],
+        )
+    return reviews
 
 
 def claim(store: Store, parts: dict[str, Any]) -> None:
@@ -403,8 +369,7 @@ def claim(store: Store, parts: dict[str, Any]) -> None:
     Raises:
         StaleRunError: it is for something else; names what differs.
     """
-    held = read_if_there(store, ROUNDS_NAME)
-    if held is None:
+    if (held := read_if_there(store, ROUNDS_NAME)) is None:
         if any(read_if_there(store, name) is not None for name in (PLAN_NAME, MANIFEST_NAME)):
             raise StaleRunError(f"{store.root}: belongs to something else, say to a run. Name another `output`.")
         store.check_conditional_writes()
@@ -413,8 +378,7 @@ def claim(store: Store, parts: dict[str, Any]) -> None:
         held = store.read(ROUNDS_NAME)
     advice = "Restore it from a copy, or name another `output`."
     was = read_record(dict[str, Any], held, f"{store.root}/{ROUNDS_NAME}", "not the record of a search", advice)
-    if changed := list(differences(was, parts)):
-        listed = "\n  ".join(changed)
+    if listed := "\n  ".join(differences(was, parts)):
         raise StaleRunError(
             f"{store.root}: belongs to another search. Different:\n  {listed}\n  Use another `output`, or restore what "
             "changed."
@@ -436,7 +400,6 @@ class RoundsReport:
     Args:
         runs: of each round that is there, the report of its run.
         searches: all of them, as they are now.
-        was_written_now: the trajectories.
     """
 
     exit: Exit
@@ -444,7 +407,6 @@ class RoundsReport:
     searches: list[Search]
     num_documents: int
     runs: list[RunReport] = field(default_factory=list)
-    was_written_now: bool = False
 
     @property
     def stopped(self) -> dict[str, int]:
@@ -487,7 +449,17 @@ def run_rounds(
         say(f"{corpus.num_left_out:,} documents of {limits.corpus} are blank or have the text of another, left out")
     store = open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer)
     tokens_by = counter_digest(limits.tokenizer, job.storage, cache_dir=cache_dir)
-    claim(store, parts_of_search(questions, corpus, limits, tokens_by))
+    # what ties an output to one search, in addition to its rounds' plans; paths are no part of it
+    own_limits = limits.model_dump(mode="json", exclude={"corpus", "tokenizer"})
+    claim(
+        store,
+        {
+            "version": 1,
+            "questions": {"rows": len(questions), "sha256": digest_of_rows(questions)},
+            "corpus": {"documents": corpus.num_documents, "sha256": corpus.digest},
+            "rounds": own_limits | {"tokenizer": tokens_by},
+        },
+    )
     report = RoundsReport(Exit.PARTIAL, spec.output, [Search(*one) for one in questions], corpus.num_documents)
     while going := [search for search in report.searches if search.stopped is None]:
         number = len(report.runs) + 1
@@ -506,10 +478,14 @@ def run_rounds(
             search.take(reviews[search.query_id], offered[search.query_id], limits)
         if run.stopped is not None and report.num_open:
             return report
-    report.was_written_now = _write(store, report.searches)
-    is_over_limit = report.failed_fraction > spec.run.max_failed_fraction
-    done = Exit.DONE if report.was_written_now else Exit.NOTHING_TO_DO
-    report.exit = Exit.OVER_LIMIT if is_over_limit else done
+    data, report.exit = table_bytes(trajectories(report.searches)), Exit.NOTHING_TO_DO
+    if read_if_there(store, TRAJECTORIES_NAME) != data:
+        failpoints.hit("before_trajectories")
+        store.put(TRAJECTORIES_NAME, data)
+        failpoints.hit("after_trajectories")
+        report.exit = Exit.DONE
+    if report.failed_fraction > spec.run.max_failed_fraction:
+        report.exit = Exit.OVER_LIMIT
     return report
 
 
@@ -524,8 +500,7 @@ def job_of_round(job: Job, number: int) -> Job:
 
 
 def _limits(job: Job) -> RoundsSpec:
-    spec = job.spec
-    if spec.rounds is None:
+    if (spec := job.spec).rounds is None:
         raise ConfigError(
             f"{job.where}: `rounds` is missing; it needs at least `rounds: {{corpus: docs.parquet}}`. A job without it "
             "is for `relabel run`."
@@ -544,14 +519,3 @@ def _limits(job: Job) -> RoundsSpec:
         job.refuse_output_inside(path, "input.path")
     job.refuse_output_inside(spec.rounds.corpus, CORPUS_KEY)
     return spec.rounds
-
-
-def _write(store: Store, searches: list[Search]) -> bool:
-    """Make the trajectories durable; False if they are there already."""
-    data = table_bytes(trajectories(searches))
-    if read_if_there(store, TRAJECTORIES_NAME) == data:
-        return False
-    failpoints.hit("before_trajectories")
-    store.put(TRAJECTORIES_NAME, data)
-    failpoints.hit("after_trajectories")
-    return True

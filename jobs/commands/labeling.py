@@ -15,8 +15,7 @@ from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import Exit, emit, exit_for, grid
 from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
-from relabel.jobs.run.budget import budget_so_far
-from relabel.jobs.run.estimate import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
+from relabel.jobs.run.execution import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
 from relabel.jobs.run.progress import Display, MetricsFile, Progress
 from relabel.jobs.run.results import (
     ENDED_AT_BUDGET,
@@ -28,7 +27,7 @@ from relabel.jobs.run.results import (
     report_text,
     verdict,
 )
-from relabel.jobs.run.session import Session, choose_shards
+from relabel.jobs.run.session import Session, budget_so_far, choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
 from relabel.jobs.run.workers import WorkerPool, label_with
 from relabel.manifests.asks import EngineFacts
@@ -204,14 +203,11 @@ def execute(
     """Do a session's work with progress on stderr, the last refused answer too if wanted; signals and a deadline drain
     it.
     """
-    spec, stop = session.opened.job.spec, session.stop
+    spec, stop, planned = session.opened.job.spec, session.stop, session.opened.plan.shards
+    total = session.left.rows_to_ask()
+    before = 0 if session.is_retry else sum(planned[shard].rows for shard in session.shards) - total
     with (
-        Display(
-            session.progress,
-            session.left.rows_to_ask(),
-            before=session.left.rows_before(),
-            shows_refused=shows_refused,
-        ) as display,
+        Display(session.progress, total, before=before, shows_refused=shows_refused) as display,
         stopping(stop, display.say),
     ):
         if metrics is not None:

@@ -15,9 +15,9 @@ from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit, grid
-from relabel.jobs.run.budget import charge_of, charge_of_receipts
 from relabel.jobs.run.progress import left_s, left_text, live_states
 from relabel.jobs.run.results import load_results
+from relabel.jobs.run.session import charge_of, charge_of_receipts
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import ANSWERS, LABELS

@@ -1,25 +1,42 @@
-"""Chunks in progress: the walks of a labeler over their pairs, and the rows that come of them."""
+"""Chunks in progress: the walks of a labeler over their pairs, and the rows that come of them; and what is not asked
+again: labels of earlier outputs, asks that rows share, and answers kept for the run that continues.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import math
+import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from relabel.jobs.job import Job
 from relabel.jobs.run.progress import RefusedAnswer, StageSeen
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
-from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
-from relabel.manifests.errors import ConfigError, VerdictError
+from relabel.manifests.asks import Answer, Ask, Distribution, EngineFacts, Sampling
+from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
+from relabel.manifests.files import place_of
+from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import KINDS, AnswerRow, Label, LabelRow, Pair, QuarantineRow
-from relabel.manifests.plan import ChunkId
+from relabel.manifests.plan import ChunkId, Plan, ReusedRows, recipe_digest
+from relabel.manifests.records import checked, plain, readable_json, version_of
+from relabel.manifests.reuse import AnswerKeys, EarlierOutput, KnownLabels, RowPlace, open_earlier, shared_answers
+from relabel.manifests.run import engines_differ, labeler_columns
+from relabel.manifests.secrets import redacted_values
 from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.store import Store, map_concurrent, read_if_there
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkWork:
@@ -74,17 +91,10 @@ class ChunkWork:
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
 
-    def isolate_queries(self) -> None:
-        """Isolate the whole query of an isolated row: all of its rows would be asked the very same."""
-        why = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}
-        of_pairs = ((index, why.get(pair.query_id)) for index, pair in enumerate(self.pairs))
-        self.isolated_rows = {index: reason for index, reason in of_pairs if reason is not None}
-
     def row_without_asking(self, index: int) -> QuarantineRow | None:
         """The row of a pair that is not asked; None for one that is."""
-        if index in self.isolated_rows:
+        if (reason := self.isolated_rows.get(index)) is not None:
             pair = self.pairs[index]
-            reason = self.isolated_rows[index]
             return QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", reason, [], 0, 0)
         return self.settled_rows.get(index)
 
@@ -97,7 +107,15 @@ class ChunkWork:
 
     def stage_counts(self) -> dict[str, dict[str, int]]:
         """Asks and tokens by stage, stages in order of name."""
-        return {stage: {"asks": seen.answers, **seen.tokens()} for stage, seen in sorted(self.stages.items())}
+        return {
+            stage: {
+                "asks": seen.answers,
+                "prompt_tokens": seen.prompt_tokens,
+                "cached_tokens": seen.cached_tokens,
+                "output_tokens": seen.output_tokens,
+            }
+            for stage, seen in sorted(self.stages.items())
+        }
 
 
 # ------------------------------------------------------------------------------
@@ -108,7 +126,7 @@ class ChunkWork:
 class OpenPair:
     """A pair whose trajectories are under way; its row goes to `work.rows[index]`."""
 
-    work: Any
+    work: ChunkWork
     index: int
     pair: Pair
     outcomes: list[Trajectory] = field(default_factory=list)
@@ -150,10 +168,10 @@ class Trajectory:
         Returns:
             True if `ask` now wants an answer; False at the end, with `label` or `failure` set.
         """
+        assert self.ask is not None
+        self.refused_as = None
         self.prompt_tokens += answer.prompt_tokens
         self.output_tokens += answer.output_tokens
-        self.refused_as = None
-        assert self.ask is not None
         for decision in self.ask.decisions:
             found = answer.distributions.get(decision.name)
             if found is not None and not _is_distribution(found, len(decision.labels)):
@@ -189,8 +207,7 @@ class Trajectory:
                 "reason": error.reason if not answer.detail else f"{error.reason} ({answer.detail})",
             }
         )
-        self.attempt += 1
-        self.refused_as = error.status
+        self.attempt, self.refused_as = self.attempt + 1, error.status
         if self.attempt >= options.attempts or error.status == "overlong":
             self.failure = error
             self.generator = None
@@ -214,12 +231,11 @@ def _is_distribution(found: Distribution, num_labels: int) -> bool:
     """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and
     NaN's argmax is 0.
     """
-    probs = found.probs
     # every comparison with NaN is false, so NaN fails here too
     return (
-        len(probs) == num_labels
-        and min(probs) >= 0.0
-        and abs(sum(probs) - 1.0) < 1e-3
+        len(found.probs) == num_labels
+        and min(found.probs) >= 0.0
+        and abs(sum(found.probs) - 1.0) < 1e-3
         and 0.0 <= found.outside_mass <= 1.0
     )
 
@@ -233,8 +249,9 @@ def _is_distribution(found: Distribution, num_labels: int) -> bool:
 def _holds(kind: pa.DataType, value: Any) -> bool:
     """Whether a column of a kind keeps a value that is not None as it is."""
     if pa.types.is_list(kind):
-        is_list = isinstance(value, list | tuple | np.ndarray)
-        return is_list and all(one is not None and _holds(kind.value_type, one) for one in value)
+        return isinstance(value, list | tuple | np.ndarray) and all(
+            one is not None and _holds(kind.value_type, one) for one in value
+        )
     if isinstance(value, bool | np.bool_) != pa.types.is_boolean(kind):
         return False
     try:
@@ -294,7 +311,17 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
         )
     label, samples = labels[0], None
     if len(outcomes) > 1:
-        label, samples = merge_samples(labels), [_sample(outcome) for outcome in outcomes]
+        label = merge_samples(labels)
+        samples = [
+            {
+                "status": "ok" if one.failure is None else one.failure.status,
+                "grade": None if one.label is None else one.label.grade,
+                "probs": list(found.probs) if found else None,
+                "outside_mass": found.outside_mass if found else None,
+            }
+            for one in outcomes
+            for found in [None if one.label is None else one.label.distribution]
+        ]
         if len(labels) < len(outcomes):
             label.flags.append("samples_missing")
     distribution = label.distribution
@@ -321,14 +348,227 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     )
 
 
-def _sample(outcome: Trajectory) -> dict[str, Any]:
-    if outcome.label is None:
-        assert outcome.failure is not None
-        return {"status": outcome.failure.status, "grade": None, "probs": None, "outside_mass": None}
-    distribution = outcome.label.distribution
-    return {
-        "status": "ok",
-        "grade": outcome.label.grade,
-        "probs": list(distribution.probs) if distribution else None,
-        "outside_mass": distribution.outside_mass if distribution else None,
-    }
+# ------------------------------------------------------------------------------
+# A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that
+# go along with them.
+
+
+def earlier_outputs(job: Job) -> list[EarlierOutput]:
+    """The outputs that a job reuses, opened, in order of precedence.
+
+    Raises:
+        ConfigError: the job reuses its own output, or one twice.
+        ManifestError: a path holds no run.
+    """
+    seen, paths = {place_of(job.spec.output)}, list(job.spec.reuse)
+    for path in paths:
+        if place_of(path) in seen:
+            raise ConfigError(
+                f"{job.where}: `reuse`: {path} is the job's own output, or is given twice. Name outputs of earlier "
+                "runs, each once."
+            )
+        seen.add(place_of(path))
+    if (cascade := job.spec.cascade) is not None and place_of(cascade.calibration) not in seen:
+        paths += [cascade.calibration] if is_run(cascade.calibration, job.storage) else []
+    return [open_earlier(path, job.storage) for path in paths]
+
+
+class AnswerCache(AnswerKeys):
+    """Answers that rows share: found in earlier outputs, kept for later ones."""
+
+    def __init__(self, plan: Plan, outputs: list[EarlierOutput]) -> None:
+        super().__init__(plan.parts)
+        self.known = shared_answers(outputs)
+
+
+class Reuse:
+    """What a run reuses of earlier outputs.
+
+    Args:
+        outputs: as `earlier_outputs` opened them.
+    """
+
+    def __init__(self, job: Job, plan: Plan, outputs: list[EarlierOutput]) -> None:
+        self.job = job
+        self.outputs = outputs
+        self.labels = KnownLabels(outputs, recipe_digest(plan.parts), labeler_columns(plan.parts))
+        self.answer_cache = AnswerCache(plan, outputs)
+        self._first_is_shared = any(ask.shared_by is not None for ask in job.labeler.probe()[:1])
+
+    def fill(self, work: ChunkWork) -> int:
+        """Settle the rows of a chunk whose labels are known. Returns how many.
+
+        Raises:
+            ManifestError: a file of an earlier output is missing or is not the one committed.
+        """
+        keys = [key for key in work.keys if key is not None]
+        known = [(index, place) for index, place in enumerate(self.find(work.pairs, keys)) if place is not None]
+        rows = self.labels.take([place for _, place in known])
+        for (index, place), row in zip(known, rows, strict=True):
+            pair = work.pairs[index]
+            work.take_over(
+                index,
+                row._replace(row_id=pair.row_id, query_id=pair.query_id, doc_id=pair.doc_id, reused=True),
+                place.output,
+            )
+        if self._first_is_shared:
+            self._carry(work, [index for index, _ in known])
+        return len(known)
+
+    def find(self, pairs: Sequence[Pair], keys: Sequence[bytes]) -> list[RowPlace | None]:
+        """Where the label of each row lies; None for one that is to be asked.
+
+        Rows of a query that take their labels from one answer are reused all together, from the one file that an
+        attempt left, or not at all: else labels of two different answers would lie side by side.
+        """
+        places = self.labels.find(keys)
+        if not self.job.reads.siblings:
+            return places
+        files: dict[str, set[int]] = {}
+        for pair, place in zip(pairs, places, strict=True):
+            files.setdefault(pair.query_id, set()).add(-1 if place is None else place.file)
+        return [place if len(files[pair.query_id]) == 1 else None for pair, place in zip(pairs, places, strict=True)]
+
+    def sources(self, work: ChunkWork) -> list[ReusedRows]:
+        """What a chunk's receipt says of its rows that were reused."""
+        return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items()) if number >= 0]
+
+    def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
+        """Keep the shared answers that reused rows were labelled by, so that a run that reuses this
+        output has them too.
+        """
+        options, cache = self.job.spec.labeler, self.answer_cache
+        reused = (work.pairs[index] for index in reversed(indexes))  # the first row of each group is kept
+        groups = {(pair.query_id, pair.query, pair.context, repr(pair.columns)): pair for pair in reused}
+        for pair in groups.values():
+            try:
+                first = next(self.job.labeler.label(pair))
+            except (StopIteration, VerdictError):
+                continue
+            again = asked_again(first, options)
+            for sample in range(options.samples):
+                for attempt in range(options.attempts):
+                    found = cache.known.get(cache.key(again if attempt else first, work.round, sample, attempt))
+                    if found is None:
+                        break
+                    work.answers.append(found)
+
+
+# ------------------------------------------------------------------------------
+# Asks that several rows share: each is asked once, by its key, and its answer is kept for a while, for rows to come
+# and for later runs.
+
+
+SHARED_ANSWERS_KEPT = 4096
+"""Answers kept for pairs still to come; rows of a query lie together, so a few would do."""
+
+
+class AskKeys:
+    """Identities of asks under one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._static: dict[object, bytes] = {}
+        self._last: tuple[Ask, tuple[int, ...], bytes] | None = None
+
+    def key(self, ask: Ask, round_number: int, sample: int, attempt: int) -> bytes:
+        """Identity of an ask, 16 bytes: what is asked, for which sample and attempt, under which seed. The seed is its
+        first 63 bits.
+
+        The answer's format is left out: it follows from the stage's name, the decisions and the labeler, which the
+        fingerprint names.
+        """
+        last, which = self._last, (round_number, sample, attempt)
+        if last is not None and last[0] is ask and last[1] == which:
+            return last[2]  # thousands of rows may share one ask of a hundred thousand characters
+        static = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, *which)
+        head = self._static.get(static)
+        if head is None:
+            head = self._static[static] = f"{self._seed}|{static!r}".encode()
+        parts = [] if ask.shared_by is None else [ask.shared_by]
+        for message in ask.messages:
+            text = "\x1f".join(message.parts)
+            parts += ("\x1e", message.role, str(len(text)), text)
+        digest = blake2b(head + "".join(parts).encode("utf-8", "surrogatepass"), digest_size=16)
+        self._last = ask, which, digest.digest()
+        return self._last[2]
+
+
+@dataclass(slots=True, eq=False)
+class SharedAsk:
+    """A shared ask: who waits for it, then its answer; and what the answer is kept under."""
+
+    answer: Answer | None = None
+    kept_as: bytes | None = None
+    waiters: list[Trajectory] = field(default_factory=list)
+
+
+class SharedAsks(OrderedDict[bytes, SharedAsk]):
+    """Shared asks by key; those answered last are at the end."""
+
+    def forget_old(self) -> None:
+        """Keep `SHARED_ANSWERS_KEPT` at most, and all that are in flight."""
+        # one that is still in flight moves to the end once answered, and the next answer sweeps again
+        while len(self) > SHARED_ANSWERS_KEPT and next(iter(self.values())).answer is not None:
+            self.popitem(last=False)
+
+
+# ------------------------------------------------------------------------------
+# Answers of chunks that a run left unfinished: kept in `refused/`, so that the run that continues need not ask them
+# again. Those that could not be read are listed for people too.
+#
+# A committed chunk has its own in its files, and the file here is no longer looked at. Nothing depends on one.
+
+
+FOLDER = "refused"
+VERSION = 2
+_NAME = re.compile(FOLDER + r"/shard-(\d{5,})/chunk-(\d{6,})\.(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """`engine` gave the answers in `answered`, by the hex of their ask's key; `refused` of them could not be read."""
+
+    version: int
+    fingerprint: str
+    engine: dict[str, Any]
+    refused: list[RefusedAnswer]
+    answered: dict[str, Answer]
+
+
+def keep_answers(store: Store, fingerprint: str, engine: EngineFacts | None, unfinished: Sequence[ChunkWork]) -> None:
+    """Write down the answers of chunks that stay open. What can't be written is warned of, once."""
+
+    def keep(work: ChunkWork) -> None:
+        answered = {key.hex(): replace(answer, detail="", raw="") for key, answer in work.answered.items()}
+        values = plain(_Kept(VERSION, fingerprint, asdict(engine) if engine else {}, work.refused, answered))
+        # an answer stays as the model wrote it, as in a label: what is read of it again is the same
+        values["refused"] = redacted_values(values["refused"])
+        store.put(_name(work.id), readable_json(values))
+
+    try:
+        for _ in map_concurrent(store, keep, [work for work in unfinished if work.refused or work.answered]):
+            pass
+    except (OSError, RelabelError, ValueError) as exc:
+        logger.warning("%s/%s: answers can't be kept (%s); they are asked again", store.root, FOLDER, exc)
+
+
+def known_answers(store: Store, fingerprint: str, engine: EngineFacts | None, chunk: ChunkId) -> dict[bytes, Answer]:
+    """Answers of a chunk that need not be asked again, by the key of their ask; none that another engine gave."""
+    with contextlib.suppress(ValueError):  # the file is damaged or gone
+        held = json.loads(read_if_there(store, _name(chunk)) or b"{}")
+        if version_of(held) == VERSION and (kept := checked(_Kept, held)).fingerprint == fingerprint:
+            is_same = engine is not None and not engines_differ([kept.engine, asdict(engine)])
+            return {bytes.fromhex(key): answer for key, answer in kept.answered.items()} if is_same else {}
+    return {}
+
+
+def _name(chunk: ChunkId) -> str:
+    return f"{FOLDER}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}.{chunk.attempt}.json"
+
+
+def listed(store: Store) -> Iterator[tuple[str, ChunkId]]:
+    """Files by name, with their chunk; what others laid there is left alone."""
+    for name in store.etags(FOLDER):
+        if found := _NAME.fullmatch(name):
+            yield name, ChunkId(*map(int, found.groups()))

@@ -48,6 +48,10 @@ class ChunkCase:
     groups: list[list[int]] = field(default_factory=list)
     isolated_rows: dict[int, str] = field(default_factory=dict)
 
+    def drop(self, rows: set[int]) -> None:
+        """Take rows out of all groups."""
+        self.groups = [left for group in self.groups if (left := [row for row in group if row not in rows])]
+
 
 @dataclass(slots=True)
 class Isolation:
@@ -68,11 +72,11 @@ class Isolation:
 
     def crashed(self, in_flight: dict[str, list[int]]) -> None:
         """An engine crashed at its ordinary work: what was in flight is asked apart, in groups of an eighth of it."""
-        size = _piece(sum(map(len, in_flight.values())))
+        count = sum(map(len, in_flight.values()))
         for chunk, rows in in_flight.items():
             case = self.cases.setdefault(chunk, ChunkCase())
             known = {row for group in case.groups for row in group} | set(case.isolated_rows)
-            case.groups += _cut([row for row in rows if row not in known], size)
+            case.groups += _pieces([row for row in rows if row not in known], count)
 
     def crashed_apart(self, chunk: str, in_flight: list[int], reason: str) -> None:
         """A working engine crashed with these rows of one group in flight and nothing else.
@@ -81,12 +85,11 @@ class Isolation:
             in_flight: at least one row.
             reason: how it crashed, for the quarantine.
         """
-        case = self.cases.setdefault(chunk, ChunkCase())
-        self._drop(case, set(in_flight))
-        row = in_flight[0]
+        case, row = self.cases.setdefault(chunk, ChunkCase()), in_flight[0]
+        case.drop(set(in_flight))
         self.caught[row] += len(in_flight) == 1
         if len(in_flight) > 1 or self.caught[row] < TIMES_CAUGHT:
-            case.groups[:0] = _cut(in_flight, _piece(len(in_flight)))
+            case.groups[:0] = _pieces(in_flight, len(in_flight))
             return
         case.isolated_rows[row] = (
             f"the engine went down {self.caught[row]} times while it was asked this row and nothing else: {reason}"
@@ -95,27 +98,19 @@ class Isolation:
 
     def cleared(self, chunk: str, rows: list[int]) -> None:
         """Rows that were asked apart were answered: they are as good as any."""
-        if chunk in self.cases:
-            self._drop(self.cases[chunk], set(rows))
+        self.cases.get(chunk, ChunkCase()).drop(set(rows))
         for row in rows:
             self.caught.pop(row, None)
 
     def committed(self, chunk: str) -> None:
         """A chunk is durable: its case is closed."""
-        case = self.cases.pop(chunk, None)
-        for row in case.isolated_rows if case is not None else ():
+        for row in self.cases.pop(chunk, ChunkCase()).isolated_rows:
             self.caught.pop(row, None)
 
-    @staticmethod
-    def _drop(case: ChunkCase, rows: set[int]) -> None:
-        case.groups = [left for group in case.groups if (left := [row for row in group if row not in rows])]
 
-
-def _piece(count: int) -> int:
-    return max(1, -(-count // PIECES))
-
-
-def _cut(rows: list[int], size: int) -> list[list[int]]:
+def _pieces(rows: list[int], count: int) -> list[list[int]]:
+    """Rows cut into groups of an eighth of so many."""
+    size = max(1, -(-count // PIECES))
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
@@ -182,8 +177,7 @@ class CrashJournal:
     """
 
     def __init__(self, store: Store, worker: str) -> None:
-        self._store = store
-        self._worker = worker
+        self._store, self._worker = store, worker
         self._ahead = AHEAD if store.readers > 1 else 1
         self._shards: dict[int, _Shard] = {}
         self._guard = threading.Lock()
@@ -199,27 +193,24 @@ class CrashJournal:
             EngineLostError: engines crashed over so many single rows that it is not the rows.
         """
         held = self._shards[shard] = _Shard(todo)
-        record = _read(self._store, _name(shard))
-        if record is None:
+        if (record := _read(self._store, _name(shard))) is None:
             return
         keys = {chunk: _key(ChunkId(shard, chunk, attempt)) for chunk, attempt in todo.items()}
         is_open = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
         held.written = {int(one) for key in record.begun if (one := key.partition(".")[0]).isdecimal()}
-        held.isolation = record.isolation
-        held.isolation.cases = {key: case for key, case in record.isolation.cases.items() if key in keys.values()}
-        if record.trying is not None and record.trying[0] in is_open:
-            chunk, rows = record.trying
-            held.isolation.crashed_apart(keys[chunk], rows, record.reason or REASON)
-            text = f"while {len(rows):,} of its rows were asked with nothing else in flight"
-        elif is_open:
-            suspects = {keys[chunk]: rows_of(chunk) for chunk in is_open}
-            held.isolation.crashed(suspects)
-            text = f"with {sum(map(len, suspects.values())):,} rows under way; these are asked apart"
-        else:
+        isolation = held.isolation = record.isolation
+        isolation.cases = {key: case for key, case in isolation.cases.items() if key in keys.values()}
+        if not is_open:
             return
-        logger.warning("shard %d: an earlier worker was killed, or its engine crashed, %s", shard, text)
-        isolated = held.isolation.num_isolated
-        if isolated > MOST_ISOLATED and isolated > MOST_SHARE * num_rows:
+        if record.trying is not None and record.trying[0] in is_open:
+            suspects = {keys[record.trying[0]]: record.trying[1]}
+            isolation.crashed_apart(*next(iter(suspects.items())), record.reason or REASON)
+        else:
+            suspects = {keys[chunk]: rows_of(chunk) for chunk in is_open}
+            isolation.crashed(suspects)
+        count = f"{sum(map(len, suspects.values())):,} rows under way; these are asked apart"
+        logger.warning("shard %d: an earlier worker was killed, or its engine crashed, with %s", shard, count)
+        if (isolated := isolation.num_isolated) > max(MOST_ISOLATED, MOST_SHARE * num_rows):
             raise EngineLostError(
                 f"shard {shard}: engines crashed over {isolated:,} single rows of {num_rows:,}, so it is not the "
                 f"rows. Mend the engine (its memory, its driver), then remove {self._store.root}/{_name(shard)} and "
@@ -233,17 +224,15 @@ class CrashJournal:
         Args:
             crash: how the engine crashed over what is under way, if that is why.
         """
-        held = self._shards.get(shard)
-        if held is not None and held.written is not None:
+        if (held := self._shards.get(shard)) is not None and held.written is not None:
             with contextlib.suppress(OSError, RelabelError):  # what stays costs a while apart, no row
-                if crash is not None:
-                    self._write(shard, reason=crash)
-                elif held.isolation.cases:
-                    held.begun, held.written, held.trying = set(), set(), None
-                    self._write(shard)
-                else:
+                if crash is None and not held.isolation.cases:
                     self._store.remove(_name(shard))
-        self._shards.pop(shard, None)
+                else:
+                    if crash is None:
+                        held.begun, held.written, held.trying = set(), set(), None
+                    self._write(shard, reason=crash)
+        self.forgets(shard)
 
     def hangs(self, reason: str) -> None:
         """This process is about to be ended, since its engine does not return; called from the watchdog's thread."""
@@ -264,13 +253,21 @@ class CrashJournal:
             held.begun.add(work.id.chunk)
         if held.written is None or work.id.chunk not in held.written:
             self._write(work.id.shard, ahead_of=work.id.chunk)
-        case = held.isolation.cases.get(_key(work.id))
-        if case is not None:
+        if (case := held.isolation.cases.get(_key(work.id))) is not None:
             places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
             groups = [[places[row] for row in group if row in places] for group in case.groups]
             work.apart = [group for group in groups if group]
             work.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
-            _isolate_guilty_queries(work)
+            # if two rows of a query crashed an engine and none was answered since, it is the query's own text: its
+            # other rows would each cost two engines more
+            suspects = {index for group in work.apart for index in group} | set(work.isolated_rows)
+            caught = Counter(work.pairs[index].query_id for index in work.isolated_rows)
+            cleared = {pair.query_id for index, pair in enumerate(work.pairs) if index not in suspects}
+            guilty = {query: count for query, count in caught.items() if count > 1 and query not in cleared}
+            for index, pair in enumerate(work.pairs):
+                if (count := guilty.get(pair.query_id)) is not None:
+                    why = f"the engine went down over {count} other rows of its query"
+                    work.isolated_rows.setdefault(index, why)
             for index, why in work.isolated_rows.items():
                 logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)
 
@@ -283,14 +280,12 @@ class CrashJournal:
 
     def ends(self, work: ChunkWork, index: int) -> None:
         """A row has its outcome. Once all rows that were asked apart have theirs, they are as good as any."""
-        held = self._shards.get(work.id.shard)
-        if held is None or not held.left:
-            return
-        held.left.discard(work.pairs[index].row_id)
-        if not held.left and held.trying is not None:
-            held.isolation.cleared(_key(work.id), held.trying[1])
-            held.trying = None
-            self._write(work.id.shard)
+        if (held := self._shards.get(work.id.shard)) is not None and held.left:
+            held.left.discard(work.pairs[index].row_id)
+            if not held.left and held.trying is not None:
+                held.isolation.cleared(_key(work.id), held.trying[1])
+                held.trying = None
+                self._write(work.id.shard)
 
     def commits(self, work: ChunkWork) -> None:
         """The chunk is durable; called from a commit thread. The file need not follow: a receipt says as much."""
@@ -330,18 +325,6 @@ def _key(chunk: ChunkId) -> str:
     return f"{chunk.chunk}.{chunk.attempt}"
 
 
-def _isolate_guilty_queries(work: ChunkWork) -> None:
-    """If two rows of a query crashed an engine and none was answered since, it is the query's own text: its other rows
-    would each cost two engines more.
-    """
-    suspects = {index for group in work.apart for index in group} | set(work.isolated_rows)
-    caught = Counter(work.pairs[index].query_id for index in work.isolated_rows)
-    cleared = {pair.query_id for index, pair in enumerate(work.pairs) if index not in suspects}
-    for index, pair in enumerate(work.pairs):
-        if caught[pair.query_id] > 1 and pair.query_id not in cleared and index not in work.isolated_rows:
-            work.isolated_rows[index] = f"the engine went down over {caught[pair.query_id]} other rows of its query"
-
-
 def _name(shard: int) -> str:
     return f"{FOLDER}/shard-{shard:05d}.json"
 
@@ -369,10 +352,8 @@ class WatchedEngine:
     def __init__(self, engine: Engine, ask_timeout_s: float) -> None:
         self.polling_since_s: float | None = None
         """When the poll under way began, on `time.perf_counter`; None between polls."""
-        self._engine = engine
-        self._ask_timeout_s = ask_timeout_s
+        self._engine, self._ask_timeout_s, self._hasty_polls = engine, ask_timeout_s, 0
         self._worked_s, self._last_s = 0.0, time.perf_counter()
-        self._hasty_polls = 0
         self._in_flight: dict[int, tuple[float, str]] = {}  # when each was handed over, the oldest first, and its stage
 
     @property
@@ -413,8 +394,7 @@ class WatchedEngine:
         finally:
             self.polling_since_s = None
         now_s = time.perf_counter()
-        self._worked_s += min(now_s - self._last_s, LONGEST_STEP_S)
-        self._last_s = now_s
+        self._worked_s, self._last_s = self._worked_s + min(now_s - self._last_s, LONGEST_STEP_S), now_s
         is_hasty = bool(self._in_flight) and not answers and now_s - polled_s < HASTY_S
         self._hasty_polls = self._hasty_polls + 1 if is_hasty else 0
         if self._hasty_polls > HASTY_POLLS:
@@ -457,8 +437,7 @@ def ends_hanging(
             # a process that was stopped and woke up has not hung meanwhile
             waited_s, checked_s = (waited_s + min(now_s - checked_s, LONGEST_STEP_S) if is_same else 0.0), now_s
             if waited_s > timeout_s:
-                reason = f"{what} for {waited_s:.0f} s ({option} is {timeout_s:g})"
-                on_end(reason)
+                on_end(reason := f"{what} for {waited_s:.0f} s ({option} is {timeout_s:g})")
                 text = f"relabel: {reason}; ending without it. Committed work is safe; the same command continues."
                 print(text, file=sys.stderr, flush=True)  # noqa: T201
                 os._exit(Exit.PARTIAL)

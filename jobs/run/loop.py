@@ -7,15 +7,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from relabel.jobs.job import Job
-from relabel.jobs.run.budget import Allowance
-from relabel.jobs.run.chunks import ChunkWork, OpenPair, Trajectory, check_columns, row_of
+from relabel.jobs.run.chunks import (
+    AnswerCache,
+    AskKeys,
+    ChunkWork,
+    OpenPair,
+    SharedAsk,
+    SharedAsks,
+    Trajectory,
+    check_columns,
+    row_of,
+)
 from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
 from relabel.jobs.run.progress import Progress, RefusedAnswer
-from relabel.jobs.run.reuse import AnswerCache, AskKeys, SharedAsk, SharedAsks
-from relabel.jobs.run.session import CommitThreads
+from relabel.jobs.run.session import Allowance, CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
@@ -48,14 +55,10 @@ NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 """In place of a pair while no chunk can be begun."""
 
 
-class _InFlight(NamedTuple):
-    """`trajectory` is None where rows share the ask: who waits for it is found by its key."""
-
-    work: ChunkWork
-    stage: str
-    trajectory: Trajectory | None
-    key: bytes
-    is_first: bool
+InFlight = tuple[ChunkWork, str, Trajectory | None, bytes, bool]
+"""Of a request: its chunk, its stage, who waits for it (None where rows share the ask: they are found by its key), its
+key, and whether it is a first attempt.
+"""
 
 
 def _with_possible_counts(answer: Answer) -> Answer:
@@ -99,27 +102,18 @@ class RunLoop:
         answer_cache: AnswerCache | None = None,
         allowance: Allowance | None = None,
     ) -> None:
-        self.labeler = labeler
-        self._columns = {column.name: column.kind for column in labeler.columns}
-        self._is_whole_query = labeler.reads.whole_query
-        self.answer_cache = answer_cache
-        self.options = options
+        self.labeler, self.options, self.progress, self.stop = labeler, options, progress, stop
+        self.on_progress, self.answer_cache = on_progress, answer_cache
         self.engine = WatchedEngine(engine, math.inf if is_late else ask_timeout_s)
-        self.progress = progress
-        self.stop = stop
-        self.on_progress = on_progress
-        self._journal = journal
-        self._allowance = allowance
-        self._is_late = is_late
-        self._ask_timeout_s = ask_timeout_s
-        self._seed = seed
-        self._keys = AskKeys(seed)
+        self._columns = {column.name: column.kind for column in labeler.columns}
+        self._journal, self._allowance = journal, allowance
+        self._ask_timeout_s, self._is_late = ask_timeout_s, is_late
+        self._seed, self._keys = seed, AskKeys(seed)
         self._ready: deque[Request] = deque()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._shared = SharedAsks()
         self._runnable: deque[tuple[Trajectory, Answer]] = deque()
-        self._open_pairs = 0
-        self._next_id = 0
+        self._open_pairs = self._next_id = 0
         self._input_error: InputError | None = None
         self._commits = CommitThreads(commit, progress)
         self._begun: dict[ChunkId, ChunkWork] = {}
@@ -137,8 +131,12 @@ class RunLoop:
             InputError: rows can't be read; raised once the chunks before them are committed.
             EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
-        ends = self._journal.hangs if self._journal is not None else lambda _: None
-        with ends_hanging(lambda: self.engine.polling_since_s, self._ask_timeout_s, on_end=ends), self._commits:
+        watchdog = ends_hanging(
+            lambda: self.engine.polling_since_s,
+            self._ask_timeout_s,
+            on_end=lambda reason: None if self._journal is None else self._journal.hangs(reason),
+        )
+        with watchdog, self._commits:
             try:
                 is_done = self._feed(chunks)
             finally:
@@ -155,8 +153,7 @@ class RunLoop:
                 self._check()
             if self.stop.reason is not None:
                 is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
-                is_spent = self._allowance is not None and self._allowance.is_spent
-                if is_over or is_spent or self._is_late or not self._begun:
+                if is_over or self._is_late or not self._begun or (self._allowance and self._allowance.is_spent):
                     return False
             has_more = self._fill(pairs)
             answers = self._poll()
@@ -183,8 +180,7 @@ class RunLoop:
             elif self._open_pairs >= MAX_OPEN_PAIRS:
                 break
             else:
-                opened = next(pairs, None)
-                if opened is None:
+                if (opened := next(pairs, None)) is None:
                     return False
                 if opened is NOT_NOW:
                     break
@@ -242,8 +238,7 @@ class RunLoop:
 
     def _show_live(self) -> None:
         live, unfinished = self.progress.live, self.unfinished
-        live.in_flight = self.engine.num_in_flight
-        live.begun_chunks = len(unfinished)
+        live.in_flight, live.begun_chunks = self.engine.num_in_flight, len(unfinished)
         live.begun_rows = sum(len(work.pairs) for work in unfinished)
         live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
 
@@ -269,8 +264,10 @@ class RunLoop:
                 return
             if self._journal is not None:
                 self._journal.begins(work)
-                if self._is_whole_query:
-                    work.isolate_queries()
+                if self.labeler.reads.whole_query:  # all rows of an isolated row's query would be asked the very same
+                    why = {work.pairs[index].query_id: reason for index, reason in work.isolated_rows.items()}
+                    queries = enumerate(pair.query_id for pair in work.pairs)
+                    work.isolated_rows = {index: why[query] for index, query in queries if query in why}
             if work.left == 0:  # every row was reused
                 if time.perf_counter() >= self._next_check_s:
                     self._check()
@@ -292,8 +289,7 @@ class RunLoop:
         committed; False if a stop came first.
         """
         # what an earlier run knew is settled, whatever was in flight with it
-        groups = ([index for index in group if work.rows[index] is None] for group in work.apart)
-        work.apart = [group for group in groups if group]
+        work.apart = [left for one in work.apart if (left := [index for index in one if work.rows[index] is None])]
         for group in work.apart:
             while self._open_pairs or len(self._commits):
                 yield NOT_NOW
@@ -311,35 +307,28 @@ class RunLoop:
 
     def _open(self, work: ChunkWork, index: int) -> None:
         self._begun[work.id] = work
-        row = work.row_without_asking(index)
-        if row is not None:
+        if (row := work.row_without_asking(index)) is not None:
             self._keep(work, index, row)
             return
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
         for sample in range(self.options.samples):
             trajectory = Trajectory(open_pair, sample)
-            if trajectory.begin(self.labeler):
-                self._dispatch(trajectory)
-            else:
-                self._end(trajectory)
+            (self._dispatch if trajectory.begin(self.labeler) else self._end)(trajectory)
         if self._runnable:
             self._run_answered()
 
     def _dispatch(self, trajectory: Trajectory) -> None:
-        ask = trajectory.ask
+        ask, work, is_first = trajectory.ask, trajectory.open.work, trajectory.attempt == 0
         assert ask is not None
-        work: ChunkWork = trajectory.open.work
-        is_first = trajectory.attempt == 0
         key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
         if ask.shared_by is None:
             if (known := work.known.get(key)) is not None:
                 self._runnable.append((trajectory, known))
             else:
-                self._enqueue(ask, key, _InFlight(work, ask.stage, trajectory, key, is_first))
+                self._enqueue(ask, (work, ask.stage, trajectory, key, is_first))
             return
-        shared = self._shared.get(key)
-        if shared is None:
+        if (shared := self._shared.get(key)) is None:
             shared = self._shared[key] = SharedAsk()
             if self.answer_cache is not None:
                 shared.kept_as = self.answer_cache.key(ask, work.round, trajectory.sample, trajectory.attempt)
@@ -349,44 +338,45 @@ class RunLoop:
                     work.reused_answers += 1
                     self._shared.forget_old()
             if shared.answer is None:
-                self._enqueue(ask, key, _InFlight(work, ask.stage, None, key, is_first))
+                self._enqueue(ask, (work, ask.stage, None, key, is_first))
         if shared.answer is None:
             shared.waiters.append(trajectory)
         else:
             self._runnable.append((trajectory, shared.answer))
 
-    def _enqueue(self, ask: Ask, key: bytes, flight: _InFlight) -> None:
-        number = self._next_id
+    def _enqueue(self, ask: Ask, flight: InFlight) -> None:
+        number, (_, _, _, key, _) = self._next_id, flight
         self._next_id = number + 1
         self._in_flight[number] = flight
         self._ready.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
 
     def _deliver(self, answer: Answer) -> None:
-        flight = self._in_flight.pop(answer.request_id, None)
-        if flight is None:
+        if (flight := self._in_flight.pop(answer.request_id, None)) is None:
             raise EngineCrashError(
                 f"the engine answered request {answer.request_id}, which was never asked or is answered already."
             )
         answer = _with_possible_counts(answer)
-        flight.work.stages[flight.stage].add(answer, is_first=flight.is_first)
+        work, stage, trajectory, key, is_first = flight
+        is_kept = answer.finish in ("stop", "length")  # at what the engine failed it is asked again
         progress = self.progress
-        progress.stages_seen[flight.stage].add(answer, is_first=flight.is_first)
+        work.stages[stage].add(answer, is_first=is_first)
+        progress.stages_seen[stage].add(answer, is_first=is_first)
         progress.requests += 1
         progress.prompt_tokens += answer.prompt_tokens
         progress.cached_tokens += answer.cached_tokens
         progress.output_tokens += answer.output_tokens
-        if flight.trajectory is not None:
-            if answer.finish in ("stop", "length"):  # at what the engine failed it is asked again
-                flight.work.answered[flight.key] = answer
-            self._runnable.append((flight.trajectory, answer))
+        if trajectory is not None:
+            if is_kept:
+                work.answered[key] = answer
+            self._runnable.append((trajectory, answer))
         else:
-            shared = self._shared[flight.key]
+            shared = self._shared[key]
             shared.answer = answer
-            if shared.kept_as is not None and answer.finish in ("stop", "length"):
-                flight.work.answers.append(answer_row(shared.kept_as, flight.stage, answer))
+            if shared.kept_as is not None and is_kept:
+                work.answers.append(answer_row(shared.kept_as, stage, answer))
             self._runnable.extend((waiter, answer) for waiter in shared.waiters)
             shared.waiters = []
-            self._shared.move_to_end(flight.key)
+            self._shared.move_to_end(key)
             self._shared.forget_old()
         self._run_answered(answer)
 
@@ -399,19 +389,13 @@ class RunLoop:
         runnable, read_as = self._runnable, list[RefusedAnswer | None]()
         while runnable:
             trajectory, answer = runnable.popleft()
-            is_going_on = trajectory.take(answer, self.labeler, self.options)
-            refused = None
-            if trajectory.refused_as is not None:
-                refused = RefusedAnswer(
-                    trajectory.open.pair.row_id, status=trajectory.refused_as, **trajectory.tries[-1]
-                )
+            is_going_on, refused = trajectory.take(answer, self.labeler, self.options), None
+            if (status := trajectory.refused_as) is not None:
+                refused = RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
                 trajectory.open.work.refused.append(refused)
             if answer is delivered:
                 read_as.append(refused)
-            if is_going_on:
-                self._dispatch(trajectory)
-            else:
-                self._end(trajectory)
+            (self._dispatch if is_going_on else self._end)(trajectory)
         if read_as:
             self.progress.live.count(read_as)
 
@@ -424,11 +408,10 @@ class RunLoop:
             return
         row = row_of(open_pair)
         open_pair.outcomes.clear()  # breaks the one cycle there is: a pair is freed here and not by the collector
-        work: ChunkWork = open_pair.work
         self._open_pairs -= 1
         if self._journal is not None:
-            self._journal.ends(work, open_pair.index)
-        self._keep(work, open_pair.index, row)
+            self._journal.ends(open_pair.work, open_pair.index)
+        self._keep(open_pair.work, open_pair.index, row)
 
     def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow) -> None:
         work.rows[index] = row

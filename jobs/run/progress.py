@@ -14,7 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,6 @@ class StageSeen:
         self.cached_tokens += answer.cached_tokens
         self.output_tokens += answer.output_tokens
 
-    def tokens(self) -> dict[str, int]:
-        """By the names that `Progress` has for them."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
-        }
-
 
 @dataclass(slots=True)
 class Live:
@@ -127,8 +119,7 @@ class Live:
         Args:
             read_as: of each row that it is for; None where it could be read, of which one is enough.
         """
-        failed = [one for one in read_as if one is not None]
-        if failed:
+        if failed := [one for one in read_as if one is not None]:
             self.last_refused = replace(failed[-1], text=failed[-1].text[:MOST_CHARS])
         if len(failed) < len(read_as):
             self.accepted += 1
@@ -137,9 +128,8 @@ class Live:
 
     def add(self, other: Live) -> None:
         """Add another worker's."""
-        for name in ("in_flight", "accepted", "begun_chunks", "begun_rows", "rows_in"):
+        for name in ("in_flight", "accepted", "refused", "begun_chunks", "begun_rows", "rows_in"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.refused.update(other.refused)
         self.last_refused = other.last_refused or self.last_refused
 
     def answers_text(self) -> str:
@@ -169,13 +159,8 @@ def _live_cut(text: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Progress:
-    """Counts since the start; written by the loop alone, or by the supervisor of several workers.
-
-    `pairs`, `statuses`, `reused` and what they were asked with count every answer, until `settle` leaves what was
-    committed, and puts the rest into `lost`. `rows_of_others` are what other workers have committed since the first
-    listing, as of the last one.
-    """
+class Counts:
+    """What one worker has done since its engine was up, or several together."""
 
     pairs: int = 0
     reused: int = 0
@@ -186,10 +171,21 @@ class Progress:
     output_tokens: int = 0
     chunks_committed: int = 0
     chunks_lost: int = 0
+    live: Live = field(default_factory=Live)
+
+
+@dataclass(slots=True, eq=False)
+class Progress(Counts):
+    """Counts since the start; written by the loop alone, or by the supervisor of several workers.
+
+    `pairs`, `statuses`, `reused` and what they were asked with count every answer, until `settle` leaves what was
+    committed, and puts the rest into `lost`. `rows_of_others` are what other workers have committed since the first
+    listing, as of the last one.
+    """
+
     lost: Counter[str] = field(default_factory=Counter)
     engine_starts: int = 0
     stages_seen: defaultdict[str, StageSeen] = field(default_factory=lambda: defaultdict(StageSeen))
-    live: Live = field(default_factory=Live)
     rows_of_others: int = 0
     started_s: float = field(default_factory=time.perf_counter)
 
@@ -209,10 +205,6 @@ class Progress:
             self.lost[name] = max(0, getattr(self, name) - done[name])
             setattr(self, name, done[name])
         self.statuses, self.reused, self.chunks_committed = +statuses, reused, chunks
-
-    def in_vain(self) -> dict[str, int]:
-        """What was asked and not committed."""
-        return {name: self.lost[name] for name in ASKED}
 
 
 def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
@@ -254,14 +246,14 @@ STALE_S = 60.0
 """The worker of a file that was not written for so long is gone, or its engine has been at one step since."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """What one worker has done since its engine was up.
+@dataclass(slots=True, kw_only=True)
+class WorkerState(Counts):
+    """What one worker has done.
 
     Args:
         execution: of the command that it works for.
         written: UTC, by the worker's clock.
-        seconds: since then; pairs: that it asked, committed or not; prompt_tokens: that no cache held.
+        seconds: since its engine was up; pairs: that it asked, committed or not; prompt_tokens: that no cache held.
     """
 
     version: int
@@ -269,36 +261,18 @@ class WorkerState:
     execution: str
     written: str
     seconds: float
-    pairs: int
-    reused: int
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    statuses: dict[str, int]
-    chunks_committed: int
-    chunks_lost: int
-    live: Live
 
     @classmethod
     def now(cls, worker: str, execution: str, progress: Progress) -> WorkerState:
         """A worker's counts now."""
+        counts = {one.name: getattr(progress, one.name) for one in fields(Counts)}
         return cls(
             version=VERSION,
             worker=worker,
             execution=execution,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - progress.started_s, 1),
-            pairs=progress.pairs,
-            reused=progress.reused,
-            requests=progress.requests,
-            prompt_tokens=progress.prompt_tokens - progress.cached_tokens,
-            cached_tokens=progress.cached_tokens,
-            output_tokens=progress.output_tokens,
-            statuses=dict(progress.statuses),
-            chunks_committed=progress.chunks_committed,
-            chunks_lost=progress.chunks_lost,
-            live=progress.live,
+            **counts | {"prompt_tokens": progress.prompt_tokens - progress.cached_tokens},
         )
 
     @property
@@ -325,11 +299,8 @@ class LiveFile:
     """
 
     def __init__(self, store: Store, worker: str, execution: str, progress: Progress, *, stays: bool = False) -> None:
-        self._store = store
-        self._worker = worker
-        self._execution = execution
-        self._progress = progress
-        self._stays = stays
+        self._store, self._worker, self._execution = store, worker, execution
+        self._progress, self._stays = progress, stays
         self._next_s = time.perf_counter() + WRITE_EVERY_S
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live")
         self._writing: Future[None] | None = None
@@ -341,13 +312,12 @@ class LiveFile:
             self._submit()
 
     def _submit(self) -> None:
-        state = WorkerState.now(self._worker, self._execution, self._progress)
-        self._writing = self._thread.submit(self._write, readable_json(redacted_values(plain(state))))
+        state = plain(WorkerState.now(self._worker, self._execution, self._progress))
+        self._writing = self._thread.submit(self._write, readable_json(redacted_values(state)))
 
     def _write(self, data: bytes) -> None:
-        name = live_name(self._worker)
         try:
-            self._store.put(name, data)
+            self._store.put(name := live_name(self._worker), data)
         except (OSError, RelabelError) as exc:
             logger.warning("%s/%s: can't be written (%s); going on without", self._store.root, name, exc)
             self._next_s = math.inf
@@ -418,11 +388,8 @@ class Display:
     """
 
     def __init__(self, progress: Progress, total: int, *, before: int = 0, shows_refused: bool = False) -> None:
-        self._progress = progress
-        self._total = total
-        self._before = before
-        self._shows_refused = shows_refused
-        self._has_warned = False
+        self._progress, self._total, self._before = progress, total, before
+        self._shows_refused, self._has_warned = shows_refused, False
         self._while_shown = contextlib.ExitStack()
         console = Console(file=sys.stderr)
         self._bars: _BarAndLines | None = None
@@ -554,12 +521,9 @@ class MetricsFile:
     """
 
     def __init__(self, path: str, *, job: str, shard: str) -> None:
-        self._path = Path(path)
-        self.job = job
-        self._shard = shard
+        self._path, self.job, self._shard = Path(path), job, shard
         self._started_clock, self._started_s = time.time(), time.perf_counter()
-        self._next_s = 0.0
-        self._has_failed = False
+        self._next_s, self._has_failed = 0.0, False
         check_metrics_file(self._path)
         self._last_success = _written_before(self._path, LAST_SUCCESS)
         self._without_commit = _written_before(self._path, WITHOUT_COMMIT) or 0.0
@@ -585,8 +549,7 @@ class MetricsFile:
         if code is not None:
             is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
             self._without_commit = self._without_commit + 1 if is_idle else 0.0
-        labels = {"job": self.job, "shard": self._shard}
-        why = write_metrics(self._path, self._metrics(code, reason), labels)
+        why = write_metrics(self._path, self._metrics(code, reason), {"job": self.job, "shard": self._shard})
         if why and not self._has_failed:
             self._has_failed = True
             logger.warning(why)
@@ -639,6 +602,9 @@ def _of_progress(progress: Progress) -> list[Metric]:
     ]
 
 
+_ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
 def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) -> str:
     """Replace a file by metrics, whole or not at all.
 
@@ -653,7 +619,7 @@ def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) 
         label, values = value if isinstance(value, tuple) else ("", {"": value})
         for text, one in values.items():
             held = {**labels, **({label: text} if label else {})}
-            inner = ",".join(f'{key}="{_escaped(part)}"' for key, part in held.items())
+            inner = ",".join(f'{key}="{part.translate(_ESCAPED)}"' for key, part in held.items())
             lines.append(f"{name}{{{inner}}} {float(one)!r}")
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
@@ -664,10 +630,6 @@ def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) 
         part.unlink(missing_ok=True) if part.parent.is_dir() else None
         return f"--metrics {path}: can't be written ({exc.strerror}); going on without"
     return ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def check_metrics_file(path: Path) -> None:

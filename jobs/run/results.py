@@ -12,12 +12,11 @@ from typing import Any
 from relabel.jobs import logs
 from relabel.jobs.job import OpenRun
 from relabel.jobs.output import Exit, grid
-from relabel.jobs.run.budget import AT_BUDGET, budget_so_far
+from relabel.jobs.run.chunks import listed as refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.progress import ASKED, Live
 from relabel.jobs.run.progress import FOLDER as LIVE
-from relabel.jobs.run.reuse import listed as refused_files
-from relabel.jobs.run.session import Session
+from relabel.jobs.run.session import AT_BUDGET, Session, budget_so_far
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.errors import GateError, RelabelError
@@ -52,8 +51,7 @@ class StoredBatches:
     """The records of one output. Those whose provider's name is known never change, and are read once."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: dict[str, BatchRecord] = {}
+        self._store, self._known = store, dict[str, BatchRecord]()
         store.sweep(FOLDER)
 
     def load(self) -> list[BatchRecord]:
@@ -74,8 +72,8 @@ class StoredBatches:
 
     def _read(self, name: str) -> BatchRecord:
         advice = "Move it away; what it holds is asked and paid for again then."
-        where = f"{self._store.root}/{name}"
-        return read_record(BatchRecord, self._store.read(name), where, "not a batch's record", advice)
+        held, where = self._store.read(name), f"{self._store.root}/{name}"
+        return read_record(BatchRecord, held, where, "not a batch's record", advice)
 
 
 # ------------------------------------------------------------------------------
@@ -203,8 +201,7 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
     Raises:
         GateError: what differs.
     """
-    remarks = engines_differ(engines)
-    if remarks:
+    if remarks := engines_differ(engines):
         what = "was begun by another engine" if is_begun else "was made by different engines"
         raise GateError(
             f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything "
@@ -216,9 +213,8 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
 def conclude(session: Session) -> RunReport:
     """Bring the manifest up to date if every chunk is in, and choose the exit code."""
     opened, progress, spec = session.opened, session.progress, session.opened.job.spec
-    manifest, listed = load_manifest(opened.store), session.left.whole
+    manifest, listed, was_finished_now = load_manifest(opened.store), session.left.whole, False
     found = opened.folder.snapshot(manifest=manifest, etags=listed)
-    was_finished_now = False
     is_complete = found.tally.chunks_done == opened.plan.num_chunks
     if is_complete and not session.is_part:
         found, was_finished_now = _finish(opened, found, manifest)
@@ -226,8 +222,13 @@ def conclude(session: Session) -> RunReport:
             _sweep(opened.store, keeps_batches=session.is_retry)
     failed = found.tally.num_quarantined / opened.plan.rows
     seen = session.left.seen if found.etags is listed else opened.folder.attempts_of_all(found.etags)
-    progress.settle(session.own_receipts(found, seen))
-    in_vain = progress.in_vain()
+    # what was committed for this execution, by all its workers or by the one that this is
+    progress.settle(
+        receipt
+        for receipt in opened.folder.new_receipts(session.left.seen, seen, found.etags)
+        if receipt.execution == session.execution and (not session.is_part or receipt.worker == session.worker)
+    )
+    in_vain = {name: progress.lost[name] for name in ASKED}
     # a run that finds nothing to do reads no receipt
     may_settle = is_complete and found.tally.num_quarantined > 0 and (session.is_retry or bool(session.taken))
     report = RunReport(
@@ -270,7 +271,7 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
     Under a lock, and from receipts read under that lock: the worker that commits last also concludes last, so the
     manifest is right in the end.
     """
-    limit = opened.job.spec.run.max_failed_fraction
+    limit, was_written = opened.job.spec.run.max_failed_fraction, False
 
     def is_current(held: RunManifest | None) -> bool:
         return held is not None and (held.max_failed_fraction, held.receipts_sha256) == (limit, found.digest)
@@ -279,18 +280,16 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
         return found, False
     lock = opened.store.lock("manifest", "the manifest")
     lock.acquire(waits=True)
-    was_written = False
     try:
-        while True:
+        # where the lock is lost we slept, and another may have concluded since from later receipts: what we wrote over
+        # is put right by another look
+        while not was_written or lock.is_lost:
             found = opened.folder.snapshot()
             if is_current(load_manifest(opened.store)):
-                return found, was_written
+                break
             write_manifest(opened.store, _manifest(opened, found))
             was_written = True
-            if not lock.is_lost:
-                return found, True
-            # we slept, and another may have concluded since from later receipts: what we wrote over is put right by
-            # another look
+        return found, was_written
     finally:
         lock.release()
 
@@ -301,18 +300,16 @@ def _sweep(store: Store, *, keeps_batches: bool) -> None:
     Args:
         keeps_batches: others may be at theirs, though every chunk is in.
     """
-    failed = contextlib.suppress(OSError, RelabelError)
+    failed, folders = contextlib.suppress(OSError, RelabelError), [LIVE, CRASHES, *([] if keeps_batches else [FOLDER])]
     with failed:
         refused = [name for name, _ in refused_files(store)]
-        folders = (LIVE, CRASHES) if keeps_batches else (LIVE, CRASHES, FOLDER)
         for name in [*refused, *itertools.chain.from_iterable(map(store.names, folders))]:
             with failed:
                 store.remove(name)
 
 
 def _manifest(opened: OpenRun, found: Snapshot) -> RunManifest:
-    spec = opened.job.spec
-    if not spec.run.allow_mixed:
+    if not (spec := opened.job.spec).run.allow_mixed:
         refuse_mixing(found.engines, output=spec.output, is_begun=False)
     manifest = build_manifest(
         opened.folder,
@@ -330,12 +327,11 @@ def _manifest(opened: OpenRun, found: Snapshot) -> RunManifest:
 def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_now: bool) -> Exit:
     if report.over_limit:
         return Exit.OVER_LIMIT
-    planned = session.opened.plan.shards
-    has_work = any(session.left.todo(shard, seen) for shard in session.shards)
+    planned, left, is_locked = session.opened.plan.shards, session.left, session.opened.store.is_locked
+    has_work = any(left.todo(shard, seen) for shard in session.shards)
     is_open = has_work or any(len(seen.get(shard, ())) < len(planned[shard].chunks) for shard in session.shards)
     report.is_for_run = is_open and not has_work
-    is_locked = session.opened.store.is_locked
-    busy = [one for one in session.busy if session.left.todo(one, seen) and is_locked(shard_lock_name(one))]
+    busy = [one for one in session.busy if left.todo(one, seen) and is_locked(shard_lock_name(one))]
     report.busy_shards = busy
     if busy and not session.taken:
         return Exit.LOCKED
@@ -345,9 +341,7 @@ def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_n
         return Exit.PARTIAL
     if report.cascade is not None and report.cascade.is_alarm:
         return Exit.GATE
-    if session.taken or was_finished_now:
-        return Exit.DONE
-    return Exit.NOTHING_TO_DO
+    return Exit.DONE if session.taken or was_finished_now else Exit.NOTHING_TO_DO
 
 
 # ------------------------------------------------------------------------------
@@ -400,8 +394,7 @@ def engine_text(labeler: str, facts: EngineFacts) -> str:
 
 def report_text(report: RunReport) -> str:
     """The end table."""
-    did, tally = report.did, report.tally
-    by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
+    did, tally, left = report.did, report.tally, report.left
     if report.exit is Exit.NOTHING_TO_DO:
         share = "all" if report.rows == tally.rows else "these"
         counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
@@ -409,6 +402,7 @@ def report_text(report: RunReport) -> str:
             [f"{report.name}: nothing to do, {share} shards are done ({counts}).", *_settled_lines(report)]
         )
     seconds, prompt, output = max(did["seconds"], 1e-9), did["prompt_tokens"], did["output_tokens"]
+    by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
     rows = [
         ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
         ("labelled", f"{tally.labelled:,}"),
@@ -418,42 +412,31 @@ def report_text(report: RunReport) -> str:
         ("tokens", f"{prompt:,} in, {output:,} out, {(prompt + output) / seconds:,.0f} tokens/s"),
         ("prefix hits", f"{did['cached_tokens'] / prompt:.0%} of prompt tokens" if prompt else "none"),
     ]
-    lost = did["in_vain"]
-    if lost["requests"] or lost["pairs"]:
+    if (lost := did["in_vain"])["requests"] or lost["pairs"]:
         cost = "" if lost["cost"] is None else f", {lost['cost']:,.4f} in money"
         num_tokens = lost["prompt_tokens"] + lost["output_tokens"]
         rows.append(("discarded", f"{lost['pairs']:,} pairs, {lost['requests']:,} asks, {num_tokens:,} tokens{cost}"))
-    rows += _open_rows(report)
+    if num_open := report.chunks - tally.chunks_done:
+        begun = f"; {left.begun_chunks:,} begun here, {left.rows_in:,} of their {left.begun_rows:,} rows in"
+        rows.append(("open", f"{num_open:,} of {report.chunks:,} chunks" + (begun if left.begun_chunks else "")))
+        rows += [("answers", left.answers_text())] if left.begun_chunks else []
     scope = "" if sum(counts["asks"] for counts in tally.stages.values()) == did["requests"] else " in all"
     rows += [
         (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out{scope}")
         for stage, counts in tally.stages.items()
     ]
-    if canary := did.get("canary"):
-        rows.append(("canary", CanaryResult(**canary).text))
-    if report.budget is not None:
-        rows.append(("budget", report.budget.text))
-    if report.cascade is not None:
-        rows.append(("cascade", report.cascade.text))
-    if report.engine_restarts is not None:
-        rows.append(("engine restarts", f"{report.engine_restarts:,}"))
-    is_finished = report.rows == tally.rows
-    rows.append(
-        ("labels", f"listed in {report.output}/manifest.json" if is_finished else f"so far in {report.output}/labels")
-    )
+    restarts, canary = report.engine_restarts, did.get("canary")
+    more = {
+        "canary": CanaryResult(**canary).text if canary else None,
+        "budget": report.budget.text if report.budget is not None else None,
+        "cascade": report.cascade.text if report.cascade is not None else None,
+        "engine restarts": f"{restarts:,}" if restarts is not None else None,
+        "labels": f"so far in {report.output}/labels"
+        if report.rows > tally.rows
+        else f"listed in {report.output}/manifest.json",
+    }
+    rows += [(name, text) for name, text in more.items() if text is not None]
     return f"{report.name}: {verdict(report)}\n" + grid(rows)
-
-
-def _open_rows(report: RunReport) -> list[tuple[str, str]]:
-    """Lines of the end table about what is open; none where nothing is."""
-    left, num_open = report.left, report.chunks - report.tally.chunks_done
-    if not num_open:
-        return []
-    begun = f"; {left.begun_chunks:,} begun here, {left.rows_in:,} of their {left.begun_rows:,} rows in"
-    rows = [("open", f"{num_open:,} of {report.chunks:,} chunks" + (begun if left.begun_chunks else ""))]
-    if left.begun_chunks:
-        rows.append(("answers", left.answers_text()))
-    return rows
 
 
 def verdict(report: RunReport) -> str:
@@ -476,13 +459,12 @@ def verdict(report: RunReport) -> str:
 
 def _settled_lines(report: RunReport) -> list[str]:
     """Why a retry leaves rows in quarantine, and what to do; nothing where it leaves none."""
-    if not report.settled:
-        return []
-    return [
+    text = (
         f"{report.settled:,} quarantined rows are not asked again: their queries have labels, and the rows of a query "
         "take theirs from one answer. To label them, change what their status and reason name (too little room: "
         "labeler.window_tokens) and run the job into a new output."
-    ]
+    )
+    return [text] if report.settled else []
 
 
 def beyond_budget(job_file: str) -> str:
@@ -499,8 +481,7 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
     Args:
         same_job: words of a command line that name this very job, with its overrides and its date.
     """
-    lines = []
-    askable = report.tally.num_quarantined - report.settled
+    lines, askable = list[str](), report.tally.num_quarantined - report.settled
     if report.exit is Exit.OVER_LIMIT:
         retry = f"; after fixing the cause: relabel retry {same_job}" if askable else ""
         lines.append(f"See {report.output}/quarantine{retry}. Or raise run.max_failed_fraction.")
@@ -510,11 +491,11 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
         lines += _settled_lines(report)
     if report.is_for_run:
         lines.append(f"Label them with: relabel run {same_job}")
-    if report.exit is Exit.GATE and report.stopped == AT_BUDGET:
-        lines.append(beyond_budget(job_file))
-    elif report.exit is Exit.GATE:
+    if report.exit is Exit.GATE:
         lines.append(
-            "The calibration queries are no fair sample of the input, or ids mean other texts there. Label a new "
+            beyond_budget(job_file)
+            if report.stopped == AT_BUDGET
+            else "The calibration queries are no fair sample of the input, or ids mean other texts there. Label a new "
             "sample of the input's queries with the teacher, and run the job into a new output."
         )
     if report.busy_shards:

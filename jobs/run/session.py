@@ -1,5 +1,5 @@
-"""A worker's session over its shards: locks, open chunks, the rows that cheap judges label, and commits in background
-threads."""
+"""A worker's session over its shards: locks, budget, open chunks, the rows that cheap judges label, and commits in
+background threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -20,20 +20,28 @@ from typing import Self
 
 import numpy as np
 
-from relabel.jobs.job import OpenRun
-from relabel.jobs.run.budget import Allowance, open_allowance
-from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.job import OpenRun, other_rounds
+from relabel.jobs.run.chunks import ChunkWork, Reuse, earlier_outputs, known_answers, listed
 from relabel.jobs.run.crashes import CrashJournal
-from relabel.jobs.run.progress import Progress
-from relabel.jobs.run.reuse import Reuse, earlier_outputs, keep_answers, known_answers, listed
+from relabel.jobs.run.progress import Progress, asked_for
 from relabel.jobs.run.stop import Stop
-from relabel.manifests.asks import EngineFacts
+from relabel.manifests.asks import (
+    Answer,
+    Ask,
+    Charge,
+    Engine,
+    EngineFacts,
+    Request,
+    most_output_tokens,
+    most_prompt_tokens,
+)
 from relabel.manifests.errors import LockHeldError, StoreUnreachableError, UsageError
 from relabel.manifests.files import HERE
 from relabel.manifests.labels import LABELS, LabelRow, Pair, QuarantineRow
-from relabel.manifests.plan import ChunkId, Plan, Receipt, ReusedRows, chunk_row_ids, commit_chunk
+from relabel.manifests.plan import ChunkId, Plan, Receipt, chunk_row_ids, commit_chunk
 from relabel.manifests.reuse import Cascade, LabelKeys
-from relabel.manifests.run import Attempts, Snapshot, file_schema
+from relabel.manifests.run import Attempts, BudgetState, Limits, Tally, file_schema
+from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
 from relabel.manifests.store import Lock, shard_lock_name
 
 logger = logging.getLogger(__name__)
@@ -56,16 +64,13 @@ def choose_shards(text: str | None, num_shards: int, environment: Mapping[str, s
     """
     if text is None:
         return list(range(num_shards))
-    if text == "auto":
-        index, count = _from_scheduler(environment)
-        source = f"the scheduler's {index}/{count}"
-    else:
-        source, match = f"--shard {text}", re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if match is None:
-            raise UsageError(f"{source}: want INDEX/COUNT, counted from 0 (the first of four is 0/4), or auto.")
-        index, count = map(int, match.groups())
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None and text != "auto":
+        raise UsageError(f"--shard {text}: want INDEX/COUNT, counted from 0 (the first of four is 0/4), or auto.")
+    index, count = map(int, match.groups()) if match else _from_scheduler(environment)
     if not 0 <= index < count:
-        raise UsageError(f"{source}: the index must be below the count (the last of four is 3/4).")
+        named = text if match else f"auto, here {index}/{count}"
+        raise UsageError(f"--shard {named}: the index must be below the count (the last of four is 3/4).")
     return list(range(index, num_shards, count))
 
 
@@ -78,8 +83,7 @@ _INDEXES = {
 
 
 def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
-    name = next((one for one in _INDEXES if one in environment), None)
-    if name is None:
+    if (name := next((one for one in _INDEXES if one in environment), None)) is None:
         raise UsageError(f"--shard auto: no scheduler's variable is set ({', '.join(_INDEXES)}). Give INDEX/COUNT.")
     # a task of Slurm that failed and is submitted again is an array of its own; the count says what it was part of
     for count_name in (SHARD_COUNT_VARIABLE, _INDEXES[name]):
@@ -89,8 +93,7 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
         raise UsageError(
             f"--shard auto: {name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the number of workers."
         )
-    first = _number(environment, "SLURM_ARRAY_TASK_MIN", "0")
-    last = _number(environment, "SLURM_ARRAY_TASK_MAX")
+    first, last = _number(environment, "SLURM_ARRAY_TASK_MIN", "0"), _number(environment, "SLURM_ARRAY_TASK_MAX")
     step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", "1"))
     count = (last - first) // step + 1
     if _number(environment, "SLURM_ARRAY_TASK_COUNT", str(count)) != count:
@@ -122,18 +125,15 @@ class WorkLeft:
     """
 
     def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, execution: str = "") -> None:
-        self.opened = opened
-        self.shards = shards
-        self.is_retry = is_retry
+        self.opened, self.shards, self.is_retry = opened, shards, is_retry
         self.whole: Mapping[str, str] | None = None
         self.retries = self._retry_round(execution) if is_retry else {}
 
     @functools.cached_property
     def seen(self) -> dict[int, dict[int, list[int]]]:
         """What was committed at the first listing. Receipts stay, so what is done here is done."""
-        folder = self.opened.folder
-        etags = folder.listing()
-        found = folder.attempts_of_all(etags)
+        etags = self.opened.folder.listing()
+        found = self.opened.folder.attempts_of_all(etags)
         if not self.is_retry and sum(map(len, found.values())) == self.opened.plan.num_chunks:
             self.whole = etags
         return found
@@ -146,11 +146,6 @@ class WorkLeft:
         """
         before, rows = self.seen.get(shard, {}), self.opened.plan.shards[shard].chunks
         return 0 if self.is_retry else sum(rows[chunk] for chunk in now if chunk not in before)
-
-    def rows_before(self) -> int:
-        """Rows of these shards that were committed at the first listing; at a retry, which goes over them, none."""
-        planned = self.opened.plan.shards
-        return 0 if self.is_retry else sum(planned[shard].rows for shard in self.shards) - self.rows_to_ask()
 
     def rows_to_ask(self) -> int:
         """Rows of the chunks to work on, as of the first listing."""
@@ -192,14 +187,13 @@ class WorkLeft:
         ends where an undisturbed one ends. Workers of one execution begin one round: one that starts late finds the
         receipts of the others, and does not begin the next.
         """
-        own, level = 0, max((len(attempts) for done in self.seen.values() for attempts in done.values()), default=1)
-        found: dict[int, dict[int, int]] = {}
+        own, found = 0, dict[int, dict[int, int]]()
+        level = max((len(attempts) for done in self.seen.values() for attempts in done.values()), default=1)
         for shard in self.shards:
             for receipts in self.opened.folder.chunk_receipts(shard):
                 own = max([own, *(one.attempt for one in receipts if one.execution == execution)])
                 # whether any quarantined row of a chunk may be asked again
-                quarantine = receipts[-1].quarantine
-                if quarantine is not None and len(self._settled(receipts)) < quarantine.rows:
+                if (file := receipts[-1].quarantine) is not None and len(self._settled(receipts)) < file.rows:
                     found.setdefault(shard, {})[receipts[0].chunk] = receipts[-1].attempt + 1
         lagging = {
             shard: late
@@ -221,10 +215,9 @@ class WorkLeft:
 
     def num_settled(self) -> int:
         """Quarantined rows of the whole run that no retry would ask, as `settled_rows` has it."""
-        if not self.opened.job.reads.whole_query:
-            return 0
-        folder, shards = self.opened.folder, range(len(self.opened.plan.shards))
-        return sum(len(self._settled(receipts)) for shard in shards for receipts in folder.chunk_receipts(shard))
+        shards = range(len(self.opened.plan.shards) if self.opened.job.reads.whole_query else 0)
+        chunks = itertools.chain.from_iterable(map(self.opened.folder.chunk_receipts, shards))
+        return sum(len(self._settled(receipts)) for receipts in chunks)
 
     def _settled(self, receipts: list[Receipt]) -> list[QuarantineRow]:
         folder = self.opened.folder
@@ -232,8 +225,7 @@ class WorkLeft:
             return []
         labels = [folder.table(one.labels, LABELS, ["query_id"]) for one in receipts if one.labels is not None]
         labelled = {query_id for table in labels for query_id in table["query_id"].to_pylist()}
-        waiting = folder.quarantined_rows(receipts[-1])
-        return [QuarantineRow(**row) for row in waiting if row["query_id"] in labelled]
+        return [QuarantineRow(**row) for row in folder.quarantined_rows(receipts[-1]) if row["query_id"] in labelled]
 
     def quarantined_ids(self, shard: int) -> dict[int, set[int]]:
         """Row ids to ask again, by chunk of a shard: what the attempt before this round's left in quarantine, whatever
@@ -258,6 +250,194 @@ class WorkLeft:
                 f"{self.opened.store.root}/receipts: a listing lacks what was there a moment ago (shard {shard}, "
                 f"chunks {sorted(missing)[:5]}). Run the same command again."
             )
+
+
+# ------------------------------------------------------------------------------
+# A run's budget: what all workers have committed, and what this one has in flight, against the limits of the job.
+
+AT_BUDGET = "the budget is used up"
+"""Why a run is drained."""
+TRIALS = 2
+"""Times a labeler's made-up asks are paid for at most when an engine starts that tries them at its server; the second
+is for what else it finds out there.
+"""
+READ_EVERY_S = 10.0
+"""Seconds between two listings of what other workers have committed; 20 times as long as a listing takes, if longer."""
+
+
+class Allowance:
+    """What one worker may still ask: the limits, less what was committed, what this worker was charged, and the most
+    that its asks in flight may be charged. What others have in flight is not known here: docs/jobs.md says how far that
+    may overshoot.
+
+    Args:
+        worker: its name in receipts.
+        stop: drained once the budget is spent.
+    """
+
+    def __init__(self, opened: OpenRun, limits: Limits, worker: str, stop: Stop) -> None:
+        self._opened, self._limits, self._worker, self._stop = opened, limits, worker, stop
+        self._engine: Engine | None = None
+        self._spec, self._probe = opened.job.spec.engine, opened.job.labeler.probe()
+        self._seen = opened.folder.attempts_of_all()
+        tallies = _tallies(opened)
+        self._rows_asked = sum(tally.rows - tally.reused for tally in tallies)
+        self._others = spent_so_far(opened, tallies)
+        """By all receipts but this worker's own."""
+        self._next_read_s = time.perf_counter() + READ_EVERY_S
+        self._answered = self._trials = self._gone = self._held = self._largest = Charge()
+        self._flying: dict[int, Charge] = {}
+        self.is_spent = False
+        """Whether it ended for want of more."""
+
+    def begin(self) -> bool:
+        """Whether there is room to start an engine and to ask what is typical of an open chunk."""
+        bounds = [most_charge(self._spec, ask) for ask in self._probe]
+        sizes = [
+            rows
+            for shard, planned in enumerate(self._opened.plan.shards)
+            for chunk, rows in enumerate(planned.chunks)
+            if chunk not in self._seen.get(shard, {})
+        ]
+        # without any it is a retry, which may ask a single row
+        need, smallest = (max(bounds), min(sizes)) if sizes else (min(bounds), 1)
+        typical = self._others.times(smallest / self._rows_asked) if self._rows_asked else Charge()
+        if isinstance(self._spec.args, PaidByToken):
+            self._trials = _sum(bounds).times(TRIALS)  # until the engine is there and counts them
+        if not self._has_room(typical.plus(need)):
+            self._end()
+        return not self.is_spent
+
+    def uses(self, engine: Engine) -> None:
+        """The engine that is asked, from its start on."""
+        self._trials, self._engine = Charge(), engine
+
+    def takes(self, request: Request, *, is_idle: bool) -> bool:
+        """Hold the most that a request may be charged, if there is room for it.
+
+        Args:
+            is_idle: nothing is in flight, so that no answer can make room: False then means that the budget is spent.
+        """
+        if time.perf_counter() >= self._next_read_s:
+            self._read_others()
+        most = self._most(request.ask)
+        if not self._has_room(self._held.plus(most)):
+            if is_idle:
+                self._end()
+            return False
+        if request.id in self._flying:  # of a loop before this one, that was ended; its answer will not come
+            self._gone = self._gone.plus(self._flying[request.id])
+        self._flying[request.id] = most
+        self._largest = max(self._largest, most)
+        self._held = self._held.plus(most)
+        return True
+
+    def answered(self, answers: Sequence[Answer]) -> None:
+        """Count what answers were charged, instead of the most that they might have been."""
+        for answer in answers:
+            if (most := self._flying.pop(answer.request_id, None)) is not None:
+                self._held = self._held.minus(most) if self._flying else self._gone
+                charge = charge_of(self._spec.args, answer.prompt_tokens, answer.output_tokens)
+                self._answered = self._answered.plus(charge)
+
+    def may_begin(self, rows: int, rows_begun: int, rows_done: int) -> bool:
+        """Whether what is left is likely to finish a chunk, by what the rows before it took.
+
+        Args:
+            rows: of it that have to be asked; rows_begun: likewise of chunks under way; rows_done: by this worker.
+        """
+        if not rows_begun and not rows_done:
+            return True
+        if rows_done:
+            # the last of them is asked by what it may be charged at most
+            need = self._charged().times((rows + rows_begun) / rows_done).plus(self._largest)
+        else:
+            need = _sum(self._most(ask) for ask in self._probe).times(
+                self._opened.job.spec.labeler.samples * (rows + rows_begun)
+            )
+        if not (has_room := self._has_room(need)) and not rows_begun:
+            self._end()
+        return has_room
+
+    def _end(self) -> None:
+        self.is_spent = True
+        self._stop.drain(AT_BUDGET)
+
+    def _read_others(self) -> None:
+        """Add what other workers have committed since."""
+        folder, started_s = self._opened.folder, time.perf_counter()
+        etags = folder.listing()
+        now = folder.attempts_of_all(etags)
+        new = (one for one in folder.new_receipts(self._seen, now, etags) if one.worker != self._worker)
+        self._others, self._seen = self._others.plus(charge_of_receipts(self._spec.args, new)), now
+        took_s = time.perf_counter() - started_s
+        self._next_read_s = started_s + took_s + max(READ_EVERY_S, 20 * took_s)
+
+    def _has_room(self, need: Charge) -> bool:
+        return self._limits.hold(self._others.plus(self._charged()).plus(need))
+
+    def _charged(self) -> Charge:
+        return (None if self._engine is None else self._engine.charged()) or self._answered.plus(self._trials)
+
+    def _most(self, ask: Ask) -> Charge:
+        return (None if self._engine is None else self._engine.most(ask)) or most_charge(self._spec, ask)
+
+
+def open_allowance(opened: OpenRun, worker: str, stop: Stop) -> Allowance | None:
+    """A worker's part of the job's budget; None where it has none."""
+    limits = Limits(opened.job.spec.run.max_tokens, opened.job.spec.run.max_cost)
+    return Allowance(opened, limits, worker, stop) if limits.is_set else None
+
+
+def budget_so_far(opened: OpenRun, tally: Tally | None = None) -> BudgetState | None:
+    """How much of the job's budget is gone; None where it has none.
+
+    Args:
+        tally: of the receipts, where they were read a moment ago.
+    """
+    limits = Limits(opened.job.spec.run.max_tokens, opened.job.spec.run.max_cost)
+    return BudgetState(*limits, *spent_so_far(opened, _tallies(opened, tally))) if limits.is_set else None
+
+
+def spent_so_far(opened: OpenRun, tallies: Sequence[Tally]) -> Charge:
+    """What receipts hold, those of work that another worker committed first included; of all rounds of a search.
+
+    Args:
+        tallies: of these rounds.
+    """
+    spec, folders = opened.job.spec.engine, [opened.folder, *other_rounds(opened.job)]
+    lost = (charge_of_receipts(spec.args, folder.lost_receipts()) for folder in folders)
+    return _sum([*(charge_of(spec.args, *one.tokens) for one in tallies), *lost])
+
+
+def _tallies(opened: OpenRun, own: Tally | None = None) -> list[Tally]:
+    """Of this run, `own` where it is known, and of the other rounds of its search."""
+    return [
+        own or opened.folder.snapshot().tally,
+        *(folder.snapshot().tally for folder in other_rounds(opened.job)),
+    ]
+
+
+def charge_of_receipts(args: EngineArgs | None, receipts: Iterable[Receipt]) -> Charge:
+    """What the work of some receipts took."""
+    counts = asked_for(receipts)
+    return charge_of(args, counts["prompt_tokens"], counts["output_tokens"])
+
+
+def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
+    """What an ask takes at most, of an engine that does not know better: one that cuts a prompt by its own tokens."""
+    prompt, output = min(most_prompt_tokens(ask), spec.max_prompt_tokens), most_output_tokens(ask)
+    return charge_of(spec.args, prompt, output)
+
+
+def charge_of(args: EngineArgs | None, prompt_tokens: int, output_tokens: int) -> Charge:
+    """Tokens as limits count them; without options that name a price they cost nothing."""
+    cost = 0.0 if args is None else price_of(args, prompt_tokens, output_tokens) or 0.0
+    return Charge(prompt_tokens + output_tokens, round(cost, 9))
+
+
+def _sum(charges: Iterable[Charge]) -> Charge:
+    return functools.reduce(Charge.plus, charges, Charge())
 
 
 # ------------------------------------------------------------------------------
@@ -286,8 +466,7 @@ class CommitThreads:
     """
 
     def __init__(self, commit: Callable[[ChunkWork], bool], progress: Progress, *, threads: int = 2) -> None:
-        self._commit = commit
-        self._progress = progress
+        self._commit, self._progress = commit, progress
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="commit")
         self._under_way: set[Future[bool]] = set()
 
@@ -316,9 +495,9 @@ class CommitThreads:
         Returns:
             Whether any had finished.
         """
-        must_wait = wait_for_all or len(self._under_way) >= COMMITS_IN_FLIGHT
+        timeout_s = None if wait_for_all or len(self._under_way) >= COMMITS_IN_FLIGHT else 0
         until = ALL_COMPLETED if wait_for_all else FIRST_COMPLETED
-        done, self._under_way = wait(self._under_way, timeout=None if must_wait else 0, return_when=until)
+        done, self._under_way = wait(self._under_way, timeout=timeout_s, return_when=until)
         self._count(done)
         return bool(done)
 
@@ -354,11 +533,7 @@ class Session:
         progress: Progress,
         part_of: str | None = None,
     ) -> None:
-        self.opened = opened
-        self.is_retry = is_retry
-        self.stop = stop
-        self.progress = progress
-        self.shards = shards
+        self.opened, self.shards, self.is_retry, self.stop, self.progress = opened, shards, is_retry, stop, progress
         self.busy: list[int] = []
         self.taken: list[int] = []
         self.facts: EngineFacts | None = None
@@ -393,17 +568,13 @@ class Session:
                 lock.acquire()
             except LockHeldError as exc:
                 logger.info("%s", exc)
-                if shard not in self.busy:
-                    self.busy.append(shard)
+                self.busy += [] if shard in self.busy else [shard]
                 continue
-            todo = self.left.todo(shard)
-            if not todo:  # its last holder finished between the listing and the lock
+            if not (todo := self.left.todo(shard)):  # its last holder finished between the listing and the lock
                 lock.release()
                 continue
-            self._locks[shard] = lock
-            self._chunks_left[shard] = len(todo)
+            self._locks[shard], self._chunks_left[shard], self._reached = lock, len(todo), (shard, todo)
             self.taken.append(shard)
-            self._reached = shard, todo
             return True
         return False
 
@@ -431,18 +602,16 @@ class Session:
                     continue
                 return
             assert self._reached is not None
-            shard, attempts = self._reached
-            self._reached = None
+            (shard, attempts), self._reached = self._reached, None
             for folder in ("labels", "quarantine", "answers", "receipts", "lost"):
                 opened.store.sweep(f"{folder}/shard-{shard:05d}")
-            planned = opened.plan.shards[shard]
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
-            self.journal.opens(shard, attempts, self._rows_of(shard, wanted or {}), num_rows=sum(planned.chunks))
+            rows_of, num_rows = self._rows_of(shard, wanted or {}), sum(opened.plan.shards[shard].chunks)
+            self.journal.opens(shard, attempts, rows_of, num_rows=num_rows)
             settled = self.left.settled_rows(shard) if self.is_retry else {}
             for chunk, pairs in opened.read(shard, sorted(attempts), wanted=wanted):
                 # whether another worker has the lease by now
-                lock = self._locks.get(shard)
-                if lock is not None and lock.is_lost and shard not in self._given_up:
+                if (lock := self._locks.get(shard)) and lock.is_lost and shard not in self._given_up:
                     self._give_up(shard, [one for one in attempts if one >= chunk])
                     break
                 self._count_others()
@@ -469,12 +638,10 @@ class Session:
 
     def _count_others(self) -> None:
         """Now and then: count what was committed of shards that this worker has not taken."""
-        if time.monotonic() < self._next_listing_s or len(self.shards) == 1:
-            return
-        seen = self.opened.folder.attempts_of_all()
-        self._next_listing_s = time.monotonic() + list_every_s(self.opened.plan)
-        theirs = set(self.shards) - set(self.taken)
-        self.progress.rows_of_others = sum(self.left.rows_since(shard, seen.get(shard, {})) for shard in theirs)
+        if time.monotonic() >= self._next_listing_s and len(self.shards) > 1:
+            seen, theirs = self.opened.folder.attempts_of_all(), set(self.shards) - set(self.taken)
+            self._next_listing_s = time.monotonic() + list_every_s(self.opened.plan)
+            self.progress.rows_of_others = sum(self.left.rows_since(shard, seen.get(shard, {})) for shard in theirs)
 
     def _leave(self, shard: int, count: int = 1) -> None:
         """Note that so many chunks of a shard need no more of this session; with the last its lock is released."""
@@ -494,9 +661,8 @@ class Session:
         if (cascade := self.opened.cascade) is not None and not self.is_retry:
             self.progress.reused += take_cheap(cascade, work)
         if chunk in self._kept:
-            work.known = work.answered = known_answers(
-                self.opened.store, self.opened.plan.fingerprint, self.facts, chunk
-            )
+            store, fingerprint = self.opened.store, self.opened.plan.fingerprint
+            work.known = work.answered = known_answers(store, fingerprint, self.facts, chunk)
         return work
 
     @functools.cached_property
@@ -509,30 +675,26 @@ class Session:
         """What of the budget this worker may spend; None without one."""
         return open_allowance(self.opened, self.worker, self.stop)
 
-    def keep_answers(self, unfinished: list[ChunkWork]) -> None:
-        """Keep the answers of chunks that stay open."""
-        keep_answers(self.opened.store, self.opened.plan.fingerprint, self.facts, unfinished)
-
     @functools.cached_property
     def reuse(self) -> Reuse:
         """What earlier outputs know; opened when the first chunk is read, so that a run with
         nothing to do opens none.
         """
-        outputs = [] if self.is_retry else earlier_outputs(self.opened.job)
-        return Reuse(self.opened.job, self.opened.plan, outputs)
+        job, plan = self.opened.job, self.opened.plan
+        return Reuse(job, plan, [] if self.is_retry else earlier_outputs(job))
 
     def commit(self, work: ChunkWork) -> bool:
         """Make a finished chunk durable. Runs in a committer thread."""
-        cascade = self.opened.cascade
-        labels = [row for row in work.rows if isinstance(row, LabelRow)]
+        cascade, reused, labels = self.opened.cascade, self.reuse.sources(work), work.rows
         if cascade is not None:
             labels = with_sources(cascade, work)
-        quarantine = [row for row in work.rows if isinstance(row, QuarantineRow)]
+            if cheap := work.sources[CHEAP]:  # all of them under the first judge
+                reused += [replace(judge, rows=0 if at else cheap) for at, judge in enumerate(cascade.judges)]
         receipt = commit_chunk(
             self.opened.store,
             work.id,
-            labels,
-            quarantine,
+            [row for row in labels if isinstance(row, LabelRow)],
+            [row for row in work.rows if isinstance(row, QuarantineRow)],
             schema=self._schema,
             fingerprint=self.opened.plan.fingerprint,
             stages=work.stage_counts(),
@@ -543,27 +705,13 @@ class Session:
             started=_utc(work.started_clock),
             committed=_utc(time.time()),
             answers=sorted({row["key"]: row for row in work.answers}.values(), key=lambda row: bytes(row["key"])),
-            reused=[
-                *self.reuse.sources(work),
-                *(cheap_sources(cascade, work) if cascade is not None else []),
-            ],
+            reused=reused,
             reused_answers=work.reused_answers,
             execution=self.execution,
         )
         self.journal.commits(work)
         self._leave(work.id.shard)
         return receipt is not None
-
-    def own_receipts(self, found: Snapshot, seen: Attempts) -> Iterator[Receipt]:
-        """What was committed for this execution, by all its workers or by the one that this is, among the receipts that
-        are there now.
-
-        Args:
-            seen: the attempts in `found`.
-        """
-        receipts = self.opened.folder.new_receipts(self.left.seen, seen, found.etags)
-        mine = (receipt for receipt in receipts if receipt.execution == self.execution)
-        return (receipt for receipt in mine if not self.is_part or receipt.worker == self.worker)
 
     def close(self, *, crash: str | None = None) -> None:
         """Release every lock; safe to call twice.
@@ -627,10 +775,10 @@ def take_cheap(cascade: Cascade, work: ChunkWork) -> int:
     return before - work.left
 
 
-def with_sources(cascade: Cascade, work: ChunkWork) -> list[LabelRow]:
+def with_sources(cascade: Cascade, work: ChunkWork) -> list[LabelRow | QuarantineRow | None]:
     """A chunk's labels with the columns of a cascade."""
     place_N, by_N = cascade.places(work.pairs)
-    found = []
+    found = list[LabelRow | QuarantineRow | None]()
     for row, place, by in zip(work.rows, place_N.tolist(), by_N.tolist(), strict=True):
         if isinstance(row, LabelRow):
             known_by = "calibration" if row.query_id in cascade.queries else "teacher"
@@ -641,9 +789,3 @@ def with_sources(cascade: Cascade, work: ChunkWork) -> list[LabelRow]:
             }
             found.append(row._replace(columns={**row.columns, **columns}))
     return found
-
-
-def cheap_sources(cascade: Cascade, work: ChunkWork) -> list[ReusedRows]:
-    """What a chunk's receipt says of its cheap rows: all of them under the first judge."""
-    rows = work.sources[CHEAP]
-    return [replace(judge, rows=0 if at else rows) for at, judge in enumerate(cascade.judges)] if rows else []

@@ -29,20 +29,17 @@ class Deadline:
 
     Args:
         text: what was asked for, in words: `--until 06:00`.
-        wall_s: of a time of day: seconds since the epoch, so that a clock that is set moves it along.
-        steady_s: of a length: on `time.perf_counter`, so that a clock that is set does not.
+        at_s: in seconds since the epoch if it is a time of day, so that a clock that is set moves it along; else on
+            `time.perf_counter`, so that it does not.
     """
 
     text: str
-    wall_s: float | None = None
-    steady_s: float | None = None
+    at_s: float
+    is_time_of_day: bool = False
 
     def left_s(self) -> float:
         """Seconds until then; below zero once it has passed."""
-        if self.wall_s is not None:
-            return self.wall_s - time.time()
-        assert self.steady_s is not None
-        return self.steady_s - time.perf_counter()
+        return self.at_s - (time.time() if self.is_time_of_day else time.perf_counter())
 
     def shown(self) -> str:
         """What was asked for, and when that is, with the local zone: `--until 06:00 (2026-11-21
@@ -62,9 +59,9 @@ def choose_deadline(until: str | None, duration: str | None, *, now: datetime | 
     """
     found = []
     if until is not None:
-        found.append(Deadline(f"--until {until}", wall_s=until_s(until, now or datetime.now(UTC))))
+        found.append(Deadline(f"--until {until}", until_s(until, now or datetime.now(UTC)), is_time_of_day=True))
     if duration is not None:
-        found.append(Deadline(f"--for {duration}", steady_s=time.perf_counter() + span_s(duration)))
+        found.append(Deadline(f"--for {duration}", time.perf_counter() + span_s(duration)))
     return min(found, key=Deadline.left_s, default=None)
 
 
@@ -76,21 +73,18 @@ def until_s(text: str, now: datetime) -> float:
         UsageError: it is neither, or has passed.
     """
     clean = text.strip()
-    match = _TIME.fullmatch(clean)
-    if match is not None:
+    if (match := _TIME.fullmatch(clean)) is not None:
         return _next_time_of_day(text, match, now)
     try:
         moment = datetime.fromisoformat(clean)
-        is_day_alone = not re.search(r"[T ]\d", clean)
     except ValueError as exc:
         raise UsageError(
             f"--until {text}: want a time of day (06:00, or 06:00 Europe/Berlin) or a timestamp (2026-11-21T06:00, "
             "with +01:00 or Z where it is not in the machine's zone)."
         ) from exc
-    if is_day_alone:
+    if not re.search(r"[T ]\d", clean):
         raise UsageError(f"--until {text}: names a day and no time; write {clean}T06:00.")
-    left_s = moment.timestamp() - now.timestamp()
-    if left_s <= 0:
+    if moment.timestamp() <= now.timestamp():
         raise UsageError(f"--until {text}: has passed; it is now {now.astimezone(moment.tzinfo):%Y-%m-%dT%H:%M:%S%z}.")
     return moment.timestamp()
 
@@ -156,9 +150,13 @@ class Stop:
     is_starting: bool = False
     """Whether an engine is starting right now, so that a signal ends that at once."""
 
-    def drain(self, reason: str) -> None:
-        """Begin no chunk any more; those begun get `DRAIN_S`, or what a deadline leaves. The first reason is kept."""
-        self._drain(reason, DRAIN_S)
+    def drain(self, reason: str, within_s: float | None = None) -> None:
+        """Begin no chunk any more; those begun get so long (`DRAIN_S` by default), or what a deadline leaves. The first
+        reason is kept.
+        """
+        within_s = min(DRAIN_S if within_s is None else within_s, self.due_in_s(0.0))
+        self.deadline_s = min(self.deadline_s, time.perf_counter() + within_s)
+        self.reason = self.reason or reason
 
     def now(self) -> None:
         """Drop what is not committed."""
@@ -172,18 +170,11 @@ class Stop:
             drain_s: how long they are expected to need.
         """
         if self.reason is None and self.deadline is not None and self.due_in_s(drain_s) <= 0:
-            self._drain(self.deadline.text, math.inf)
+            self.drain(self.deadline.text, math.inf)
 
     def due_in_s(self, drain_s: float) -> float:
         """Seconds until chunks that need so long must begin to drain; infinite without a deadline."""
         return math.inf if self.deadline is None else self.deadline.left_s() - END_S - drain_s
-
-    def _drain(self, reason: str, within_s: float) -> None:
-        if self.deadline is not None:
-            within_s = min(within_s, self.deadline.left_s() - END_S)
-        self.deadline_s = min(self.deadline_s, time.perf_counter() + within_s)
-        if self.reason is None:
-            self.reason = reason
 
 
 def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT | None:
@@ -217,8 +208,7 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     Args:
         say: called with what was asked for and what will happen.
     """
-    has_interrupt = False
-    main = threading.get_ident()
+    has_interrupt, main = False, threading.get_ident()
 
     def on_near() -> None:
         """Wake the main thread by a signal if it starts an engine; the loop minds the deadline by itself."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import math
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from relabel.jobs.run.crashes import crashed_apart
 from relabel.jobs.run.execution import label
@@ -129,12 +130,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """
     if VISIBLE not in environment:
         return [str(number) for number in range(_count_by_driver() or len(list(DRIVER_FOLDER.glob("*"))))]
-    names: list[str] = []
-    for name in map(str.strip, environment[VISIBLE].split(",")):
-        if name in ("", "-1"):  # CUDA takes what comes before the first invalid name
-            break
-        names.append(name)
-    return names
+    names = map(str.strip, environment[VISIBLE].split(","))
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # CUDA ends at the first invalid name
 
 
 def _count_by_driver() -> int:
@@ -216,17 +213,7 @@ Heard = tuple[list[str], Ended | None]
 """Lines that a worker wrote to stderr since the last call, and how it ended, once all that it wrote is read."""
 
 
-class Worker(Protocol):
-    """A worker under way: a `WorkerProcess`, or one that an actor of Ray holds."""
-
-    def heard(self) -> Heard: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-Start = Callable[[list[str], bytes], Worker]
+Start = Callable[[list[str], bytes], "WorkerProcess | _RayWorker"]
 
 
 class WorkerProcess:
@@ -267,8 +254,8 @@ class WorkerProcess:
 
     def heard(self) -> Heard:
         """What it wrote since the last call, and how it ended, once nothing of its group is left."""
-        code, ended = self._process.poll(), None
-        if code is not None:
+        ended = None
+        if (code := self._process.poll()) is not None:
             self.kill()
             for reader in self._readers:
                 reader.join(READ_S)
@@ -351,7 +338,7 @@ class _Slot:
     start: Start
     seen: set[str]
     starts_s: float | None = 0.0
-    worker: Worker | None = None
+    worker: WorkerProcess | _RayWorker | None = None
     starts: int = 0
     crashes: int = 0
     wakes: int = 0
@@ -370,14 +357,11 @@ class Supervisor:
     """
 
     def __init__(self, session: Session, *, say: Callable[[str], None], on_progress: Callable[[], None]) -> None:
-        self.session = session
-        self.say = say
-        self._on_progress = on_progress
+        self.session, self.say, self._on_progress = session, say, on_progress
         self._slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
-        self._is_ending = False
-        self._ends_s = math.inf
-        self._said: dict[str, None] = {}
+        self._is_ending, self._ends_s = False, math.inf
+        self._said = set[str]()
         self._remarks: dict[str, None] = {}
         self._results: list[dict[str, Any]] = []
         self._states: dict[str, WorkerState] = {}
@@ -432,10 +416,12 @@ class Supervisor:
         report.engine_start_s = max((one["engine_start_s"] for one in self._results), default=0.0)
         report.remarks = list(self._remarks)
         report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self._slots)
-        if costs := [one["this_run"]["costs"] for one in self._results if "costs" in one["this_run"]]:
-            report.did["costs"] = _sum(costs)
-        if canaries := [one["this_run"]["canary"] for one in self._results if "canary" in one["this_run"]]:
-            report.did["canary"] = canaries[0]
+        runs = [one["this_run"] for one in self._results]
+        if costs := [one["costs"] for one in runs if "costs" in one]:
+            # what one of several engines does not know is not known of all
+            parts = {name: [one.get(name) for one in costs] for name in itertools.chain.from_iterable(costs)}
+            report.did["costs"] = {name: None if None in some else sum(some) for name, some in parts.items()}
+        report.did |= next(({"canary": one["canary"]} for one in runs if "canary" in one), {})
         report.seconds = time.perf_counter() - started
         return report
 
@@ -451,11 +437,10 @@ class Supervisor:
         first, second = [*session.shards, session.shards[0] + len(session.opened.plan.shards)][:2]
         words = ["retry" if session.is_retry else "run", "/dev/stdin", "--output", "json", "--log-format", "json"]
         words += ["--part-of", session.execution, "--shard", f"{first}/{second - first}"]
-        if ledger is not None:
-            words += ["--ledger", absolute_path(ledger)]
+        words += [] if ledger is None else ["--ledger", absolute_path(ledger)]
         if session.stop.deadline is not None:
-            end = datetime.fromtimestamp(time.time() + session.stop.deadline.left_s(), UTC)
-            words += ["--until", end.isoformat()]
+            end_s = time.time() + session.stop.deadline.left_s()
+            words += ["--until", datetime.fromtimestamp(end_s, UTC).isoformat()]
         return words
 
     def _supervise(self) -> None:
@@ -498,7 +483,7 @@ class Supervisor:
                 self.session.progress.started_s = time.perf_counter()
         if kind in ("engine", "remark"):
             if text not in self._said:
-                self._said[text] = None
+                self._said.add(text)
                 self.say(text)
         elif kind in ("output", "crash") or (event["level"] == "warning" and kind != "none_accepted"):
             slot.last_line = text if kind == "output" else slot.last_line
@@ -534,15 +519,15 @@ class Supervisor:
 
     def _crashed(self, slot: _Slot, ended: Ended, message: str, *, is_fault: bool) -> None:
         """Start it again, unless it crashes again and again with nothing done in between."""
-        if message:
-            words = message.rstrip(".")
-        elif ended.code < 0:
-            words = f"its process was killed by signal {-ended.code}"
-        else:
-            words = f"its process ended with code {ended.code}" + (f": {slot.last_line}" if slot.last_line else "")
+        last = f": {slot.last_line}" if slot.last_line else ""
+        how = f"was killed by signal {-ended.code}" if ended.code < 0 else f"ended with code {ended.code}{last}"
+        words = message.rstrip(".") or f"its process {how}"
         self._log(slot, f"the engine crashed ({words}).")
-        slot.starts_s = time.perf_counter()
-        if self._has_committed(slot, ended.worker) or crashed_apart(self.session.opened.store, ended.worker):
+        slot.starts_s, store = time.perf_counter(), self.session.opened.store
+        listed = set(self.session.opened.folder.listing())
+        new, slot.seen = sorted(listed - slot.seen), listed
+        has_committed = any(load_receipt(store, name).worker == ended.worker for name in new)
+        if has_committed or crashed_apart(store, ended.worker):
             slot.crashes = 0
             return
         slot.crashes += 1
@@ -553,12 +538,6 @@ class Supervisor:
                 f"{words}. What was committed is safe."
             )
             self._give_up(slot, RuntimeError(text) if is_fault else EngineLostError(text))
-
-    def _has_committed(self, slot: _Slot, worker: str) -> bool:
-        """Whether a worker that is gone committed a chunk."""
-        listed = set(self.session.opened.folder.listing())
-        new, slot.seen = listed - slot.seen, listed
-        return any(load_receipt(self.session.opened.store, name).worker == worker for name in sorted(new))
 
     def _give_up(self, slot: _Slot, error: RelabelError | RuntimeError) -> None:
         slot.error, slot.starts_s = error, None
@@ -573,8 +552,11 @@ class Supervisor:
         lost. If no work is left, end the workers that Ray has not placed yet.
         """
         quiet = [slot.worker for slot in self._slots if slot.worker is not None and not slot.has_spoken]
-        able = [slot for slot in self._slots if slot.worker is None and slot.starts_s is None and slot.error is None]
-        idle = [slot for slot in able if slot.wakes < MOST_WAKES]
+        idle = [
+            slot
+            for slot in self._slots
+            if slot.worker is None and slot.starts_s is None and slot.error is None and slot.wakes < MOST_WAKES
+        ]
         if not quiet and not idle:
             return False
         open_shards = self.session.left.open_shards()
@@ -631,9 +613,8 @@ class Supervisor:
         self._count()
         progress = session.progress
         if self._committed is not None:  # by now the workers' own commits of then are counted
-            theirs = self._committed - progress.pairs - progress.reused
+            theirs, self._committed = self._committed - progress.pairs - progress.reused, None
             progress.rows_of_others = max(progress.rows_of_others, theirs)
-            self._committed = None
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + self._look_every_s
             with contextlib.suppress(StoreUnreachableError):  # a command that needs the store reports that
@@ -646,28 +627,17 @@ class Supervisor:
         """Add up what the workers say in their live files; of one that crashed its answers count, and not what it had
         in hand.
         """
-        session, counts, statuses, live = self.session, Counter[str](), Counter[str](), Live()
         with contextlib.suppress(StoreUnreachableError):
-            states = live_states(session.opened.store)
-            self._states |= {one.worker: one for one in states if one.execution == session.execution}
-        for state in self._states.values():
-            counts.update({name: getattr(state, name) for name in _COUNTS})
-            statuses.update(state.statuses)
+            states = live_states(self.session.opened.store)
+            self._states |= {one.worker: one for one in states if one.execution == self.session.execution}
+        said, progress = self._states.values(), self.session.progress
+        for name in (*ASKED, "reused", "chunks_committed", "chunks_lost"):
+            setattr(progress, name, sum(getattr(state, name) for state in said))
+        progress.prompt_tokens += progress.cached_tokens
+        progress.statuses, progress.live = sum((state.statuses for state in said), Counter[str]()), Live()
+        for state in said:
             is_gone = state.worker in self._gone
-            live.add(Live(accepted=state.live.accepted, refused=state.live.refused) if is_gone else state.live)
-        counts["prompt_tokens"] += counts["cached_tokens"]
-        for name in _COUNTS:
-            setattr(session.progress, name, counts[name])
-        session.progress.statuses, session.progress.live = statuses, live
-
-
-_COUNTS = (*ASKED, "reused", "chunks_committed", "chunks_lost")
-
-
-def _sum(costs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Costs of several engines together; what one of them does not know is not known of all."""
-    parts = {name: [one.get(name) for one in costs] for name in dict.fromkeys(name for one in costs for name in one)}
-    return {name: None if None in some else sum(some) for name, some in parts.items()}
+            progress.live.add(Live(accepted=state.live.accepted, refused=state.live.refused) if is_gone else state.live)
 
 
 # ------------------------------------------------------------------------------

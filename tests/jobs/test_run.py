@@ -331,7 +331,7 @@ def kubernetes(index: str) -> dict[str, str]:
             r"1-7:1 has gaps.*0-6, or give INDEX/COUNT",
             id="gaps in an array, whose shards would fall to nobody",
         ),
-        ("auto", slurm(3, 4, 8, 1), r"the scheduler's -1/5: the index must be below the count"),
+        ("auto", slurm(3, 4, 8, 1), "auto, here -1/5: the index must be below the count"),
         ("auto", {"SLURM_ARRAY_TASK_ID": "2"}, r"SLURM_ARRAY_TASK_MAX is not set.*--shard 3/64"),
         *(
             ("auto", {name: "3"}, f"{name} gives an index but no count. Set RELABEL_SHARD_COUNT")
@@ -346,7 +346,7 @@ def kubernetes(index: str) -> dict[str, str]:
             ("auto", kubernetes(junk), re.escape(f"JOB_COMPLETION_INDEX is {junk!r}"))
             for junk in ("", "x", "-1", "1.5", "1/4")
         ),
-        ("auto", kubernetes("5"), "the scheduler's 5/4: the index must be below the count"),
+        ("auto", kubernetes("5"), "auto, here 5/4: the index must be below the count"),
         *(
             (text, {}, r"want INDEX/COUNT, counted from 0 \(the first of four is 0/4\), or auto")
             for text in ("", "3", "3/", "/4", "a/b", "-1/4", "1/-4", "1.0/4", "1/4/2", "1:4", "AUTO", "1 / 4")

@@ -39,7 +39,7 @@ from tests.jobs.test_loop import Scripted, chunks_of, good, loop_of
 
 
 def after(seconds: float) -> Deadline:
-    return Deadline("--for a while", steady_s=time.perf_counter() + seconds)
+    return Deadline("--for a while", time.perf_counter() + seconds)
 
 
 class Clocked(Scripted):
@@ -313,13 +313,13 @@ def test_of_two_deadlines_the_earlier_counts() -> None:
 
 def test_a_deadline_states_its_zone(berlin: None) -> None:
     assert (
-        Deadline("--until 06:00", wall_s=utc("2026-11-21T05:00").timestamp()).shown()
+        Deadline("--until 06:00", utc("2026-11-21T05:00").timestamp(), is_time_of_day=True).shown()
         == "--until 06:00 (2026-11-21 06:00:00 +0100 CET)"
     )
 
 
 def test_a_clock_that_is_set_moves_a_time_of_day_and_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_clock, by_length = Deadline("u", wall_s=time.time() + 100), Deadline("f", steady_s=time.perf_counter() + 100)
+    by_clock, by_length = Deadline("u", time.time() + 100, True), Deadline("f", time.perf_counter() + 100)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 60)
     assert round(by_clock.left_s()) == 40
