@@ -5,8 +5,7 @@ Closed loop: one caller asks, waits for the answer, asks again. Open loop: reque
 or not the last one is answered, and a latency counts from the scheduled arrival. So a server that stalls once makes all
 wait that arrive meanwhile, and each of them is counted; a closed loop would ask fewer questions while answers are slow
 ("coordinated omission"). A quantile is a latency that was observed (numpy's `inverted_cdf`), and is stated only where a
-distribution-free 95 % interval for it exists: from 368 latencies for p99, from 3,688 for p99.9. Latencies that follow
-one another are alike (a queue, a clock that drops), so the bootstrap draws blocks of neighbours.
+distribution-free 95 % interval for it exists: from 368 latencies for p99, from 3,688 for p99.9.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,16 +45,15 @@ from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import InputError, MissingExtraError, UsageError
 from relabel.manifests.files import translate_errors
 from relabel.manifests.metrics.evaluation import Gate, GateVerdict, judge_gates
-from relabel.manifests.metrics.metric import LEVEL, bootstrap
+from relabel.manifests.metrics.metric import LEVEL
 from relabel.manifests.process import device_names, installed_versions, require, usable_cores
 from relabel.manifests.records import plain, read_record, readable_json
 from relabel.manifests.store import LocalStore
 
-# N requests, latencies or rows of the workload, R resamples, G blocks of neighbours
+# N requests, latencies or rows of the workload
 
 TokenRow = tuple[list[int], list[int]]
 """Token ids and segment numbers, as the loader's `Encoder` gives them."""
-LIBRARIES = ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers")
 MAX_ROWS = 10_000
 CELL_FIGURES = ("p50_ms", "p99_ms", "p999_ms", "mean_ms", "pairs_per_s")
 CAPACITY_SHARE = 0.08
@@ -66,7 +64,7 @@ is still empty.
 """
 TOO_LONG = "the student reads no rows of that length."
 TOO_SHORT = "the time suffices for too few samples. More --seconds."
-LatencyRow: TypeAlias = dict[str, Any]
+LatencyRow = dict[str, Any]
 """A closed-loop cell or an open-loop rate, with `ROW_KEYS`; None where a figure does not apply, or is not known."""
 ROW_KEYS = (
     "cell",  # the shape, or `open`
@@ -75,7 +73,7 @@ ROW_KEYS = (
     "mean_batch",  # requests of a micro-batch
     "unanswered",  # requests that still waited when the open loop was stopped
     *("samples", "seconds", "pairs_per_s", "mean_ms"),
-    *("p50_ms", "p50_low", "p50_high", "p99_ms", "p99_low", "p99_high", "p999_ms"),  # with the ends of 95 % intervals
+    *("p50_ms", "p99_ms", "p999_ms"),
 )
 Clock = Callable[[], float]
 """Seconds from some fixed point, never going back."""
@@ -83,13 +81,13 @@ MAX_SAMPLES = 20_000
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 FEWEST_SAMPLES = 20
 """A closed-loop cell, or an open-loop rate, with fewer states no figure."""
-MAX_BLOCKS, RESAMPLES = 50, 400
 MS = 1000.0
+Bound = tuple[str, float]
+"""A figure (`mean` or `p99`), and the milliseconds that it must not exceed."""
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Of the rate that full micro-batches reach with no queue."""
 HALVINGS = 3
 """Rates tried between the highest that keeps a bound and the lowest that does not: a step of 10 % becomes about 1 %."""
-MEASUREMENTS = "measurements"
 
 
 @dataclass
@@ -190,7 +188,9 @@ def bench_bundle(
             "usable_cores": usable_cores(),
             "threads": threads,
             "python": platform.python_version(),
-            "versions": installed_versions(LIBRARIES),
+            "versions": installed_versions(
+                ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers")
+            ),
         },
         workload={**vars(workload.lengths), "from": "lengths" if workload.texts is None else "pairs"},
         models=models,
@@ -205,7 +205,7 @@ def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float 
     found: dict[str, float | None] = {}
     for model in models:
         names = [f"{shape}.{key}" for shape in spec.shapes for key in CELL_FIGURES]
-        known = dict.fromkeys([*names, *(f"highest_rate_by_{bound.figure}" for bound in bounds(spec))])
+        known = dict.fromkeys([*names, *(f"highest_rate_by_{figure}" for figure, _ in bounds(spec))])
         known |= {f"{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
         known |= {f"highest_rate_by_{slo['figure']}": slo["highest_rate"] for slo in model.slo}
         found |= {f"{model.provider}.{model.precision}.{name}": value for name, value in known.items()}
@@ -215,7 +215,7 @@ def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float 
 def bounds(spec: BenchSpec) -> list[Bound]:
     """Of the open loop's latencies: the highest rate that keeps each is sought."""
     wished = (("mean", spec.slo_mean_ms), ("p99", spec.slo_ms))
-    return [Bound(figure, ms) for figure, ms in wished if ms is not None]
+    return [(figure, ms) for figure, ms in wished if ms is not None]
 
 
 # ------------------------------------------------------------------------------
@@ -259,9 +259,7 @@ def blank_row(encoder: Encoder, length: int) -> TokenRow:
     """A row of so many tokens, all of them in the vocabulary."""
     ids, segments = encoder.encode([("a", "a")])[0]
     repeated = (ids * (length // len(ids) + 1))[:length]
-    if "counts" in encoder.inputs.names:
-        return repeated, segments
-    return repeated, [0] * length if segments else []
+    return repeated, segments if "counts" in encoder.inputs.names else [0] * length if segments else []
 
 
 def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine) -> list[ModelLatency]:
@@ -276,7 +274,16 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
     for asked in spec.providers:
         provider = ("cuda" if PROVIDERS["cuda"] in machine.providers else "cpu") if asked == "auto" else asked
         if provider == "tensorrt":
-            found += _engines_that_fit(models, machine)
+            engines = [model for model in models if isinstance(model, EngineFile)]
+            faults = [engine_fault(vars(model), machine) for model in engines]
+            if None not in faults:
+                why = "; ".join(map(str, faults)) or "the bundle holds none"
+                raise MissingExtraError(
+                    f"--providers tensorrt: no engine of this bundle fits this machine ({why}). Build one with "
+                    "`relabel build-engine`, or measure --providers cpu."
+                )
+            fitting = [model for model, fault in zip(engines, faults, strict=True) if fault is None]
+            found += [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
             continue
         if PROVIDERS.get(provider, provider) not in machine.providers:
             install = "Run `pip install 'relabel-ir[openvino]'`, or measure" if provider == OPENVINO else "Measure"
@@ -294,19 +301,6 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
     if strange := [name for name in spec.precisions if name not in known]:
         raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))} for these providers.")
     return [model for model in found if not spec.precisions or model.precision in spec.precisions]
-
-
-def _engines_that_fit(models: Sequence[ModelFile], machine: Machine) -> list[ModelLatency]:
-    engines = [model for model in models if isinstance(model, EngineFile)]
-    faults = [engine_fault(vars(model), machine) for model in engines]
-    fitting = [model for model, fault in zip(engines, faults, strict=True) if fault is None]
-    if not fitting:
-        found = "; ".join(map(str, faults)) or "the bundle holds none"
-        raise MissingExtraError(
-            f"--providers tensorrt: no engine of this bundle fits this machine ({found}). Build one with "
-            "`relabel build-engine`, or measure --providers cpu."
-        )
-    return [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
 
 
 # ------------------------------------------------------------------------------
@@ -343,20 +337,13 @@ class ModelBench:
                 continue
             left_s = end - time.perf_counter()
             parts = len(shapes) - number if number else min(3, len(shapes))
-            call = self._replay(rows) if tokens is None else self._same_batch(rows, tokens)
-            latency_s = time_calls(call, left_s / parts) if left_s > 0 else np.empty(0)
+            latency_s = time_calls(self._call(rows, tokens), left_s / parts) if left_s > 0 else np.empty(0)
             if len(latency_s) < FEWEST_SAMPLES:
                 self.model.not_run.append((shape, TOO_SHORT))
                 continue
-            row = self._row(
-                shape,
-                latency_s,
-                rows=rows,
-                tokens=tokens,
-                seconds=float(latency_s.sum()),
-                pairs_per_s=float(rows / latency_s.mean()),
-            )
-            self.model.closed.append(row)
+            seconds, pairs_per_s = float(latency_s.sum()), float(rows / latency_s.mean())
+            known = {"rows": rows, "tokens": tokens, "seconds": seconds, "pairs_per_s": pairs_per_s}
+            self.model.closed.append(self._row(shape, latency_s, **known))
 
     def open_loop(self, seconds: float) -> None:
         """Measure capacity first, in requests/s of full micro-batches with no queue, then rate after rate."""
@@ -366,16 +353,18 @@ class ModelBench:
             return
         end = time.perf_counter() + seconds
         requests = max(1, spec.max_batch // rows)
-        batch_s = float(np.median(time_calls(self._replay(requests * rows), seconds * CAPACITY_SHARE)))
+        batch_s = float(np.median(time_calls(self._call(requests * rows), seconds * CAPACITY_SHARE)))
         rates = sorted(spec.rates) or [requests / batch_s * load for load in LOADS]
-        each = requests_each(rates, max(0.0, end - time.perf_counter()), more=HALVINGS * len(limits))
+        # as many requests at a low rate, which takes longer, as at a high one, so that p99 is known alike
+        parts_s = sum(1 / rate for rate in rates) + HALVINGS * len(limits) * len(rates) / sum(rates)
+        each = max(0.0, end - time.perf_counter()) / parts_s
 
         def measure(rate: float) -> LatencyRow | None:
             offer_s = max(0.0, min(each / rate, end - time.perf_counter()))
             arrival_s = poisson_arrivals(rate, offer_s, seed=spec.seed)
             if min(len(arrival_s), offer_s * rate) < FEWEST_SAMPLES:
                 return None
-            served = serve(
+            latency_s, batches, took_s = serve(
                 arrival_s,
                 lambda first, end: self._answer(first * rows, end * rows),
                 max_requests=requests,
@@ -383,18 +372,18 @@ class ModelBench:
                 # a growing queue is given up after half as long again; a slow model may still answer what it has begun
                 stop_s=offer_s + max(offer_s / 2, 5 * batch_s),
             )
-            answered = len(arrival_s) - served.unanswered
-            kept_s = served.latency_s[min(np.searchsorted(arrival_s, offer_s * WARM_UP_SHARE), len(arrival_s) - 1) :]
+            unanswered = int(np.isinf(latency_s).sum())
+            answered = len(arrival_s) - unanswered
             return self._row(
                 "open",
-                kept_s,
+                latency_s[min(np.searchsorted(arrival_s, offer_s * WARM_UP_SHARE), len(arrival_s) - 1) :],
                 rows=rows,
                 offered_rate=rate,
-                answered_rate=answered / served.seconds,
-                mean_batch=answered / max(1, served.batches),
-                unanswered=served.unanswered,
-                seconds=served.seconds,
-                pairs_per_s=answered * rows / served.seconds,
+                answered_rate=answered / took_s,
+                mean_batch=answered / max(1, batches),
+                unanswered=unanswered,
+                seconds=took_s,
+                pairs_per_s=answered * rows / took_s,
             )
 
         self.model.open = sweep(measure, rates, limits)
@@ -404,14 +393,14 @@ class ModelBench:
         self.model.capacity_per_s = requests / batch_s
         self.model.slo = [highest_rate(self.model.open, bound) for bound in limits]
 
-    def _same_batch(self, rows: int, tokens: int) -> Callable[[int], object]:
-        """A call that runs one batch without padding."""
+    def _call(self, rows: int, tokens: int | None = None) -> Callable[[int], object]:
+        """A call that answers so many pairs of the workload, the next ones each time; or, of so many tokens, the same
+        batch without padding.
+        """
+        if tokens is None:
+            return lambda number: self._answer(number * rows, (number + 1) * rows)
         batch = self.encoder.collate([blank_row(self.encoder, tokens)] * rows)
         return lambda _: self.run(batch)
-
-    def _replay(self, rows: int) -> Callable[[int], object]:
-        """A call that answers so many pairs of the workload, the next ones each time."""
-        return lambda number: self._answer(number * rows, (number + 1) * rows)
 
     def _answer(self, first: int, end: int) -> None:
         """A server's work as the loader does it: tokenized where texts are known, batched by length, padded.
@@ -478,25 +467,6 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> np.ndarray:
     return np.sort(random.uniform(0.0, seconds, size=random.poisson(rate * seconds)))
 
 
-class OpenLoopTimes(NamedTuple):
-    """What an open loop measured.
-
-    Args:
-        latency_s: [N] seconds from scheduled arrival to answer; infinite where none came before the server was stopped.
-        batches: how many batches the answers came in.
-        seconds: from the first moment to the last answer.
-    """
-
-    latency_s: np.ndarray
-    batches: int
-    seconds: float
-
-    @property
-    def unanswered(self) -> int:
-        """Requests that were still waiting at the end."""
-        return int(np.isinf(self.latency_s).sum())
-
-
 def serve(
     arrival_s: np.ndarray,
     answer: Callable[[int, int], object],
@@ -506,7 +476,7 @@ def serve(
     stop_s: float,
     clock: Clock = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-) -> OpenLoopTimes:
+) -> tuple[np.ndarray, int, float]:
     """Answer requests in the order of their arrival, by one server with micro-batching. Arrivals are drawn before the
     first is served, so the server itself finds what has arrived by now, and no second thread takes part.
 
@@ -516,6 +486,9 @@ def serve(
         max_requests: of one batch.
         max_wait_s: how long the oldest waits for company.
         stop_s: when to stop, answered or not: a queue that only grows would never end.
+    Returns:
+        [N] seconds from scheduled arrival to answer, infinite where none came before the stop; how many batches the
+        answers came in; seconds from the first moment to the last answer.
     """
     done_s = np.full(len(arrival_s), np.inf)
     batches, place, now = 0, 0, 0.0
@@ -533,7 +506,7 @@ def serve(
         else:
             sleep(float(min(closes, fills)) - now)
         now = clock() - start
-    return OpenLoopTimes(done_s - arrival_s, batches, now)
+    return done_s - arrival_s, batches, now
 
 
 def samples_needed(share: float) -> int:
@@ -545,64 +518,32 @@ def samples_needed(share: float) -> int:
     return math.ceil(math.log((1 - LEVEL) / 2) / math.log(max(share, 1 - share)))
 
 
-def summarize(latency_s: np.ndarray, *, seed: int = 0) -> dict[str, float | None]:
-    """Figures of latencies in the order in which they were measured.
+def summarize(latency_s: np.ndarray) -> dict[str, float | None]:
+    """Figures of latencies.
 
     Args:
         latency_s: [N] seconds, one at least; infinite for a request that was never answered.
     Returns:
-        `mean_ms`, `p50_ms`, `p99_ms`, `p999_ms`, and the ends of a 95 % interval: `p50_low` to `p99_high`. None where
-        there are too few latencies, or one never came.
+        `mean_ms`, `p50_ms`, `p99_ms` and `p999_ms`; None where there are too few latencies, or one never came.
     """
-    count = len(latency_s)
-    known = {name: share for name, share in QUANTILES.items() if count >= samples_needed(share)}
-    order = np.argsort(latency_s, kind="stable")
-    groups = min(count, MAX_BLOCKS)
-    group_of_sorted_N = (np.arange(count) * groups // count)[order]
-    sorted_N = latency_s[order]
-
-    def statistic(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
-        upto_RN = weight_RG[:, group_of_sorted_N].cumsum(1)
-        return {name: sorted_N[(upto_RN >= share * upto_RN[:, -1:] - 1e-9).argmax(1)] for name, share in known.items()}
-
-    drawn = bootstrap(statistic, num_groups=groups, resamples=RESAMPLES, seed=seed, width=count)
-    found = {"mean_ms": float(latency_s.mean())} | dict.fromkeys(f"{name}_ms" for name in QUANTILES)
-    found |= dict.fromkeys(("p50_low", "p50_high", "p99_low", "p99_high"))
-    for name, share in known.items():
-        found[f"{name}_ms"] = float(np.quantile(latency_s, share, method="inverted_cdf"))
-        if name != "p999" and name in drawn:
-            found[f"{name}_low"], found[f"{name}_high"] = drawn[name].low, drawn[name].high
-    return {name: value * MS if value is not None and math.isfinite(value) else None for name, value in found.items()}
+    found = {"mean_ms": float(latency_s.mean())}
+    for name, share in QUANTILES.items():
+        is_known = len(latency_s) >= samples_needed(share)
+        found[f"{name}_ms"] = float(np.quantile(latency_s, share, method="inverted_cdf")) if is_known else math.inf
+    return {name: value * MS if math.isfinite(value) else None for name, value in found.items()}
 
 
-class Bound(NamedTuple):
-    """What the `mean` or the `p99` of latencies must not exceed."""
-
-    figure: str
-    ms: float
-
-    def around(self, points: Sequence[LatencyRow]) -> tuple[LatencyRow | None, LatencyRow | None]:
-        """The highest rate that keeps it below the first that breaks it, and that first one. A rate breaks it by its
-        latency, or by a queue that only grew; one with too few requests to know neither keeps nor breaks it.
-        """
-        best = None
-        for point in sorted(points, key=_offered):
-            value = point[f"{self.figure}_ms"]
-            if point["unanswered"] or (value is not None and value > self.ms):
-                return best, point
-            best = best if value is None else point
-        return best, None
-
-
-def requests_each(rates: Sequence[float], seconds: float, *, more: int) -> float:
-    """How many requests each rate may get: as many at a low rate, which takes longer, as at a high one, so that p99 is
-    known alike.
-
-    Args:
-        seconds: for all rates together.
-        more: further rates that may be tried between them.
+def _around(points: Sequence[LatencyRow], bound: Bound) -> tuple[LatencyRow | None, LatencyRow | None]:
+    """The highest rate that keeps a bound below the first that breaks it, and that first one. A rate breaks it by its
+    latency, or by a queue that only grew; one with too few requests to know neither keeps nor breaks it.
     """
-    return seconds / (sum(1 / rate for rate in rates) + more * len(rates) / sum(rates))
+    best = None
+    for point in _by_rate(points):
+        value = point[f"{bound[0]}_ms"]
+        if point["unanswered"] or (value is not None and value > bound[1]):
+            return best, point
+        best = best if value is None else point
+    return best, None
 
 
 def sweep(
@@ -624,23 +565,23 @@ def sweep(
             break
     for bound in bounds:
         for _ in range(HALVINGS):
-            best, broken = bound.around(points)
-            between = broken and measure((_offered(broken) + (_offered(best) if best else 0.0)) / 2)
+            best, broken = _around(points, bound)
+            between = broken and measure((broken["offered_rate"] + (best["offered_rate"] if best else 0.0)) / 2)
             if not between:
                 break
             points.append(between)
-    return sorted(points, key=_offered)
+    return _by_rate(points)
 
 
 def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> dict[str, Any]:
     """The highest offered requests/s that keeps a bound: `highest_rate` with the latencies there, None where no rate
     that was tried keeps it. `is_at_least`: none broke it, so the true one may be higher.
     """
-    best, broken = bound.around(points)
+    best, broken = _around(points, bound)
     at_best = best or dict.fromkeys(ROW_KEYS)
     return {
-        "figure": bound.figure,
-        "slo_ms": bound.ms,
+        "figure": bound[0],
+        "slo_ms": bound[1],
         "highest_rate": at_best["offered_rate"],
         "mean_ms": at_best["mean_ms"],
         "p99_ms": at_best["p99_ms"],
@@ -648,8 +589,8 @@ def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> dict[str, Any]:
     }
 
 
-def _offered(point: LatencyRow) -> float:
-    return float(point["offered_rate"])
+def _by_rate(points: Sequence[LatencyRow]) -> list[LatencyRow]:
+    return sorted(points, key=lambda point: float(point["offered_rate"]))
 
 
 # ------------------------------------------------------------------------------
@@ -660,7 +601,7 @@ def measurements_folder(folder: Path) -> Path:
     """Where figures of a bundle lie: `measurements/NAME` next to it, of a pulled version in the folder pulled to."""
     place = folder.resolve()
     top = place.parent.parent if place.parent.name == VERSIONS else place.parent
-    return top / MEASUREMENTS / place.name
+    return top / "measurements" / place.name
 
 
 def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
@@ -670,11 +611,10 @@ def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
     Raises:
         ManifestError: a file of them is damaged, or of another format.
     """
-    own = []
-    for path in sorted(measurements_folder(folder).glob("*.json")):
-        what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
-        facts = read_record(BenchFacts, path.read_bytes(), str(path), what, advice)
-        own += [facts] if facts.bundle.get("manifest_sha256") == manifest_sha256 else []
+    what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
+    paths = sorted(measurements_folder(folder).glob("*.json"))
+    found = [read_record(BenchFacts, path.read_bytes(), str(path), what, advice) for path in paths]
+    own = [facts for facts in found if facts.bundle.get("manifest_sha256") == manifest_sha256]
     return sorted(own, key=lambda facts: facts.measured_at, reverse=True)
 
 
@@ -702,8 +642,6 @@ def check_place(folder: Path) -> None:
 
 # ------------------------------------------------------------------------------
 # For people: a table, warnings of a line each, a plot.
-
-HEAD = ("model", "measured", "samples", "mean ms", "p50 ms (95 %)", "p99 ms (95 %)", "p99.9 ms", "pairs/s")
 
 
 def write_results(folder: Path, facts: BenchFacts) -> Path:
@@ -740,7 +678,7 @@ def machine_line(facts: BenchFacts) -> str:
 
 def latency_rows(facts: BenchFacts) -> list[list[str]]:
     """A row a closed-loop cell or a rate; the first row is the head."""
-    found = [list(HEAD)]
+    found = [["model", "measured", "samples", "mean ms", "p50 ms", "p99 ms", "p99.9 ms", "pairs/s"]]
     for model in facts.models:
         for row in (*model.closed, *model.open):
             measured = row["cell"]
@@ -750,18 +688,13 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
                 for slo in model.slo:
                     if slo["highest_rate"] == row["offered_rate"]:
                         measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
-            figures = [_number(row["mean_ms"]), _between(row, "p50"), _between(row, "p99"), _number(row["p999_ms"])]
+            figures = [_number(row[key]) for key in ("mean_ms", "p50_ms", "p99_ms", "p999_ms")]
             found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
     return found
 
 
 def _number(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _between(row: LatencyRow, name: str) -> str:
-    value, low, high = (row[f"{name}_{end}"] for end in ("ms", "low", "high"))
-    return _number(value) if low is None or high is None else f"{_number(value)} ({low:,.2f} to {high:,.2f})"
 
 
 def warnings_of(facts: BenchFacts) -> list[str]:

@@ -155,28 +155,6 @@ def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
     return read_record(StudentFacts, held, where, what, "Give a bundle that `relabel export` made.")
 
 
-@dataclass(frozen=True, slots=True)
-class F1Loss:
-    """Macro F1 of both, and the points of it that a model loses against the student, with a 95 % interval over
-    queries.
-    """
-
-    student: float
-    model: float
-    loss_points: float
-    loss_low: float
-    loss_high: float
-
-
-@dataclass(frozen=True, slots=True)
-class NdcgLoss:
-    """nDCG@10 of both; None where no query can be ranked."""
-
-    student: float | None
-    model: float | None
-    loss: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeFigures:
     """A model against the student in batches of one size.
@@ -188,6 +166,9 @@ class SizeFigures:
         flip_low, flip_high: bounds of `flip_share`, 95 %, over queries; absent with one query.
         tau_low, tau_high: its bounds, 95 %, over queries; absent with fewer than two.
         judged_by: whose grades macro F1 and nDCG are by: `gold`, `teacher`, or the student's own.
+        f1_macro: of `student` and `model`, and `loss_points`, those that the model loses, with a 95 % interval over
+            queries, `loss_low` to `loss_high`.
+        ndcg: nDCG@10 of `student` and `model`, and the `loss`; None where no query can be ranked.
     """
 
     is_finite: bool
@@ -201,8 +182,8 @@ class SizeFigures:
     ordered: int = 0
     judged_by: str
     judged_queries: int = 0
-    f1_macro: F1Loss
-    ndcg: Annotated[NdcgLoss, Field(alias="ndcg@10")]
+    f1_macro: dict[str, float]
+    ndcg: Annotated[dict[str, float | None], Field(alias="ndcg@10")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,26 +196,14 @@ class ParityCheck:
     has_passed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorstRow:
-    """A row whose probabilities differ much: where it lies, and both distributions, None for what is not finite."""
-
-    source: str
-    row: int
-    batch_size: int
-    is_flip: bool
-    max_abs: float | None
-    student: list[float | None]
-    model: list[float | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParity:
     """One model against the student.
 
     Args:
         doubts: as in `parity.doubts_of`, sentences.
-        worst: the rows that differ most.
+        worst: the rows whose probabilities differ most: `source` and `row`, where it lies, `batch_size`, `is_flip`,
+            `max_abs`, and both distributions, `student` and `model`, None for what is not finite.
     """
 
     precision: str
@@ -245,7 +214,7 @@ class ModelParity:
     checks: list[ParityCheck]
     has_passed: bool
     doubts: list[str] = field(default_factory=list)
-    worst: list[WorstRow]
+    worst: list[dict[str, Any]]
 
     @property
     def figures(self) -> list[SizeFigures]:
@@ -254,18 +223,10 @@ class ModelParity:
 
 
 @dataclass(frozen=True, slots=True)
-class ParityBounds:
-    """Of the spec, what is shown with the figures; the manifest holds all of it."""
-
-    min_pairs: int
-    batch_sizes: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Parity:
-    """All models of a bundle against its student."""
+    """All models of a bundle against its student, by a `ParitySpec`."""
 
-    spec: ParityBounds
+    spec: dict[str, Any]
     provider: str
     onnxruntime: str
     models: Annotated[list[ModelParity], Field(min_length=1)]
@@ -320,9 +281,9 @@ def parity_rows(parity: Parity) -> list[list[str]]:
     rows = [["precision", "max abs Δp", "flips (95 %)", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
     for one in parity.models:
         flips = max(one.figures, key=lambda figure: figure.flip_share)
-        worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1.loss_points)
+        worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1["loss_points"])
         taus = [figure.tau for figure in one.figures if figure.tau is not None]
-        losses = [figure.ndcg.loss for figure in one.figures if figure.ndcg.loss is not None]
+        losses = [loss for figure in one.figures if (loss := figure.ndcg["loss"]) is not None]
         rows.append(
             [
                 one.precision,
@@ -330,7 +291,7 @@ def parity_rows(parity: Parity) -> list[list[str]]:
                 f"{flips.flip_share:.2%}"
                 + ("" if flips.flip_low is None else f" ({flips.flip_low:.2%} to {flips.flip_high:.2%})"),
                 f"{min(taus):.4f}" if taus else "–",
-                f"{worst_f1.loss_points:+.2f} ({worst_f1.loss_low:+.2f} to {worst_f1.loss_high:+.2f})",
+                "{loss_points:+.2f} ({loss_low:+.2f} to {loss_high:+.2f})".format_map(worst_f1),
                 f"{max(losses, key=abs):+.4f}" if losses else "–",
                 verdict(one),
             ]
@@ -390,7 +351,7 @@ def choose_precision(parity: Parity, provider: str, wish: str | None, why: str =
 def compared_on(parity: Parity) -> str:
     """The pairs and batch sizes that the models were compared on, and who judged, as a sentence begun."""
     first = parity.models[0]
-    sizes = ", ".join(map(str, parity.spec.batch_sizes))
+    sizes = ", ".join(map(str, parity.spec["batch_sizes"]))
     return (
         f"On {first.rows:,} real pairs of {first.queries:,} queries, in batches of {sizes}, on {parity.provider} "
         f"(onnxruntime {parity.onnxruntime}); macro F1 and nDCG by {first.figures[0].judged_by}."

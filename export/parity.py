@@ -26,7 +26,7 @@ import numpy as np
 from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples, read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
-from relabel.export.bundle_facts import F1Loss, ModelParity, NdcgLoss, ParityCheck, SizeFigures, WorstRow
+from relabel.export.bundle_facts import ModelParity, ParityCheck, SizeFigures
 from relabel.export.loader import OPENVINO, STATIC, BundleError, Encoder, choose_provider, open_session
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
@@ -298,8 +298,8 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
     return {
         "judged_by": judge_name,
         "judged_queries": queries,
-        "f1_macro": F1Loss(student=ours, model=theirs, loss_points=loss, loss_low=low, loss_high=high),
-        "ndcg": NdcgLoss(first_ndcg, second_ndcg, ndcg_loss),
+        "f1_macro": {"student": ours, "model": theirs, "loss_points": loss, "loss_low": low, "loss_high": high},
+        "ndcg": {"student": first_ndcg, "model": second_ndcg, "loss": ndcg_loss},
     }
 
 
@@ -370,8 +370,8 @@ def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> l
     ranked = [one for one in figures if one.tau is not None]
     taus = [float(one.tau or 0.0) for one in ranked]
     highs = [float(one.tau or 0.0) if one.tau_high is None else one.tau_high for one in ranked]
-    losses = [one.ndcg.loss for one in figures if one.ndcg.loss is not None]
-    f1_low = max(one.f1_macro.loss_low for one in figures)
+    losses = [loss for one in figures if (loss := one.ndcg["loss"]) is not None]
+    f1_low = max(one.f1_macro["loss_low"] for one in figures)
     flips = max(one.flip_share for one in figures)
     gates: dict[str, list[tuple[str, float | None, Callable[[float, float], bool], float | None]]] = {
         "fp32": [("max |Δp|", max(one.max_abs for one in figures), le, spec.fp32_max_abs)],
@@ -407,7 +407,9 @@ def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigu
     count_K = np.bincount(student_NK.argmax(1))
     others, given = int(count_K.sum() - count_K.max()), int((count_K > 0).sum())
     said = []
-    loss = max(one.f1_macro.loss_high if one.judged_queries > 1 else one.f1_macro.student * POINTS for one in figures)
+    loss = max(
+        one.f1_macro["loss_high"] if one.judged_queries > 1 else one.f1_macro["student"] * POINTS for one in figures
+    )
     if FAMILY[precision] == "int8" and loss > spec.int8_max_f1_loss:
         said.append(
             f"it could lose {loss:.1f} points of macro F1 (95 %), the bound is {spec.int8_max_f1_loss:g}; more pairs "
@@ -432,7 +434,7 @@ def worst_rows(
     found_by_size: Mapping[int, Mapping[str, np.ndarray]],
     pairs: PairSet,
     number: int,
-) -> list[WorstRow]:
+) -> list[dict[str, Any]]:
     """The rows whose relevance differs most, flipped ones first; texts are left out, the row's name leads to them."""
     ranked: list[tuple[bool, float, int, int]] = []
     for size, found in found_by_size.items():
@@ -442,14 +444,14 @@ def worst_rows(
         ranked += [(bool(is_flip_N[row]), float(difference_N[row]), size, int(row)) for row in order]
     ranked.sort(key=lambda one: (not one[0], -one[1], one[2], one[3]))
     return [
-        WorstRow(
-            *pairs.names[row],
-            batch_size=size,
-            is_flip=is_flip,
-            max_abs=finite(difference),
-            student=[finite(value) for value in reference[HEAD][row].tolist()],
-            model=[finite(value) for value in found_by_size[size][HEAD][row].tolist()],
-        )
+        {
+            **dict(zip(("source", "row"), pairs.names[row], strict=True)),
+            "batch_size": size,
+            "is_flip": is_flip,
+            "max_abs": finite(difference),
+            "student": [finite(value) for value in reference[HEAD][row].tolist()],
+            "model": [finite(value) for value in found_by_size[size][HEAD][row].tolist()],
+        }
         for is_flip, difference, size, row in ranked[:number]
     ]
 

@@ -13,11 +13,11 @@ import base64
 import contextlib
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import groupby
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -193,8 +193,9 @@ class StoredRecord:
 
     @classmethod
     def load_all(cls, bundle_store: Store, name: str) -> list[Self]:
-        """All of a bundle, newest first."""
-        entries = sorted(bundle_store.entries(f"{name}/{cls.kind}s"), key=lambda entry: (-entry.written_s, entry.name))
+        """All of a bundle: channels by name, versions newest first."""
+        age = {"channel": 0, "version": -1}[cls.kind]
+        entries = sorted(bundle_store.entries(f"{name}/{cls.kind}s"), key=lambda one: (age * one.written_s, one.name))
         return [cls.load(bundle_store, name, PurePath(entry.name).stem) for entry in entries]
 
     @property
@@ -275,26 +276,11 @@ class Version(StoredRecord):
 Reason = Literal["publish", "set", "rollback"]
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One move of a channel.
-
-    Args:
-        sequence: 1 for the first, one more each time.
-        version: what it points to from then on.
-        version_sha256: digest of that version's body.
-        restores: a rollback's: the sequence of the move that it goes back to.
-        moved: when, by the mover's clock; for people.
-        write: the write's own id.
-    """
-
-    sequence: int
-    version: str
-    version_sha256: str
-    reason: Reason
-    restores: int | None
-    moved: str
-    write: str
+Move = dict[str, Any]
+"""One move of a channel, as `puller.MOVE` shapes it: `sequence`, 1 for the first and one more each time; `version`,
+what it points to from then on, and `version_sha256`, the digest of its body; `reason`; `restores`, of a rollback the
+sequence of the move that it goes back to; `moved`, when, by the mover's clock, for people; `write`, the write's own id.
+"""
 
 
 class Channel(StoredRecord):
@@ -305,9 +291,9 @@ class Channel(StoredRecord):
     kind = "channel"
 
     @property
-    def moves(self) -> tuple[Move, ...]:
+    def moves(self) -> list[Move]:
         """All that it remembers, oldest first, at least one; the last says where it points."""
-        return tuple(Move(**move) for move in self.body["moves"])
+        return list(self.body["moves"])
 
     @property
     def head(self) -> Move:
@@ -316,14 +302,13 @@ class Channel(StoredRecord):
 
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
         """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
-        is_there = (self.head.version, self.head.version_sha256) == (version.at, version.sha256)
+        is_there = (self.head["version"], self.head["version_sha256"]) == (version.at, version.sha256)
         return is_there and (key is None or self.is_signed_by(key))
 
     def about(self) -> dict[str, Any]:
         """What is shown of it."""
-        head = self.head
-        known = {"channel": self.at, "version": head.version, "sequence": head.sequence}
-        return {**known, "moved": head.moved, "reason": head.reason, "signed_by": self.signed_by}
+        known = {key: self.head[key] for key in ("version", "sequence", "moved", "reason")}
+        return {"channel": self.at, **known, "signed_by": self.signed_by}
 
 
 # ------------------------------------------------------------------------------
@@ -335,22 +320,15 @@ def _is_record(name: str) -> bool:
     return puller.fits(bundle, puller.NAME) and rest.startswith(("versions/", "channels/"))
 
 
-def _by_name(channels: Iterable[Channel]) -> list[Channel]:
-    return sorted(channels, key=lambda channel: channel.at)
-
-
 def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
     """Every bundle with its channels and the number of its versions; records are read of channels alone."""
-    paths = [PurePath(entry.name).parts for entry in bundle_store.entries("") if _is_record(entry.name)]
-    versions = Counter(name for name, kind, *_ in paths if kind == "versions")
-    return [
-        {
-            "name": name,
-            "versions": versions[name],
-            "channels": [one.about() for one in _by_name(Channel.load_all(bundle_store, name))],
-        }
-        for name in sorted({name for name, *_ in paths})
-    ]
+    paths = sorted(PurePath(entry.name) for entry in bundle_store.entries("") if _is_record(entry.name))
+    found = []
+    for name, own in groupby(paths, lambda path: path.parts[0]):
+        by_kind = {kind: [path.stem for path in of] for kind, of in groupby(own, lambda path: path.parts[1])}
+        channels = [Channel.load(bundle_store, name, at).about() for at in by_kind.get("channels", ())]
+        found.append({"name": name, "versions": len(by_kind.get("versions", ())), "channels": channels})
+    return found
 
 
 def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
@@ -359,7 +337,7 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     Raises:
         InputError: there is none of that name.
     """
-    versions, channels = Version.load_all(bundle_store, name), _by_name(Channel.load_all(bundle_store, name))
+    versions, channels = Version.load_all(bundle_store, name), Channel.load_all(bundle_store, name)
     if not versions and not channels:
         raise InputError(
             f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
@@ -368,10 +346,10 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "versions": [
-            {**version.about(), "channels": [one.at for one in channels if one.head.version == version.at]}
+            {**version.about(), "channels": [one.at for one in channels if one.head["version"] == version.at]}
             for version in versions
         ],
-        "channels": [{**channel.about(), "moves": plain(channel.moves)} for channel in channels],
+        "channels": [{**channel.about(), "moves": channel.moves} for channel in channels],
     }
 
 
@@ -384,7 +362,7 @@ def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
     """
     at = address.at or STABLE
     channel = Channel.find(bundle_store, address.name, at)
-    version = Version.load(bundle_store, address.name, channel.head.version if channel else at)
+    version = Version.load(bundle_store, address.name, channel.head["version"] if channel else at)
     facts = facts_of(bundle_store, version)
     about = {**version.about(), "channel": channel.about() if channel else None, "list": plain(version.files)}
     return {**about, "facts": facts}
@@ -612,16 +590,16 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
     where, head = f"{bundle_store.url}/{name}@{channel}", held.head
     if key is not None and not held.is_signed_by(key):
         raise GateError(f"{where}: its history is not signed by the key given, so it may be forged. {_SET}")
-    place = head.restores or head.sequence
-    earlier = [one for one in held.moves if one.sequence < place and one.version_sha256 != head.version_sha256]
+    place, now = head["restores"] or head["sequence"], head["version_sha256"]
+    earlier = [one for one in held.moves if one["sequence"] < place and one["version_sha256"] != now]
     if not earlier:
-        raise GateError(f"{where}: points to {head.version}, and its history holds nothing earlier. {_SET}")
+        raise GateError(f"{where}: points to {head['version']}, and its history holds nothing earlier. {_SET}")
     target = earlier[-1]
-    version = Version.load(bundle_store, name, target.version)
-    if version.sha256 != target.version_sha256:
-        raise GateError(f"{where}: version {target.version} is no longer what it was when it pointed there. {_SET}")
+    version = Version.load(bundle_store, name, target["version"])
+    if version.sha256 != target["version_sha256"]:
+        raise GateError(f"{where}: version {version.at} is no longer what it was when it pointed there. {_SET}")
     _rely_on(bundle_store, version)
-    restores = target.restores or target.sequence
+    restores = target["restores"] or target["sequence"]
     return _move(bundle_store, channel, held, version, "rollback", key=key, restores=restores)
 
 
@@ -691,26 +669,26 @@ def _move(
     Raises:
         ChannelMovedError: another mover was first.
     """
-    moves = held.moves if held and (key is None or held.is_signed_by(key)) else ()
-    move = Move(
-        sequence=held.head.sequence + 1 if held else 1,
-        version=version.at,
-        version_sha256=version.sha256,
-        reason=reason,
-        restores=restores,
-        moved=datetime.now(UTC).isoformat(timespec="seconds"),
-        write=secrets.token_hex(8),
-    )
-    kept = [asdict(one) for one in (*moves, move)[-HISTORY_KEPT:]]
+    moves = held.moves if held and (key is None or held.is_signed_by(key)) else []
+    move = {
+        "sequence": held.head["sequence"] + 1 if held else 1,
+        "version": version.at,
+        "version_sha256": version.sha256,
+        "reason": reason,
+        "restores": restores,
+        "moved": datetime.now(UTC).isoformat(timespec="seconds"),
+        "write": secrets.token_hex(8),
+    }
+    kept = [*moves, move][-HISTORY_KEPT:]
     moved = Channel({"kind": Channel.kind, "name": version.name, "channel": channel, "moves": kept}).signed(key)
     failpoints.hit("before_channel")
     was_first = moved.write(bundle_store, held)
     failpoints.hit("after_channel")
     now = moved if was_first else Channel.load(bundle_store, version.name, channel)
-    if not any(one.write == move.write for one in now.moves):
+    if move["write"] not in [one["write"] for one in now.moves]:
         raise ChannelMovedError(
-            f"{bundle_store.url}/{version.name}@{channel}: another process moved it to {now.head.version} (sequence "
-            f"{now.head.sequence}) in the meantime. Nothing is lost: check that this is what you want, then run the "
+            f"{bundle_store.url}/{version.name}@{channel}: another process moved it to {now.head['version']} (sequence "
+            f"{now.head['sequence']}) in the meantime. Nothing is lost: check that this is what you want, then run the "
             "same command again."
         )
     return moved
@@ -761,10 +739,6 @@ class GcMarks:
     since: dict[str, float] = field(default_factory=dict)
     claim: Claim | None = None
 
-    def record(self) -> bytes:
-        """The list as it is written."""
-        return readable_json({"kind": "gc", "format": 1, **plain(self)})
-
 
 def load_gc_marks(bundle_store: Store) -> tuple[GcMarks, str]:
     """The list and its tag; an empty one without a tag where no `gc` ran yet.
@@ -800,7 +774,7 @@ def change_gc_marks(bundle_store: Store, change: Callable[[GcMarks], GcMarks]) -
         wanted = change(held)
         if wanted == held:
             return held
-        data = wanted.record()
+        data = readable_json({"kind": "gc", "format": 1, **plain(wanted)})
         is_written = bundle_store.replace(GC_NAME, data, tag) if tag else bundle_store.create(GC_NAME, data)
         if is_written or load_gc_marks(bundle_store)[0] == wanted:  # or its reply was lost
             return wanted
@@ -826,26 +800,6 @@ def spare(bundle_store: Store, names: Iterable[str]) -> None:
     change_gc_marks(bundle_store, without)
 
 
-class Collected(NamedTuple):
-    """What a `gc` found and did.
-
-    Args:
-        garbage: what nothing points to, versions first: no version may outlive its objects.
-        kept_versions, kept_objects: how many stay.
-        marked: names on the list now, that a later gc will delete.
-        deleted: names that were deleted, or would be.
-        swept: leavings of killed uploads that were removed.
-    """
-
-    garbage: list[Entry]
-    kept_versions: int
-    kept_objects: int
-    marked: list[str]
-    deleted: list[str]
-    deleted_bytes: int
-    swept: int
-
-
 def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[list[Entry], int, int]:
     """Find what nothing points to.
 
@@ -862,7 +816,7 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[lis
     pointed, live = set[tuple[str, str]](), set[str]()
     for name in {entry.name.partition("/")[0] for entry in entries if _is_record(entry.name)}:
         channels = Channel.load_all(bundle_store, name)
-        pointed |= {(name, move.version) for channel in channels for move in channel.moves[-keep:]}
+        pointed |= {(name, move["version"]) for channel in channels for move in channel.moves[-keep:]}
     versions = [entry for entry in entries if _is_record(entry.name) and "/versions/" in entry.name]
     dead_versions = []
     for entry in versions:
@@ -877,11 +831,14 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[lis
     return garbage, len(versions) - len(dead_versions), len(objects) - len(dead_objects)
 
 
-def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) -> Collected:
+def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) -> dict[str, Any]:
     """Mark what is garbage now, delete what was marked long enough ago and still is.
 
     Args:
         deletes: otherwise only say what would happen.
+    Returns:
+        `kept_versions` and `kept_objects`, how many stay; `marked`, names that a later gc will delete; `deleted`, names
+        that were deleted, or would be, and `deleted_bytes`; `swept`, how many leavings of killed uploads were removed.
     Raises:
         LockHeldError: another gc is running.
     """
@@ -906,8 +863,14 @@ def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) ->
         _delete(bundle_store, owner, names)
         swept = bundle_store.sweep_uploads(max(grace_s, SETTLE_S))
     sizes = {entry.name: entry.size_bytes for entry in garbage}
-    size_bytes = sum(sizes.get(name, 0) for name in names)
-    return Collected(garbage, kept_versions, kept_objects, sorted(marks.since), names, size_bytes, swept)
+    return {
+        "kept_versions": kept_versions,
+        "kept_objects": kept_objects,
+        "marked": sorted(marks.since),
+        "deleted": names,
+        "deleted_bytes": sum(sizes.get(name, 0) for name in names),
+        "swept": swept,
+    }
 
 
 def _delete(bundle_store: Store, owner: str, names: list[str]) -> None:

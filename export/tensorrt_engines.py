@@ -9,8 +9,13 @@ it is for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import logging
 import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +23,6 @@ from typing import Any
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
 from relabel.export.bundles import MANIFEST_NAME, Bundle, new_folder_for, open_bundle, seal_bundle
 from relabel.export.loader import PROVIDERS, gpu_capability
-from relabel.export.quantization import quiet
 from relabel.manifests.errors import ManifestError, MissingExtraError, ModelError, StaleRunError, UsageError
 from relabel.manifests.process import require
 from relabel.manifests.records import plain
@@ -99,6 +103,19 @@ def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability
             "say why."
         )
     return bytes(engine)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the steps, fusions, deprecations and advice that the exporters and onnxruntime's tools print."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
 
 
 def _halved(graph: Path) -> bytes:

@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "relabel.jobs.commands.bundles:build_engine",
         "Build a TensorRT engine of a bundle, for this machine.",
     ),
-    "bench": ("relabel.jobs.commands.bench:bench", "Measure a bundle's latency and throughput on this machine."),
+    "bench": ("relabel.jobs.commands.bundles:bench", "Measure a bundle's latency and throughput on this machine."),
     "conform": (
         "relabel.jobs.commands.bundles:conform",
         "Compare a running rerank server's scores with a bundle's.",

@@ -1,4 +1,4 @@
-"""The commands over bundles: export, build-engine, conform, publish, channel, rollback, list, show, gc."""
+"""The commands over bundles: export, build-engine, bench, conform, publish, channel, rollback, list, show, gc."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from typing import Any
 
 import click
 
+from relabel.export.bench import (
+    MAX_ROWS,
+    bench_bundle,
+    check_place,
+    latency_rows,
+    machine_line,
+    measurements_folder,
+    warnings_of,
+    write_results,
+)
 from relabel.export.bundle_facts import compared_on, parity_rows, read_parity, student_facts, undecided_lines
-from relabel.export.bundles import MANIFEST_NAME, open_bundle
+from relabel.export.bundles import MANIFEST_NAME, open_bundle, put_back
 from relabel.export.conform import Conformity, RerankServer
 from relabel.export.conform import conform as compare
 from relabel.export.loader import BundleError, Encoder, read_manifest
-from relabel.export.parity import PairsFile
+from relabel.export.parity import PairsFile, draw_pairs, file_pairs
 from relabel.export.publishing import (
     Channel,
     SigningKey,
@@ -30,13 +40,15 @@ from relabel.export.publishing import (
     version_in,
 )
 from relabel.export.publishing import publish as publish_bundle
-from relabel.export.specs import ExportSpec
+from relabel.export.specs import BenchSpec, ExportSpec
 from relabel.export.tensorrt_engines import build_into
+from relabel.jobs import logs
 from relabel.jobs.commands.options import (
     Number,
     given_parameters,
     local_folder,
     output_option,
+    report_refused,
     sign_key_option,
     sigterm_ends,
 )
@@ -49,6 +61,7 @@ from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
+from relabel.manifests.metrics.evaluation import parse_flag
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted, keep_secret, redacted
 from relabel.manifests.specs import validate_spec
@@ -117,7 +130,7 @@ def publish(
         "uploaded": len(done.uploaded),
         "uploaded_bytes": sum(file.size_bytes for file in done.uploaded),
         "channel": channel,
-        "sequence": done.channel.head.sequence if done.channel else None,
+        "sequence": done.channel.head["sequence"] if done.channel else None,
         "exit_code": int(code),
     }
     state = "published" if done.has_changed else "nothing to do, all of it is there"
@@ -170,17 +183,9 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
 
 
 def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
-    head = moved.head
-    result = {
-        "url": bundle_store.url,
-        "name": moved.name,
-        "channel": moved.at,
-        "version": head.version,
-        "sequence": head.sequence,
-        "reason": head.reason,
-        "exit_code": int(code),
-    }
-    return emit_record(f"{moved.name}@{moved.at}: points to {head.version}", result, output, code)
+    known = {key: moved.head[key] for key in ("version", "sequence", "reason")}
+    result = {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)}
+    return emit_record(f"{moved.name}@{moved.at}: points to {known['version']}", result, output, code)
 
 
 def _bundle_at(text: str) -> tuple[Store, str]:
@@ -280,18 +285,9 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     """
     bundle_store, grace_s = open_bundle_store(url, Storage()), span_s(grace, "--grace")
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
-    code = Exit.DONE if found.marked or found.deleted or found.swept or not deletes else Exit.NOTHING_TO_DO
-    result = {
-        "url": bundle_store.url,
-        "dry_run": not deletes,
-        "kept_versions": found.kept_versions,
-        "kept_objects": found.kept_objects,
-        "marked": found.marked,
-        "deleted": found.deleted,
-        "deleted_bytes": found.deleted_bytes,
-        "swept": found.swept,
-        "exit_code": int(code),
-    }
+    has_work = found["marked"] or found["deleted"] or found["swept"]
+    code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
+    result = {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)}
     head = f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete"
     return emit_record(head, result, output, code)
 
@@ -395,7 +391,7 @@ def export(
     result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
     keys = ("name", "heads", "models", "parity", "made_by")
     parity = read_parity(made.facts.get("parity"), f"{made.folder}/{MANIFEST_NAME}")
-    weak = f" Fewer than {parity.spec.min_pairs:,}: a weak result." if parity.models[0].is_weak else ""
+    weak = f" Fewer than {parity.spec['min_pairs']:,}: a weak result." if parity.models[0].is_weak else ""
     text = [
         f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}",
         f"version {made.version}, heads {', '.join(made.facts['heads'])}. {compared_on(parity)}{weak}",
@@ -480,6 +476,105 @@ def _place(to: str) -> Path:
     if not folder.name:
         raise UsageError(f"--to {to!r}: name a folder of its own, such as out/bundle: it is made next to its place.")
     return folder.resolve() if folder.is_symlink() else folder
+
+
+# ------------------------------------------------------------------------------
+# The command `bench`: how fast a bundle answers, and how many requests it can serve.
+
+
+@click.command(epilog="Example: relabel bench out/bundle --slo-ms 50 --seconds 60")
+@click.argument("bundle", metavar="BUNDLE")
+@click.option(
+    "--providers",
+    default="auto",
+    show_default=True,
+    metavar="LIST",
+    help="Of cpu, cuda, tensorrt, openvino; auto is cuda where it is.",
+)
+@click.option("--precisions", default="", metavar="LIST", help="Of those that the bundle has.  [default: all]")
+@click.option(
+    "--pairs", metavar="PATH", help="Parquet with pairs to replay, instead of the lengths that the bundle records."
+)
+@click.option(
+    "--shapes",
+    default="1xreplay,8xreplay,32xreplay,1x128,32x128,1x384",
+    show_default=True,
+    metavar="LIST",
+    help="Pairs x tokens of a closed-loop request; replay is real lengths.",
+)
+@click.option(
+    "--rates", default="", metavar="LIST", help="Requests/s to offer.  [default: shares of what the model can do]"
+)
+@click.option(
+    "--slo-ms",
+    type=Number(0, min_open=True),
+    help="Find the highest rate that keeps p99 under this.",
+)
+@click.option(
+    "--slo-mean-ms", type=Number(0, min_open=True), help="Find the highest rate that keeps the mean under this."
+)
+@click.option(
+    "--request-pairs", type=click.IntRange(1), default=1, show_default=True, help="Pairs of an open-loop request."
+)
+@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Pairs of a micro-batch.")
+@click.option(
+    "--max-wait-ms", type=Number(0), default=2.0, show_default=True, help="How long the oldest waits for company."
+)
+@click.option(
+    "--threads", type=click.IntRange(0), default=0, show_default=True, help="Of the CPU; 0 is all that it may use."
+)
+@click.option(
+    "--seconds", type=Number(0, min_open=True), default=120.0, show_default=True, help="For all measuring together."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of arrivals and of what is replayed."
+)
+@click.option(
+    "--require",
+    multiple=True,
+    metavar="GATE",
+    help="Exit 5 unless this holds: 'cpu.int8.1x128.p99_ms<=20'. Repeatable.",
+)
+@click.option("--to", metavar="DIR", help="Write the results there, with a table and a plot.")
+@output_option
+@sigterm_ends()
+def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | None, output: str, **options: Any) -> int:
+    """Measure a bundle's latency and throughput on this machine, and record it next to the bundle, which stays as it
+    is.
+
+    Closed loop: batches by lengths. Open loop: requests by a Poisson process with
+    micro-batching, latency from the scheduled arrival. docs/bench.md has the figures.
+    """
+    spec = validate_spec(BenchSpec, options, where="the options")
+    gates = [parse_flag(text) for text in require]
+    folder = local_folder(bundle, "BUNDLE").resolve()
+    put_back(folder)
+    opened = open_bundle(folder)
+    place = measurements_folder(folder) if to is None else local_folder(to, "--to")
+    check_place(place)
+    texts: Sequence[tuple[str, str]] | None = None
+    if pairs is not None:
+        student = student_facts(opened)
+        found = file_pairs(PairsFile(pairs), student.inputs.columns, Storage(), grades=student.grades)
+        texts = draw_pairs(found, MAX_ROWS, seed=spec.seed)
+    facts, verdicts = bench_bundle(opened, spec, pairs=texts, gates=gates, say=lambda line: click.echo(line, err=True))
+    written = write_results(place, facts)
+    for warning in warnings_of(facts):
+        logs.say(warning, level="warning", event="bench")
+    report_refused(verdicts)
+    code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
+    result = {
+        "path": str(written),
+        "version": opened.version,
+        "exit_code": int(code),
+        "gates": plain(verdicts),
+    }
+    parts = [
+        grid([("results", str(written)), ("version", opened.version)]),
+        machine_line(facts),
+        grid(latency_rows(facts)),
+    ]
+    return emit(result | plain(facts), "\n\n".join([*parts, *map(str, verdicts)]), output, code)
 
 
 # ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.export.bench import OpenLoopTimes, poisson_arrivals, serve
+from relabel.export.bench import poisson_arrivals, serve
 
 
 class MadeUpClock:
@@ -33,7 +33,7 @@ def served(
     stall_at: int = -1,
     stall_s: float = 0.0,
     stop_s: float = 1e9,
-) -> OpenLoopTimes:
+) -> tuple[np.ndarray, int, float]:
     """A server that takes as long for any batch, and stalls once."""
     clock = MadeUpClock()
 
@@ -74,21 +74,21 @@ def test_a_stall_is_counted_for_everyone_who_came_meanwhile() -> None:
     all.
     """
     arrival_s = np.arange(2000) / 100
-    found = served(arrival_s, 0.001, stall_at=500, stall_s=1.0)
-    late = found.latency_s > 0.0015
+    latency_s, _, _ = served(arrival_s, 0.001, stall_at=500, stall_s=1.0)
+    late = latency_s > 0.0015
     assert 100 <= late.sum() <= 120
-    assert np.quantile(found.latency_s, 0.99, method="inverted_cdf") > 0.7
+    assert np.quantile(latency_s, 0.99, method="inverted_cdf") > 0.7
     expected = np.maximum(1.001 - 0.01 * np.arange(50), 0.001) + 0.001 * np.arange(50)
-    np.testing.assert_allclose(found.latency_s[500:550], expected, atol=1e-9)
+    np.testing.assert_allclose(latency_s[500:550], expected, atol=1e-9)
 
 
 def test_requests_that_wait_together_are_answered_together() -> None:
     arrival_s = np.array([0.0, 0.001, 0.002, 0.003, 0.5, 0.9, 0.901])
-    found = served(arrival_s, 0.1, max_requests=3, max_wait_s=0.01)
+    latency_s, batches, _ = served(arrival_s, 0.1, max_requests=3, max_wait_s=0.01)
     # the first three fill a batch at 2 ms; the fourth is overdue once that is done; the fifth waits for nobody; the
     # last two share one
-    np.testing.assert_allclose(found.latency_s, [0.102, 0.101, 0.1, 0.199, 0.11, 0.11, 0.109], atol=1e-9)
-    assert found.batches == 4
+    np.testing.assert_allclose(latency_s, [0.102, 0.101, 0.1, 0.199, 0.11, 0.11, 0.109], atol=1e-9)
+    assert batches == 4
 
 
 @given(
@@ -110,7 +110,7 @@ def test_every_request_is_answered_once_in_order_and_never_before_it_came(
         asked.extend(range(first, end))
         clock.time += service_s
 
-    found = serve(
+    latency_s, _, _ = serve(
         arrival_s,
         answer,
         max_requests=most,
@@ -120,14 +120,14 @@ def test_every_request_is_answered_once_in_order_and_never_before_it_came(
         sleep=clock.sleep,
     )
     assert asked == list(range(len(arrival_s)))
-    assert (found.latency_s >= service_s - 1e-9).all()
-    assert found.unanswered == 0
+    assert (latency_s >= service_s - 1e-9).all()
+    assert np.isfinite(latency_s).all()
     if most > 1 and len(arrival_s) == 1:
-        assert found.latency_s[0] <= wait_s + service_s + 1e-9
+        assert latency_s[0] <= wait_s + service_s + 1e-9
 
 
 def test_a_queue_that_only_grows_is_stopped_and_its_waiting_requests_counted() -> None:
     arrival_s = np.arange(1000) / 100
-    found = served(arrival_s, 0.05, stop_s=20.0)
-    assert 20.0 < found.seconds <= 20.05 + 1e-6
-    assert found.unanswered in (599, 600)  # one more or fewer by the last bit of a sum
+    latency_s, _, seconds = served(arrival_s, 0.05, stop_s=20.0)
+    assert 20.0 < seconds <= 20.05 + 1e-6
+    assert np.isinf(latency_s).sum() in (599, 600)  # one more or fewer by the last bit of a sum

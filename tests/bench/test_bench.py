@@ -263,7 +263,7 @@ def test_a_place_that_can_t_be_written_is_refused_before_anything_is_measured(
     def measure(*_: Any, **__: Any) -> None:
         raise AssertionError("measured, for figures that can't be kept")
 
-    monkeypatch.setattr("relabel.jobs.commands.bench.bench_bundle", measure)
+    monkeypatch.setattr("relabel.jobs.commands.bundles.bench_bundle", measure)
     Path("measurements").write_text("a file where a folder belongs")
     relabel("bench", str(bundle)).refused(3, "Not a directory", "--to DIR")
     relabel("bench", str(bundle), "--to", "/proc/self").refused(3, "--to DIR")

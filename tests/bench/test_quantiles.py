@@ -1,4 +1,4 @@
-"""Quantiles and their intervals, on numbers whose truth is known."""
+"""Quantiles, on numbers whose truth is known."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ def test_figures_are_ordered_and_too_few_latencies_state_no_quantile(latency_s: 
     assert stated == sorted(stated)
     for name, share in QUANTILES.items():
         assert (found[f"{name}_ms"] is None) == (len(latency_s) < samples_needed(share))
-        if found[f"{name}_ms"] is not None and name != "p999":
-            least, most = latency_s.min() * 1000, latency_s.max() * 1000
-            assert least <= found[f"{name}_low"] <= found[f"{name}_high"] <= most
     json.dumps(found, allow_nan=False)
 
 
@@ -32,17 +29,6 @@ def test_samples_needed_are_those_of_a_distribution_free_interval() -> None:
         "p99": 368,
         "p999": 3688,
     }
-
-
-def test_neighbours_that_are_alike_widen_the_interval() -> None:
-    """Fifty phases of forty alike: were each latency independent, the interval would be much narrower."""
-    random = np.random.default_rng(1)
-    phase = np.repeat(random.uniform(1.0, 2.0, size=50), 40)
-    widths = [
-        found["p50_high"] - found["p50_low"]
-        for found in (summarize(phase, seed=2), summarize(random.permutation(phase), seed=2))
-    ]
-    assert widths[0] > 3 * widths[1]
 
 
 def test_a_request_that_was_never_answered_is_worse_than_any_that_was() -> None:

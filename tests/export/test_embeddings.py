@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from relabel.export.quantization import STEPS, quantize_embeddings
+from relabel.export.exporting import STEPS, quantize_embeddings
 
 V, H = 400, 64
 

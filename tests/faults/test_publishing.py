@@ -94,12 +94,12 @@ class Shelf:
         if len(ended.codes) != 2 or not set(ended.codes) <= {0, 10}:
             return f"the second time did not end well: {ended}"
         channel = Channel.find(open_bundle_store(self.url, Storage()), "ecom", "stable")
-        if channel.head.version != open_bundle(self.bundles[text]).version or self.served() != text:
-            return f"the channel points to {channel.head.version}, {self.served()} serves, and it should be {text}"
+        if channel.head["version"] != open_bundle(self.bundles[text]).version or self.served() != text:
+            return f"the channel points to {channel.head['version']}, {self.served()} serves, and it should be {text}"
         if left := {path.name for path in self.dest.iterdir()} - {"current", ".versions", ".locks", ".pull.json"}:
             return f"killed pulls left {left}"
-        if moves is not None and channel.head.sequence != moves:
-            return f"{channel.head.sequence} moves, and there were {moves}"
+        if moves is not None and channel.head["sequence"] != moves:
+            return f"{channel.head['sequence']} moves, and there were {moves}"
         return self.fault()
 
 
@@ -107,9 +107,9 @@ def fault_of(bundle_store: Store, channel: Channel) -> str | None:
     """Every version that a channel ever pointed to is whole, byte for byte; its moves are counted without a gap
     (`Channel.find`).
     """
-    if channel.moves[0].sequence != 1:
-        return f"its history begins with move {channel.moves[0].sequence}"
-    for name in {move.version for move in channel.moves}:
+    if channel.moves[0]["sequence"] != 1:
+        return f"its history begins with move {channel.moves[0]['sequence']}"
+    for name in {move["version"] for move in channel.moves}:
         version = Version.load(bundle_store, "ecom", name)
         check_whole(bundle_store, version)
         for file in version.distinct_files:
@@ -225,8 +225,8 @@ def test_publishers_that_race_for_one_channel_lose_and_double_no_move_though_som
         channel = Channel.find(open_bundle_store(shelf.url, Storage()), "ecom", "stable")
         won = sum(end.code == 0 for end in ends)
         lost_in_the_act = sum(end.code == -signal.SIGKILL for end in ends)
-        if not 1 + won <= channel.head.sequence <= 1 + won + lost_in_the_act:
-            return f"{channel.head.sequence} moves, {won} publishers got the answer that they moved it"
+        if not 1 + won <= channel.head["sequence"] <= 1 + won + lost_in_the_act:
+            return f"{channel.head['sequence']} moves, {won} publishers got the answer that they moved it"
         return shelf.finish("four")
 
     sweep(instants(count(full=40, short=1), seed=22), attempt, share=0.06)

@@ -99,7 +99,7 @@ def test_doctor_says_memory_and_providers(relabel: Callable[..., Any]) -> None:
 READ_BELOW = {
     "manifests/failpoints.py",
     "labelers/engines/vllm.py",
-    "export/quantization.py",
+    "export/exporting.py",
     "export/puller.py",
     "export/loader.py",
 }

@@ -295,9 +295,9 @@ def test_a_bad_wire_to_s3_costs_time_and_nothing_else(
         pull_from(bundle_store, tmp_path / "dest")
         assert served_text(tmp_path / "dest") == text
     wire.decide = lambda exchange: "pass"
-    assert [move.sequence for move in Channel.load(bundle_store, "ecom", "stable").moves] == [1, 2]
+    assert [move["sequence"] for move in Channel.load(bundle_store, "ecom", "stable").moves] == [1, 2]
     check_whole(
-        bundle_store, Version.load(bundle_store, "ecom", Channel.load(bundle_store, "ecom", "stable").head.version)
+        bundle_store, Version.load(bundle_store, "ecom", Channel.load(bundle_store, "ecom", "stable").head["version"])
     )
 
 

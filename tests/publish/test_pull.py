@@ -227,7 +227,7 @@ class GoingBack(RuleBasedStateMachine):
         except (GateError, InputError):
             return
         left = self.head[name]
-        self.arrived(name, next(text for text, version in self.versions.items() if version == moved.head.version))
+        self.arrived(name, next(text for text, version in self.versions.items() if version == moved.head["version"]))
         self.bad[name].add(left)
 
     @rule(name=names)
@@ -308,7 +308,7 @@ def test_what_a_pointer_forgot_the_destination_remembers(
     bad = ""
     for step in ("one", "two", "back", "three", "four"):
         if step == "back":
-            bad = Channel.load(bundle_store, "ecom", "stable").head.version
+            bad = Channel.load(bundle_store, "ecom", "stable").head["version"]
             roll_back(bundle_store, "ecom", "stable", None)
         else:
             publish_to(bundle_store, bundles[step])
