@@ -204,8 +204,12 @@ def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float 
     """
     found: dict[str, float | None] = {}
     for model in models:
-        names = [f"{shape}.{key}" for shape in spec.shapes for key in CELL_FIGURES]
-        known = dict.fromkeys([*names, *(f"highest_rate_by_{figure}" for figure, _ in bounds(spec))])
+        known = dict.fromkeys(
+            [
+                *[f"{shape}.{key}" for shape in spec.shapes for key in CELL_FIGURES],
+                *(f"highest_rate_by_{figure}" for figure, _ in bounds(spec)),
+            ]
+        )
         known |= {f"{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
         known |= {f"highest_rate_by_{slo['figure']}": slo["highest_rate"] for slo in model.slo}
         found |= {f"{model.provider}.{model.precision}.{name}": value for name, value in known.items()}
@@ -214,8 +218,7 @@ def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float 
 
 def bounds(spec: BenchSpec) -> list[Bound]:
     """Of the open loop's latencies: the highest rate that keeps each is sought."""
-    wished = (("mean", spec.slo_mean_ms), ("p99", spec.slo_ms))
-    return [(figure, ms) for figure, ms in wished if ms is not None]
+    return [(figure, ms) for figure, ms in (("mean", spec.slo_mean_ms), ("p99", spec.slo_ms)) if ms is not None]
 
 
 # ------------------------------------------------------------------------------
@@ -250,8 +253,7 @@ def plan_workload(
         rows = encoder.encode(pairs)
         return Workload(rows, pairs, describe_lengths([len(ids) for ids, _ in rows]))
     tokens, counts = np.array(lengths.histogram, dtype=np.int64).T
-    size = min(MAX_ROWS, lengths.rows)
-    drawn_N = np.random.default_rng(seed).choice(tokens, size=size, p=counts / counts.sum())
+    drawn_N = np.random.default_rng(seed).choice(tokens, size=min(MAX_ROWS, lengths.rows), p=counts / counts.sum())
     return Workload([blank_row(encoder, length) for length in drawn_N.tolist()], None, lengths)
 
 
@@ -282,8 +284,8 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
                     f"--providers tensorrt: no engine of this bundle fits this machine ({why}). Build one with "
                     "`relabel build-engine`, or measure --providers cpu."
                 )
-            fitting = [model for model, fault in zip(engines, faults, strict=True) if fault is None]
-            found += [ModelLatency(model.flavour, model.precision, model.path) for model in fitting]
+            fitting = zip(engines, faults, strict=True)
+            found += [ModelLatency(one.flavour, one.precision, one.path) for one, fault in fitting if fault is None]
             continue
         if PROVIDERS.get(provider, provider) not in machine.providers:
             install = "Run `pip install 'relabel-ir[openvino]'`, or measure" if provider == OPENVINO else "Measure"
@@ -342,8 +344,9 @@ class ModelBench:
                 self.model.not_run.append((shape, TOO_SHORT))
                 continue
             seconds, pairs_per_s = float(latency_s.sum()), float(rows / latency_s.mean())
-            known = {"rows": rows, "tokens": tokens, "seconds": seconds, "pairs_per_s": pairs_per_s}
-            self.model.closed.append(self._row(shape, latency_s, **known))
+            self.model.closed.append(
+                self._row(shape, latency_s, rows=rows, tokens=tokens, seconds=seconds, pairs_per_s=pairs_per_s)
+            )
 
     def open_loop(self, seconds: float) -> None:
         """Measure capacity first, in requests/s of full micro-batches with no queue, then rate after rate."""
@@ -612,16 +615,22 @@ def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
         ManifestError: a file of them is damaged, or of another format.
     """
     what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
-    paths = sorted(measurements_folder(folder).glob("*.json"))
-    found = [read_record(BenchFacts, path.read_bytes(), str(path), what, advice) for path in paths]
-    own = [facts for facts in found if facts.bundle.get("manifest_sha256") == manifest_sha256]
-    return sorted(own, key=lambda facts: facts.measured_at, reverse=True)
+    found = [
+        read_record(BenchFacts, path.read_bytes(), str(path), what, advice)
+        for path in sorted(measurements_folder(folder).glob("*.json"))
+    ]
+    return sorted(
+        [facts for facts in found if facts.bundle.get("manifest_sha256") == manifest_sha256],
+        key=lambda facts: facts.measured_at,
+        reverse=True,
+    )
 
 
 def machine_name(machine: dict[str, Any]) -> str:
     """A file's name for machines of one kind, `amd-epyc-9b45-2-cores`: by what they compute with, not by host name."""
-    parts = [machine["cpu"], f"{machine['usable_cores']} cores", machine["gpu"] or ""]
-    return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")[:100]
+    return re.sub(
+        r"[^a-z0-9]+", "-", " ".join([machine["cpu"], f"{machine['usable_cores']} cores", machine["gpu"] or ""]).lower()
+    ).strip("-")[:100]
 
 
 def check_place(folder: Path) -> None:
@@ -652,8 +661,13 @@ def write_results(folder: Path, facts: BenchFacts) -> Path:
         StoreError, DiskFullError: the folder can't be written.
     """
     head, *rows = latency_rows(facts)
-    table = [head, ["---"] * len(head), *rows]
-    lines = [f"# {facts.name}", "", machine_line(facts), "", *(f"| {' | '.join(row)} |" for row in table)]
+    lines = [
+        f"# {facts.name}",
+        "",
+        machine_line(facts),
+        "",
+        *(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]),
+    ]
     lines += ["", "–: too few latencies were measured to state it. All figures: the file `.json`."]
     lines += [f"\n{warning}" for warning in warnings_of(facts)]
     store, name = LocalStore(folder), machine_name(facts.machine)
@@ -688,8 +702,15 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
                 for slo in model.slo:
                     if slo["highest_rate"] == row["offered_rate"]:
                         measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
-            figures = [_number(row[key]) for key in ("mean_ms", "p50_ms", "p99_ms", "p999_ms")]
-            found.append([model.side, measured, f"{row['samples']:,}", *figures, _number(row["pairs_per_s"], 0)])
+            found.append(
+                [
+                    model.side,
+                    measured,
+                    f"{row['samples']:,}",
+                    *[_number(row[key]) for key in ("mean_ms", "p50_ms", "p99_ms", "p999_ms")],
+                    _number(row["pairs_per_s"], 0),
+                ]
+            )
     return found
 
 

@@ -40,8 +40,14 @@ def describe_lengths(lengths: Sequence[int]) -> TokenLengths:
     """The distribution of some lengths, one at least."""
     p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
     tokens, rows = np.unique(lengths, return_counts=True)
-    histogram = [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)]
-    return TokenLengths(len(lengths), p50, p90, p99, int(max(lengths)), histogram)
+    return TokenLengths(
+        len(lengths),
+        p50,
+        p90,
+        p99,
+        int(max(lengths)),
+        [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +157,13 @@ def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
     Raises:
         ManifestError: see `student_facts`.
     """
-    what = "describes no student as this relabel writes it"
-    return read_record(StudentFacts, held, where, what, "Give a bundle that `relabel export` made.")
+    return read_record(
+        StudentFacts,
+        held,
+        where,
+        "describes no student as this relabel writes it",
+        "Give a bundle that `relabel export` made.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,8 +319,9 @@ def verdict(one: ModelParity) -> str:
 
 def undecided_lines(parity: Parity) -> list[str]:
     """A sentence for each doubt about a model that passed."""
-    passed = [one for one in parity.models if one.has_passed]
-    return [f"{one.precision} is undecided: {doubt}." for one in passed for doubt in one.doubts]
+    return [
+        f"{one.precision} is undecided: {doubt}." for one in parity.models if one.has_passed for doubt in one.doubts
+    ]
 
 
 FASTEST = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}

@@ -108,8 +108,10 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
         files = [
             File(path.relative_to(folder).as_posix(), path.lstat().st_size, puller.sha256_of(path)) for path in paths
         ]
-    held = {"kind": "bundle", "format": 1, **facts, "files": [file._asdict() for file in files]}
-    LocalStore(folder).put(MANIFEST_NAME, readable_json(held))
+    LocalStore(folder).put(
+        MANIFEST_NAME,
+        readable_json({"kind": "bundle", "format": 1, **facts, "files": [file._asdict() for file in files]}),
+    )
     return open_bundle(folder)
 
 

@@ -121,13 +121,13 @@ class RerankServer:
         return scores_N
 
     def _expected_grades(self, pairs: Sequence[Pair]) -> np.ndarray:
-        batch = self._encoder.collate(self._encoder.encode(pairs))
         inputs = [
             {"name": name, "shape": list(ids.shape), "datatype": "INT64", "data": ids.ravel().tolist()}
-            for name, ids in batch.items()
+            for name, ids in self._encoder.collate(self._encoder.encode(pairs)).items()
         ]
-        path = "" if self._url.endswith("/infer") else f"/v2/models/{self._model}/infer"
-        reply = self._post(path, {"inputs": inputs})
+        reply = self._post(
+            "" if self._url.endswith("/infer") else f"/v2/models/{self._model}/infer", {"inputs": inputs}
+        )
         found = {one["name"]: one for one in reply.get("outputs", ())} if isinstance(reply, dict) else {}
         if "relevance" not in found:
             raise InputError(f"its reply has no output `relevance`: {shortened(json.dumps(reply), 200)}")
@@ -137,12 +137,14 @@ class RerankServer:
         url = self._url if not path or self._url.endswith(path) else self._url + path
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         try:
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=TIMEOUT_S
+            ) as reply:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as exc:
-            said = f"{redacted(url)} answers {exc.code} {shortened(exc.read(2000).decode(errors='replace'), 200)}"
-            raise (ServerGoneError if exc.code in (429, 502, 503, 504) else InputError)(said) from exc
+            raise (ServerGoneError if exc.code in (429, 502, 503, 504) else InputError)(
+                f"{redacted(url)} answers {exc.code} {shortened(exc.read(2000).decode(errors='replace'), 200)}"
+            ) from exc
         except ValueError as exc:
             raise InputError(f"{redacted(url)}: not a URL of http, or its reply is not JSON ({exc})") from exc
         except OSError as exc:
@@ -187,8 +189,8 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
         BundleError: the bundle is damaged.
     """
     student = Student(bundle, provider="cpu", precision="fp32")
-    held = [one["precision"] for one in student.manifest["models"]]
-    students = [student, *(Student(bundle, provider="cpu", precision=one) for one in held if FAMILY.get(one) == "int8")]
+    others = [one["precision"] for one in student.manifest["models"] if FAMILY.get(one["precision"]) == "int8"]
+    students = [student, *(Student(bundle, provider="cpu", precision=precision) for precision in others)]
     path = bundle / REFERENCE
     if not path.exists():
         raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
@@ -207,8 +209,14 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
             refused[kind] = exc
         else:
             asked += [(kind, (query, document)) for document in documents]
-    remarks = [f"refuses {kind}: {why}" for kind, why in refused.items()]
-    return _judged(students, reference, asked, np.concatenate(served), server.api, remarks)
+    return _judged(
+        students,
+        reference,
+        asked,
+        np.concatenate(served),
+        server.api,
+        [f"refuses {kind}: {why}" for kind, why in refused.items()],
+    )
 
 
 def _questions(sealed: list[Pair], student: Student, refused: Collection[str]) -> Iterator[tuple[str, str, list[str]]]:
@@ -278,8 +286,10 @@ def _judged(
     found: list[tuple[np.ndarray, np.ndarray, str, str]] = []
     for one in students:
         expected_N = _expected(one.probabilities(pairs, batch_tokens=1)["relevance"])
-        by_scale = _apart(expected_N, served_N, one.heads["relevance"] - 1)
-        found += [(apart_N, expected_N, one.precision, scale) for scale, apart_N in by_scale.items()]
+        found += [
+            (apart_N, expected_N, one.precision, scale)
+            for scale, apart_N in _apart(expected_N, served_N, one.heads["relevance"] - 1).items()
+        ]
     apart_N, expected_N, precision, scale = min(found, key=lambda one: one[0].mean())
     tau = tau_of(kept_orders(np.zeros(len(pairs), int), expected_N, served_N, TOLERANCE)[1]) or 0.0
     most = max(TOLERANCE, float(reference["models"][precision]["tolerance"]))

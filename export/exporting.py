@@ -114,8 +114,15 @@ def export_bundle(
         ConfigError, InputError, ManifestError, ModelError, MissingExtraError: see the modules that raise them.
     """
     record, digest, release = read_student(path), student_digest(path), importlib.metadata.version("relabel-ir")
-    options = {"provider": provider, "spec": spec.model_dump(mode="json"), "pairs": asdict(pairs) if pairs else None}
-    recipe = digest_of({"student": digest, "relabel": release, **options})
+    recipe = digest_of(
+        {
+            "student": digest,
+            "relabel": release,
+            "provider": provider,
+            "spec": spec.model_dump(mode="json"),
+            "pairs": asdict(pairs) if pairs else None,
+        }
+    )
     if (done := made_before(target, _opened, recipe, is_replacing=is_replacing, what="bundle")) is not None:
         return done, True
     provider = provider_here(provider)
@@ -154,8 +161,9 @@ def export_bundle(
             "parity": parity,
         }
         judged = read_parity(parity, str(target))
-        card = render_bundle_card(read_student_facts(facts, str(target)), judged)
-        (folder / CARD_NAME).write_text(card, encoding="utf-8")
+        (folder / CARD_NAME).write_text(
+            render_bundle_card(read_student_facts(facts, str(target)), judged), encoding="utf-8"
+        )
         if spec.triton:
             write_repository(folder, record.name, models, contract["names"], record.heads | logits)
         if refused := [one for one in judged.models if not one.has_passed]:
@@ -180,8 +188,7 @@ def student_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     what, advice = "not readable as a student's manifest", "Restore the folder from a copy, or train again."
-    files = read_record(StudentFiles, file.read_bytes(), str(file), what, advice).files
-    if changed := first_changed(path, files):
+    if changed := first_changed(path, read_record(StudentFiles, file.read_bytes(), str(file), what, advice).files):
         raise ManifestError(f"{path}: {changed} changed since the student was trained. {advice}")
     return dict(json.loads(file.read_bytes()))
 
@@ -286,15 +293,18 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
             f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle "
             "needs one that the tokenizers library loads. Take a model with a tokenizer.json."
         )
-    held = {**json.loads(backend.to_str()), "truncation": None, "padding": None}
-    (folder / TOKENIZER).write_text(json.dumps(held, ensure_ascii=False), encoding="utf-8")
+    (folder / TOKENIZER).write_text(
+        json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, ensure_ascii=False),
+        encoding="utf-8",
+    )
 
 
 def write_loader(folder: Path) -> None:
     """Write `load.py`: the loader, with the text of the module that it imports of this package."""
-    shared = inspect.getsource(portable).partition(FUTURE)[2].strip("\n")
-    text = inspect.getsource(loader).replace(IMPORTED, shared)
-    (folder / LOADER).write_text(text, encoding="utf-8")
+    (folder / LOADER).write_text(
+        inspect.getsource(loader).replace(IMPORTED, inspect.getsource(portable).partition(FUTURE)[2].strip("\n")),
+        encoding="utf-8",
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -333,8 +343,14 @@ def _write_models(
     for precision in spec.onnx_precisions:
         path = FILES[precision]
         drop_notes(folder / path)  # last: fp16 is made by the notes of fp32
-        files = [name for name in (path, path + ".data") if (folder / name).is_file()]
-        models.append(ModelFile(path=path, format="onnx", precision=precision, files=files))
+        models.append(
+            ModelFile(
+                path=path,
+                format="onnx",
+                precision=precision,
+                files=[name for name in (path, path + ".data") if (folder / name).is_file()],
+            )
+        )
     return models, made
 
 
@@ -368,13 +384,25 @@ def _compare(
     for model in models:
         say(f"parity: {model.precision} on {provider}")
         run = model_runner(folder / model.path, provider, list(student.record.heads))
-        by_size = {size: answers(run, encoder, rows, size) for size in spec.parity.batch_sizes}
-        found.append(measure(model.precision, reference, by_size, pairs, spec.parity))
+        found.append(
+            measure(
+                model.precision,
+                reference,
+                {size: answers(run, encoder, rows, size) for size in spec.parity.batch_sizes},
+                pairs,
+                spec.parity,
+            )
+        )
         if places:  # each alone, so that no company changes them
             answered[model.precision] = answers(run, encoder, [rows[place] for place in places], 1)
     write_reference(folder, [pairs.pairs[place] for place in places], answered, found, spec.parity)
-    about = {"spec": spec.parity.model_dump(mode="json"), "pairs": pairs.about, "provider": provider}
-    return {**about, "onnxruntime": onnxruntime.__version__, "models": plain(found)}
+    return {
+        "spec": spec.parity.model_dump(mode="json"),
+        "pairs": pairs.about,
+        "provider": provider,
+        "onnxruntime": onnxruntime.__version__,
+        "models": plain(found),
+    }
 
 
 def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]], pairs: PairSet) -> None:
@@ -510,8 +538,10 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
     names, heads = input_names(student), list(student.record.heads)
     serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits).eval()
     batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
-    longest = max(student.record.max_tokens, 2)
-    axes = {0: torch.export.Dim("batch", min=1, max=1 << 20), 1: torch.export.Dim("sequence", min=1, max=longest)}
+    axes = {
+        0: torch.export.Dim("batch", min=1, max=1 << 20),
+        1: torch.export.Dim("sequence", min=1, max=max(student.record.max_tokens, 2)),
+    }
     with quiet(), _plain_attention(student), torch.no_grad():
         try:
             program = torch.onnx.export(
@@ -582,8 +612,9 @@ def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) 
                 model = optimizer.optimize_model(
                     str(source), model_type="bert", num_heads=num_heads, hidden_size=hidden_size, opt_level=0
                 )
-                found = sorted(model.get_fused_operator_statistics().items())
-                fused = {name: int(count) for name, count in found if count}
+                fused = {
+                    name: int(count) for name, count in sorted(model.get_fused_operator_statistics().items()) if count
+                }
             except IndexError:  # its fusions stumble over ModernBERT's rotated positions: halved as it is
                 model = require("onnxruntime.transformers.onnx_model", extra="cpu", purpose="fp16").OnnxModel(
                     require("onnx", extra="cpu", purpose="fp16").load(str(source))
@@ -608,8 +639,7 @@ def drop_notes(path: Path) -> None:
     sequence) and not of sizes. For a MiniLM in float32 on a CPU that plan costs 5 to 6 % of the time from batches of 8
     on and 160 MB more at its peak (onnxruntime 1.31, 2026-11-20).
     """
-    onnx = require("onnx", extra="cpu", purpose="An export")
-    model = onnx.load(str(path), load_external_data=False)
+    model = require("onnx", extra="cpu", purpose="An export").load(str(path), load_external_data=False)
     del model.graph.value_info[:]
     for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.functions):
         del part.metadata_props[:]
@@ -679,8 +709,7 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
     nodes, found = [], 0
     for node in graph.node:
         table = tables.get(node.input[0]) if node.op_type == "Gather" else None
-        is_other_axis = any(one.i for one in node.attribute)
-        if table is None or readers[table.name] != 1 or is_other_axis:
+        if table is None or readers[table.name] != 1 or any(one.i for one in node.attribute):
             nodes.append(node)
         else:
             nodes += _gathered(onnx, graph, node, table)
@@ -752,8 +781,11 @@ def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]
         except (ValueError, RuntimeError, KeyError, AttributeError) as exc:
             raise ModelError(f"{source}: onnxruntime can't quantize this graph ({type(exc).__name__}: {exc}).") from exc
     nodes = onnx.load(str(target), load_external_data=False).graph.node
-    matrices = sum(node.op_type in ("MatMulInteger", "DynamicQuantizeMatMul") for node in nodes)
-    return {"kind": "dynamic", "quantized": matrices, "tables": quantize_embeddings(target, is_big=is_big(source))}
+    return {
+        "kind": "dynamic",
+        "quantized": sum(node.op_type in ("MatMulInteger", "DynamicQuantizeMatMul") for node in nodes),
+        "tables": quantize_embeddings(target, is_big=is_big(source)),
+    }
 
 
 def _nodes_left_out(graph: Any, *, narrowing: bool) -> list[str]:

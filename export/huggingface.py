@@ -138,8 +138,7 @@ def write_model(
         (folder / "sentence_bert_config.json").write_bytes(  # vLLM cuts texts at this length, not at the tokenizer's
             readable_json({"max_seq_length": student.record.max_tokens, "do_lower_case": False})
         )
-        reloaded = type(model).from_pretrained(folder).eval()
-        if (apart := _apart(student, form, reloaded, folder)) <= MOST_APART:
+        if (apart := _apart(student, form, type(model).from_pretrained(folder).eval(), folder)) <= MOST_APART:
             say(f"transformers: {type(model).__name__}, at most {apart:.1g} from the student")
             return "transformers"
         raise ModelError(
@@ -179,7 +178,6 @@ def _one_logit(weight_KD: Any, bias_K: Any) -> _Layers:
     dense_DD, dense_D, weight_1D = torch.zeros(width, width), torch.zeros(width), torch.zeros(1, width)
     dense_DD[0] = (weight_KD[-1] - weight_KD[0]) / (grades - 1) * SMALL
     weight_1D[0, 0] = 1 / SMALL
-    bias_1 = (bias_K[-1:] - bias_K[:1]) / (grades - 1)
     if grades == 3:
         count = (width - 1) // 2
         places = (np.arange(count) - (count - 1) / 2) * STEP
@@ -191,7 +189,7 @@ def _one_logit(weight_KD: Any, bias_K: Any) -> _Layers:
             dense_DD[held] = SLOPE * (weight_KD[grade] - weight_KD[1])
             dense_D[held] = SLOPE * (bias_K[grade] - bias_K[1] + np.log(2) - torch.from_numpy(places))
             weight_1D[0, held] = torch.from_numpy(sign * parts)
-    return dense_DD, dense_D, weight_1D, bias_1
+    return dense_DD, dense_D, weight_1D, (bias_K[-1:] - bias_K[:1]) / (grades - 1)
 
 
 def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers) -> Any | None:
@@ -257,19 +255,22 @@ def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = 
     import torch
     from transformers import AutoTokenizer
 
-    rng = np.random.default_rng(SEED)
     most = student.record.max_tokens
-    vocabulary = len(student.tokenizer)
+    rng = np.random.default_rng(SEED)
     lengths = np.linspace(1, most, ROWS).round().astype(int).tolist()
     rows = [
-        TokenRow(rng.integers(vocabulary, size=length).tolist(), [0] * (length // 2) + [1] * (length - length // 2))
+        TokenRow(
+            rng.integers(len(student.tokenizer), size=length).tolist(),
+            [0] * (length // 2) + [1] * (length - length // 2),
+        )
         for length in lengths
     ]
     with torch.inference_mode():
         if student.record.kind == "decoder":
             pairs = [("a", student.tokenizer.decode(row.ids)) for row in rows]
-            reading = AutoTokenizer.from_pretrained(folder)
-            batch = reading(*map(list, zip(*pairs, strict=True)), truncation=True, padding=True, return_tensors="pt")
+            batch = AutoTokenizer.from_pretrained(folder)(
+                *map(list, zip(*pairs, strict=True)), truncation=True, padding=True, return_tensors="pt"
+            )
             want_BK = student.logits(pairs)[HEAD]
         else:
             batch = student.texts.collate(rows)
@@ -278,8 +279,12 @@ def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = 
     probs_BK = softmax(want_BK / student.record.temperature.get(HEAD, 1.0))
     if form == "hf":
         return float(np.abs(softmax(found_BK) - probs_BK).max())
-    expected_B = probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1)
-    return float(np.abs(1 / (1 + np.exp(-found_BK[:, 0])) - expected_B).max())
+    return float(
+        np.abs(
+            1 / (1 + np.exp(-found_BK[:, 0]))
+            - (probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1))
+        ).max()
+    )
 
 
 def _pooling(student: StudentModel) -> str:
@@ -301,11 +306,10 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
         (folder / name).mkdir()
     student.module.inner.base_model.save_pretrained(transformer)
     _write_tokenizer(student, transformer)
-    modality = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
     written = {
         transformer / "sentence_bert_config.json": {
             "transformer_task": "feature-extraction",
-            "modality_config": modality,
+            "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
             "module_output_name": "token_embeddings",
         },
         pooling / "config.json": {
@@ -439,8 +443,9 @@ def export_to_hub_folder(
     student = load_student(path)
     with new_folder_for(target) as folder:
         library = write_model(student, form, folder, say, score)
-        text = render_hub_card(manifest, record, form, score, library, licence)
-        (folder / CARD_NAME).write_text(text, encoding="utf-8")
+        (folder / CARD_NAME).write_text(
+            render_hub_card(manifest, record, form, score, library, licence), encoding="utf-8"
+        )
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, "library": library}))
     return library, left_out, False
 

@@ -170,8 +170,10 @@ class Encoder:
         if not texts:
             return []
         if self.inputs.kind == "encoder":
-            found = self._tokenizer.encode_batch(self._openings(texts))
-            return [(one.ids, one.type_ids, self._is_cut(one)) for one in found]
+            return [
+                (one.ids, one.type_ids, self._is_cut(one))
+                for one in self._tokenizer.encode_batch(self._openings(texts))
+            ]
         return self._queries(texts) if self.inputs.kind == "logistic" else self._prompts(texts)
 
     def _is_cut(self, found: Any) -> bool:
@@ -206,9 +208,9 @@ class Encoder:
         """
         inputs = self.inputs
         width = width or max(len(ids) for ids, _ in rows)
-        is_left = inputs.padding_side == "left"
         lengths_B1 = np.array([[len(ids)] for ids, _ in rows])
         places_T = np.arange(width)
+        is_left = inputs.padding_side == "left"
         mask_BT = (places_T >= width - lengths_B1 if is_left else places_T < lengths_B1).astype(np.int64)
         batch = {
             "input_ids": _padded([ids for ids, _ in rows], mask_BT, inputs.pad_id),
@@ -223,9 +225,10 @@ class Encoder:
         return {name: batch[name] for name in inputs.names}
 
     def _queries(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
-        before = self.inputs.prompt[0]
         cut = self._opening.cut if self.inputs.truncation_side == "right" else lambda text, _: _clean(text)
-        found = self._tokenizer.encode_batch([cut(before + query, self.max_tokens) for query, _ in texts])
+        found = self._tokenizer.encode_batch(
+            [cut(self.inputs.prompt[0] + query, self.max_tokens) for query, _ in texts]
+        )
         return [(one.ids, query_counts(query), self._is_cut(one)) for one, (query, _) in zip(found, texts, strict=True)]
 
     def _prompts(self, texts: list[tuple[str, str]]) -> list[tuple[list[int], list[int], bool]]:
@@ -238,8 +241,13 @@ class Encoder:
             encode(queries, add_special_tokens=False), encode(documents, add_special_tokens=False), strict=True
         ):
             kept = query.ids[:room]
-            is_cut = len(query.ids) + len(document.ids) > room
-            rows.append((before + kept + between + document.ids[: room - len(kept)] + after, [], is_cut))
+            rows.append(
+                (
+                    before + kept + between + document.ids[: room - len(kept)] + after,
+                    [],
+                    len(query.ids) + len(document.ids) > room,
+                )
+            )
         return rows
 
 
@@ -378,8 +386,11 @@ class Student:
         rows = self.encoder.encode(pairs)
         found = {name: np.zeros((len(rows), grades), dtype=np.float32) for name, grades in self.heads.items()}
         for places in length_batches([len(ids) for ids, _ in rows], batch_tokens or batch_tokens_on(self.provider)):
-            batch = self.encoder.collate([rows[place] for place in places])
-            for name, values_BK in zip(self.heads, self.session.run(list(self.heads), batch), strict=True):
+            for name, values_BK in zip(
+                self.heads,
+                self.session.run(list(self.heads), self.encoder.collate([rows[place] for place in places])),
+                strict=True,
+            ):
                 found[name][places] = values_BK
         return found
 
@@ -392,8 +403,7 @@ class Student:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """One number a pair to rank by, from 0 to 1: the expected grade over the highest one."""
-        highest = self.heads["relevance"] - 1
-        return [float(grade) / highest for grade in self.expected_grades(pairs)]
+        return [float(grade) / (self.heads["relevance"] - 1) for grade in self.expected_grades(pairs)]
 
     def grades(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """The most probable relevance grade of each pair, int64 [B]."""
@@ -457,8 +467,10 @@ def check_answers(student: Student) -> Checked:
         )
     tolerance = max(float(sealed["tolerance"]), BF16_TOLERANCE if is_openvino and precision == "bf16" else 0.0)
     found = student.probabilities([(query, document) for query, document in held["pairs"]], batch_tokens=1)
-    apart = [np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads]
-    largest_B = np.nan_to_num(np.max(apart, axis=0), nan=np.inf)
+    largest_B = np.nan_to_num(
+        np.max([np.abs(found[name] - np.asarray(sealed["answers"][name])).max(1) for name in student.heads], axis=0),
+        nan=np.inf,
+    )
     name = f"{student.manifest['name']} {student.version}, {precision} on {student.provider}"
     return Checked(name, tolerance, largest_B.tolist())
 
@@ -492,8 +504,9 @@ def _is_whole(held: Mapping[str, Any]) -> bool:
     texts = [held["name"], inputs.tokenizer, *inputs.names]
     texts += [entry[key] for entry in held["files"] for key in ("path", "sha256")]
     texts += [model[key] for model in held["models"] for key in ("path", "format", "precision")]
-    numbers = [inputs.max_tokens, inputs.pad_id, inputs.pad_type_id, *heads.values()]
-    are_right = all(isinstance(one, str) for one in texts) and all(type(one) is int and one >= 0 for one in numbers)
+    are_right = all(isinstance(one, str) for one in texts) and all(
+        type(one) is int and one >= 0 for one in [inputs.max_tokens, inputs.pad_id, inputs.pad_type_id, *heads.values()]
+    )
     is_known = inputs.kind in KINDS and {inputs.padding_side, inputs.truncation_side} <= {"left", "right"}
     has_prompt = len(inputs.prompt_ids) == 3 if inputs.kind == "decoder" else len(inputs.prompt) > 0
     return are_right and is_known and has_prompt and inputs.max_tokens > 0 and heads["relevance"] > 1
@@ -600,8 +613,12 @@ class Machine:
         found = {
             flavour: version for flavour, names in TENSORRT_LIBRARIES.items() if (version := _tensorrt_version(names))
         }
-        more = [OPENVINO] if importlib.util.find_spec(OPENVINO) else []
-        return cls(gpu_capability(), found, [*onnxruntime.get_available_providers(), *more], cpu_flags())
+        return cls(
+            gpu_capability(),
+            found,
+            [*onnxruntime.get_available_providers(), *([OPENVINO] if importlib.util.find_spec(OPENVINO) else [])],
+            cpu_flags(),
+        )
 
 
 def choose_engine(
@@ -753,9 +770,10 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     steps = [step for step in own.strip().split("/") if step not in ("", "..")]
     quotas = []
     for depth in range(len(steps) + 1):
-        file = root.joinpath("sys/fs/cgroup", *steps[:depth], "cpu.max")
         with contextlib.suppress(OSError, ValueError):  # not there, or `max`
-            limit_us, period_us = file.read_text(encoding="utf-8").split()
+            limit_us, period_us = (
+                root.joinpath("sys/fs/cgroup", *steps[:depth], "cpu.max").read_text(encoding="utf-8").split()
+            )
             quotas.append(int(limit_us) / int(period_us))
     return min(quotas, default=None)
 

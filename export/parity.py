@@ -440,8 +440,10 @@ def worst_rows(
     for size, found in found_by_size.items():
         difference_N = np.nan_to_num(np.abs(found[HEAD] - reference[HEAD]).max(1), nan=np.inf)
         is_flip_N = found[HEAD].argmax(1) != reference[HEAD].argmax(1)
-        order = np.lexsort((-difference_N, ~is_flip_N))[:number]
-        ranked += [(bool(is_flip_N[row]), float(difference_N[row]), size, int(row)) for row in order]
+        ranked += [
+            (bool(is_flip_N[row]), float(difference_N[row]), size, int(row))
+            for row in np.lexsort((-difference_N, ~is_flip_N))[:number]
+        ]
     ranked.sort(key=lambda one: (not one[0], -one[1], one[2], one[3]))
     return [
         {

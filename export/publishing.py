@@ -90,8 +90,11 @@ class SigningKey:
 
     def sign(self, kind: str, body: Mapping[str, Any]) -> Signature:
         """Sign a record's body."""
-        signed = self._key.sign(puller.signed_bytes(kind, body))
-        return {"algorithm": "ed25519", "key_id": self.key_id, "signature": base64.b64encode(signed).decode()}
+        return {
+            "algorithm": "ed25519",
+            "key_id": self.key_id,
+            "signature": base64.b64encode(self._key.sign(puller.signed_bytes(kind, body))).decode(),
+        }
 
 
 @translate_refusals()
@@ -195,8 +198,12 @@ class StoredRecord:
     def load_all(cls, bundle_store: Store, name: str) -> list[Self]:
         """All of a bundle: channels by name, versions newest first."""
         age = {"channel": 0, "version": -1}[cls.kind]
-        entries = sorted(bundle_store.entries(f"{name}/{cls.kind}s"), key=lambda one: (age * one.written_s, one.name))
-        return [cls.load(bundle_store, name, PurePath(entry.name).stem) for entry in entries]
+        return [
+            cls.load(bundle_store, name, PurePath(entry.name).stem)
+            for entry in sorted(
+                bundle_store.entries(f"{name}/{cls.kind}s"), key=lambda one: (age * one.written_s, one.name)
+            )
+        ]
 
     @property
     def name(self) -> str:
@@ -268,8 +275,12 @@ class Version(StoredRecord):
 
     def about(self) -> dict[str, Any]:
         """What is shown of it."""
-        size_bytes = sum(file.size_bytes for file in self.files)
-        known = {"version": self.at, "sha256": self.sha256, "files": len(self.files), "size_bytes": size_bytes}
+        known = {
+            "version": self.at,
+            "sha256": self.sha256,
+            "files": len(self.files),
+            "size_bytes": sum(file.size_bytes for file in self.files),
+        }
         return {**known, "signed_by": self.signed_by}
 
 
@@ -302,8 +313,9 @@ class Channel(StoredRecord):
 
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
         """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
-        is_there = (self.head["version"], self.head["version_sha256"]) == (version.at, version.sha256)
-        return is_there and (key is None or self.is_signed_by(key))
+        return ((self.head["version"], self.head["version_sha256"]) == (version.at, version.sha256)) and (
+            key is None or self.is_signed_by(key)
+        )
 
     def about(self) -> dict[str, Any]:
         """What is shown of it."""
@@ -363,9 +375,12 @@ def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
     at = address.at or STABLE
     channel = Channel.find(bundle_store, address.name, at)
     version = Version.load(bundle_store, address.name, channel.head["version"] if channel else at)
-    facts = facts_of(bundle_store, version)
-    about = {**version.about(), "channel": channel.about() if channel else None, "list": plain(version.files)}
-    return {**about, "facts": facts}
+    return {
+        **version.about(),
+        "channel": channel.about() if channel else None,
+        "list": plain(version.files),
+        "facts": facts_of(bundle_store, version),
+    }
 
 
 def facts_of(bundle_store: Store, version: Version) -> dict[str, Any]:
@@ -444,8 +459,9 @@ def publish(
     if channel is not None and not is_anyway:
         _check_baselines(bundle.facts, str(bundle.folder))
     name, at = check_name(name or bundle.name, "name"), check_name(version or bundle.version, "version")
-    files = [file._asdict() for file in bundle.all_files]
-    wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files})
+    wanted = Version(
+        {"kind": Version.kind, "name": name, "version": at, "files": [file._asdict() for file in bundle.all_files]}
+    )
     # read first, so that a move made during a long upload is not overruled
     pointer = None if channel is None else _find_channel(bundle_store, name, channel, key)
     if Channel.find(bundle_store, name, at) is not None:
@@ -599,8 +615,9 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
     if version.sha256 != target["version_sha256"]:
         raise GateError(f"{where}: version {version.at} is no longer what it was when it pointed there. {_SET}")
     _rely_on(bundle_store, version)
-    restores = target["restores"] or target["sequence"]
-    return _move(bundle_store, channel, held, version, "rollback", key=key, restores=restores)
+    return _move(
+        bundle_store, channel, held, version, "rollback", key=key, restores=target["restores"] or target["sequence"]
+    )
 
 
 _SET = "Name the version: relabel channel set."
@@ -815,8 +832,11 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[lis
     entries = list(bundle_store.entries(""))  # all are listed before a record is read: what that one adds is young
     pointed, live = set[tuple[str, str]](), set[str]()
     for name in {entry.name.partition("/")[0] for entry in entries if _is_record(entry.name)}:
-        channels = Channel.load_all(bundle_store, name)
-        pointed |= {(name, move["version"]) for channel in channels for move in channel.moves[-keep:]}
+        pointed |= {
+            (name, move["version"])
+            for channel in Channel.load_all(bundle_store, name)
+            for move in channel.moves[-keep:]
+        }
     versions = [entry for entry in entries if _is_record(entry.name) and "/versions/" in entry.name]
     dead_versions = []
     for entry in versions:
@@ -827,8 +847,11 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[lis
             dead_versions.append(entry)
     objects = [entry for entry in entries if entry.name.startswith(f"{OBJECTS}/")]
     dead_objects = [entry for entry in objects if entry.name not in live and now_s - entry.written_s >= grace_s]
-    garbage = [*sorted(dead_versions), *sorted(dead_objects)]
-    return garbage, len(versions) - len(dead_versions), len(objects) - len(dead_objects)
+    return (
+        [*sorted(dead_versions), *sorted(dead_objects)],
+        len(versions) - len(dead_versions),
+        len(objects) - len(dead_objects),
+    )
 
 
 def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) -> dict[str, Any]:

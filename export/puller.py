@@ -129,8 +129,10 @@ class WebStore:
         self.url, base, self._is_s3 = url, url, url.startswith("s3://")
         if self._is_s3:
             how = 'eval "$(aws configure export-credentials --format env)"'
-            is_set = bool(variable("AWS_ACCESS_KEY_ID") and variable("AWS_SECRET_ACCESS_KEY"))
-            need(is_set, f"AWS_ACCESS_KEY_ID or its secret is not set. Of a role or profile: {how}.")
+            need(
+                bool(variable("AWS_ACCESS_KEY_ID") and variable("AWS_SECRET_ACCESS_KEY")),
+                f"AWS_ACCESS_KEY_ID or its secret is not set. Of a role or profile: {how}.",
+            )
             endpoint = variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or f"https://s3.{region()}.amazonaws.com"
             base = f"{endpoint.rstrip('/')}/{url.removeprefix('s3://')}"
         scheme, _, rest = base.partition("://")
@@ -161,11 +163,15 @@ class WebStore:
                     return
                 if exc.code == http.client.NOT_FOUND:
                     raise FileNotFoundError(where) from exc
-                is_passing = exc.code in (408, 409, 425, 429) or exc.code >= 500 or "Timeout" in why
-                need(is_passing, f"{where}: refused ({why}). Check the URL, the credentials and what they allow.")
+                need(
+                    exc.code in (408, 409, 425, 429) or exc.code >= 500 or "Timeout" in why,
+                    f"{where}: refused ({why}). Check the URL, the credentials and what they allow.",
+                )
             except (OSError, http.client.HTTPException) as exc:
-                is_stranger = isinstance(getattr(exc, "reason", exc), ssl.SSLCertVerificationError)
-                need(not is_stranger, f"{where}: the server's certificate is not trusted (SSL_CERT_FILE).")
+                need(
+                    not isinstance(getattr(exc, "reason", exc), ssl.SSLCertVerificationError),
+                    f"{where}: the server's certificate is not trusted (SSL_CERT_FILE).",
+                )
                 why = f"{type(exc).__name__} {getattr(exc, 'reason', '')}".strip()
             failures += 1
             pause = random.uniform(0, min(15.0, 0.2 * 2 ** (failures - 1)))
@@ -302,13 +308,14 @@ def parse_record(data: bytes, kind: str, name: str, at: str, where: str) -> Reco
         raise Refused(BAD, f"{where}: no {kind} of format 1.")
     need((body["name"], body[kind]) == (name, at), f"{where}: is another {kind}'s record.")
     if kind == "version":
-        listed = [file.path for file in read_files(body["files"], where)]
-        need(MANIFEST in listed, f"{where}: lists no {MANIFEST}.")
+        need(MANIFEST in [file.path for file in read_files(body["files"], where)], f"{where}: lists no {MANIFEST}.")
     else:
         sequences = [move["sequence"] for move in body["moves"]]
         first = sequences[0] if sequences else 0
-        is_rising = first > 0 and sequences == list(range(first, first + len(sequences)))
-        need(is_rising, f"{where}: its sequence does not rise by one with every move.")
+        need(
+            first > 0 and sequences == list(range(first, first + len(sequences))),
+            f"{where}: its sequence does not rise by one with every move.",
+        )
     return Record(kind, where, body, signatures)
 
 
@@ -452,8 +459,10 @@ class ServingFolder:
             return None
         except ValueError:
             found = None
-        is_state = fits(found, STATE) and found.pop("format") == 1
-        need(is_state, f"{path}: not what a pull of this version writes. Move it away and pull again.")
+        need(
+            fits(found, STATE) and found.pop("format") == 1,
+            f"{path}: not what a pull of this version writes. Move it away and pull again.",
+        )
         state = ServingState(**{**found, "served": tuple(Served(**one) for one in found["served"])})
         if not state.served or serving in (None, self.path_of(state.served[0])) or serving.parent != self.versions:
             return state
@@ -491,8 +500,7 @@ class ServingFolder:
     def write(self, state: ServingState) -> None:
         """Make the state durable; the switch lock is held."""
         temp = self.folder / f".tmp-{os.urandom(4).hex()}"
-        text = json.dumps({"format": 1, **asdict(state)}, indent=1, ensure_ascii=False) + "\n"
-        temp.write_bytes(text.encode())
+        temp.write_bytes((json.dumps({"format": 1, **asdict(state)}, indent=1, ensure_ascii=False) + "\n").encode())
         sync(temp)
         temp.replace(self.folder / ".pull.json")
         sync(self.folder)
@@ -654,8 +662,11 @@ def parse_address(text: str) -> Address:
     """Read `URL/NAME`, `URL/NAME@CHANNEL` or `URL/NAME@VERSION`."""
     url, slash, last = text.rstrip("/").rpartition("/")
     name, sign, at = last.partition("@")
-    is_one = fits(name, NAME) and (fits(at, NAME) or not sign) and bool(url or not slash) and not url.endswith(":/")
-    need(is_one, f"{text}: write URL/NAME or URL/NAME@CHANNEL, for instance s3://bucket/models/ecom@stable.", USAGE)
+    need(
+        fits(name, NAME) and (fits(at, NAME) or not sign) and bool(url or not slash) and not url.endswith(":/"),
+        f"{text}: write URL/NAME or URL/NAME@CHANNEL, for instance s3://bucket/models/ecom@stable.",
+        USAGE,
+    )
     return Address(url or ".", name, at or None)
 
 
@@ -689,10 +700,13 @@ def note_seen(dest: ServingFolder, state: ServingState, pointer: Record | None) 
         return state
     channel, moves = pointer.body["channel"], pointer.body["moves"]
     last, now = state.seen.get(channel), {key: moves[-1][key] for key in ("sequence", "version_sha256")}
-    is_newer = last is None or now["sequence"] > last["sequence"] or now == last
     why = f"a newer sequence than {now['sequence']}, or another version under it, was seen already"
     where = f"{dest.folder}: {state.name}@{channel}"
-    need(is_newer, f"{where}: downgraded: {why}. Move the channel until its sequence is higher.", GATE)
+    need(
+        last is None or now["sequence"] > last["sequence"] or now == last,
+        f"{where}: downgraded: {why}. Move the channel until its sequence is higher.",
+        GATE,
+    )
     left = sorted(left_by_rollback(moves, state.left.get(channel, ()), last))
     noted = replace(state, seen={**state.seen, channel: now}, left={**state.left, channel: left})
     if noted != state:
@@ -815,8 +829,9 @@ def download(store: Store, file: File, target: Path, partial: Path, progress: Pr
 
 def check_parity(version: Path) -> None:
     """Refuse a version that answers its reference pairs otherwise here than where it was made."""
-    line = [sys.executable, "-P", str(version / "load.py"), "--check"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", str(version / "load.py"), "--check"], capture_output=True, text=True, check=False
+    )
     code = done.returncode if done.returncode in (DONE, MISSING, GATE) else BAD
     last = (done.stderr.strip() or f"{version}: load.py ended with {done.returncode}.").splitlines()[-1]
     need(code == DONE, f"--check-parity: {last}", code)
@@ -841,11 +856,15 @@ def pull(
         checks_parity: ask the new version's reference pairs before the switch.
     """
     for one in (MANIFEST, "objects"):
-        is_free = not (dest.folder / one).exists()
-        need(is_free, f"{dest.folder}: holds {one}, so it is a bundle, an output or a store. Pull to another folder.")
+        need(
+            not (dest.folder / one).exists(),
+            f"{dest.folder}: holds {one}, so it is a bundle, an output or a store. Pull to another folder.",
+        )
     name, fetched = address.name, [0]
-    is_ours = (dest.state() or ServingState(name)).name == name
-    need(is_ours, f"{dest.folder}: holds another bundle; {name} needs a folder of its own.")
+    need(
+        (dest.state() or ServingState(name)).name == name,
+        f"{dest.folder}: holds another bundle; {name} needs a folder of its own.",
+    )
     version, pointer = find_wanted(store, address, trust)
     channel = pointer.body["channel"] if pointer else None
     sequence = pointer.body["moves"][-1]["sequence"] if pointer else None

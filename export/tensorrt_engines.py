@@ -77,12 +77,10 @@ def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability
     """
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
-    flag = trt.NetworkDefinitionCreationFlag
     is_typed = precision != "bf16"
-    network = builder.create_network(1 << int(flag.STRONGLY_TYPED) if is_typed else 0)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if is_typed else 0)
     parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse(_halved(graph)) if precision == "fp16" else parser.parse_from_file(str(graph))
-    if not parsed:
+    if not (parser.parse(_halved(graph)) if precision == "fp16" else parser.parse_from_file(str(graph))):
         faults = "; ".join(parser.get_error(number).desc() for number in range(parser.num_errors))
         raise ModelError(f"{graph}: TensorRT {trt.__version__} can't parse it ({faults[:500]}).")
     config = builder.create_builder_config()
@@ -218,8 +216,10 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
         capability=aimed,
         profile=list(profile),
     )
-    others = [model for model in student.models if model.path != context]
-    seal_bundle(part, {**bundle.own_facts, "models": plain([*others, entry])})
+    seal_bundle(
+        part,
+        {**bundle.own_facts, "models": plain([*[model for model in student.models if model.path != context], entry])},
+    )
 
 
 def write_context(plain: Path, target: Path, engine: str, provider: str, capability: str, version: str) -> None:
@@ -238,6 +238,11 @@ def write_context(plain: Path, target: Path, engine: str, provider: str, capabil
         hardware_architecture=capability.replace(".", ""),
         source=provider,
     )
-    made = onnx.helper.make_graph([node], "engine", list(graph.input), list(graph.output))
-    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
-    onnx.save_model(onnx.helper.make_model(made, opset_imports=opsets, ir_version=10), str(target))
+    onnx.save_model(
+        onnx.helper.make_model(
+            onnx.helper.make_graph([node], "engine", list(graph.input), list(graph.output)),
+            opset_imports=[onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)],
+            ir_version=10,
+        ),
+        str(target),
+    )

