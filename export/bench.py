@@ -77,7 +77,6 @@ ROW_KEYS = (
 )
 Clock = Callable[[], float]
 """Seconds from some fixed point, never going back."""
-MAX_SAMPLES = 20_000
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 FEWEST_SAMPLES = 20
 """A closed-loop cell, or an open-loop rate, with fewer states no figure."""
@@ -436,7 +435,7 @@ def time_calls(
     call: Callable[[int], object],
     seconds: float,
     *,
-    max_samples: int = MAX_SAMPLES,
+    max_samples: int = 20_000,
     clock: Clock = time.perf_counter,
 ) -> np.ndarray:
     """Call again and again for a while.

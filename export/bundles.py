@@ -32,8 +32,6 @@ from relabel.manifests.store import LocalStore, sync_folder
 
 MANIFEST_NAME = MANIFEST
 RecordT = TypeVar("RecordT")
-OWN_KEYS = ("kind", "format", "files")
-"""Keys of the manifest that `seal_bundle` writes itself."""
 _ERRORS: dict[int, type[RelabelError]] = {
     USAGE: UsageError,
     MISSING: MissingExtraError,
@@ -80,7 +78,7 @@ class Bundle:
     @property
     def own_facts(self) -> dict[str, Any]:
         """The manifest but for what `seal_bundle` writes itself: to seal the bundle again."""
-        return {key: value for key, value in self.facts.items() if key not in OWN_KEYS}
+        return {key: value for key, value in self.facts.items() if key not in ("kind", "format", "files")}
 
     @property
     def manifest(self) -> File:

@@ -34,17 +34,12 @@ OVER = 2.0
 TEXTS = ("", "Füße 鞋 👟\u200d🔥", "שלום привет こんにちは", "kite\n\n\ttent  ")
 """Empty, emoji, other scripts, blanks."""
 OVER_LIMIT, EXPECTED = "a text over the limit", "the expected grade from 0 to 1"
-WORST = 5
-MONOTONE_TAU = 0.999
 NEAR = 0.05
 """Scores that differ by less on average are on a known scale; so those beyond the tolerance are wrong, in any order."""
 
 
 # ------------------------------------------------------------------------------
 # The server, by the APIs that such servers have.
-
-
-TIMEOUT_S = 60.0
 
 
 def _text_pair(query: str, documents: Sequence[str], model: str) -> dict[str, Any]:
@@ -138,7 +133,7 @@ class RerankServer:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         try:
             with urllib.request.urlopen(
-                urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=TIMEOUT_S
+                urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60.0
             ) as reply:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as exc:
@@ -305,7 +300,7 @@ def _judged(
         ]
         if max(again) > TOLERANCE:
             reason = "a pair's score is not the same each time: it depends on its batch, or scores come back sorted"
-        elif tau < MONOTONE_TAU or apart_N.mean() < NEAR:
+        elif tau < 0.999 or apart_N.mean() < NEAR:
             reason = "another model, or one that is asked otherwise than it was trained"
         verdict, scale = ("different", "not known") if reason else ("monotone", "a scale of its own")
     worst = [
@@ -316,7 +311,7 @@ def _judged(
             "expected": float(expected_N[place]),
             "served": float(served_N[place]),
         }
-        for place in np.argsort(-apart_N)[:WORST].tolist()
+        for place in np.argsort(-apart_N)[:5].tolist()
     ]
     return Conformity(
         verdict=verdict,

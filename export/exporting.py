@@ -68,17 +68,10 @@ from relabel.manifests.process import installed_versions, require
 from relabel.manifests.records import digest_of, first_changed, plain, read_record, readable_json
 
 FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx", STATIC: "model.int8-static.onnx"}
-CALIBRATION_PAIRS = 300
-"""NNCF's own default."""
 PARITY_NAME = "parity.json"
 TOKENIZER = "tokenizer.json"
-FUTURE = "from __future__ import annotations\n"
 IMPORTED = "from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts"
 """What the loader imports of this package: the text of that module replaces it in `load.py`."""
-LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
-FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
-"""What a bundle's lineage copies from its student's manifest."""
-TRITON_BATCH = 128
 TRITON_DELAY_US = 2000
 """How long Triton may hold a request back for company: 2 ms, a fraction of what one batch costs on a CPU or an older
 GPU.
@@ -156,7 +149,13 @@ def export_bundle(
             "lineage": _lineage(digest, record.name, manifest),
             "licence": {"bundle": spec.licence, "model": manifest.get("model", {}).get("reference")},
             "spec": spec.model_dump(mode="json"),
-            "made_by": {"relabel": release, "models": made, "versions": installed_versions(LIBRARIES)},
+            "made_by": {
+                "relabel": release,
+                "models": made,
+                "versions": installed_versions(
+                    ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
+                ),
+            },
             "recipe": recipe,
             "parity": parity,
         }
@@ -233,7 +232,8 @@ def _choose_pairs(
             f"int8-static is calibrated on pairs that are not compared, and all {len(spare.pairs):,} are. Name more of "
             "them with --pairs, or compare on fewer (--set parity.min_pairs=…)."
         )
-    return compared, draw_pairs(unused, CALIBRATION_PAIRS, seed=spec.parity.seed)
+    # as many as NNCF takes by default
+    return compared, draw_pairs(unused, 300, seed=spec.parity.seed)
 
 
 def _lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +242,11 @@ def _lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, A
         "student": {
             "digest": digest,
             "name": name,
-            **{key: manifest[key] for key in FROM_STUDENT if key in manifest},
+            **{
+                key: manifest[key]
+                for key in ("fingerprint", "model", "training", "metrics", "gate", "notes")
+                if key in manifest
+            },
         },
         **{key: manifest.get(key) for key in ("labels", "gold", "split")},
     }
@@ -302,7 +306,9 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
 def write_loader(folder: Path) -> None:
     """Write `load.py`: the loader, with the text of the module that it imports of this package."""
     (folder / LOADER).write_text(
-        inspect.getsource(loader).replace(IMPORTED, inspect.getsource(portable).partition(FUTURE)[2].strip("\n")),
+        inspect.getsource(loader).replace(
+            IMPORTED, inspect.getsource(portable).partition("from __future__ import annotations\n")[2].strip("\n")
+        ),
         encoding="utf-8",
     )
 
@@ -481,7 +487,7 @@ def write_repository(
         lines = [
             f'name: "{label}"',
             'backend: "onnxruntime"',
-            f"max_batch_size: {TRITON_BATCH}",
+            "max_batch_size: 128",
             *(f'input [{{ name: "{one}" data_type: TYPE_INT64 dims: [ -1 ] }}]' for one in inputs),
             *(f'output [{{ name: "{one}" data_type: TYPE_FP32 dims: [ {k} ] }}]' for one, k in outputs.items()),
             f"dynamic_batching {{ preferred_batch_size: [ 8, 32 ] max_queue_delay_microseconds: {TRITON_DELAY_US} }}",
@@ -585,8 +591,6 @@ def _plain_attention(student: StudentModel) -> Iterator[None]:
 # (onnxruntime fuses it when it is loaded). fp16 is fused first: onnxruntime's loading-time fusions need float32. Heads
 # stay float: they are a thousandth of the work.
 
-BIG_BYTES = 1_800_000_000
-"""From here on weights are in a file of their own: protobuf ends at 2 GB."""
 LAYER_OPERATORS = {
     "LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization",
     "RMSNormalization", "MatMul", "Attention",
@@ -652,7 +656,8 @@ def drop_notes(path: Path) -> None:
 def is_big(path: Path) -> bool:
     """Whether a model with its data passes what one protobuf file holds."""
     data = path.with_name(path.name + ".data")
-    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0) > BIG_BYTES
+    # from here on weights are in a file of their own: protobuf ends at 2 GB
+    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0) > 1_800_000_000
 
 
 def _head_nodes(graph: Any) -> list[str]:
@@ -685,8 +690,6 @@ def _drop_twins(graph: Any) -> None:
     graph.node.extend(kept)
 
 
-LEAST_VALUES = 1 << 14
-"""A smaller table is not worth the operators."""
 STEPS = 127
 
 
@@ -704,7 +707,8 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
     model = onnx.load(str(path))
     graph = model.graph
     floats = [one for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2]
-    tables = {one.name: one for one in floats if one.dims[0] * one.dims[1] >= LEAST_VALUES}
+    # a smaller table is not worth the operators
+    tables = {one.name: one for one in floats if one.dims[0] * one.dims[1] >= 1 << 14}
     readers = Counter(name for node in graph.node for name in node.input)
     nodes, found = [], 0
     for node in graph.node:

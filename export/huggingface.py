@@ -110,8 +110,6 @@ STEP, SLOPE, EDGE = 0.75, 2 / 3, 4.5
 """Of tanh units that stand for a softplus, to 1e-6: their spacing, the slope of their argument, and how far the
 outermost lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
 """
-ACTIVATION = "torch.nn.{}"
-ROWS, SEED = 24, 0
 MODULES = (
     ("0_Transformer", "sentence_transformers.base.modules.transformer.Transformer"),
     ("1_Pooling", "sentence_transformers.sentence_transformer.modules.pooling.Pooling"),
@@ -256,8 +254,8 @@ def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = 
     from transformers import AutoTokenizer
 
     most = student.record.max_tokens
-    rng = np.random.default_rng(SEED)
-    lengths = np.linspace(1, most, ROWS).round().astype(int).tolist()
+    rng = np.random.default_rng(0)
+    lengths = np.linspace(1, most, 24).round().astype(int).tolist()
     rows = [
         TokenRow(
             rng.integers(len(student.tokenizer), size=length).tolist(),
@@ -334,7 +332,7 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
             "in_features": weight_OI.shape[1],
             "out_features": weight_OI.shape[0],
             "bias": True,
-            "activation_function": ACTIVATION.format(name),
+            "activation_function": f"torch.nn.{name}",
             "module_input_name": "sentence_embedding",
             "module_output_name": "scores" if is_last else "sentence_embedding",
         }

@@ -96,13 +96,9 @@ UNSETTLED_WORDS = 2
 """Words before a cut that the text after it may change: the one that was cut, and blanks or a letter before it that
 belong together.
 """
-PYTHON_CACHE = "__pycache__"
 MANIFEST = "manifest.json"
-VERSION_DIGITS = 16
-KINDS = ("encoder", "decoder", "logistic")
 LOADER = "load.py"
 REFERENCE = "reference.json"
-REFERENCE_FORMAT = 1
 
 
 class BundleError(RuntimeError):
@@ -190,8 +186,9 @@ class Encoder:
                 for place, (_, document) in enumerate(texts)
                 if len(document) > self._opening.shortest_cut(self.max_tokens)
             ]
-            lengths = self._opening.lengths([_clean(texts[place][0]) for place in places])
-            wanted = {place: max(self.max_tokens, length) + 1 for place, length in zip(places, lengths, strict=True)}
+            queries = [_clean(texts[place][0]) for place in places]
+            found = self._opening.tokenizer.encode_batch(queries, add_special_tokens=False)
+            wanted = {place: max(self.max_tokens, len(one.ids)) + 1 for place, one in zip(places, found, strict=True)}
         cut = self._opening.cut
         return [
             (_clean(query), cut(document, wanted[place]) if place in wanted else _clean(document))
@@ -283,10 +280,6 @@ class Opening:
         """Characters at which a text is cut first."""
         return num_tokens * CHARACTERS_PER_TOKEN + self._margin
 
-    def lengths(self, texts: list[str]) -> list[int]:
-        """Tokens of each text."""
-        return [len(found.ids) for found in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
-
     def cut(self, text: str, num_tokens: int) -> str:
         """The text, or a part from its beginning with the same first `num_tokens` tokens and no fewer."""
         size = self.shortest_cut(num_tokens)
@@ -339,7 +332,7 @@ class Student:
         self.manifest = read_manifest(self.folder)
         if check_digests:
             check_files(self.folder, self.manifest)
-        self.version = _sha256(self.folder / MANIFEST)[:VERSION_DIGITS]
+        self.version = _sha256(self.folder / MANIFEST)[:16]
         """By which it was published, unless it was given another name: the first digits of its manifest's sha256."""
         self.refused: list[str] = []
         """Why engines that the bundle holds, or openvino, were not taken."""
@@ -456,7 +449,7 @@ def check_answers(student: Student) -> Checked:
         BundleError: it has none, or none of this precision.
     """
     held = _json(student.folder / REFERENCE)
-    models = held.get("models", {}) if held.get("format") == REFERENCE_FORMAT else {}
+    models = held.get("models", {}) if held.get("format") == 1 else {}
     precision, is_openvino = student.precision, student.provider == OPENVINO
     sealed = models.get(ROUNDED.get(precision, precision) if is_openvino else precision)
     if sealed is None:
@@ -507,7 +500,8 @@ def _is_whole(held: Mapping[str, Any]) -> bool:
     are_right = all(isinstance(one, str) for one in texts) and all(
         type(one) is int and one >= 0 for one in [inputs.max_tokens, inputs.pad_id, inputs.pad_type_id, *heads.values()]
     )
-    is_known = inputs.kind in KINDS and {inputs.padding_side, inputs.truncation_side} <= {"left", "right"}
+    has_sides = {inputs.padding_side, inputs.truncation_side} <= {"left", "right"}
+    is_known = inputs.kind in ("encoder", "decoder", "logistic") and has_sides
     has_prompt = len(inputs.prompt_ids) == 3 if inputs.kind == "decoder" else len(inputs.prompt) > 0
     return are_right and is_known and has_prompt and inputs.max_tokens > 0 and heads["relevance"] > 1
 
@@ -879,7 +873,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
     for entry in folder.iterdir():
         if not entry.is_dir() or entry.is_symlink():
             yield entry
-        elif entry.name != PYTHON_CACHE:
+        elif entry.name != "__pycache__":
             yield from _files_in(entry)
 
 

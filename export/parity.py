@@ -327,9 +327,8 @@ def answers(
     run: Run, encoder: Encoder, rows: Sequence[tuple[list[int], list[int]]], batch_size: int
 ) -> dict[str, np.ndarray]:
     """Probabilities by head, float32 [N, K], asked in batches of one size in the order given."""
-    parts: list[Mapping[str, np.ndarray]] = []
-    for start in range(0, len(rows), batch_size):
-        parts.append(run(encoder.collate(rows[start : start + batch_size])))
+    starts = range(0, len(rows), batch_size)
+    parts = [run(encoder.collate(rows[start : start + batch_size])) for start in starts]
     return {name: np.concatenate([part[name] for part in parts]).astype(np.float32) for name in parts[0]}
 
 
@@ -536,13 +535,10 @@ def model_runner(path: Path, provider: str, heads: Sequence[str], *, precision: 
     return run
 
 
-LONGEST_CHARACTERS = 20_000
-"""Longer pairs are not sealed: what a model reads of them is far less."""
-
-
 def choose_rows(pairs: PairSet, number: int) -> list[int]:
     """Places of pairs to seal, spread evenly over those that were compared, so that many queries are among them."""
-    short = [place for place, texts in enumerate(pairs.pairs) if sum(map(len, texts)) <= LONGEST_CHARACTERS]
+    # longer ones are not sealed: what a model reads of them is far less
+    short = [place for place, texts in enumerate(pairs.pairs) if sum(map(len, texts)) <= 20_000]
     if len(short) <= number:
         return short
     return [short[place] for place in np.linspace(0, len(short) - 1, number).round().astype(int).tolist()]
@@ -567,7 +563,7 @@ def write_reference(
         return
     apart = {one.precision: max(figure.max_abs for figure in one.figures) for one in models if one.precision != "fp32"}
     held = {
-        "format": loader.REFERENCE_FORMAT,
+        "format": 1,
         "pairs": [list(pair) for pair in pairs],
         "models": {
             model.precision: {

@@ -284,9 +284,6 @@ class Version(StoredRecord):
         return {**known, "signed_by": self.signed_by}
 
 
-Reason = Literal["publish", "set", "rollback"]
-
-
 Move = dict[str, Any]
 """One move of a channel, as `puller.MOVE` shapes it: `sequence`, 1 for the first and one more each time; `version`,
 what it points to from then on, and `version_sha256`, the digest of its body; `reason`; `restores`, of a rollback the
@@ -669,7 +666,7 @@ def _move(
     channel: str,
     held: Channel | None,
     version: Version,
-    reason: Reason,
+    reason: Literal["publish", "set", "rollback"],
     *,
     key: SigningKey | None,
     restores: int | None = None,
@@ -726,7 +723,6 @@ SETTLE_S = 24 * 3600.0
 """How long a name stays marked before it is deleted, at most: no publish or channel move may take longer from its
 begin to its end.
 """
-RENEW_S = 300.0
 TAKE_OVER_S = 900.0
 """A `gc` that has not renewed its claim for so long is dead."""
 
@@ -904,7 +900,7 @@ def _delete(bundle_store: Store, owner: str, names: list[str]) -> None:
     """
     renewed = time.monotonic()
     for name in names:
-        if time.monotonic() - renewed > RENEW_S:
+        if time.monotonic() - renewed > 300.0:
             now_s, renewed = bundle_store.now_s(), time.monotonic()
             change_gc_marks(bundle_store, partial(_with_claim, owner=owner, now_s=now_s))
         bundle_store.remove(name)

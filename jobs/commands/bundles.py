@@ -266,16 +266,13 @@ def show(bundle: str, output: str) -> int:
 # `gc`: versions and files that nothing points to.
 
 
-KEEP_MOVES = 10
-
-
 @click.command(epilog="Example: relabel gc s3://bucket/models --delete")
 @click.argument("url", metavar="URL")
 @click.option("--delete", "deletes", is_flag=True, help="Do it; without, only say what would be done.")
 @click.option(
     "--keep",
     type=click.IntRange(1),
-    default=KEEP_MOVES,
+    default=10,
     show_default=True,
     help="Last moves of a channel whose versions stay.",
 )
@@ -422,9 +419,6 @@ def export(
     )
 
 
-HF_OPTIONS = frozenset({"student", "to", "form", "score", "licence", "replace", "done_ok", "output"})
-
-
 def _export_hf(
     student: str, to: str, form: Any, score: Any, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str
 ) -> int:
@@ -433,7 +427,11 @@ def _export_hf(
     Raises:
         UsageError: an option was given that a bundle alone has.
     """
-    given = [option.opts[0] for name, option in given_parameters().items() if name not in HF_OPTIONS]
+    given = [
+        option.opts[0]
+        for name, option in given_parameters().items()
+        if name not in ("student", "to", "form", "score", "licence", "replace", "done_ok", "output")
+    ]
     if given:
         raise UsageError(
             f"{given[0]} belongs to bundles; --format {form} takes --to, --licence, --replace and --done-ok."
