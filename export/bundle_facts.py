@@ -137,10 +137,6 @@ class StudentFacts:
     licence: dict[str, str | None]
     made_by: dict[str, Any]
 
-    def __post_init__(self) -> None:
-        if self.heads.get("relevance", 0) < 2 or min(self.heads.values()) < 1:
-            raise ValueError("`heads` gives relevance no grades to choose from")
-
 
 def student_facts(bundle: Bundle) -> StudentFacts:
     """The student that a bundle's manifest describes.
@@ -197,21 +193,12 @@ class SizeFigures:
     ndcg: Annotated[dict[str, float | None], Field(alias="ndcg@10")]
 
 
-@dataclass(frozen=True, slots=True)
-class ParityCheck:
-    """One bound of a precision's gate."""
-
-    check: str
-    value: float
-    bound: float
-    has_passed: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParity:
     """One model against the student.
 
     Args:
+        checks: bounds of the precision's gate: `check`, its `value`, the `bound`, and `has_passed`.
         doubts: as in `parity.doubts_of`, sentences.
         worst: the rows whose probabilities differ most: `source` and `row`, where it lies, `batch_size`, `is_flip`,
             `max_abs`, and both distributions, `student` and `model`, None for what is not finite.
@@ -222,7 +209,7 @@ class ModelParity:
     queries: int
     is_weak: bool
     by_batch_size: Annotated[dict[str, SizeFigures], Field(min_length=1)]
-    checks: list[ParityCheck]
+    checks: list[dict[str, Any]]
     has_passed: bool
     doubts: list[str] = field(default_factory=list)
     worst: list[dict[str, Any]]
@@ -312,9 +299,7 @@ def parity_rows(parity: Parity) -> list[list[str]]:
 
 def verdict(one: ModelParity) -> str:
     """What the gate says of a model: `passed`, `undecided` or `REFUSED`."""
-    if not one.has_passed:
-        return "REFUSED"
-    return "undecided" if one.doubts else "passed"
+    return "REFUSED" if not one.has_passed else "undecided" if one.doubts else "passed"
 
 
 def undecided_lines(parity: Parity) -> list[str]:

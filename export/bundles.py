@@ -102,9 +102,10 @@ def seal_bundle(folder: Path, facts: Mapping[str, Any]) -> Bundle:
     """
     LocalStore(folder).sweep("")
     with translate_errors("list", folder):
-        paths = sorted(path for path in entries_in(folder) if path != folder / MANIFEST_NAME)
         files = [
-            File(path.relative_to(folder).as_posix(), path.lstat().st_size, puller.sha256_of(path)) for path in paths
+            File(path.relative_to(folder).as_posix(), path.lstat().st_size, puller.sha256_of(path))
+            for path in sorted(entries_in(folder))
+            if path != folder / MANIFEST_NAME
         ]
     LocalStore(folder).put(
         MANIFEST_NAME,
@@ -157,10 +158,6 @@ def _hidden(folder: Path, ending: str) -> Path:
     return folder.with_name(f".{folder.name}.relabel-{ending}")
 
 
-def _lock(folder: Path) -> FileLock:
-    return FileLock(_hidden(folder, "lock"), f"The bundle {folder}")
-
-
 def put_back(folder: Path) -> None:
     """Bring back a bundle that a kill within `switch` left next to its place; nothing where the place is taken.
 
@@ -170,7 +167,7 @@ def put_back(folder: Path) -> None:
     """
     old = _hidden(folder, "old")
     if old.is_dir() and not folder.exists():
-        with _lock(folder).held(), translate_errors("put back", folder):
+        with FileLock(_hidden(folder, "lock"), f"The bundle {folder}").held(), translate_errors("put back", folder):
             if not folder.exists() and old.is_dir():
                 old.rename(folder)
 
@@ -220,7 +217,7 @@ def new_folder_for(folder: Path, *, is_replacing: bool = True) -> Iterator[Path]
             folder.parent.mkdir(parents=True, exist_ok=True)
             part, _ = held.enter_context(held_temp(folder.parent, f"{making.name}-", is_folder=True))
         yield part
-        with _lock(folder).held():
+        with FileLock(_hidden(folder, "lock"), f"The bundle {folder}").held():
             if folder.exists() and not is_replacing:
                 raise StaleRunError(f"{folder}: exists already. Name another --to.")
             switch(part, folder)

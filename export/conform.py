@@ -11,9 +11,8 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from relabel.manifests.secrets import redacted, shortened
 
 # N pairs, T tokens, D hidden, K grades
 
-Verdict = Literal["equal", "monotone", "different"]
 Pair = tuple[str, str]
 TOLERANCE = BF16_TOLERANCE
 """The largest difference of scores from 0 to 1 that an ordinary change of runtime or precision makes."""
@@ -150,34 +148,15 @@ class RerankServer:
 # What it is asked.
 
 
-@dataclass(frozen=True)
-class Conformity:
-    """How a server answers.
-
-    Args:
-        verdict: `equal`; `monotone`: the same order on another scale; `different`.
-        api: by which it was asked.
-        scale: what its scores are.
-        reason: of a difference; empty where there is none.
-        pairs: how many were asked; `max_difference` is over these.
-        remarks: what it refused.
-        worst: pairs with the largest differences: `kind`, `query`, `document`, `expected` and `served`, from 0 to 1.
-        tau: Kendall's, over pairs whose expected scores differ by more than the tolerance.
-    """
-
-    verdict: Verdict
-    api: str
-    scale: str
-    reason: str
-    pairs: int
-    max_difference: float
-    tau: float
-    remarks: list[str]
-    worst: list[dict[str, Any]]
-
-
-def conform(bundle: Path, server: RerankServer) -> Conformity:
+def conform(bundle: Path, server: RerankServer) -> dict[str, Any]:
     """Compare a server's scores with the bundle's.
+
+    Returns:
+        `verdict`: `equal`; `monotone`, the same order on another scale; or `different`, with the `reason`; `scale`,
+        what its scores are; `api`, by which it was asked; `pairs`, how many were asked; `max_difference` over these;
+        `tau`, Kendall's, over pairs whose expected scores differ by more than the tolerance; `remarks`, what it
+        refused; `worst`, pairs with the largest differences: `kind`, `query`, `document`, `expected` and `served`,
+        from 0 to 1.
 
     Raises:
         InputError: the bundle has no reference pairs; the server answers none of them.
@@ -270,7 +249,7 @@ def _judged(
     served_N: np.ndarray,
     api: str,
     remarks: list[str],
-) -> Conformity:
+) -> dict[str, Any]:
     """
     Args:
         students: the bundle in each precision that may serve, fp32 first.
@@ -292,7 +271,7 @@ def _judged(
     if (odd := float(apart_N[empty_N].max(initial=0.0))) > most:
         remarks.append(f"answers an empty document otherwise than the bundle, by {odd:.2g}; nothing hangs on it")
         apart_N[empty_N] = 0.0
-    verdict: Verdict = "equal" if scale == EXPECTED else "monotone"
+    verdict = "equal" if scale == EXPECTED else "monotone"
     reason, first = "", dict[Pair, float]()
     if apart_N.max() > most:
         again = [
@@ -313,14 +292,14 @@ def _judged(
         }
         for place in np.argsort(-apart_N)[:5].tolist()
     ]
-    return Conformity(
-        verdict=verdict,
-        api=api,
-        scale=scale,
-        reason=reason,
-        pairs=len(pairs),
-        max_difference=float(apart_N.max()),
-        tau=tau,
-        remarks=remarks,
-        worst=worst if verdict == "different" else [],
-    )
+    return {
+        "verdict": verdict,
+        "api": api,
+        "scale": scale,
+        "reason": reason,
+        "pairs": len(pairs),
+        "max_difference": float(apart_N.max()),
+        "tau": tau,
+        "remarks": remarks,
+        "worst": worst if verdict == "different" else [],
+    }

@@ -6,7 +6,6 @@ refused stays at `TARGET.refused`, unsealed: nobody deploys it, and it can be ex
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import inspect
 import json
@@ -15,11 +14,10 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,6 +74,8 @@ TRITON_DELAY_US = 2000
 """How long Triton may hold a request back for company: 2 ms, a fraction of what one batch costs on a CPU or an older
 GPU.
 """
+FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
+"""What a bundle's lineage copies from its student's manifest."""
 Say = Callable[[str], None]
 
 
@@ -128,7 +128,8 @@ def export_bundle(
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
     with new_folder_for(target) as folder:
         write_tokenizer(student, folder)
-        write_loader(folder)
+        shared = inspect.getsource(portable).partition("from __future__ import annotations\n")[2].strip("\n")
+        (folder / LOADER).write_text(inspect.getsource(loader).replace(IMPORTED, shared), encoding="utf-8")
         contract = input_contract(student)
         encoder = Encoder(folder, contract)
         batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
@@ -146,7 +147,11 @@ def export_bundle(
             "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
             "models": plain(models),
             "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
-            "lineage": _lineage(digest, record.name, manifest),
+            "lineage": {
+                "student": {"digest": digest, "name": record.name}
+                | {key: manifest[key] for key in FROM_STUDENT if key in manifest},
+                **{key: manifest.get(key) for key in ("labels", "gold", "split")},
+            },
             "licence": {"bundle": spec.licence, "model": manifest.get("model", {}).get("reference")},
             "spec": spec.model_dump(mode="json"),
             "made_by": {
@@ -167,7 +172,10 @@ def export_bundle(
             write_repository(folder, record.name, models, contract["names"], record.heads | logits)
         if refused := [one for one in judged.models if not one.has_passed]:
             (folder / PARITY_NAME).write_bytes(readable_json(parity))
-            _set_aside(folder, target, refused)
+            aside = target.with_name(target.name + ".refused")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            raise GateError(refusal_text(refused, aside))
         seal_bundle(folder, facts)
     bundle = open_bundle(target)
     for precision in spec.precisions if "tensorrt" in spec.formats else ():
@@ -236,22 +244,6 @@ def _choose_pairs(
     return compared, draw_pairs(unused, 300, seed=spec.parity.seed)
 
 
-def _lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """`lineage` in the bundle's manifest."""
-    return {
-        "student": {
-            "digest": digest,
-            "name": name,
-            **{
-                key: manifest[key]
-                for key in ("fingerprint", "model", "training", "metrics", "gate", "notes")
-                if key in manifest
-            },
-        },
-        **{key: manifest.get(key) for key in ("labels", "gold", "split")},
-    }
-
-
 # ------------------------------------------------------------------------------
 # The input contract that every exported model keeps: the bundle's tokenizer and its loader.
 
@@ -299,16 +291,6 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
         )
     (folder / TOKENIZER).write_text(
         json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, ensure_ascii=False),
-        encoding="utf-8",
-    )
-
-
-def write_loader(folder: Path) -> None:
-    """Write `load.py`: the loader, with the text of the module that it imports of this package."""
-    (folder / LOADER).write_text(
-        inspect.getsource(loader).replace(
-            IMPORTED, inspect.getsource(portable).partition("from __future__ import annotations\n")[2].strip("\n")
-        ),
         encoding="utf-8",
     )
 
@@ -430,25 +412,13 @@ def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]]
             )
 
 
-def _set_aside(folder: Path, target: Path, refused: Sequence[ModelParity]) -> NoReturn:
-    """Keep what a gate refused next to the target, unsealed.
-
-    Raises:
-        GateError: says what was refused.
-    """
-    aside = target.with_name(target.name + ".refused")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    raise GateError(refusal_text(refused, aside))
-
-
 def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
     """What a gate refused, and the rows that differ most."""
     lines = ["parity failed, so no bundle was made:"]
     for one in refused:
         for check in one.checks:
-            if not check.has_passed:
-                lines.append(f"  {one.precision}: {check.check} is {check.value:.3g}, the bound {check.bound:g}")
+            if not check["has_passed"]:
+                lines.append(f"  {one.precision}: " + "{check} is {value:.3g}, the bound {bound:g}".format_map(check))
         for row in one.worst:
             place = "row {row} of {source}, batch of {batch_size}".format_map(row) + ", flipped" * row["is_flip"]
             student, model = (np.round(np.array(row[side], dtype=float), 3) for side in ("student", "model"))
@@ -548,7 +518,11 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
         0: torch.export.Dim("batch", min=1, max=1 << 20),
         1: torch.export.Dim("sequence", min=1, max=max(student.record.max_tokens, 2)),
     }
-    with quiet(), _plain_attention(student), torch.no_grad():
+    # attention as products and a softmax: torch's own operator becomes a graph that checks every weight for NaN, 5 %
+    # slower on a CPU
+    inner, before = student.module.inner, student.module.inner.config._attn_implementation
+    inner.set_attn_implementation("eager")
+    with quiet(), torch.no_grad():
         try:
             program = torch.onnx.export(
                 serving,
@@ -565,22 +539,10 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
                 f"{student.path}: torch.onnx can't trace this {student.record.kind} "
                 f"({str(exc).strip().splitlines()[-1][:300]}). Take another base model."
             ) from exc
+        finally:
+            inner.set_attn_implementation(before)
         program.save(path)
     return {"exporter": "torch", "torch": torch.__version__, "onnxscript": onnxscript.__version__}
-
-
-@contextlib.contextmanager
-def _plain_attention(student: StudentModel) -> Iterator[None]:
-    """Attention as products and a softmax. torch's own operator becomes a graph that checks every weight for NaN: 5 %
-    slower on a CPU.
-    """
-    model = student.module.inner
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 # ------------------------------------------------------------------------------
@@ -681,11 +643,10 @@ def _drop_twins(graph: Any) -> None:
     seen: set[str] = set()
     kept = []
     for number, node in enumerate(graph.node):
-        if node.output and node.output[0] in seen:
-            continue
-        seen.update(node.output)
-        node.name = f"{node.op_type}_{number}"
-        kept.append(node)
+        if seen.isdisjoint(node.output[:1]):
+            seen.update(node.output)
+            node.name = f"{node.op_type}_{number}"
+            kept.append(node)
     del graph.node[:]
     graph.node.extend(kept)
 
@@ -807,7 +768,7 @@ def _nodes_left_out(graph: Any, *, narrowing: bool) -> list[str]:
     return found
 
 
-def require_nncf() -> ModuleType:
+def require_nncf() -> Any:
     """NNCF, without its reports of what it is used for, which it sends to Intel unless it is switched off.
 
     Raises:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +37,6 @@ from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.models import config_file
 from relabel.manifests.records import readable_json
 
-_HUB = re.compile(r"hf:(?P<repo>[^@]+)(@.*)?")
 _SHOWN = ("accuracy", "f1_macro", "kappa_quadratic", "auc")
 """Figures of the test split that the Hub shows."""
 
@@ -52,7 +50,7 @@ def render_hub_card(
         library: `transformers` or `sentence-transformers`.
         licence: SPDX expression; the Hub knows them in small letters.
     """
-    hub = _HUB.fullmatch(manifest.model.reference)
+    scheme, _, repository = manifest.model.reference.partition("@")[0].partition(":")
     test = manifest.metrics.test
     known = {name: float(value) for name in _SHOWN if (value := test.student.get(name)) is not None}
     results = {
@@ -61,7 +59,7 @@ def render_hub_card(
         "metrics": [{"type": name, "value": round(value, 4)} for name, value in known.items()],
     }
     metadata = {
-        **({"base_model": hub["repo"]} if hub else {}),
+        **({"base_model": repository} if scheme == "hf" else {}),
         "library_name": library,
         **({"license": licence.lower()} if licence else {}),
         "pipeline_tag": "text-ranking",
@@ -429,9 +427,7 @@ def export_to_hub_folder(
             f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
             "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
         )
-    student_manifest(path)  # compares its files
-    file = path / "manifest.json"
-    manifest = read_student_manifest(file.read_bytes(), str(file))
+    manifest = read_student_manifest(readable_json(student_manifest(path)), f"{path}/manifest.json")
     recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
     recipe |= {"score": score} if form == "rerank" else {}
     done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")

@@ -905,11 +905,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         student = Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision)
         checked = check_answers(student)
-    except ModuleNotFoundError as exc:
-        sys.stderr.write(NEEDS_OPENVINO if exc.name == OPENVINO else NEEDS.format(exc.name))
-        return 4
     except ImportError as exc:
-        sys.stderr.write(f"A library that is installed can't be imported: {exc}\n")
+        missing = NEEDS_OPENVINO if exc.name == OPENVINO else NEEDS.format(exc.name)
+        is_missing = isinstance(exc, ModuleNotFoundError)
+        sys.stderr.write(missing if is_missing else f"A library that is installed can't be imported: {exc}\n")
         return 4
     except BundleError as exc:
         sys.stderr.write(f"{exc}\n")

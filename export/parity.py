@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import ge, le
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples, read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
-from relabel.export.bundle_facts import ModelParity, ParityCheck, SizeFigures
+from relabel.export.bundle_facts import ModelParity, SizeFigures
 from relabel.export.loader import OPENVINO, STATIC, BundleError, Encoder, choose_provider, open_session
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
@@ -52,8 +52,6 @@ from relabel.manifests.tables import read_grades
 
 # N pairs
 
-Judge = Literal["gold", "teacher"]
-
 
 @dataclass(frozen=True)
 class PairSet:
@@ -64,7 +62,7 @@ class PairSet:
         names: where each comes from: `(source, row)`.
         queries: int64 [N], which pairs are of one query: 0..G-1.
         grades: int64 [N], -1 where there is none.
-        judge: whose grades those are; None where no pair has one.
+        judge: whose grades those are, `gold` or `teacher`; None where no pair has one.
         about: where all of this is from, for the manifest.
     """
 
@@ -72,7 +70,7 @@ class PairSet:
     names: list[tuple[str, int]]
     queries: np.ndarray
     grades: np.ndarray
-    judge: Judge | None
+    judge: str | None
     about: dict[str, Any]
 
     def take(self, rows: np.ndarray) -> PairSet:
@@ -132,7 +130,7 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
         )
     is_gold = bool((examples.gold != NO_GRADE).any())
     grade_N = examples.gold if is_gold else examples.teacher
-    judge: Judge | None = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
+    judge = "gold" if is_gold else "teacher" if bool((grade_N != NO_GRADE).any()) else None
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
     about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[TEST]}
     _, query_N = np.unique(examples.queries, return_inverse=True)
@@ -356,13 +354,13 @@ def measure(
         is_weak=len(pairs.pairs) < spec.min_pairs,
         by_batch_size=sizes,
         checks=checks,
-        has_passed=all(check.has_passed for check in checks),
+        has_passed=all(check["has_passed"] for check in checks),
         doubts=doubts_of(precision, reference[HEAD], list(sizes.values()), spec),
         worst=worst_rows(reference, found_by_size, pairs, spec.worst),
     )
 
 
-def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[ParityCheck]:
+def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[dict[str, Any]]:
     """The gate of a precision, over all batch sizes: checks that have no value are left out (a student that gives no
     two documents of a query different scores has no order to keep). Answers that are no numbers never pass.
     """
@@ -386,11 +384,12 @@ def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> l
         ],
     }
     are_numbers = all(one.is_finite for one in figures)
-    found = [ParityCheck("answers are numbers", float(are_numbers), 1.0, are_numbers)]
-    for check, value, holds, bound in gates[FAMILY[precision]]:
-        if value is not None and bound is not None:
-            found.append(ParityCheck(check, value, bound, bool(holds(value, bound))))
-    return found
+    checks = [("answers are numbers", float(are_numbers), ge, 1.0), *gates[FAMILY[precision]]]
+    return [
+        {"check": check, "value": value, "bound": bound, "has_passed": bool(holds(value, bound))}
+        for check, value, holds, bound in checks
+        if value is not None and bound is not None
+    ]
 
 
 def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[str]:
@@ -539,9 +538,8 @@ def choose_rows(pairs: PairSet, number: int) -> list[int]:
     """Places of pairs to seal, spread evenly over those that were compared, so that many queries are among them."""
     # longer ones are not sealed: what a model reads of them is far less
     short = [place for place, texts in enumerate(pairs.pairs) if sum(map(len, texts)) <= 20_000]
-    if len(short) <= number:
-        return short
-    return [short[place] for place in np.linspace(0, len(short) - 1, number).round().astype(int).tolist()]
+    places = np.linspace(0, len(short) - 1, min(number, len(short)))
+    return [short[place] for place in places.round().astype(int).tolist()]
 
 
 def write_reference(

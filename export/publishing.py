@@ -584,7 +584,8 @@ def set_channel(
     wanted = Version.load(bundle_store, name, version)
     if held is not None and held.points_to(wanted, key):
         return held, False
-    _rely_on(bundle_store, wanted)
+    spare(bundle_store, wanted.names)
+    check_whole(bundle_store, wanted)
     if not is_anyway:
         _check_baselines(facts_of(bundle_store, wanted), f"{bundle_store.url}/{name}: version {version}")
     return _move(bundle_store, channel, held, wanted, "set", key=key), True
@@ -611,7 +612,8 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
     version = Version.load(bundle_store, name, target["version"])
     if version.sha256 != target["version_sha256"]:
         raise GateError(f"{where}: version {version.at} is no longer what it was when it pointed there. {_SET}")
-    _rely_on(bundle_store, version)
+    spare(bundle_store, version.names)
+    check_whole(bundle_store, version)
     return _move(
         bundle_store, channel, held, version, "rollback", key=key, restores=target["restores"] or target["sequence"]
     )
@@ -637,11 +639,6 @@ def _find_channel(bundle_store: Store, name: str, channel: str, key: SigningKey 
             f"{where}@{channel}: this channel is signed. Give --sign-key, or pulls with a key will refuse the move."
         )
     return held
-
-
-def _rely_on(bundle_store: Store, version: Version) -> None:
-    spare(bundle_store, version.names)
-    check_whole(bundle_store, version)
 
 
 def check_whole(bundle_store: Store, version: Version) -> None:

@@ -17,7 +17,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from relabel.export.bundle_facts import EngineFile, TokenLengths, student_facts
@@ -39,7 +38,7 @@ def plan_profile(lengths: TokenLengths, max_tokens: int) -> Profile:
     return (1, 1), (8, min(lengths.p90, max_tokens)), (128, max_tokens)
 
 
-def find_tensorrt() -> tuple[str, ModuleType]:
+def find_tensorrt() -> tuple[str, Any]:
     """The TensorRT that is here: its flavour and module.
 
     Raises:
@@ -89,7 +88,11 @@ def build(trt: Any, graph: Path, profile: Profile, *, precision: str, capability
             raise MissingExtraError(f"bf16: this TensorRT ({trt.__version__}) keeps the graph's own types. Take fp16.")
         config.set_flag(trt.BuilderFlag.BF16)
     if capability is not None:
-        _aim(trt, config, capability)
+        target = getattr(getattr(trt, "ComputeCapability", None), "SM" + capability.replace(".", ""), None)
+        if target is None:
+            raise MissingExtraError(f"--capability {capability}: this TensorRT builds for no such GPU.")
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(target, 0)
     shapes = builder.create_optimization_profile()
     for number in range(network.num_inputs):
         shapes.set_shape(network.get_input(number).name, *profile)
@@ -123,14 +126,6 @@ def _halved(graph: Path) -> bytes:
     with quiet():
         model = float16.convert_float_to_float16(onnx.load(str(graph)), keep_io_types=True, disable_shape_infer=False)
     return bytes(model.SerializeToString())
-
-
-def _aim(trt: Any, config: Any, capability: str) -> None:
-    target = getattr(getattr(trt, "ComputeCapability", None), "SM" + capability.replace(".", ""), None)
-    if target is None:
-        raise MissingExtraError(f"--capability {capability}: this TensorRT builds for no such GPU.")
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(target, 0)
 
 
 ENGINE_PRECISIONS = ("fp32", "fp16", "bf16")

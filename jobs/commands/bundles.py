@@ -24,7 +24,7 @@ from relabel.export.bench import (
 )
 from relabel.export.bundle_facts import compared_on, parity_rows, read_parity, student_facts, undecided_lines
 from relabel.export.bundles import MANIFEST_NAME, open_bundle, put_back
-from relabel.export.conform import Conformity, RerankServer
+from relabel.export.conform import RerankServer
 from relabel.export.conform import conform as compare
 from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
@@ -662,8 +662,8 @@ def conform(
                 raise
             code, result = Exit.DONE, {"url": shown, "error": str(exc)}
         else:
-            code = Exit.GATE if found.verdict == "different" else Exit.DONE
-            result = {"url": shown, **plain(found)}
+            code = Exit.GATE if found["verdict"] == "different" else Exit.DONE
+            result = {"url": shown, **found}
             if watch is None:
                 return emit({**result, "exit_code": int(code)}, _conformity_text(shown, found), output, code)
         click.echo(json.dumps({"time": time.time(), **result}))
@@ -672,16 +672,14 @@ def conform(
         time.sleep(watch)
 
 
-def _conformity_text(url: str, found: Conformity) -> str:
+def _conformity_text(url: str, found: Mapping[str, Any]) -> str:
     rows = [
-        ("asked", f"{found.pairs} pairs by {found.api}"),
-        ("reason", found.reason or "–"),
-        ("scores", found.scale),
-        ("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"),
-        ("same order", f"{found.tau:.4f} (Kendall's tau)"),
+        ("asked", f"{found['pairs']} pairs by {found['api']}"),
+        ("reason", found["reason"] or "–"),
+        ("scores", found["scale"]),
+        ("furthest", f"{found['max_difference']:.2g} of a scale from 0 to 1"),
+        ("same order", f"{found['tau']:.4f} (Kendall's tau)"),
+        *(("note", remark) for remark in found["remarks"]),
     ]
-    rows += [("note", remark) for remark in found.remarks]
-    text = f"{url}: {found.verdict}\n" + grid(rows)
-    if found.worst:
-        text += "\n" + _table(("expected", "served", "kind", "document"), found.worst)
-    return text
+    worst = "\n" + _table(("expected", "served", "kind", "document"), found["worst"]) if found["worst"] else ""
+    return f"{url}: {found['verdict']}\n{grid(rows)}{worst}"
