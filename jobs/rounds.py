@@ -178,8 +178,7 @@ class Corpus:
     """
 
     def __init__(self, documents: list[tuple[str, str]], count: CountTokens, num_left_out: int = 0) -> None:
-        self.num_documents = len(documents)
-        self.num_left_out = num_left_out
+        self.num_documents, self.num_left_out = len(documents), num_left_out
         self.digest = digest_of_rows(documents)
         self._ids = {text: doc_id for doc_id, text in documents}
         self._count = functools.cache(count)
@@ -306,11 +305,9 @@ def _rows(search: Search, corpus: Corpus, k: int) -> Iterator[dict[str, Any]]:
         PREVIOUS_SUMMARIES.name: [one.summary for one in search.rounds if one.summary],
         PREVIOUS_DOCS.name: list(search.useful),
     }
-    found = corpus.best(asked, k, search.useful)
-    for doc_id, text, num_tokens in found:
+    found: Sequence[tuple[str | None, str, int]] = corpus.best(asked, k, search.useful)
+    for doc_id, text, num_tokens in found or [(None, "", 0)]:
         yield {**row, "doc_id": doc_id, "document": text, "num_tokens": num_tokens}
-    if not found:
-        yield {**row, "doc_id": None, "document": "", "num_tokens": 0}
 
 
 def read_round(store: Store, number: int, searches: Sequence[Search]) -> Offered:
@@ -319,8 +316,7 @@ def read_round(store: Store, number: int, searches: Sequence[Search]) -> Offered
     Raises:
         StaleRunError: the rows are those of other searches: an earlier round was changed since.
     """
-    offered: Offered = {}
-    asked = {}
+    offered, asked = Offered(), dict[str, str]()
     for name in store.names(folder_of(number)):
         table = table_of(store.read(name), ["query_id", "doc_id", "num_tokens", ASPECT.name])
         for query_id, doc_id, num_tokens, aspect in zip(*(column.to_pylist() for column in table.columns), strict=True):
@@ -342,11 +338,10 @@ def _changed(store: Store, number: int, what: str) -> StaleRunError:
 
 def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     """What a finished round says of each question."""
-    labels: dict[str, list[dict[str, Any]]] = {}
+    labels, reviews = dict[str, list[dict[str, Any]]](), dict[str, RoundReview]()
     for file in run.found.labels:
         for row in read_labels(run.folder, file, ["row_id", "query_id", "doc_id", *SAID]).to_pylist():
             labels.setdefault(row["query_id"], []).append(row)
-    reviews: dict[str, RoundReview] = {}
     for file in run.found.quarantine:
         for lost in run.folder.table(file, QUARANTINE, ["query_id", "status", "reason"]).to_pylist():
             reviews.setdefault(lost["query_id"], RoundReview(failure=f"{lost['status']}: {lost['reason']}"))

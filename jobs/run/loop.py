@@ -188,7 +188,6 @@ class RunLoop:
         return True
 
     def _poll(self) -> list[Answer]:
-        """Let the engine work."""
         answers = self.engine.poll()
         if self._allowance is not None:
             self._allowance.answered(answers)

@@ -144,9 +144,12 @@ class Live:
         """What to say where the first answers were all refused."""
         if self.accepted or self.refused.total() < FIRST_ANSWERS or self.last_refused is None:
             return None
-        why = "the server or engine does not answer, or refuses"
-        if self.refused.keys() - {"engine", "refused", "overlong"}:
-            why = "the model may be too small for this labeler, or its room to answer too short"
+        is_read = self.refused.keys() - {"engine", "refused", "overlong"}
+        why = (
+            "the model may be too small for this labeler, or its room to answer too short"
+            if is_read
+            else "the server or engine does not answer, or refuses"
+        )
         return (
             f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): "
             f"{why}. `relabel ask` shows whole answers. The last one: {self.last_refused.line()}"
@@ -394,14 +397,13 @@ class Display:
         console = Console(file=sys.stderr)
         self._bars: _BarAndLines | None = None
         self._is_notebook = console.is_jupyter and not logs.is_json()
-        self._next_s = time.perf_counter() + min(FIRST_LINE_S, LINE_EVERY_S)
         if console.is_terminal and not logs.is_json():
             rates = TextColumn("pairs · {task.fields[rates]}")
             columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), rates
             self._bars = _BarAndLines(*columns, console=console, transient=True)
             self._bars.add_task("labeling", total=before + total, completed=before, rates="the engine is starting")
-        if self._bars is not None or self._is_notebook:
-            self._next_s = time.perf_counter() + DRAW_EVERY_S
+        is_drawn = self._bars is not None or self._is_notebook
+        self._next_s = time.perf_counter() + (DRAW_EVERY_S if is_drawn else min(FIRST_LINE_S, LINE_EVERY_S))
 
     def __enter__(self) -> Display:
         if self._bars is not None:
@@ -448,7 +450,20 @@ class Display:
             self._write_over(line, end="")
         else:
             self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
-            self.say(line, event="progress", **self._counts(seconds, left))
+            inner = plain(progress.live)
+            self.say(
+                line,
+                event="progress",
+                **{name: getattr(progress, name) for name in ASKED if name != "cached_tokens"},
+                reused=reused,
+                by_others=others,
+                pairs_to_ask=self._total,
+                statuses=dict(progress.statuses),
+                chunks_committed=progress.chunks_committed,
+                **{name: value for name, value in inner.items() if name != "last_refused" or self._shows_refused},
+                left_s=None if left is None else plain(left.rounded(1)),
+                seconds=round(seconds, 3),
+            )
 
     def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
         """A line above the bars; the fields are in the JSON form alone."""
@@ -478,21 +493,6 @@ class Display:
             f"{asks} · {prompt:,.0f} prompt + {output:,.0f} output tokens/s",
             *([] if refused is None else [f"last refused: {refused.line()}"]),
         ]
-
-    def _counts(self, seconds: float, left: Range | None) -> dict[str, Any]:
-        """The fields of a line of progress."""
-        progress, live = self._progress, plain(self._progress.live)
-        return {
-            **{name: getattr(progress, name) for name in ASKED if name != "cached_tokens"},
-            "reused": progress.reused,
-            "by_others": progress.rows_of_others,
-            "pairs_to_ask": self._total,
-            "statuses": dict(progress.statuses),
-            "chunks_committed": progress.chunks_committed,
-            **{name: value for name, value in live.items() if name != "last_refused" or self._shows_refused},
-            "left_s": None if left is None else plain(left.rounded(1)),
-            "seconds": round(seconds, 3),
-        }
 
 
 # ------------------------------------------------------------------------------

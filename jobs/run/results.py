@@ -287,7 +287,20 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
             found = opened.folder.snapshot()
             if is_current(load_manifest(opened.store)):
                 break
-            write_manifest(opened.store, _manifest(opened, found))
+            if not (spec := opened.job.spec).run.allow_mixed:
+                refuse_mixing(found.engines, output=spec.output, is_begun=False)
+            manifest = build_manifest(
+                opened.folder,
+                found,
+                spec=absolute(spec).model_dump(mode="json"),
+                max_failed_fraction=spec.run.max_failed_fraction,
+                relabel_version=version("relabel-ir"),
+                canaries=[asdict(result) for result in load_results(opened.store)],
+                allow_mixed=spec.run.allow_mixed,
+                cascade=audit_of(opened.folder, found.labels),
+            )
+            budget = budget_so_far(opened, found.tally)
+            write_manifest(opened.store, replace(manifest, variables=dict(opened.job.variables), budget=budget))
             was_written = True
         return found, was_written
     finally:
@@ -306,22 +319,6 @@ def _sweep(store: Store, *, keeps_batches: bool) -> None:
         for name in [*refused, *itertools.chain.from_iterable(map(store.names, folders))]:
             with failed:
                 store.remove(name)
-
-
-def _manifest(opened: OpenRun, found: Snapshot) -> RunManifest:
-    if not (spec := opened.job.spec).run.allow_mixed:
-        refuse_mixing(found.engines, output=spec.output, is_begun=False)
-    manifest = build_manifest(
-        opened.folder,
-        found,
-        spec=absolute(spec).model_dump(mode="json"),
-        max_failed_fraction=spec.run.max_failed_fraction,
-        relabel_version=version("relabel-ir"),
-        canaries=[asdict(result) for result in load_results(opened.store)],
-        allow_mixed=spec.run.allow_mixed,
-        cascade=audit_of(opened.folder, found.labels),
-    )
-    return replace(manifest, variables=dict(opened.job.variables), budget=budget_so_far(opened, found.tally))
 
 
 def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_now: bool) -> Exit:

@@ -647,8 +647,7 @@ class Session:
         """Note that so many chunks of a shard need no more of this session; with the last its lock is released."""
         with self._guard:
             self._chunks_left[shard] -= count
-            is_last = self._chunks_left[shard] == 0
-            if is_last:
+            if is_last := self._chunks_left[shard] == 0:
                 del self._chunks_left[shard]
         if is_last:
             self.journal.closes(shard)

@@ -444,7 +444,7 @@ class Supervisor:
         return words
 
     def _supervise(self) -> None:
-        document, words = self.job(), self.words()
+        document, words, stop = self.job(), self.words(), self.session.stop
         while True:
             for slot in self._slots:
                 if slot.starts_s is not None and not self._is_ending and time.perf_counter() >= slot.starts_s:
@@ -454,7 +454,11 @@ class Supervisor:
             time.sleep(LISTEN_S)
             for slot in self._slots:
                 self._listen(slot)
-            self._heed_stop()
+            stop.mind(0.0)
+            if stop.reason is not None:
+                self._drain_all()
+            if stop.is_now or time.perf_counter() > self._ends_s:
+                self._end_all()
             self._look()
             self._on_progress()
             alive = any(slot.worker is not None for slot in self._slots)
@@ -574,17 +578,8 @@ class Supervisor:
         store = self.session.opened.store
         return not all(map_concurrent(store, store.is_locked, map(shard_lock_name, shards)))
 
-    def _heed_stop(self) -> None:
-        """Pass a wish to stop on, once; and end those that take too long."""
-        stop = self.session.stop
-        stop.mind(0.0)
-        if stop.reason is not None:
-            self._drain_all()
-        if stop.is_now or time.perf_counter() > self._ends_s:
-            self._end_all()
-
     def _drain_all(self) -> None:
-        """Ask all workers to end, and start none any more."""
+        """Ask all workers to end, once, and start none any more."""
         stop = self.session.stop
         self._ends_s = min(self._ends_s, stop.deadline_s + GRACE_S, time.perf_counter() + DRAIN_S + GRACE_S)
         if not self._is_ending:
