@@ -161,29 +161,17 @@ def drafts_of(node: Node) -> Iterator[Draft]:
             level, (title,) = child.number or 1, child.texts()
             yield Draft("heading", [f"{'#' * level} {title}"], level, title)
         elif child.kind == "list" and not child.is_layout:
-            yield from _list(child)
+            if parts := ["\n".join(lines) for lines in _items(child, 0)]:
+                yield Draft("list", [parts[0].lstrip(), *parts[1:]])
         elif child.kind == "table" and not child.is_layout and (table := _table(child)):
             yield table
         else:
             yield from drafts_of(child)
 
 
-def _list(node: Node) -> Iterator[Draft]:
-    items: list[list[str]] = []
-    for is_item, lines in _entries(node, 0):
-        if lines and (is_item or not items):
-            items.append(lines)
-        elif lines:
-            items[-1] += lines
-    parts = ["\n".join(lines) for lines in items]
-    if parts:
-        yield Draft("list", [parts[0].lstrip(), *parts[1:]])
-
-
-def _entries(node: Node, depth: int) -> Iterator[tuple[bool, list[str]]]:
-    """For each child of a list whether it is an item, and its lines, indented."""
-    indent = "  " * min(depth, _MOST_INDENT)
-    number = node.number
+def _items(node: Node, depth: int) -> list[list[str]]:
+    """The lines of each item of a list, indented; what is in none belongs to the one before."""
+    indent, number, items = "  " * min(depth, _MOST_INDENT), node.number, list[list[str]]()
     for child in node.children:
         lines: list[str] = []
         marker = ""
@@ -193,15 +181,18 @@ def _entries(node: Node, depth: int) -> Iterator[tuple[bool, list[str]]]:
             number = None if number is None else number + 1
         for part in child.children if isinstance(child, Node) and is_item else [child]:
             if isinstance(part, Node):
-                lines += [line for _, inner in _entries(part, depth + 1) for line in inner]
+                lines += itertools.chain.from_iterable(_items(part, depth + 1))
                 marker = ""
                 continue
-            for line in part.split("\n"):
-                # parts of a block are separated by line ends, so a blank line of preformatted text goes
-                if line.strip():
-                    lines.append(indent + (marker or "  ") + line.strip())
-                    marker = ""
-        yield is_item, lines
+            # parts of a block are separated by line ends, so a blank line of preformatted text goes
+            for line in filter(None, map(str.strip, part.split("\n"))):
+                lines.append(indent + (marker or "  ") + line)
+                marker = ""
+        if lines and (is_item or not items):
+            items.append(lines)
+        elif lines:
+            items[-1] += lines
+    return items
 
 
 def _table(node: Node) -> Draft | None:

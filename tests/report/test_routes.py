@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.report.run_sections import DOCUMENTS
+from relabel.jobs.report.artifacts import DOCUMENTS
 from relabel.manifests.labels import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS
 
