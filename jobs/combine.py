@@ -89,8 +89,12 @@ class Votes:
         ):
             np.add.at(held, (judge_N, place_N), value)
         row_ids = np.concatenate([one.row_ids for one in judges])[first_P]
-        ids = (one.take(pa.array(first_P)) for one in (query_ids, doc_ids))
-        return cls([one.where for one in judges], row_ids, *ids, *(held / np.maximum(count, 1) for held in sums))
+        return cls(
+            [one.where for one in judges],
+            row_ids,
+            *(one.take(pa.array(first_P)) for one in (query_ids, doc_ids)),
+            *(held / np.maximum(count, 1) for held in sums),
+        )
 
 
 def dawid_skene(grade_JPK: np.ndarray, gold_P: np.ndarray) -> np.ndarray:
@@ -125,10 +129,8 @@ def combine_votes(votes: Votes, by: str, gold_P: np.ndarray) -> tuple[np.ndarray
         gold_P: int64, the grade that gold gives a pair, -1 for none.
     """
     is_gold_P, grades = gold_P >= 0, votes.grade_JPK.shape[-1]
-    if by == "mean":
-        probs_PK = votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
-    else:
-        probs_PK = dawid_skene(votes.grade_JPK, gold_P)
+    mean_PK = votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
+    probs_PK = mean_PK if by == "mean" else dawid_skene(votes.grade_JPK, gold_P)
     if not is_gold_P.any():
         # 1e-9: machines may differ in what comes after, and a tie must be one
         return np.round(probs_PK, 9).argmax(1), probs_PK
@@ -153,8 +155,9 @@ def held_out(votes: Votes, by: str, gold_P: np.ndarray, query_P: np.ndarray) -> 
     grade_P, probs_PK = np.zeros_like(gold_P), np.zeros(votes.grade_JPK.shape[1:])
     for fold in np.unique(fold_P[gold_P >= 0]):
         is_held_P = fold_P == fold
-        found = combine_votes(votes, by, np.where(is_held_P, -1, gold_P))
-        grade_P[is_held_P], probs_PK[is_held_P] = (one[is_held_P] for one in found)
+        grade_P[is_held_P], probs_PK[is_held_P] = (
+            one[is_held_P] for one in combine_votes(votes, by, np.where(is_held_P, -1, gold_P))
+        )
     return grade_P, probs_PK
 
 
@@ -230,8 +233,11 @@ def combine_labels(
     made_of = {"by": by, "judges": votes.names, "gold": options.qrels, "gold_pairs": int((gold_P >= 0).sum())}
     rated = _rated(votes, gold_P, query_P, grade_P, resamples, seed)
     with written(to, storage) as file:
-        metadata = {"relabel.combine": json.dumps(redacted_values(made_of))}
-        pq.write_table(pa.table(columns, metadata=metadata), file, compression="zstd")
+        pq.write_table(
+            pa.table(columns, metadata={"relabel.combine": json.dumps(redacted_values(made_of))}),
+            file,
+            compression="zstd",
+        )
     return {
         "output": to,
         **made_of,
@@ -308,8 +314,11 @@ def combined_blocks(result: dict[str, Any]) -> list[Block]:
         f"{' and '.join(WAYS)} are measured on each query by labels that other gold queries anchored ({FOLDS} folds). "
         "`evaluate` with the same gold would find it again"
     )
-    table = Table(title, ["labels", "pairs", "agreement", *shown.values()], rows)
-    return [Paragraph(f"{head}: {counts}"), table, Remarks([*result["notes"], *([split] if shown else [])])]
+    return [
+        Paragraph(f"{head}: {counts}"),
+        Table(title, ["labels", "pairs", "agreement", *shown.values()], rows),
+        Remarks([*result["notes"], *([split] if shown else [])]),
+    ]
 
 
 def _figure(found: MetricValue | None) -> Cell:

@@ -257,8 +257,15 @@ def examples(
 
 def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
     """The labels of some files, by row id."""
-    names = ["row_id", "query_id", "doc_id", "grade", "expected_grade", "probs", "reasoning"]
-    tables = (run.folder.table(run.found.labels[number], LABELS, names, check_bytes=False) for number in files)
+    tables = (
+        run.folder.table(
+            run.found.labels[number],
+            LABELS,
+            ["row_id", "query_id", "doc_id", "grade", "expected_grade", "probs", "reasoning"],
+            check_bytes=False,
+        )
+        for number in files
+    )
     return {row["row_id"]: row for table in tables for row in table.to_pylist()}
 
 
@@ -299,8 +306,10 @@ def verdicts_of(result: dict[str, Any]) -> list[str]:
         one = result["figures"]["agreement"]
         interval = "no interval" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
         return [f"B against A: equal grades in {cell_text(one.value)} of {one.over:,} rows ({interval})"]
-    levels = [level_text(gold[letter.lower()], who=f"{letter}: ") for letter in "AB"]
-    return [difference_text("B against A, by gold", gold["difference"]), *levels]
+    return [
+        difference_text("B against A, by gold", gold["difference"]),
+        *(level_text(gold[letter.lower()], who=f"{letter}: ") for letter in "AB"),
+    ]
 
 
 def _facts(result: dict[str, Any]) -> Facts:
@@ -455,8 +464,13 @@ def compare_runs(
         "quarantined_elsewhere_absent": "rows in quarantine in one run and absent from the other",
         "repeated": "pairs that occur several times in both runs are matched in order; rows beyond the first",
     }
-    told = [f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]]
-    notes = [*ours.notes, *theirs.notes, *notes, *told, *more]
+    notes = [
+        *ours.notes,
+        *theirs.notes,
+        *notes,
+        *(f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]),
+        *more,
+    ]
     by_gold = None
     if golds is not None:
         found, lexical = golds.of_both(sets, labels, match, notes)

@@ -192,8 +192,11 @@ def _from_run(path: str, target: Format, options: Options, file: Path, storage: 
     value, kind = _columns(whole.names, path, "labels", target, options)
     wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
     schema = pa.schema([whole.field(name) for name in wanted], whole.metadata)
-    names = wanted if target in TREC else None
-    tables = map_concurrent(run.folder.store, lambda one: run.folder.table(one, whole, names), run.found.labels)
+    tables = map_concurrent(
+        run.folder.store,
+        lambda one: run.folder.table(one, whole, wanted if target in TREC else None),
+        run.found.labels,
+    )
     write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in joined or tables))
     return Source(path, "labels", [str(file)], wanted, value, kind, "row_id", run)
 
@@ -276,8 +279,11 @@ def _check(polars: Any, found: Any, source: Source, target: Format, options: Opt
     faults = [("odd", found.filter(polars.col("odd").is_not_null()))]
     faults += [(name, kept.filter(polars.col(name).is_null())) for name in ("query_id", "doc_id")]
     if target in TREC:
-        texts = [name for name in ("query_id", "doc_id", "tag") if name in found.columns]
-        faults += [(name, kept.filter(polars.col(name).str.contains(UNWRITABLE))) for name in texts]
+        faults += [
+            (name, kept.filter(polars.col(name).str.contains(UNWRITABLE)))
+            for name in ("query_id", "doc_id", "tag")
+            if name in found.columns
+        ]
     for name, rows in faults:
         if not rows.height:
             continue
@@ -413,8 +419,12 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
     if rule == "keep" or num_pairs == rows.height:
         return rows, 0
     kept = rows.unique(pair, keep="first", maintain_order=True)
-    repeated = rows.filter(polars.struct(pair).is_duplicated())
-    groups = repeated.group_by(pair, maintain_order=True).agg("value").filter(value.list.n_unique() > 1)
+    groups = (
+        rows.filter(polars.struct(pair).is_duplicated())
+        .group_by(pair, maintain_order=True)
+        .agg("value")
+        .filter(value.list.n_unique() > 1)
+    )
     if groups.height and rule == "error":
         examples = [
             f"query {query}, document {doc}: {', '.join(f'{one:g}' for one in values)}"
@@ -441,8 +451,7 @@ def _ranked(polars: Any, rows: Any, tag: str | None) -> Any:
     Args:
         tag: of every line; None: the rows' own.
     """
-    first = polars.col("row").min().over("query_id")
-    ranked = rows.sort(first, "value", "doc_id", descending=[False, True, True])
+    ranked = rows.sort(polars.col("row").min().over("query_id"), "value", "doc_id", descending=[False, True, True])
     return ranked.select(
         "query_id",
         polars.lit("Q0").alias("q0"),
@@ -475,8 +484,9 @@ def _batches(source: Source, kept: Any, *, has_means: bool) -> tuple[pa.Schema, 
                     place += batch.num_rows
                     if is_read:
                         at = table.column_names.index(source.value)
-                        new = values.slice(begin, end - begin).cast(typed.field(at).type)
-                        table = table.set_column(at, source.value, new)
+                        table = table.set_column(
+                            at, source.value, values.slice(begin, end - begin).cast(typed.field(at).type)
+                        )
                     if table.num_rows:  # readers fail at a row group without rows (datasets 5.2)
                         yield table.cast(typed)
 

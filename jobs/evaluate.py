@@ -262,8 +262,11 @@ class Golds:
         """Gold of some rows of a set."""
         if (found := self._by_row[labels.where]) is not None:
             how, columns = found
-            taken_of = {name: column.take(rows["row_id"]) for name, column in columns.items()}
-            return GoldRows(how, np.ones(rows.num_rows, dtype=bool), taken_of)
+            return GoldRows(
+                how,
+                np.ones(rows.num_rows, dtype=bool),
+                {name: column.take(rows["row_id"]) for name, column in columns.items()},
+            )
         assert self.pairs is not None
         place_N = self.pairs.places(rows["query_id"], rows["doc_id"])
         return GoldRows(
@@ -635,11 +638,9 @@ def compare_named(
         found = compare(*rows, match, gold, **drawn, lexical=lexical, qrels=str(options.qrels))
         found.notes.extend(remarks)
         verdicts = judge_gates(gates, *_figures(found))
-        joined_by = gold and gold.how
         comparisons.append(
-            ComparedStudent(**vars(found), teacher=teacher, student=name, joined_by=joined_by, gates=verdicts)
+            ComparedStudent(**vars(found), teacher=teacher, student=name, joined_by=gold and gold.how, gates=verdicts)
         )
-    has_passed = all(verdict.has_passed for one in comparisons for verdict in one.gates)
     return ComparedSets(
         sets=[
             labels.origin
@@ -654,7 +655,9 @@ def compare_named(
         seed=seed,
         comparisons=comparisons,
         notes=[*(note for one in sets for note in one.notes), *notes],
-        exit_code=int(Exit.DONE if has_passed else Exit.GATE),
+        exit_code=int(
+            Exit.DONE if all(verdict.has_passed for one in comparisons for verdict in one.gates) else Exit.GATE
+        ),
     )
 
 

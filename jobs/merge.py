@@ -234,8 +234,7 @@ def _staged(
             return tables[file.path].select(columns)
         return merged.table(file, schema, columns, check_bytes=False)
 
-    first = held[-1].attempt + 1 if held else 1
-    receipts = [repeated(receipt, number) for number, receipt in enumerate(todo, first)]
+    receipts = [repeated(receipt, number) for number, receipt in enumerate(todo, held[-1].attempt + 1 if held else 1)]
     try:
         prove_chunk(receipts if replaces_held else [*held, *receipts], planned_R, read, root=merged.store.root)
     except ManifestError as exc:
@@ -275,18 +274,21 @@ def _steps(run: MergedRun, merged: RunFolder) -> Iterator[Callable[[], list[Rece
             )
             todo = receipts[len(done) :] if goes_on else receipts
             if todo:
-                rows_R = rows_by_chunk[chunk]
-                yield partial(_staged, run, source, merged, moved, held, todo, rows_R, replaces_held=not goes_on)
+                yield partial(
+                    _staged, run, source, merged, moved, held, todo, rows_by_chunk[chunk], replaces_held=not goes_on
+                )
 
 
 def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
     """Row ids counted on, and the run that asked a row named where that went without saying."""
     if "row_id" in table.column_names:
-        rows = pa.array(table["row_id"].to_numpy() + first_row, pa.int64())
-        table = table.set_column(0, table.schema.field("row_id"), rows)
+        table = table.set_column(
+            0, table.schema.field("row_id"), pa.array(table["row_id"].to_numpy() + first_row, pa.int64())
+        )
     if "origin" in table.column_names:
-        at = table.column_names.index("origin")
-        table = table.set_column(at, table.schema.field("origin"), table["origin"].fill_null(fingerprint))
+        table = table.set_column(
+            table.column_names.index("origin"), table.schema.field("origin"), table["origin"].fill_null(fingerprint)
+        )
     return table
 
 
@@ -377,8 +379,7 @@ def _merge(
         if not store.create(name, data) and store.read(name) != data:
             raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
         failpoints.hit("after_receipt")
-    manifests = (load_manifest(source.folder.store) for source in sources)
-    known = [manifest for manifest in manifests if manifest is not None]
+    known = [manifest for source in sources if (manifest := load_manifest(source.folder.store)) is not None]
     inputs = {"path": [file.path for file in folder.plan.files], "limit": None}
     manifest = build_manifest(
         folder,

@@ -145,8 +145,9 @@ def confusion_table(counts: Sequence[Sequence[int]], rows: str, columns: str, *,
         for grade, row in enumerate(counts)
     ]
     sums = [sum(column) for column in zip(*counts, strict=True)]
-    head = [f"{rows} \\ {columns}", *map(str, range(len(counts))), "sum"]
-    return Table(caption, head, [*body, ["sum", *sums, sum(sums)]])
+    return Table(
+        caption, [f"{rows} \\ {columns}", *map(str, range(len(counts))), "sum"], [*body, ["sum", *sums, sum(sums)]]
+    )
 
 
 def cell_text(value: Cell) -> str:
@@ -404,8 +405,7 @@ def both_table(
                 second.baselines.text(figure),
             ]
         )
-    head = ("figure", *names, f"{names[1]} - {names[0]}", "95 % interval", "over", "baseline")
-    return Table(caption, head, rows)
+    return Table(caption, ("figure", *names, f"{names[1]} - {names[0]}", "95 % interval", "over", "baseline"), rows)
 
 
 def figures_plot(title: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> Plot:

@@ -85,8 +85,7 @@ class Bm25Index:
         if len(hits) > k:
             least = np.partition(scores[hits], len(hits) - k)[len(hits) - k]
             hits = hits[scores[hits] >= least]  # ties at the edge stay in until the text decides
-        ranked = sorted((-float(scores[i]), self._texts[i]) for i in hits)
-        return [text for _, text in ranked[:k]]
+        return [text for _, text in sorted((-float(scores[i]), self._texts[i]) for i in hits)[:k]]
 
 
 def with_context(
@@ -148,8 +147,12 @@ def queries_of(pairs: Any, path: str) -> Any:
     """
     polars = load_polars()
     with translate_polars_errors(path):
-        held = pairs.select(polars.col("query_id").cast(polars.String).alias(_KEY), "query")
-        found = held.unique().sort(_KEY, "query").collect(engine="streaming")
+        found = (
+            pairs.select(polars.col("query_id").cast(polars.String).alias(_KEY), "query")
+            .unique()
+            .sort(_KEY, "query")
+            .collect(engine="streaming")
+        )
     refuse_two_texts(found[_KEY], path=path, what="query")
     return found
 
@@ -170,13 +173,12 @@ def load_answers(path: str, storage: Storage) -> Any:
     )
     for name in ("query_id", "query", "answer_id"):
         refuse_null(frame, name, path=path)
-    ids = polars.List(polars.String)
     with translate_polars_errors(path):
         answers = frame.select(
             col("query_id").cast(polars.String),
             "query",
             col("answer_id").cast(polars.String),
-            col("cited", "candidates").cast(ids),
+            col("cited", "candidates").cast(polars.List(polars.String)),
         ).collect(engine="streaming")
     twice = answers.group_by("query_id", "answer_id").len().filter(col("len") > 1).sort("query_id", "answer_id").head(1)
     if twice.height:
@@ -190,8 +192,7 @@ def load_answers(path: str, storage: Storage) -> Any:
 
 def id_texts(frame: Any, column: str) -> Any:
     """One row for each id in a list column."""
-    polars = load_polars()
-    return frame.select("query_id", doc_id=polars.col(column)).explode("doc_id").drop_nulls()
+    return frame.select("query_id", doc_id=load_polars().col(column)).explode("doc_id").drop_nulls()
 
 
 # Pairs from citations: what several generated answers to a query cite is likely relevant; what they were shown and
@@ -299,14 +300,13 @@ def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: dict
     polars = load_polars()
     kind, pair = polars.col("kind"), ["query_id", "doc_id"]
     shown = id_texts(used, "candidates").unique()
-    once = used.with_columns(polars.col("cited").list.unique())
-    cited = id_texts(once, "cited").group_by(pair).len("cited_in")
+    cited = id_texts(used.with_columns(polars.col("cited").list.unique()), "cited").group_by(pair).len("cited_in")
     counts["citations_ignored"] = int(cited.join(shown, on=pair, how="anti")["cited_in"].sum())
-    cited_in = polars.col("cited_in").fill_null(0).cast(polars.Int32)
-    shown = shown.join(cited, on=pair, how="left").with_columns(cited_in)
+    shown = shown.join(cited, on=pair, how="left").with_columns(polars.col("cited_in").fill_null(0).cast(polars.Int32))
     counts["documents_missing"] = shown.join(known, on="doc_id", how="anti").height
-    is_cited = polars.col("cited_in") >= rule.cited_in
-    found = shown.join(known, on="doc_id").with_columns(kind=polars.when(is_cited).then(0).otherwise(1))
+    found = shown.join(known, on="doc_id").with_columns(
+        kind=polars.when(polars.col("cited_in") >= rule.cited_in).then(0).otherwise(1)
+    )
     positives, negatives = found.filter(kind == 0), found.filter(kind == 1)
     apart = negatives.join(positives.select("query_id", "text_key").unique(), on=["query_id", "text_key"], how="anti")
     counts["same_text_left_out"] = negatives.height - apart.height
@@ -503,8 +503,12 @@ def _documents(
     if kind not in ("String", "List(String)"):
         raise InputError(f"{path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
     with translate_polars_errors(path):
-        texts = frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
-        found = texts.unique("text", keep="first", maintain_order=True).collect().to_dicts()
+        found = (
+            frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
+            .unique("text", keep="first", maintain_order=True)
+            .collect()
+            .to_dicts()
+        )
     documents = [
         one for one in found
         if one["text"].strip() and one["text"] not in held.texts and str(one["doc_id"]) not in held.ids

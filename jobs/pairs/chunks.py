@@ -60,8 +60,7 @@ def add_page_columns(
     pairs = open_tables(pairs_path, {}, storage, role="PAIRS")
     columns = _document_columns(column, pairs)
     pairs.refuse_taken([name for name in added if name != DOCUMENT or DOCUMENT not in columns])
-    has_title = TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type)
-    read = {*columns, *([TITLE] if has_title else [])}
+    read = {*columns, *([TITLE] if TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type) else [])}
 
     def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
         texts = [values_of(table[name], pairs_path) for name in sorted(read)]
@@ -508,8 +507,7 @@ def cosines_of(queries: Sequence[str], texts: Sequence[Sequence[str]], embedder:
     """The cosine of each row's query with each of its texts, -1 to 1; None where either is blank."""
     distinct = {text: place for place, text in enumerate(dict.fromkeys(queries))}
     queries_QD = embedder.embed(list(distinct), "query")
-    flat = [text for row in texts for text in row]
-    texts_ND = embedder.embed(flat, "document")
+    texts_ND = embedder.embed([text for row in texts for text in row], "document")
     rows = np.repeat([distinct[query] for query in queries], [len(row) for row in texts]).astype(np.int64)
     found = iter(np.einsum("nd,nd->n", queries_QD[rows], texts_ND).clip(-1.0, 1.0).tolist())
     return [

@@ -220,8 +220,9 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         folder, run = RunFolder(store, plan), load_manifest(store)
         found, spec = folder.snapshot(), {} if run is None else run.spec
         is_finished = run is not None and run.receipts_sha256 == found.digest
-        common = (kind, plan.name, path, store, plan.fingerprint)
-        return RunArtifact(*common, storage, plan, folder, run, spec, found, is_finished)
+        return RunArtifact(
+            kind, plan.name, path, store, plan.fingerprint, storage, plan, folder, run, spec, found, is_finished
+        )
     manifest, where = read_if_there(store, MANIFEST_NAME) or b"", f"{path}/{MANIFEST_NAME}"
     if not manifest and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
         raise InputError(
@@ -383,7 +384,7 @@ def lineage_section(artifacts: Sequence[Artifact]) -> Section:
     links = trace(artifacts)
     rows = [(str(one.source), str(one.target), known[one.is_same]) for one in links]
     table = Table("From data to here", ("from", "to", "known"), rows)
-    texts = [Paragraph(sentence, "warn") for sentence in changes(links, artifacts)]
+    texts = (Paragraph(sentence, "warn") for sentence in changes(links, artifacts))
     return Section("lineage", "Lineage", [*texts, table] if rows else [])
 
 
@@ -460,8 +461,10 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     by_status = +Counter({"ok": rows.labelled + rows.reused, **rows.quarantined})
     found = RunTally(run, np.zeros(grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0), by_status)
     rng = np.random.default_rng(SEED)
-    wanted = shares(by_status, most).items() if most else ()
-    drawn = {status: np.sort(rng.choice(by_status[status], count, replace=False)) for status, count in wanted}
+    drawn = {
+        status: np.sort(rng.choice(by_status[status], count, replace=False))
+        for status, count in (shares(by_status, most).items() if most else ())
+    }
     place = Counter[str]()
     for file in run.found.labels:
         table = run.folder.table(file, LABELS, ["grade", "probs", "outside_mass", "flags"])
@@ -530,8 +533,10 @@ def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AN
     Raises:
         InputError, ManifestError: it is not there any more, or not what was labelled.
     """
-    wanted = np.array(sorted(row_ids), dtype=np.int64)
-    return {pair.row_id: pair for pair in run_pairs(run.path, run.plan, run.storage, wanted, reads=reads)}
+    return {
+        pair.row_id: pair
+        for pair in run_pairs(run.path, run.plan, run.storage, np.array(sorted(row_ids), dtype=np.int64), reads=reads)
+    }
 
 
 # ------------------------------------------------------------------------------
@@ -595,10 +600,9 @@ def conservation_section(runs: Sequence[RunTally], *, has_reasons: bool) -> Sect
         elif run.is_finished:
             verdict = Badge("proven by row ids", "good")
         rows.append([run.name, run.plan.rows, tally.labelled, tally.reused, tally.num_quarantined, verdict])
-    head = ("run", "rows in", "labelled", "reused", "quarantined", "verdict")
     blocks: list[Block] = [
         Paragraph("Row ids in and out are compared when a run ends; relabel verify proves it again."),
-        Table("Rows in and out", head, rows),
+        Table("Rows in and out", ("run", "rows in", "labelled", "reused", "quarantined", "verdict"), rows),
         *(block for one in runs for block in _quarantine(one, has_reasons=has_reasons)),
     ]
     return Section("conservation", "Conservation", blocks if runs else [])
@@ -615,8 +619,10 @@ def _quarantine(one: RunTally, *, has_reasons: bool) -> Iterator[Block]:
     for status, count in counts if has_reasons else ():
         reasons = one.reasons.get(status, Counter())
         shown = [(shortened(reason, 300), number) for reason, number in reasons.most_common(12)]
-        caption = f"Why, the {len(shown)} most frequent of {len(reasons):,}"
-        yield Fold(f"{status}: {count:,} rows of {run.name}", [Table(caption, ("reason", "rows"), shown)])
+        yield Fold(
+            f"{status}: {count:,} rows of {run.name}",
+            [Table(f"Why, the {len(shown)} most frequent of {len(reasons):,}", ("reason", "rows"), shown)],
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -652,8 +658,9 @@ def _histograms(
         grades = "" if len(chosen) == len(held) else f", {round(math.exp(top))} grades"
         edges = np.linspace(0, top, BINS + 1).tolist()
         series = [Series(one.run.name, edges, found.counts.tolist()) for one, found in chosen]
-        means = [(one.run.name, found.total / found.rows, found.rows) for one, found in chosen]
-        note = "; ".join(f"{name}: mean {mean:.4f} over {rows:,} rows" for name, mean, rows in means)
+        note = "; ".join(
+            f"{one.run.name}: mean {found.total / found.rows:.4f} over {found.rows:,} rows" for one, found in chosen
+        )
         yield Plot(f"{title}{grades}", "histogram", series, label, "rows", note)
 
 
@@ -685,8 +692,11 @@ def routes_section(runs: Sequence[RunTally]) -> Section:
 
 def _documents(run: RunArtifact, labels: Sequence[LabelRow]) -> Iterator[Block]:
     try:
-        tree = Reads(columns=(InputColumn(COLUMN, "list<node>", "The document's tree.", True),))
-        pairs = input_texts(run, [row.row_id for row in labels], reads=tree)
+        pairs = input_texts(
+            run,
+            [row.row_id for row in labels],
+            reads=Reads(columns=(InputColumn(COLUMN, "list<node>", "The document's tree.", True),)),
+        )
     except (RelabelError, OSError) as exc:
         yield Paragraph(f"{run.name}: its documents' trees can't be read again: {exc}", "warn")
         return
@@ -821,8 +831,7 @@ def training_blocks(one: StudentArtifact | TeacherArtifact) -> Iterator[Block]:
 def _curves(one: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:
     """A plot for each kind of figure, and one of figures on dev."""
     try:
-        data = one.store.read(CURVES_NAME)
-        columns = pq.read_table(io.BytesIO(data), columns=CURVE_SCHEMA.names).to_pydict()
+        columns = pq.read_table(io.BytesIO(one.store.read(CURVES_NAME)), columns=CURVE_SCHEMA.names).to_pydict()
     except FileNotFoundError:
         return
     except (pa.ArrowException, OSError) as exc:
@@ -841,8 +850,13 @@ def _curves(one: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:
             thin = {name: points[:: max(1, len(points) // POINTS)] for name, points in held.items()}
             series = [Series(name, *zip(*points, strict=True)) for name, points in thin.items()]
             number = f" ({start // MOST_LINES + 1})" if len(names) > MOST_LINES else ""
-            label = "loss, nats" if panel == LOSS_PANEL else panel
-            yield Plot(f"{title}{number}, {one.name}", "lines", series, "optimizer step", label)
+            yield Plot(
+                f"{title}{number}, {one.name}",
+                "lines",
+                series,
+                "optimizer step",
+                "loss, nats" if panel == LOSS_PANEL else panel,
+            )
 
 
 # ------------------------------------------------------------------------------
@@ -858,8 +872,11 @@ def student_blocks(student: str, manifest: StudentManifest) -> Iterator[Block]:
     if test.to_teacher:
         named = [(title_of(name, AGAINST_TEACHER), value) for name, value in test.to_teacher.items()]
         yield Facts(f"{student} against its teacher", named)
-    counts = [(name, side.rows, side.queries) for name, side in split.sides().items()]
-    yield Table(f"Split of {student}, by {split.by}", ("split", "rows", "queries"), counts)
+    yield Table(
+        f"Split of {student}, by {split.by}",
+        ("split", "rows", "queries"),
+        [(name, side.rows, side.queries) for name, side in split.sides().items()],
+    )
     good, bad = Badge("passed", "good"), Badge("refused", "bad")
     if checks := [(check.text, good if check.has_passed else bad) for check in manifest.gate.checks]:
         yield Table(f"Gates of {student}", ("gate", "verdict"), checks)

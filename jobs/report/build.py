@@ -263,8 +263,9 @@ def draw(plot: Plot) -> str:
         axes.set(xlabel=_short(plot.label, 60), ylabel=_short(plot.value, 60))
         if len(plot.series) > 1:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, handlelength=1.4)
-        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(sink, format="svg", transparent=True, metadata=metadata)
+        figure.savefig(
+            sink, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     return f"data:image/svg+xml;base64,{base64.b64encode(sink.getvalue()).decode()}"
 
 
@@ -357,8 +358,9 @@ def build_report(
     bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
     trained = [one for one in artifacts if isinstance(one, TeacherArtifact | StudentArtifact)]
     trained.sort(key=lambda one: isinstance(one, StudentArtifact))
-    scored = tuple(run.path for run in runs if run.kind == "scores")
-    choice = replace(gold or JudgingOptions(), students=scored, allow_partial=True)
+    choice = replace(
+        gold or JudgingOptions(), students=tuple(run.path for run in runs if run.kind == "scores"), allow_partial=True
+    )
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
     rows, notes = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else ([], [])
     sections = [
@@ -468,8 +470,9 @@ def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow
         "query_id": ids_of(row.query_id for row in rows),
         "doc_id": ids_of(row.doc_id for row in rows),
     }
-    found = Golds([labels], options, run.storage).of(labels, pa.RecordBatch.from_pydict(held))
-    return list(found.columns[GOLD].to_pylist())
+    return list(
+        Golds([labels], options, run.storage).of(labels, pa.RecordBatch.from_pydict(held)).columns[GOLD].to_pylist()
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -502,11 +505,9 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
         judged[run.name], details = result, [*details, *evaluation_blocks(result, name=run.name)]
         if shown := _worst_queries(rows):
             title = f"The {len(shown)} queries that {run.name} ranks worst"
-            table = Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), shown)
-            details.append(Fold(title, [table]))
+            details.append(Fold(title, [Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), shown)]))
     if judged:
-        figures = {name: result.figures for name, result in judged.items()}
-        blocks.append(figures_plot("Agreement with gold", figures))
+        blocks.append(figures_plot("Agreement with gold", {name: result.figures for name, result in judged.items()}))
     lines = [
         Series(name, [one["confidence"] for one in bins], [one["accuracy"] for one in bins])
         for name, result in judged.items()
@@ -547,17 +548,26 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Sec
         one = found.comparisons[0]
         blocks += top_texts(verdicts_of(one), found.side)
         if by_gold := one.against_gold:
-            sides = {teacher.name: by_gold.teacher.figures, other.name: by_gold.student.figures}
-            blocks.append(figures_plot(f"{teacher.name} and {other.name} by gold grades", sides))
+            blocks.append(
+                figures_plot(
+                    f"{teacher.name} and {other.name} by gold grades",
+                    {teacher.name: by_gold.teacher.figures, other.name: by_gold.student.figures},
+                )
+            )
         blocks += comparison_blocks(one, found)
     return Section("between", "Between runs", blocks)
 
 
 def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -> ComparedSets:
     """One run compared with another; by gold grades too, where those that were found (not asked for) fit."""
-    paths = {teacher.name: teacher.path, other.name: other.path}
     judge_by = functools.partial(
-        compare_named, paths, teacher.name, gates=[], storage=teacher.storage, resamples=RESAMPLES, seed=SEED
+        compare_named,
+        {teacher.name: teacher.path, other.name: other.path},
+        teacher.name,
+        gates=[],
+        storage=teacher.storage,
+        resamples=RESAMPLES,
+        seed=SEED,
     )
     options = gold_options(choice, teacher)
     try:
