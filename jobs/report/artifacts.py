@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from relabel.distill.students.spec import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
 from relabel.distill.students.model import NOT_THE_MODEL
+from relabel.distill.students.spec import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
 from relabel.distill.teachers.spec import METHODS, TeacherManifest, read_teacher_manifest
 from relabel.distill.training.output import (
     CHECKPOINTS,
