@@ -48,7 +48,6 @@ WAYS = ("mean", "dawid-skene")
 SMOOTHING = 0.1
 TOLERANCE = 1e-6
 """EM ends where no probability moves by more."""
-MOST_STEPS = 1000
 FOLDS = 5
 """Of gold queries: each is measured by labels that the other folds anchored."""
 FIGURES = {"auc": "AUC, mean of cuts", "kappa": "Cohen kappa", "kappa_quadratic": "quadratic kappa"}
@@ -107,7 +106,7 @@ def dawid_skene(grade_JPK: np.ndarray, gold_P: np.ndarray) -> np.ndarray:
     grades, is_gold_P = grade_JPK.shape[-1], gold_P >= 0
     probs_PK = np.asarray(grade_JPK.sum(0) / grade_JPK.sum((0, 2))[:, None])
     probs_PK[is_gold_P] = np.eye(grades)[gold_P[is_gold_P]]
-    for _ in range(MOST_STEPS):
+    for _ in range(1000):
         prior_K = probs_PK.sum(0) + SMOOTHING
         # of a judge: rows the true grade, columns the one that it gives
         confusion_JKK = np.einsum("pt,jpk->jtk", probs_PK, grade_JPK) + SMOOTHING

@@ -59,8 +59,11 @@ from relabel.manifests.secrets import shortened
 # Which rows two runs share, the rows whose grade changed most, and the queries whose scores changed most.
 
 
-def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool) -> tuple[RunLabels, RunLabels]:
-    """The two runs, checked to be comparable.
+def open_both(
+    first: str, second: str, storage: Storage, *, allow_partial: bool
+) -> tuple[RunLabels, RunLabels, str, list[str]]:
+    """The two runs, checked to be comparable; how rows of both are known to be the same, and remarks on it: by row
+    where both labelled the very same input, else by ids.
 
     Raises:
         UsageError: one run twice.
@@ -81,20 +84,13 @@ def open_both(first: str, second: str, storage: Storage, *, allow_partial: bool)
             "Label with one scale, or judge each by gold grades: relabel evaluate RUN --qrels FILE --map-labels "
             "OLD=NEW,…"
         )
-    return ours, theirs
-
-
-def how_matched(first: RunLabels, second: RunLabels) -> tuple[str, list[str]]:
-    """How rows of two runs are known to be the same, and remarks on it: by row where both labelled the very same input,
-    else by ids.
-    """
-    changed = changed_files(first.plan.files, tuple(second.plan.files))
-    ids = [(run.plan.facts.columns.query_id, run.plan.facts.columns.doc_id) for run in (first, second)]
+    changed = changed_files(ours.plan.files, tuple(theirs.plan.files))
+    ids = [(run.plan.facts.columns.query_id, run.plan.facts.columns.doc_id) for run in (ours, theirs)]
     if not changed and ids[0] == ids[1]:
-        return BY_ROW, []
+        return ours, theirs, BY_ROW, []
     others = f"they read ids from other columns ({ids[0]} and {ids[1]})"
     why = f"their inputs differ ({changed[0]})" if changed else others
-    return BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
+    return ours, theirs, BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
 
 
 def match_runs(
@@ -430,9 +426,7 @@ def compare_runs(
         InputError: not a run, different scales, no row in common, or qrels that are off.
         ManifestError: a run is unfinished, over its limit or damaged.
     """
-    runs = open_both(first, second, storage, allow_partial=options.allow_partial)
-    ours, theirs = runs
-    how, notes = how_matched(ours, theirs)
+    ours, theirs, how, notes = open_both(first, second, storage, allow_partial=options.allow_partial)
     sets = with_files(label_set(ours), ours), with_files(label_set(theirs), theirs)
     sides = cut_sets(sets, options.side, storage)
     golds = None if options.qrels is None else Golds(sets, options, storage)
@@ -441,7 +435,7 @@ def compare_runs(
     first_labels, second_labels = labels = tuple(
         gather(one.parts(), grades=ours.grades, where=one.where) for one in sets
     )
-    match, counts = match_runs(runs, labels, sides, is_same_input=how == BY_ROW)
+    match, counts = match_runs((ours, theirs), labels, sides, is_same_input=how == BY_ROW)
     if not counts["both"]:
         sides.check()
         raise InputError(
@@ -452,9 +446,8 @@ def compare_runs(
     statistics = PairedStatistics(rows, len(query_names), ours.grades, depth=depth)
     change_N, changed = rows.scores[1] - rows.scores[0], np.flatnonzero(rows.grades[0] != rows.grades[1])
     flips = changed[np.argsort(-np.abs(change_N)[changed], kind="stable")][:num_examples]
-    shown, more = examples(
-        runs, labels, (match.teacher[flips], match.student[flips]), change_N[flips].tolist(), storage
-    )
+    places = match.teacher[flips], match.student[flips]
+    shown, more = examples((ours, theirs), labels, places, change_N[flips].tolist(), storage)
     num_up, num_down = (int((rows.grades[1 - side] > rows.grades[side]).sum()) for side in (0, 1))
     texts = {
         "only_a": "rows that only run A has, left out",

@@ -443,15 +443,12 @@ class Sides(SideCut):
     def __init__(self, sets: Sequence[LabelSet], side: Side | None, storage: Storage) -> None:
         super().__init__(side or "all", [])
         self._sides_of: list[Callable[[pa.Array], np.ndarray]] = []
-        for one in sets:
-            if one.kind == "run":
-                continue
-            found = _splits_of(one, storage)
-            if isinstance(found, str):
+        for one in (one for one in sets if one.kind != "run"):
+            if isinstance(found := _splits_of(one, storage), str):
                 self.unknown[one.where] = found
-                continue
-            self.students.append(one.where)
-            self._sides_of += [_side_of(split, one, storage) for split in found]
+            else:
+                self.students.append(one.where)
+                self._sides_of += [_side_of(split, one, storage) for split in found]
         if self.students and side is None:
             self.side = "test"
         if side not in (None, "all") and not self.students:

@@ -50,7 +50,7 @@ from relabel.manifests.run import (
     write_manifest,
 )
 from relabel.manifests.specs import RunSpec
-from relabel.manifests.store import Store, map_concurrent, open_run_store
+from relabel.manifests.store import map_concurrent, open_run_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +125,6 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
                     "counted twice. Drop one of the outputs."
                 )
     return runs
-
-
-def differences_of(runs: list[MergedRun]) -> list[str]:
-    """What keeps these outputs from being one teacher's work, a phrase each."""
-    found = [
-        f"{part} of {run.path} ({', '.join(names)})"
-        for run in runs[1:]
-        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items()
-    ]
-    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
-    return found + [f"engine {remark}" for remark in engines_differ(engines)]
 
 
 def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
@@ -325,7 +314,15 @@ def merge_outputs(
         if f"{place_of(to)}/".startswith(f"{place_of(path)}/"):
             raise ConfigError(f"merge: --to {to} lies inside {path}, which is merged. Give a folder outside of it.")
     runs = open_runs(paths, storage)
-    differences = differences_of(runs)
+    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
+    differences = [
+        *(
+            f"{part} of {run.path} ({', '.join(names)})"
+            for run in runs[1:]
+            for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items()
+        ),
+        *(f"engine {remark}" for remark in engines_differ(engines)),
+    ]
     if differences and not allow_mixed:
         raise GateError(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
@@ -333,30 +330,20 @@ def merge_outputs(
         )
     plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
-    held = _planned(store, plan)
+    held = load_plan(store)
     if held is None:
         store.check_conditional_writes()
         write_plan(store, plan, plan_files)
-        held = _planned(store, plan)
-    folder = RunFolder(store, held or plan)
+        held = load_plan(store) or plan
+    if held.fingerprint != plan.fingerprint:
+        raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
+    folder = RunFolder(store, held)
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()
     try:
         return _merge(runs, folder, differences, allow_mixed=allow_mixed)
     finally:
         lock.release()
-
-
-def _planned(store: Store, plan: Plan) -> Plan | None:
-    """The plan that a folder holds, which is this one.
-
-    Raises:
-        StaleRunError: it holds another one.
-    """
-    held = load_plan(store)
-    if held is not None and held.fingerprint != plan.fingerprint:
-        raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
-    return held
 
 
 def _merge(
@@ -371,7 +358,14 @@ def _merge(
         was, now = ([replace(one, output="") for one in made_of] for made_of in (held.merged_from or [], facts))
         if was == now and held.receipts_sha256 == folder.snapshot().digest:
             return held, False
-        _refuse_fewer(held, runs, store.root)
+        for run in runs:  # labels that a part alone has would go, were it not named any more
+            before = [fact.output for fact in held.merged_from or () if fact.fingerprint == run.plan.fingerprint]
+            if len(run.sources) < len(before):
+                raise ManifestError(
+                    f"merge: {store.root} was made of {', '.join(before)}, and now of these only "
+                    f"{', '.join(source.path for source in run.sources)} "
+                    "would be left. Name all of them, or merge into another folder."
+                )
         steps = list(steps)  # what is there was whole: it is left alone until all that is to come has been proven
     for receipt in itertools.chain.from_iterable(steps):
         name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
@@ -393,17 +387,3 @@ def _merge(
     manifest = replace(manifest, mixed=EngineMix(allow_mixed, differences), merged_from=facts)
     write_manifest(store, manifest)
     return manifest, True
-
-
-def _refuse_fewer(held: RunManifest, runs: list[MergedRun], root: str) -> None:
-    """Raise if parts of a run are not named now that a merged output was made of: labels that they
-    alone have would go.
-    """
-    for run in runs:
-        before = [fact.output for fact in held.merged_from or () if fact.fingerprint == run.plan.fingerprint]
-        if len(run.sources) < len(before):
-            raise ManifestError(
-                f"merge: {root} was made of {', '.join(before)}, and now of these only "
-                f"{', '.join(source.path for source in run.sources)} "
-                "would be left. Name all of them, or merge into another folder."
-            )

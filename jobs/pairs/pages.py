@@ -541,10 +541,8 @@ class _Wiki:
         """Close and open lists until those of `wanted` are open."""
         pairs = zip(self._lists, wanted, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        for mark in reversed(self._lists[same:]):
-            self.pieces.append("</ul>" if mark == "*" else "</ol>")
-        for mark in wanted[same:]:
-            self.pieces.append("<ul>" if mark == "*" else "<ol>")
+        self.pieces += ["</ul>" if mark == "*" else "</ol>" for mark in reversed(self._lists[same:])]
+        self.pieces += ["<ul>" if mark == "*" else "<ol>" for mark in wanted[same:]]
         self._lists = wanted
 
 
@@ -558,8 +556,11 @@ def _write(code: Any, page: _Wiki) -> None:
             case "Heading":
                 level = min(max(node.level, 1), 6)
                 page.block(f"<h{level}>{_html_of(node.title)}</h{level}>")
-            case "Wikilink":
-                _write_link(node, page)
+            case "Wikilink" if not _NO_TEXT_LINK.match(str(node.title)):
+                if node.text is not None and str(node.text).strip():
+                    _write(node.text, page)
+                else:
+                    page.text(" ".join(str(node.title).lstrip(" :").split()))
             case "ExternalLink":
                 _write(node.title, page)
                 if node.title is None and not node.brackets:
@@ -570,16 +571,6 @@ def _write(code: Any, page: _Wiki) -> None:
                 _write_tag(node, page)
             case "Argument":
                 _write(node.default, page)
-
-
-def _write_link(node: Any, page: _Wiki) -> None:
-    target = str(node.title)
-    if _NO_TEXT_LINK.match(target):
-        return
-    if node.text is not None and str(node.text).strip():
-        _write(node.text, page)
-    else:
-        page.text(" ".join(target.lstrip(" :").split()))
 
 
 def _write_template(node: Any, page: _Wiki) -> None:

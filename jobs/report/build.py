@@ -189,11 +189,12 @@ def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: 
         found["tries"] = [{**one, "text": _cut(one["text"], LONG_CHARS)} for one in row.tries or ()] or None
     else:
         spans = [Span(**span) for span in row.evidence or ()]
+        nats = -math.fsum(p * math.log(p) for p in row.probs or () if p > 0)
         found |= {
             "grade": row.grade,
             "probs": _plain(row.probs),
             "outside": _plain(row.outside_mass),
-            "entropy": entropy(row.probs),
+            "entropy": None if row.probs is None else round(max(0.0, nats), 4),
             "evidence": [[span.start, span.end, _cut(span.text, SHORT_CHARS)] for span in spans[:MOST_ITEMS]] or None,
             "evidence_more": max(0, len(spans) - MOST_ITEMS) or None,
             "intent": _cut(row.intent, LONG_CHARS),
@@ -204,11 +205,6 @@ def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: 
             "reused": row.reused or None,
         }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def entropy(probs: Sequence[float] | None) -> float | None:
-    """Of a distribution, nats."""
-    return None if probs is None else round(max(0.0, -math.fsum(p * math.log(p) for p in probs if p > 0)), 4)
 
 
 def _plain(value: Any) -> Any:
@@ -317,9 +313,6 @@ def _short(text: str, most: int = _LABEL_CHARS) -> str:
 # Builds a report: opens the artifacts, reads each run once, judges it by gold, and collects the sections that apply.
 
 
-MAX_ROWS = 5000
-
-
 @dataclass(frozen=True)
 class BuiltPage:
     """A report.
@@ -340,7 +333,7 @@ def build_report(
     storage: Storage,
     *,
     gold: JudgingOptions | None = None,
-    max_rows: int = MAX_ROWS,
+    max_rows: int = 5000,
 ) -> BuiltPage:
     """Report on label runs, trainings, teachers, students and bundles.
 
