@@ -38,7 +38,7 @@ from relabel.manifests.files import Storage, place_of
 from relabel.manifests.gold import GOLD, check_scale
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
-from relabel.manifests.labels import LABELS, QUARANTINE, Pair, texts_of
+from relabel.manifests.labels import LABELS, QUARANTINE, texts_of
 from relabel.manifests.metrics.comparison import (
     BY_IDS,
     BY_ROW,
@@ -225,13 +225,12 @@ def examples(
     """
     if not change:
         return [], []
-    pairs: dict[int, Pair] = {}
-    notes: list[str] = []
     row_ids = [one.row_ids[taken] for one, taken in zip(labels, places, strict=True)]
     try:
         pairs = {pair.row_id: pair for pair in run_pairs(runs[0].root, runs[0].plan, storage, row_ids[0])}
+        notes = []
     except RelabelError as exc:
-        notes.append(f"texts of the examples are left out: {exc}")
+        pairs, notes = {}, [f"texts of the examples are left out: {exc}"]
     files = [set(one.rows[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)]
     both = [_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True)]
     found = [

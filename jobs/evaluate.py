@@ -61,9 +61,8 @@ from relabel.manifests.label_sets import (
     put_together,
 )
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads, codes_of, ids_of, release_unused, texts_of
-from relabel.manifests.metrics import evaluation
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
-from relabel.manifests.metrics.evaluation import MOST_LEXICAL, TEACHER, Gate, bm25, judge_gates
+from relabel.manifests.metrics.evaluation import MOST_LEXICAL, TEACHER, Gate, bm25, evaluate, judge_gates
 from relabel.manifests.metrics.judged import Judged, judged_rows, with_columns
 from relabel.manifests.plan import Plan
 from relabel.manifests.records import checked, sha256_bytes
@@ -151,7 +150,7 @@ def judge(
         *remarks,
         *([f"{len(sets)} sources are judged together, as one set of labels"] if len(sets) > 1 else []),
     ]
-    found = evaluation.evaluate(judged, resamples=resamples, seed=seed, pass_at=options.pass_at)
+    found = evaluate(judged, resamples=resamples, seed=seed, pass_at=options.pass_at)
     verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
     return judged, JudgedLabels(
         **{**vars(found), "notes": [*notes, *found.notes]},
@@ -325,12 +324,16 @@ def _gold_by_row(
     if labels.plan is None:
         if place_of(labels.where) != place_of(qrels):
             return None
-        named: dict[str, Any] = {"grade": grade or DEFAULT_GRADE, "by": options.by or "query_id", "doc": options.doc}
         return "row: labels and grades are in one file", load_qrels(
-            qrels, storage, **named, is_by_row=True, grade_map=options.grade_map
+            qrels,
+            storage,
+            grade=grade or DEFAULT_GRADE,
+            by=options.by or "query_id",
+            doc=options.doc,
+            is_by_row=True,
+            grade_map=options.grade_map,
         )
-    own = own_input(labels.plan, qrels, grade, storage)
-    if own is None:
+    if (own := own_input(labels.plan, qrels, grade, storage)) is None:
         return None
     files, column = own
     further = further_of_input(files, gold_columns(labels.columns), storage, where=qrels)

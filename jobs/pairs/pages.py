@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from relabel.manifests.process import require
 
@@ -68,18 +68,10 @@ class CleanedPage(NamedTuple):
     unreadable_json_ld: int = 0
 
 
-class Draft(NamedTuple):
-    """A block before it has its place.
-
-    Args:
-        parts: a line of text for each row of a table or item of a list; of other blocks the text.
-        level, title: of a heading.
-    """
-
-    kind: BlockKind
-    parts: Sequence[str]
-    level: int = 0
-    title: str = ""
+Draft: TypeAlias = tuple[BlockKind, Sequence[str], int, str]
+"""A block before it has its place: its kind; a line of text for each row of a table or item of a list, of other blocks
+the text; level and title of a heading.
+"""
 
 
 Form = Literal["html", "markdown", "wikitext", "text"]
@@ -100,7 +92,7 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
     for text, form in texts:
         if form == "text":
             drafts += [
-                Draft("text", [one.strip()]) for one in re.split(r"\n(?:[^\S\n]*\n)+", _lines(text)) if one.strip()
+                ("text", [one.strip()], 0, "") for one in re.split(r"\n(?:[^\S\n]*\n)+", _lines(text)) if one.strip()
             ]
         else:
             page = read_html(_AS_HTML[form](text))
@@ -108,12 +100,12 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
             scripts += page.scripts
     blocks: list[PageBlock] = []
     at = 0
-    for draft in drafts:
-        starts = itertools.accumulate((len(part) + 1 for part in draft.parts), initial=at)
-        spans = tuple(Extent(start, start + len(part)) for start, part in zip(starts, draft.parts, strict=False))
-        blocks.append(PageBlock(draft.kind, Extent(at, spans[-1].end), spans, draft.level, draft.title))
+    for kind, parts, level, title in drafts:
+        starts = itertools.accumulate((len(part) + 1 for part in parts), initial=at)
+        spans = tuple(Extent(start, start + len(part)) for start, part in zip(starts, parts, strict=False))
+        blocks.append(PageBlock(kind, Extent(at, spans[-1].end), spans, level, title))
         at = spans[-1].end + len(_BETWEEN)
-    return CleanedPage(_BETWEEN.join("\n".join(one.parts) for one in drafts), tuple(blocks), *json_ld_of(scripts))
+    return CleanedPage(_BETWEEN.join("\n".join(parts) for _, parts, *_ in drafts), tuple(blocks), *json_ld_of(scripts))
 
 
 def _lines(text: str) -> str:
@@ -156,13 +148,13 @@ def drafts_of(node: Node) -> Iterator[Draft]:
     """The blocks of a page: a list or table with all that it holds is one."""
     for child in node.children:
         if isinstance(child, str):
-            yield Draft("text", [child])
+            yield "text", [child], 0, ""
         elif child.kind == "heading":
             level, (title,) = child.number or 1, child.texts()
-            yield Draft("heading", [f"{'#' * level} {title}"], level, title)
+            yield "heading", [f"{'#' * level} {title}"], level, title
         elif child.kind == "list" and not child.is_layout:
             if parts := ["\n".join(lines) for lines in _items(child, 0)]:
-                yield Draft("list", [parts[0].lstrip(), *parts[1:]])
+                yield "list", [parts[0].lstrip(), *parts[1:]], 0, ""
         elif child.kind == "table" and not child.is_layout and (table := _table(child)):
             yield table
         else:
@@ -218,7 +210,7 @@ def _table(node: Node) -> Draft | None:
         lines[0] += "\n|" + " --- |" * len(kept[0][1])
     if above:
         lines[0] = f"{' '.join(' '.join(above).split())}\n{lines[0]}"
-    return Draft("table", lines)
+    return "table", lines, 0, ""
 
 
 def json_ld_of(scripts: Iterable[str]) -> tuple[tuple[str, ...], int]:
