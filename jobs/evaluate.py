@@ -509,8 +509,7 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
     """The splits of the student that made the scores, or why they are not known."""
     if labels.kind == "file":
         return "a label file does not say whether what made it learned from these rows"
-    manifest = load_manifest(open_run_store(labels.where, storage))
-    if manifest is None:
+    if (manifest := load_manifest(open_run_store(labels.where, storage))) is None:
         return "it is not finished, and only a manifest says which student it is of, so its split is not known"
     path = Path(str(manifest.spec.get("engine", {}).get("model")))
     try:
@@ -526,8 +525,7 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
 def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
     """The split of a student or bundle, and those of the students that it starts from; empty where it has none."""
     of_bundle = held.get("lineage")
-    split = (of_bundle or held).get("split")
-    if not isinstance(split, dict):
+    if not isinstance(split := (of_bundle or held).get("split"), dict):
         return []
     model = (of_bundle["student"] if of_bundle else held).get("model") or {}
     base = Path(str(model.get("reference"))).resolve()

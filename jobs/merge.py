@@ -330,18 +330,16 @@ def merge_outputs(
         )
     plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
-    held = load_plan(store)
-    if held is None:
+    if (held := load_plan(store)) is None:
         store.check_conditional_writes()
         write_plan(store, plan, plan_files)
         held = load_plan(store) or plan
     if held.fingerprint != plan.fingerprint:
         raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
-    folder = RunFolder(store, held)
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()
     try:
-        return _merge(runs, folder, differences, allow_mixed=allow_mixed)
+        return _merge(runs, RunFolder(store, held), differences, allow_mixed=allow_mixed)
     finally:
         lock.release()
 

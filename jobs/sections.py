@@ -162,9 +162,9 @@ def cell_text(value: Cell) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    if value == 0 or 0.001 <= abs(value) < 1e6:
-        return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.1f}"
-    return f"{value:.2e}"
+    if value != 0 and not 0.001 <= abs(value) < 1e6:
+        return f"{value:.2e}"
+    return f"{value:,.4f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
 def as_text(blocks: Iterable[Block]) -> str:
@@ -438,10 +438,12 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         ("unjudged", unjudged_text(counts)),
         ("quarantined", f"{counts['quarantined']:,}; {counts['without_label']:,} rows without a readable label"),
         ("resampled", resampled_text(drawn, result.num_groups, result.resamples, result.seed)),
+        *(
+            [("qrels", f"{counts['qrels']:,} pairs, {counts['qrels_without_label']:,} of them graded and not labelled")]
+            if "qrels" in counts
+            else []
+        ),
     ]
-    if "qrels" in counts:
-        without = f"{counts['qrels_without_label']:,} of them graded and not labelled"
-        facts.append(("qrels", f"{counts['qrels']:,} pairs, {without}"))
     paths = ", ".join(str(source["path"]) for source in result.labels)
     bins: list[list[Cell]] = [
         [f"{one['from']:.2f} to {one['to']:.2f}", one["rows"], one["confidence"], one["accuracy"]]

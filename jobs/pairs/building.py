@@ -104,8 +104,7 @@ def with_context(
     """
     polars = load_polars()
     pairs, text_columns = scan(pairs_path, {"query_id": "id", "query": "string"}, storage, has_text=True, role="PAIRS")
-    names = pairs.collect_schema().names()
-    if COLUMN in names:
+    if COLUMN in (names := pairs.collect_schema().names()):
         raise InputError(f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first.")
     for name in ("query_id", "query"):
         refuse_null(pairs, name, path=pairs_path)
@@ -496,11 +495,9 @@ def _documents(
     cut out of, or taken from. Of a document: `doc_id`, these columns, `text` and `source`.
     """
     frame, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role="DOCS")
-    source = rule.queries_in or rule.column or text_columns[0]
-    if source not in frame.collect_schema():
+    if (source := rule.queries_in or rule.column or text_columns[0]) not in frame.collect_schema():
         raise InputError(f"{path} (DOCS): no column `{source}`. It has {', '.join(frame.collect_schema())}.")
-    kind = str(frame.collect_schema()[source])
-    if kind not in ("String", "List(String)"):
+    if (kind := str(frame.collect_schema()[source])) not in ("String", "List(String)"):
         raise InputError(f"{path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
     with translate_polars_errors(path):
         found = (

@@ -244,8 +244,7 @@ def split(text: str, parts: Sequence[Extent], max_tokens: int, count: CountToken
         max_tokens: at least 1; only a single character that has more tokens by itself is a piece with more.
     """
     whole = Extent(parts[0].start, parts[-1].end)
-    num_tokens = count(text[whole.start : whole.end])
-    if num_tokens <= max_tokens:
+    if (num_tokens := count(text[whole.start : whole.end])) <= max_tokens:
         yield Piece(whole, num_tokens)
         return
     yield from _packed(text, [*_fitting(text, parts, max_tokens, count)], max_tokens, count)
@@ -274,8 +273,7 @@ def _fitting(
 ) -> Iterator[Piece]:
     """The spans, those that are too long cut up by the levels below."""
     for span in spans:
-        num_tokens = count(text[span.start : span.end])
-        if num_tokens <= max_tokens or span.end - span.start == 1:
+        if (num_tokens := count(text[span.start : span.end])) <= max_tokens or span.end - span.start == 1:
             yield Piece(span, num_tokens)
         else:
             finer = [*_stretches(text, span, _LEVELS[level])] if level < len(_LEVELS) else [*_cuts(span, max_tokens)]
@@ -286,8 +284,7 @@ def _stretches(text: str, span: Extent, ends: re.Pattern[str]) -> Iterator[Exten
     """What lies between the ends that a pattern finds, without white space around it."""
     start = span.start
     for end in itertools.chain((match.end() for match in ends.finditer(text, *span)), [span.end]):
-        stretch = text[start:end]
-        if stretch.strip():
+        if (stretch := text[start:end]).strip():
             yield Extent(start + len(stretch) - len(stretch.lstrip()), start + len(stretch.rstrip()))
         start = end
 
@@ -347,8 +344,7 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
             text = page.text[span.start : span.end]
             # equal for texts that differ in white space and case alone, under the same headings
             normal = "\n".join(" ".join(one.casefold().split()) for one in (*heading_path, text))
-            key = hashlib.blake2b(normal.encode(), digest_size=16).digest()
-            if key in seen:
+            if (key := hashlib.blake2b(normal.encode(), digest_size=16).digest()) in seen:
                 num_duplicates += 1
                 continue
             seen.add(key)

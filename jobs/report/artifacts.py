@@ -407,8 +407,7 @@ def changes(links: Iterable[Link], artifacts: Iterable[Artifact]) -> list[str]:
 # One pass over a run's labels, for the sections about it; memory does not grow with the run. Letters: N rows of a file,
 # M of a sample, K grades.
 
-BINS = 20
-SEED = 7
+BINS, SEED = 20, 7
 
 
 @dataclass
@@ -551,6 +550,19 @@ def run_facts(run: RunArtifact) -> Facts:
         state = Badge("not finished", "warn")
     elif manifest is not None and manifest.over_limit:
         state = Badge("over its quarantine limit", "bad")
+    stages = [
+        (
+            stage,
+            f"{counts.get('asks', 0):,} requests, {counts.get('prompt_tokens', 0):,} tokens in "
+            f"({counts.get('cached_tokens', 0) / max(1, counts.get('prompt_tokens', 0)):.0%} cached), "
+            f"{counts.get('output_tokens', 0):,} out",
+        )
+        for stage, counts in tally.stages.items()
+    ]
+    cascade = manifest.cascade if manifest is not None else audit_of(run.folder, run.found.labels)
+    price, gpus = run.spec.get("cost_per_gpu_hour"), run.spec_part("engine", "args").get("tensor_parallel_size") or 1
+    has_price = isinstance(price, int | float) and isinstance(gpus, int)
+    differences = manifest.mixed.differences if manifest is not None else []
     rows: list[tuple[str, Cell]] = [
         ("state", state),
         ("labeler", f"{plan.facts.labeler.name}, grades 0 to {run.plan.facts.labeler.grades - 1}"),
@@ -564,21 +576,15 @@ def run_facts(run: RunArtifact) -> Facts:
         ),
         ("rows", f"{tally.rows:,} of {plan.rows:,} done, {plan.queries:,} queries"),
         ("shards, chunks", f"{len(plan.shards):,}, {plan.num_chunks:,}"),
+        *stages,
+        ("worker time", f"{tally.worker_seconds:,.1f} s, engine starts left out"),
+        *([("cascade", Badge(cascade.text, "bad" if cascade.is_alarm else "good"))] if cascade else []),
+        *([("cost", tally.worker_seconds / 3600 * price * gpus)] if has_price else []),
+        *([("relabel", manifest.relabel)] if manifest is not None else []),
+        *([("engines differ", "; ".join(differences))] if differences else []),
+        ("fingerprint", plan.fingerprint[:DIGITS]),
+        ("path", run.path),
     ]
-    for stage, counts in tally.stages.items():
-        prompt, cached = counts.get("prompt_tokens", 0), counts.get("cached_tokens", 0)
-        tokens = f"{prompt:,} tokens in ({cached / max(1, prompt):.0%} cached), {counts.get('output_tokens', 0):,} out"
-        rows.append((stage, f"{counts.get('asks', 0):,} requests, {tokens}"))
-    rows.append(("worker time", f"{tally.worker_seconds:,.1f} s, engine starts left out"))
-    if cascade := manifest.cascade if manifest is not None else audit_of(run.folder, run.found.labels):
-        rows.append(("cascade", Badge(cascade.text, "bad" if cascade.is_alarm else "good")))
-    price, gpus = run.spec.get("cost_per_gpu_hour"), run.spec_part("engine", "args").get("tensor_parallel_size") or 1
-    if isinstance(price, int | float) and isinstance(gpus, int):
-        rows.append(("cost", tally.worker_seconds / 3600 * price * gpus))
-    if manifest is not None:
-        rows.append(("relabel", manifest.relabel))
-        rows += [("engines differ", "; ".join(manifest.mixed.differences))] if manifest.mixed.differences else []
-    rows += [("fingerprint", plan.fingerprint[:DIGITS]), ("path", run.path)]
     return Facts(f"{'Scores' if run.kind == 'scores' else 'Label run'} {run.name}", rows)
 
 

@@ -181,9 +181,8 @@ def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: 
         "tokens": (row.prompt_tokens, row.output_tokens),
     }
     if pair is not None:
-        is_cut = len(pair.document) > DOCUMENT_CHARS
         found |= {"query": _cut(pair.query, QUERY_CHARS), "document": pair.document[:DOCUMENT_CHARS]}
-        found |= {"length": len(pair.document)} if is_cut else {}
+        found["length"] = len(pair.document) if len(pair.document) > DOCUMENT_CHARS else None
     if isinstance(row, QuarantineRow):
         found["reason"] = _cut(row.reason, SHORT_CHARS)
         found["tries"] = [{**one, "text": _cut(one["text"], LONG_CHARS)} for one in row.tries or ()] or None
@@ -499,17 +498,17 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
         if shown := _worst_queries(rows):
             title = f"The {len(shown)} queries that {run.name} ranks worst"
             details.append(Fold(title, [Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), shown)]))
-    if judged:
-        blocks.append(figures_plot("Agreement with gold", {name: result.figures for name, result in judged.items()}))
     lines = [
         Series(name, [one["confidence"] for one in bins], [one["accuracy"] for one in bins])
         for name, result in judged.items()
         if (bins := result.reliability)
     ]
-    if lines:
-        note = "Above the dotted line labels are right more often than they claim, below it less often."
-        blocks.append(Plot("Reliability", "reliability", lines, "mean confidence", "share that is right", note))
-    return Section("gold", "Against gold", [*blocks, *details])
+    note = "Above the dotted line labels are right more often than they claim, below it less often."
+    plots = [
+        figures_plot("Agreement with gold", {name: result.figures for name, result in judged.items()}),
+        *([Plot("Reliability", "reliability", lines, "mean confidence", "share that is right", note)] if lines else []),
+    ]
+    return Section("gold", "Against gold", [*blocks, *(plots if judged else ()), *details])
 
 
 def _worst_queries(rows: Judged) -> list[list[Cell]]:
