@@ -128,8 +128,11 @@ def combine_votes(votes: Votes, by: str, gold_P: np.ndarray) -> tuple[np.ndarray
         gold_P: int64, the grade that gold gives a pair, -1 for none.
     """
     is_gold_P, grades = gold_P >= 0, votes.grade_JPK.shape[-1]
-    mean_PK = votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
-    probs_PK = mean_PK if by == "mean" else dawid_skene(votes.grade_JPK, gold_P)
+    probs_PK = (
+        votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
+        if by == "mean"
+        else dawid_skene(votes.grade_JPK, gold_P)
+    )
     if not is_gold_P.any():
         # 1e-9: machines may differ in what comes after, and a tie must be one
         return np.round(probs_PK, 9).argmax(1), probs_PK

@@ -224,14 +224,16 @@ class SideCut:
         """The same in words, to be shown before any figure."""
         shown = []
         for why in dict.fromkeys(self.unknown.values()):
-            paths = ", ".join(path for path, text in self.unknown.items() if text == why)
-            shown.append(f"{paths}: {why}, so figures may flatter")
+            paths = (path for path, text in self.unknown.items() if text == why)
+            shown.append(f"{', '.join(paths)}: {why}, so figures may flatter")
         for path, count in self.rows.items():
             parts = [f"{number:,} {name}" for name, number in count.items() if number]
             total = sum(count.values())
             if self.side == "all":
-                flattered = f"; the {count['train']:,} train rows taught the student, whose figures flatter"
-                shown.append(f"all {total:,} rows of {path}: {', '.join(parts)}{flattered}")
+                shown.append(
+                    f"all {total:,} rows of {path}: {', '.join(parts)}; the {count['train']:,} train rows taught the "
+                    "student, whose figures flatter"
+                )
             else:
                 left = [part for part in parts if not part.endswith(f" {self.side}")]
                 kept = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"

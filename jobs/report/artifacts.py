@@ -390,8 +390,7 @@ def lineage_section(artifacts: Sequence[Artifact]) -> Section:
 
 def changes(links: Iterable[Link], artifacts: Iterable[Artifact]) -> list[str]:
     """What is not any more what something was made of, a sentence each."""
-    found = []
-    given = {f"{one.kind} {one.name}" for one in artifacts}
+    found, given = list[str](), {f"{one.kind} {one.name}" for one in artifacts}
     for source, target, is_same in links:
         if is_same is False:
             what = "files have" if source.kind == "teacher" else "manifest has"
