@@ -560,7 +560,9 @@ def run_facts(run: RunArtifact) -> Facts:
     ]
     cascade = manifest.cascade if manifest is not None else audit_of(run.folder, run.found.labels)
     price, gpus = run.spec.get("cost_per_gpu_hour"), run.spec_part("engine", "args").get("tensor_parallel_size") or 1
-    has_price = isinstance(price, int | float) and isinstance(gpus, int)
+    cost = (
+        tally.worker_seconds / 3600 * price * gpus if isinstance(price, int | float) and isinstance(gpus, int) else None
+    )
     differences = manifest.mixed.differences if manifest is not None else []
     rows: list[tuple[str, Cell]] = [
         ("state", state),
@@ -578,7 +580,7 @@ def run_facts(run: RunArtifact) -> Facts:
         *stages,
         ("worker time", f"{tally.worker_seconds:,.1f} s, engine starts left out"),
         *([("cascade", Badge(cascade.text, "bad" if cascade.is_alarm else "good"))] if cascade else []),
-        *([("cost", tally.worker_seconds / 3600 * price * gpus)] if has_price else []),
+        *([("cost", cost)] if cost is not None else []),
         *([("relabel", manifest.relabel)] if manifest is not None else []),
         *([("engines differ", "; ".join(differences))] if differences else []),
         ("fingerprint", plan.fingerprint[:DIGITS]),
