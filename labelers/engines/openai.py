@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 import queue
 import secrets
@@ -33,6 +32,7 @@ from relabel.labelers.engines.openai_client import (
     ReplyError,
     Unanswered,
     args_of,
+    content_of,
     key_of,
     read_as,
     read_chat,
@@ -229,9 +229,8 @@ class Batches:
         await asyncio.to_thread(self._records.keep, record)
         failpoints.hit("before_batch_file")
         lines = [{"custom_id": ask, "method": "POST", "url": URL, "body": work.body} for ask, work in works.items()]
-        file = await self._client.upload(
-            f"relabel-{record.name}.jsonl", "\n".join(map(_json, lines)), partial(read_as, _Named)
-        )
+        text = "\n".join(content_of(line).decode() for line in lines)
+        file = await self._client.upload(f"relabel-{record.name}.jsonl", text, partial(read_as, _Named))
         if isinstance(file, Failure):
             raise ModelError(
                 f"engine.args.batch: the server at {self._client.at} takes no files for batches: {file.detail}."
@@ -287,17 +286,13 @@ def _parts(works: Works) -> list[Works]:
     parts: list[dict[str, ChatWork]] = []
     size = 0
     for ask, work in works.items():
-        added = len(_json(work.body)) * 4
+        added = len(content_of(work.body))
         if not parts or size + added > PART_BYTES or len(parts[-1]) >= PART_REQUESTS:
             parts.append({})
             size = 0
         parts[-1][ask] = work
         size += added
     return list(parts)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _read_lines(raw: bytes) -> dict[str, _Response]:
@@ -407,13 +402,8 @@ class OpenAi(Engine):
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Try a short answer of every stage at the server, and say what will not be had."""
-        remarks = [*self._remarks, *self._mode.prepare(asks)]
-        if self._client.is_counting:
-            remarks.append(
-                f"The server at {self._client.at} counts no tokens: they are counted here, {CHARS_PER_TOKEN} bytes for "
-                "each."
-            )
-        return remarks
+        remark = f"The server at {self._client.at} counts no tokens: they are counted here, {CHARS_PER_TOKEN} bytes for"
+        return [*self._remarks, *self._mode.prepare(asks), *[f"{remark} each."] * self._client.is_counting]
 
     @property
     def capacity(self) -> int:
@@ -547,8 +537,7 @@ class OpenAi(Engine):
             tokens = TokensMode(
                 client, loop, spec, args, overlong=overlong, folder=folder, context=self._server.get("max_model_len")
             )
-            why = tokens.detect()
-            if why is None:
+            if (why := tokens.detect()) is None:
                 return tokens
             if args.mode == "tokens":
                 raise ModelError(f"engine.args.mode is tokens, which the server at {client.at} can't: {why}.")

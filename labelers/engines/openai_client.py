@@ -696,7 +696,7 @@ class ApiClient:
         tokens than bytes.
         """
         limits = (body.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        prompt, output = len(_content(body)), next((one for one in limits if isinstance(one, int)), TOKENS_UNLIMITED)
+        prompt, output = len(content_of(body)), next((one for one in limits if isinstance(one, int)), TOKENS_UNLIMITED)
         self.lost = self.lost.plus(Charge(prompt + output, price_of(self._args, prompt, output, part=part) or 0.0))
 
     async def upload(self, name: str, text: str, read: Callable[[bytes], T]) -> T | Failure:
@@ -776,7 +776,7 @@ class ApiClient:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
         self.counts["http_requests"] += 1
-        raw = _content(content) if isinstance(content, dict) else content
+        raw = content_of(content) if isinstance(content, dict) else content
         try:
             async with asyncio.timeout(self._args.timeout_s):  # httpx's own limit restarts with every byte
                 reply = await self._request(method, path, raw, kind)
@@ -935,5 +935,6 @@ def _wanted_wait(text: str) -> float:
         return 0.0
 
 
-def _content(body: dict[str, Any]) -> bytes:
+def content_of(body: dict[str, Any]) -> bytes:
+    """A request's body as it is sent."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -171,12 +171,8 @@ class ChatMode(_Mode):
                     )
             if isinstance(found, Failure):
                 found.raise_at_start(ask.stage, at=self._client.at)
-        if any(ask.decisions for ask in asks):
-            remarks.append(
-                "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
-                "(`no_distribution`)."
-            )
-        return remarks
+        lost = "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
+        return [*remarks, *[f"{lost}(`no_distribution`)."] * any(ask.decisions for ask in asks)]
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
         """Most tokens that an ask's prompt and answer are charged for."""
@@ -186,9 +182,8 @@ class ChatMode(_Mode):
         """Make a request ready, or answer it here."""
         ask = request.ask
         if (found := self._control.find(ask.messages)) is not None:
-            field, text = found
             why = "a control token, which a chat API would not take for text; engine.args.mode: tokens can ask this row"
-            return Answer(request.id, "", "refused", detail=f"{field} holds {text!r}, {why}")
+            return Answer(request.id, "", "refused", detail=f"{found[0]} holds {found[1]!r}, {why}")
         num_chars = sum(len(message.text) for message in ask.messages) + len(ask.prefill)
         surplus = num_chars - self._spec.max_prompt_tokens * CHARS_PER_TOKEN
         if surplus <= 0:
