@@ -358,11 +358,9 @@ class Query(OneAsk):
 # query and document once.
 
 
-class EnsembleOptions(DecisionOptions):
+class EnsembleOptions(DirectOptions):
     """Options of `ensemble`."""
 
-    grades: int = Field(4, ge=2, le=10)
-    """Number of grades K; labels are 0..K-1."""
     instructions: list[Instruction] = Field(
         [
             "Judge whether a person who typed this query would be content with it.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from relabel.manifests.asks import Answer, Ask, Engine
 from relabel.manifests.errors import ConfigError
@@ -161,8 +161,7 @@ def labeler_class(name: str) -> type[Labeler]:
     Raises:
         ConfigError: no such labeler; names the known ones and the nearest.
     """
-    found: type[Labeler] = _LABELERS.load(name)
-    return found
+    return cast("type[Labeler]", _LABELERS.load(name))
 
 
 def options_of_run(parts: Mapping[str, Any], spec: Mapping[str, Any], *, where: str) -> LabelerOptions:
@@ -202,8 +201,7 @@ def engine_class(name: str) -> type[Engine]:
     Raises:
         ConfigError: no such engine; names the known ones and the nearest.
     """
-    found: type[Engine] = _ENGINES.load(name)
-    return found
+    return cast("type[Engine]", _ENGINES.load(name))
 
 
 def engine_schemas(spec: type[EngineSpec], definitions: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -441,8 +441,7 @@ def chunk_texts(pair: Pair, selected: Sequence[int]) -> list[str]:
 
 
 def chunks_of(pair: Pair) -> tuple[Chunk, ...]:
-    held: Sequence[dict[str, Any]] = pair.columns.get(CHUNKS.name, ())
-    return tuple(Chunk(**one) for one in held)
+    return tuple(Chunk(**one) for one in pair.columns.get(CHUNKS.name, ()))
 
 
 def text_of(chunk: Chunk) -> str:

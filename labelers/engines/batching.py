@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -340,8 +340,7 @@ class Forward:
                 past_key_values=self.cache,
                 use_cache=True,
             )
-        logits_BV: torch.Tensor = output.logits[:, -1].float()
-        return logits_BV
+        return cast("torch.Tensor", output.logits[:, -1].float())
 
     def _keep_last(self, _head: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
         """Before the head runs: only the row's last hidden state is worth V products."""

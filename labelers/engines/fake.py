@@ -325,7 +325,6 @@ class Fake(Engine):
         self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
         self._queue: list[Request] = []
         self._slow: list[tuple[float, int, Answer]] = []  # by when they are due
-        self._fate = random.Random()
         self._is_down = self._has_swallowed = False
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
@@ -425,7 +424,7 @@ class Fake(Engine):
     def _is_fatal(self, request: Request) -> bool:
         chance, wanted = self._args.p_crash, self._args.crash_on
         is_named = wanted and any(wanted in text for one in request.ask.messages for text in one.parts[1::2])
-        return bool(is_named) or (chance > 0 and self._fate.random() < chance)
+        return bool(is_named) or (chance > 0 and random.random() < chance)
 
     def _go_down(self) -> None:
         """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""

@@ -885,8 +885,8 @@ class ApiClient:
                 "another in api_key_env."
             )
         if status == 403 or subject == "filter":  # moderation, at some providers
-            who = "server's content filter" if subject == "filter" else "server"
-            return Failure("refused", f"the {who} refused the request ({said})", status)
+            who = "the server's content filter" if subject == "filter" else "the server"
+            return Failure("refused", f"{who} refused the request ({said})", status)
         if status == 404 and not is_trial:
             raise ModelError(
                 f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({said})"

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -300,19 +300,16 @@ class PromptEncoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @property
     def vocabulary(self) -> dict[str, int]:
         """The tokenizer's own spelling of every token, and its id."""
-        known: dict[str, int] = self._tokenizer.get_vocab()
-        return known
+        return cast("dict[str, int]", self._tokenizer.get_vocab())
 
     def _ids(self, text: str) -> list[int]:
         # a batch of one lets go of Python's lock meanwhile; `encode` holds it, and vLLM's step waits
-        ids: list[int] = self._backend.encode_batch([text], add_special_tokens=False)[0].ids
-        return ids
+        return cast("list[int]", self._backend.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def _has_control_text(self, text: str) -> bool:
         return self._control is not None and self._control.search(text) is not None

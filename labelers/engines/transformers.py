@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from pydantic import Field
 
@@ -337,8 +337,7 @@ class _ByteVocabulary:
     def __call__(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise TypeError("takes text, not bytes")  # llguidance tries both
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return cast("list[int]", self._backend.encode(text, add_special_tokens=False).ids)
 
 
 # ------------------------------------------------------------------------------
@@ -801,8 +800,7 @@ def _device(torch: Any, wanted: str) -> torch.device:
         raise MissingExtraError(
             f"engine.args.device is {wanted!r} and torch finds no GPU here; use `auto` or `cpu`, or a node with a GPU."
         )
-    device: torch.device = torch.device(wanted if wanted != "auto" else "cuda" if has_gpu else "cpu")
-    return device
+    return cast("torch.device", torch.device(wanted if wanted != "auto" else "cuda" if has_gpu else "cpu"))
 
 
 def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float32", "bfloat16"]:

@@ -150,17 +150,13 @@ def plan_engine_args(args: VllmArgs, model_dir: Path, *, is_cpu: bool) -> dict[s
     }
     planned |= {name: value for name, value in optional.items() if value is not None}
     if args.lora is not None:
-        planned |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(args.lora)}
+        config = json.loads((adapter_dir(args.lora) / "adapter_config.json").read_text(encoding="utf-8"))
+        wanted = max([int(config.get("r", 8)), *map(int, config.get("rank_pattern", {}).values())])
+        if wanted > LORA_RANKS[-1]:
+            raise ModelError(f"engine.args.lora: {args.lora!r} has rank {wanted}; vLLM takes up to {LORA_RANKS[-1]}.")
+        rank = min(one for one in LORA_RANKS if one >= wanted)
+        planned |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     return planned | args.extra
-
-
-def _lora_rank(lora: str) -> int:
-    config = json.loads((adapter_dir(lora) / "adapter_config.json").read_text(encoding="utf-8"))
-    wanted = max([int(config.get("r", 8)), *map(int, config.get("rank_pattern", {}).values())])
-    for rank in LORA_RANKS:
-        if rank >= wanted:
-            return rank
-    raise ModelError(f"engine.args.lora: {lora!r} has rank {wanted}; vLLM takes up to {LORA_RANKS[-1]}.")
 
 
 # ------------------------------------------------------------------------------
