@@ -147,7 +147,8 @@ class Prompts:
                 that is missing, or one that was filtered into something else.
         """
         counts = {**counts, "context": num_context}
-        keys_of = {name: _keys(name, counts.get(name)) for name in dict.fromkeys((*data, *counts))}
+        keys_of = {name: (name,) for name in data if name not in counts}
+        keys_of |= {name: tuple(f"{name}.{i}" for i in range(count)) for name, count in counts.items()}
         keys = tuple(key for name in data for key in keys_of[name])
         values: dict[str, Any] = {
             name: tuple(map(_Field, found)) if name in counts else _Field(name) for name, found in keys_of.items()
@@ -213,10 +214,6 @@ class Prompts:
         paths = set(map(str, self._paths.values()))
         frames = reversed(traceback.extract_tb(exc.__traceback__))
         return next((f"{one.filename}:{one.lineno}" for one in frames if one.filename in paths), str(self._paths[file]))
-
-
-def _keys(name: str, count: int | None) -> tuple[str, ...]:
-    return (name,) if count is None else tuple(f"{name}.{i}" for i in range(count))
 
 
 def _overrides(folder: str, known: list[str]) -> dict[str, Path]:

@@ -10,7 +10,7 @@ import itertools
 import json
 import unicodedata
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
 from pydantic import Field
 
@@ -391,15 +391,8 @@ def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair
 CHUNKS = InputColumn("chunks", "list<chunk>", "The document's chunks, as `relabel pairs chunk` writes them.", True)
 
 
-class Chunk(NamedTuple):
-    """A chunk of a document, as the column holds it."""
-
-    n: int
-    heading_path: Sequence[str]
-    text: str
-    token_len: int
-    start: int
-    end: int
+Chunk = dict[str, Any]
+"""A chunk of a document, as the column holds it: `n`, `heading_path`, `text`, `token_len`, `start` and `end`."""
 
 
 def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> tuple[tuple[int, ...], int]:
@@ -440,12 +433,13 @@ def chunk_texts(pair: Pair, selected: Sequence[int]) -> list[str]:
     return [text_of(chunks[number - 1]) for number in dict.fromkeys(selected)]
 
 
-def chunks_of(pair: Pair) -> tuple[Chunk, ...]:
-    return tuple(Chunk(**one) for one in pair.columns.get(CHUNKS.name, ()))
+def chunks_of(pair: Pair) -> Sequence[Chunk]:
+    """The document's chunks."""
+    return cast("Sequence[Chunk]", pair.columns.get(CHUNKS.name, ()))
 
 
 def text_of(chunk: Chunk) -> str:
-    return "\n".join(filter(None, (" > ".join(chunk.heading_path), chunk.text)))
+    return "\n".join(filter(None, (" > ".join(chunk["heading_path"]), chunk["text"])))
 
 
 def first_fault(pairs: Sequence[Pair]) -> str | None:
@@ -461,10 +455,10 @@ def _fault(chunk: Chunk, number: int, document: str) -> str | None:
     """Chunks are numbered from 1, each is a piece of the document, and none is of less than no tokens. An input may
     hold null anywhere.
     """
-    start, end, size = chunk.start, chunk.end, chunk.token_len
-    if None in (chunk.n, start, end, size, *chunk.heading_path):
+    start, end, size = chunk["start"], chunk["end"], chunk["token_len"]
+    if None in (chunk["n"], start, end, size, *chunk["heading_path"]):
         return "is null, or has a null in it"
-    if chunk.n != number or not 0 <= start <= end <= len(document) or document[start:end] != chunk.text:
+    if chunk["n"] != number or not 0 <= start <= end <= len(document) or document[start:end] != chunk["text"]:
         return (
             f"is not the document's characters {start} to {end}: both must come from one `relabel pairs chunk`, and "
             "`n` counts from 1"
@@ -552,14 +546,14 @@ class EvidenceSet(Labeler):
             "selected": selected,
             "shown": num_shown,
             "num_chunks": len(chunks),
-            "selected_tokens": sum(chunk.token_len for chunk in chosen),
+            "selected_tokens": sum(chunk["token_len"] for chunk in chosen),
             "over_budget": over_budget(len(selected), num_shown),
         }
         return Label(
             int(bool(selected)),
             None,
             columns,
-            tuple(Span(one.start, one.end, pair.document[one.start : one.end]) for one in chosen),
+            tuple(Span(one["start"], one["end"], one["text"]) for one in chosen),
             flags=[*flags, *answer.flags],
         )
 
@@ -576,7 +570,7 @@ class EvidenceSet(Labeler):
     def _make(self, pair: Pair, window: int) -> tuple[Ask, tuple[int, ...], int]:
         documents = [chunks_of(sibling) for sibling in pair.siblings[: self._options.max_documents]]
         counts, num_tokens = chunks_within(
-            [[one.token_len + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window
+            [[one["token_len"] + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window
         )
         texts = [text_of(one) for chunks, count in zip(documents, counts, strict=True) for one in chunks[:count]]
         ends = list(itertools.accumulate(counts))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -87,18 +86,6 @@ COLUMN_STEP = 64
 """Buffers grow to a multiple of this many columns, so that a slightly longer row does not move everything again."""
 
 
-@dataclass(slots=True)
-class Window:
-    """What the next forward pass writes: a block of rows from column `start`, or, with `ends`, one column per row."""
-
-    first: int = 0
-    last: int = 0
-    start: int = 0
-    stop: int = 0
-    ends: torch.Tensor | None = None
-    rows: torch.Tensor | None = None
-
-
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer: two buffers [R, H, T, D], made when the first keys show H and D."""
 
@@ -120,14 +107,10 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        window = self.owner.window
-        block = slice(window.first, window.last)
+        owner = self.owner
         for kept, new in ((self.keys, key_states), (self.values, value_states)):
-            if window.ends is None:
-                kept[block, :, window.start : window.stop] = new
-            else:
-                kept[window.rows, :, window.ends] = new[:, :, 0]
-        return self.keys[block, :, : window.stop], self.values[block, :, : window.stop]
+            kept[owner.place] = new if isinstance(owner.place[0], slice) else new[:, :, 0]
+        return self.keys[owner.block, :, : owner.columns.stop], self.values[owner.block, :, : owner.columns.stop]
 
     def resize(self, used_rows: int, used_columns: int) -> None:
         """Move what is in use into buffers of the owner's present size."""
@@ -140,26 +123,31 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
             setattr(self, name, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.window.stop, 0
+        return self.owner.columns.stop, 0
 
     def get_seq_length(self) -> int:
-        return self.owner.window.start
+        return self.owner.columns.start
 
     def get_max_length(self) -> int:
         return -1
 
 
 class RowCache(Cache):  # type: ignore[misc]
-    """All layers' buffers, and the window that the next forward pass writes.
+    """All layers' buffers, and what the next forward pass writes.
 
     Args:
         num_layers: decoder layers of the model.
     """
 
     def __init__(self, num_layers: int) -> None:
-        self.window = Window()
+        self.point(slice(0, 0), slice(0, 0))
         self.num_rows = self.num_columns = 0
         super().__init__(layers=[RowLayer(self) for _ in range(num_layers)])
+
+    def point(self, block: slice, columns: slice, ends: torch.Tensor | None = None) -> None:
+        """Have the next forward pass write a block of rows in these columns, or, with `ends`, one column per row."""
+        rows = block if ends is None else torch.arange(len(ends), device=ends.device)
+        self.block, self.columns, self.place = block, columns, (rows, slice(None), columns if ends is None else ends)
 
     def reserve(self, num_rows: int, num_columns: int, *, used_rows: int, used_columns: int) -> None:
         """Have at least `num_rows` x `num_columns`. Buffers shrink only while no row is in use."""
@@ -297,7 +285,7 @@ class Forward:
         ids_BS = torch.tensor([[*suffix, *[0] * (S - len(suffix))] for suffix in suffixes], device=self.device)
         positions_S = torch.arange(prefix, prefix + S, device=self.device)
         columns_T = torch.arange(prefix + S, device=self.device)
-        self.cache.window = Window(first_row, first_row + B, prefix, prefix + S)
+        self.cache.point(slice(first_row, first_row + B), slice(prefix, prefix + S))
         # Padding is to the right, where a causal mask keeps it from everything that counts.
         masks = self._masks(columns_T[None, None, None, :], positions_S[None, None, :, None])
         if prefix == 0 and "sliding_attention" not in self.layer_types:
@@ -312,7 +300,7 @@ class Forward:
         """
         B, T = len(tokens), max(lengths) + 1
         ends_B = torch.tensor(lengths, device=self.device)
-        self.cache.window = Window(0, B, T - 1, T, ends_B, torch.arange(B, device=self.device))
+        self.cache.point(slice(0, B), slice(T - 1, T), ends_B)
         masks = self._masks(torch.arange(T, device=self.device)[None, None, None, :], ends_B[:, None, None, None])
         self._last = None
         return self._run(torch.tensor(tokens, device=self.device)[:, None], ends_B[:, None], masks)
