@@ -280,8 +280,7 @@ class R3A(Labeler):
             flags.append("evidence_missing" if grade > 0 else "evidence_unneeded")
         if distribution is None:
             flags.append("no_distribution")
-        flags = list(dict.fromkeys(flags))
-        return Label(grade, distribution, {}, evidence, said.get("intent"), said["think"], flags)
+        return Label(grade, distribution, {}, evidence, said.get("intent"), said["think"], list(dict.fromkeys(flags)))
 
     def probe(self) -> list[Ask]:
         """Both turns (or the one) for a made-up pair; the second goes on from a made-up first answer."""
@@ -432,12 +431,11 @@ def one_line(text: str) -> str:
 # A router's answer: one action a line, on nodes of the subtree that it was shown.
 #
 # Source: RDR2 (papers, section 3.3): `[ANSWER] id: prefix` takes a content node, `[EXPAND] id: prefix` unfolds a
-# collapsed heading, `[REFUSE]` is alone. The prefix ties the id to its text; what counts as one is ours.
+# collapsed heading, `[REFUSE]` is alone. The prefix ties the id to its text; what counts as one is ours: three words
+# at least, or all of a text that has fewer.
 
 
 ANSWER, EXPAND, REFUSE = "[ANSWER]", "[EXPAND]", "[REFUSE]"
-LEAST_WORDS = 3
-"""Words of a prefix, at least; all of a text that has fewer."""
 OPTION_WORDS = 5
 """Words of the prefixes that a grammar admits."""
 _WORD_CHARS = 40
@@ -515,7 +513,7 @@ def _fault(line: str, subtree: Subtree) -> str | None:
     if kind == EXPAND and id not in subtree.collapsed:
         return f"node {id} is no collapsed heading"
     words, wanted = _words(prefix), _words(node.text)
-    is_prefix = words == wanted[: len(words)] and len(words) >= min(LEAST_WORDS, len(wanted))
+    is_prefix = words == wanted[: len(words)] and len(words) >= min(3, len(wanted))
     return None if is_prefix else f"the text does not begin that of node {id}"
 
 

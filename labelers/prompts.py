@@ -162,7 +162,11 @@ class Prompts:
         ) as exc:
             known = ", ".join(sorted([*settings, *data]))
             what = str(exc).rstrip(".") or type(exc).__name__
-            raise ConfigError(f"{self._fault_place(exc, file)}: {what}. A template may read: {known}.") from exc
+            paths = {str(path) for path in self._paths.values()}
+            # Jinja puts template frames into the traceback under the template's path
+            frames = [one for one in traceback.extract_tb(exc.__traceback__) if one.filename in paths]
+            place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else self._paths[file]
+            raise ConfigError(f"{place}: {what}. A template may read: {known}.") from exc
         pieces = text.split(_EDGE)
         printed = set(pieces[1::2])
         if len(pieces) % 2 == 0 or not printed <= set(keys):
@@ -208,12 +212,6 @@ class Prompts:
 
     def _include(self, name: str) -> tuple[str, str, Callable[[], bool]]:
         return self._load(name), str(self._paths[name]), lambda: True
-
-    def _fault_place(self, exc: BaseException, file: str) -> str:
-        """Which template line raised: Jinja puts template frames into the traceback under the template's path."""
-        paths = set(map(str, self._paths.values()))
-        frames = reversed(traceback.extract_tb(exc.__traceback__))
-        return next((f"{one.filename}:{one.lineno}" for one in frames if one.filename in paths), str(self._paths[file]))
 
 
 def _overrides(folder: str, known: list[str]) -> dict[str, Path]:

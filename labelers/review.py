@@ -600,19 +600,17 @@ class EvidenceSet(Labeler):
 # Source: RES-RAG (papers, equation 7, appendix C, figure 6). The sentences are ours.
 
 
-MOST_ANSWERS = 8
-"""Answers of a question, at most."""
 MAX_TEXT_TOKENS = 32
-"""Tokens of one, at most."""
+"""Tokens of an answer, at most."""
 
 
 class ShortAnswers:
-    """Asks for answers, greedily."""
+    """Asks for eight answers at most, greedily."""
 
     def __init__(self) -> None:
         self._prompts = Prompts(BUILT_IN / "short-answers")
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={}).message()
-        self._reader = Reader(AnswerFormat((JsonTexts(MOST_ANSWERS, MAX_TEXT_TOKENS),)))
+        self._reader = Reader(AnswerFormat((JsonTexts(8, MAX_TEXT_TOKENS),)))
         self.probe()  # a bad template fails here
         self.template_digests = self._prompts.digests
         """sha256 of every prompt template, by file name."""

@@ -33,7 +33,6 @@ from relabel.manifests.labels import Label
 # Why there is no verdict in an answer: nothing was generated, it was refused, cut off, or out of format.
 
 
-_REFUSAL_CHARS = 300
 _REFUSAL = re.compile(
     r"(?:i(?:['’]m| am) (?:\w+ )?sorry|(?:i )?apologi[sz]e|sorry,|my apologies|as an ai\b|unfortunately,? i "
     r"|i (?:can ?not|can['’]t|won['’]t|will not|am unable|am not able|must decline|['’]m unable|['’]m not able)"
@@ -76,7 +75,7 @@ def unreadable(answer: Answer, reason: str) -> VerdictError:
         return VerdictError("refused", answer.detail or "the server refused to answer")
     if answer.finish == "length":
         return VerdictError("truncated", f"the answer ran into its length limit: {reason}")
-    if _REFUSAL.match(answer.text[:_REFUSAL_CHARS].lstrip()):
+    if _REFUSAL.match(answer.text[:300].lstrip()):
         return VerdictError("refused", f"the model declined: {reason}")
     return VerdictError("format", reason)
 

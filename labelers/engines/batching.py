@@ -191,9 +191,6 @@ class RowCache(Cache):  # type: ignore[misc]
 # B rows, S new tokens, P prefix columns, T columns, V vocabulary
 
 
-KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
-
-
 class Forward:
     """Runs a decoder over the rows of its cache.
 
@@ -210,7 +207,7 @@ class Forward:
         self.sliding_window: int | None = getattr(config, "sliding_window", None)
         default = ["sliding_attention" if self.sliding_window else "full_attention"]
         self.layer_types = sorted(set(getattr(config, "layer_types", None) or default))
-        if unknown := set(self.layer_types) - KNOWN_LAYERS:
+        if unknown := set(self.layer_types) - {"full_attention", "sliding_attention"}:
             raise ModelError(
                 f"models of type {kind} have layers of kind {', '.join(sorted(unknown))}, which this engine can't run; "
                 "try vllm."
@@ -428,10 +425,6 @@ def shared_length(leader: NDArray[np.int64], others: Sequence[NDArray[np.int64]]
 # B rows, V vocabulary
 
 
-NUCLEUS_GUESS = 1024
-"""Tokens sorted at first for a nucleus; the whole vocabulary is sorted only where these do not hold `top_p`."""
-
-
 def draw_tokens(sequences: Sequence[TokenSequence], logits_BV: torch.Tensor) -> list[int]:
     """One token a sequence, from its raw logits, and within its grammar: what that forbids is set to -inf in them.
 
@@ -459,7 +452,7 @@ def _draw_row(logits_V: torch.Tensor, sampling: Sampling, chance: float) -> int:
     probs_V = torch.softmax(logits_V / sampling.temperature, dim=-1)
     order: torch.Tensor | None = None
     if sampling.top_p < 1.0:  # the fewest most probable tokens that hold it, most probable first
-        top, order = probs_V.topk(min(NUCLEUS_GUESS, len(probs_V)))
+        top, order = probs_V.topk(min(1024, len(probs_V)))  # the whole vocabulary is sorted only where these do not do
         if float(top.sum()) < sampling.top_p:
             top, order = probs_V.sort(descending=True)
         probs_V = top[: int((top.cumsum(dim=-1) < sampling.top_p).sum()) + 1]
@@ -479,10 +472,6 @@ def _draw_row(logits_V: torch.Tensor, sampling: Sampling, chance: float) -> int:
 
 
 # B sequences, V vocabulary
-
-
-MAX_PADDING = 0.15
-"""Share of a prefill's tokens that may be padding."""
 
 
 class Batch:
@@ -566,7 +555,7 @@ class Batch:
         for sequence in sequences:
             sizes = [len(other.prompt) - shared for other in [*group, sequence]]
             padded = max(sizes) * len(sizes)
-            is_padding_fine = padded - sum(sizes) <= MAX_PADDING * padded + 8 * len(sizes)
+            is_padding_fine = padded - sum(sizes) <= 0.15 * padded + 8 * len(sizes)
             if group and (padded > self._prefill_tokens or not is_padding_fine):
                 continue
             if not self._fits([*group, sequence]):

@@ -262,9 +262,6 @@ _GARBAGE: tuple[Callable[[Sequence[Section], list[str], str, int], str], ...] = 
 VERSION = "1"
 """Changes whenever the same ask and seed give another answer."""
 
-EXIT_CODE = 66
-"""What the process of an engine that `crash: exit` takes down ends with."""
-
 _LEVELS = 1024  # steps of the made-up certainty; fine enough that two pairs seldom tie in a ranking
 _NOISE_SHARE = (
     0.35  # measured on word overlap alone: the grade follows the overlap, yet one overlap has two or three grades
@@ -436,7 +433,7 @@ class Fake(Engine):
                 while True:
                     time.sleep(3600.0)
             case "exit":
-                os._exit(EXIT_CODE)
+                os._exit(66)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
         self._is_down = True

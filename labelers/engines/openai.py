@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 
 URL = "/v1/chat/completions"
-PART_BYTES = 100 << 20
-"""Providers take files of up to 200 MB."""
 PART_REQUESTS = 50_000
 FAILED_IN_A_ROW = 3
 """Batches that fail as a whole before the run ends: it is not the requests."""
@@ -282,12 +280,12 @@ class Batches:
 
 
 def _parts(works: Works) -> list[Works]:
-    """Batches that a provider takes."""
+    """Batches that a provider takes: files of up to 200 MB."""
     parts: list[dict[str, ChatWork]] = []
     size = 0
     for ask, work in works.items():
         added = len(content_of(work.body))
-        if not parts or size + added > PART_BYTES or len(parts[-1]) >= PART_REQUESTS:
+        if not parts or size + added > 100 << 20 or len(parts[-1]) >= PART_REQUESTS:
             parts.append({})
             size = 0
         parts[-1][ask] = work
@@ -308,9 +306,6 @@ def _read_lines(raw: bytes) -> dict[str, _Response]:
 # ------------------------------------------------------------------------------
 # The engine.
 
-
-WAITING_PER_SLOT = 2
-"""Requests taken for each that may be at the server, so that a freed slot finds the next one ready."""
 
 logger = logging.getLogger(__name__)
 
@@ -352,7 +347,7 @@ class OpenAi(Engine):
         self._version = f"httpx-{httpx.__version__}"
         self._digest = _served_digest(args, folder)
         self._server, self._remarks = dict[str, Any](), list[str]()
-        self._capacity = args.concurrency * WAITING_PER_SLOT
+        self._capacity = args.concurrency * 2  # so that a freed slot finds the next one ready
         self._in_flight = 0
         self._answers: queue.SimpleQueue[list[Answer] | Exception] = queue.SimpleQueue()
         self._fault: Exception | None = None
@@ -512,8 +507,7 @@ class OpenAi(Engine):
         self._is_open, self._is_broken = False, True
         self._loop.call(self._end)
         self._until_closed.close()
-        counts = (f"{name} {value}" for name, value in self.costs().items() if value is not None)
-        logger.info("openai engine: %s", ", ".join(counts))
+        logger.info("openai engine: %s", ", ".join(f"{name} {n}" for name, n in self.costs().items() if n is not None))
 
     def _start(
         self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]

@@ -233,7 +233,6 @@ _WORDS = frozenset(
     | {"error", "errors", "base_resp", "data", "metadata", "raw"}
 )
 _CODES = frozenset({"code", "type", "status", "error_type", "error_code", "status_code"})
-_READ_CHARS = 1_000
 
 
 class Complaint(NamedTuple):
@@ -284,9 +283,7 @@ def read_complaint(payload: Any) -> Complaint:
     """Codes and words of an error, wherever a server puts them; neither where there are none."""
     said = dict.fromkeys((kind, text) for kind, text in _said(payload) if text.strip())
     codes = [shown(text) for kind, text in said if kind == "code"]
-    return Complaint(
-        tuple(codes[:4]), shown(": ".join([text for kind, text in said if kind == "message"]), _READ_CHARS)
-    )
+    return Complaint(tuple(codes[:4]), shown(": ".join([text for kind, text in said if kind == "message"]), 1_000))
 
 
 def _said(value: Any) -> Iterator[tuple[str, str]]:
@@ -443,8 +440,16 @@ def read_completion(payload: Any) -> Reply:
     tops = (choice.logprobs.top_logprobs if choice.logprobs is not None else None) or [None]
     named = {key.removeprefix("token_id:"): one for key, one in (tops[0] or {}).items() if key.startswith("token_id:")}
     logprobs = {int(token): one for token, one in named.items() if re.fullmatch("[0-9]{1,10}", token)}
-    ids, prompt_ids = choice.token_ids, choice.prompt_token_ids
-    return Reply(choice.text, finish, _usage(found.usage), ids, prompt_ids, logprobs, detail, flags=flags)
+    return Reply(
+        choice.text,
+        finish,
+        _usage(found.usage),
+        choice.token_ids,
+        choice.prompt_token_ids,
+        logprobs,
+        detail,
+        flags=flags,
+    )
 
 
 def read_chat(payload: Any) -> Reply:
@@ -520,8 +525,6 @@ def _usage(usage: Any) -> Usage:
 
 CHARS_PER_TOKEN = 4
 """Bytes of UTF-8, where neither the server nor a tokenizer counts tokens."""
-TOKENS_UNLIMITED = 32_768
-"""An answer's tokens where `extra_body` takes the limit away."""
 
 
 # ------------------------------------------------------------------------------
@@ -543,7 +546,6 @@ blame, not the rows.
 """
 CONNECT_S = 10.0
 """Longest wait for a connection."""
-_RETRIED = frozenset({408, 425, 429, 498})
 
 
 class Failure(NamedTuple):
@@ -693,10 +695,10 @@ class ApiClient:
 
     def doubt(self, body: dict[str, Any], part: float = 1.0) -> None:
         """Count a reply to a request that is lost: what the server charged for it can't be known. No prompt has more
-        tokens than bytes.
+        tokens than bytes; an answer without a limit is taken for 32,768.
         """
         limits = (body.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        prompt, output = len(content_of(body)), next((one for one in limits if isinstance(one, int)), TOKENS_UNLIMITED)
+        prompt, output = len(content_of(body)), next((one for one in limits if isinstance(one, int)), 32_768)
         self.lost = self.lost.plus(Charge(prompt + output, price_of(self._args, prompt, output, part=part) or 0.0))
 
     async def upload(self, name: str, text: str, read: Callable[[bytes], T]) -> T | Failure:
@@ -873,7 +875,11 @@ class ApiClient:
             )
         if subject == "overlong":
             return Failure("overlong", f"the server finds the prompt too long ({said})", status)
-        if status in _RETRIED or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403)):
+        if (
+            status in (408, 425, 429, 498)
+            or (status >= 500 and status != 501)
+            or (subject == "busy" and status in (400, 403))
+        ):
             return Unanswered(said, wait_s)
         if status == 401 or (status == 403 and self._accepted is None):
             variable = self._args.api_key_env

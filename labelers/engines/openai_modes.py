@@ -345,8 +345,9 @@ class TokensMode(_Mode):
         self.encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
         self._places = DecisionPlaces(self.encoder, tokenizer_name=folder.reference)
         eos = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-        vocab_size = max(self.encoder.vocabulary.values()) + 1
-        self._token_bytes = GrammarCompiler(tokenizer, vocab_size=vocab_size, eos_ids=eos).token_bytes
+        self._token_bytes = GrammarCompiler(
+            tokenizer, vocab_size=max(self.encoder.vocabulary.values()) + 1, eos_ids=eos
+        ).token_bytes
         added = ((str(kind), token) for token, kind in tokenizer.added_tokens_decoder.items() if not kind.special)
         self._tag_tokens = {text: token for text, token in added if text.startswith("<") and text.endswith(">")}
 

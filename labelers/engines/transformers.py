@@ -223,9 +223,6 @@ def _literal(text: str) -> str:
 # only way on.
 
 
-MAX_COMPILED = 64
-"""Compiled grammars that are kept. Formats are a handful; constrained ones come once a document and are not kept."""
-
 LEXER_FUEL = 20_000_000
 """llguidance's own limit of a million refuses quotations from documents above some 60,000 characters."""
 
@@ -250,7 +247,8 @@ class GrammarCompiler:
         self._silent_ids = self.eos_ids | special_ids(tokenizer)
         self.token_bytes = functools.cache(self._token_bytes)
         """The bytes of a token in an answer: none for control tokens and those that end it."""
-        self._compiled = functools.lru_cache(maxsize=MAX_COMPILED)(
+        # formats are a handful; constrained ones come once a document and are not kept
+        self._compiled = functools.lru_cache(maxsize=64)(
             lambda format, prefill: self._compile(render_grammar(format, prefill=prefill))
         )
 
@@ -615,8 +613,6 @@ class CheckpointEngine(Engine):
 
 
 PURPOSE = "The transformers engine"
-WAITING_PER_ROW = 4
-"""Requests taken beyond the batch, per row: enough to find others of like length and like beginning among them."""
 
 
 class TransformersArgs(EngineArgs):
@@ -724,7 +720,7 @@ class Transformers(CheckpointEngine):
             prefill_tokens=args.prefill_tokens or (1024 if is_cpu else 16384),
             shares_prefixes=args.prefix_cache,
         )
-        self._capacity = batch_size * (1 + WAITING_PER_ROW)
+        self._capacity = batch_size * 5  # enough waiting to find others of like length and like beginning among them
 
     @staticmethod
     def resolve_auto(spec: EngineSpec) -> dict[str, str]:

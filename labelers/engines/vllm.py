@@ -39,8 +39,6 @@ OURS = frozenset(
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The widths that vLLM makes room for; an adapter goes into the next one."""
 
-CPU_KV_CACHE_GIB = 4.0
-"""Keys and values on a CPU where no option is set. vLLM's own choice there is most of the machine's memory."""
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's
@@ -140,7 +138,8 @@ def plan_engine_args(args: VllmArgs, model_dir: Path, *, is_cpu: bool) -> dict[s
         "logprobs_mode": "raw_logprobs",
         "structured_outputs_config": {"backend": "guidance"},
     }
-    kv_cache_gib = args.kv_cache_space_gib or (CPU_KV_CACHE_GIB if is_cpu else None)
+    # vLLM's own choice on a CPU is most of the machine's memory
+    kv_cache_gib = args.kv_cache_space_gib or (4.0 if is_cpu else None)
     optional = {
         "quantization": args.quantization,
         "max_num_seqs": args.max_num_seqs,
@@ -175,9 +174,6 @@ SETTINGS = {
 """vLLM takes these from the environment alone, when it is imported. All but the first give way to what the user has
 set.
 """
-
-WAITING = 2
-"""Requests taken in all, per request in a step: encoded and ready while others run."""
 
 
 class Vllm(CheckpointEngine):
@@ -262,7 +258,8 @@ class Vllm(CheckpointEngine):
 
     @property
     def capacity(self) -> int:
-        return max(self._width * WAITING - self._open_loop().num_open - len(self._encoding) - len(self._ready), 0)
+        # twice as many as in a step: encoded and ready while others run
+        return max(self._width * 2 - self._open_loop().num_open - len(self._encoding) - len(self._ready), 0)
 
     def submit(self, request: Request) -> None:
         self._open_loop()
