@@ -291,13 +291,13 @@ class Review(Labeler):
                 "overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {place}"
             )
         distribution = answer.distributions.get("sufficient")
-        flags = {
-            "document_truncated": shown.is_cut and place == len(shown_ids),
-            "documents_left_out": shown.num_left_out > 0,
-            **dict.fromkeys(answer.flags, True),
-            "kept_before": pair.doc_id in pair.columns.get(PREVIOUS_DOCS.name, ()),
-            "no_distribution": distribution is None,
-        }
+        flags = [
+            *["document_truncated"] * (shown.is_cut and place == len(shown_ids)),
+            *["documents_left_out"] * (shown.num_left_out > 0),
+            *answer.flags,
+            *["kept_before"] * (pair.doc_id in pair.columns.get(PREVIOUS_DOCS.name, ())),
+            *["no_distribution"] * (distribution is None),
+        ]
         columns = {
             "is_sufficient": said["is-sufficient"] == "yes",
             "sufficient_probs": list(distribution.probs) if distribution else None,
@@ -306,7 +306,7 @@ class Review(Labeler):
             "useful": [shown_ids[number - 1] for number in useful],
             "summary": said["useful-docs-summary"] or None,
         }
-        return Label(int(place in useful), None, columns, flags=[flag for flag, holds in flags.items() if holds])
+        return Label(int(place in useful), None, columns, flags=list(dict.fromkeys(flags)))
 
     def probe(self) -> list[Ask]:
         return [self._ask(with_siblings(EXAMPLE), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
