@@ -147,7 +147,7 @@ class Prompts:
                 that is missing, or one that was filtered into something else.
         """
         counts = {**counts, "context": num_context}
-        keys_of = {name: (name,) for name in data if name not in counts}
+        keys_of: dict[str, tuple[str, ...]] = {name: (name,) for name in data if name not in counts}
         keys_of |= {name: tuple(f"{name}.{i}" for i in range(count)) for name, count in counts.items()}
         keys = tuple(key for name in data for key in keys_of[name])
         values: dict[str, Any] = {
