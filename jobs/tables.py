@@ -75,15 +75,13 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
         held = place_of(path).rstrip("/")
         if place == held or place.startswith(f"{held}/"):
             raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
-    if is_remote(to):
-        is_taken = False
-        with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if is_remote(to):
             UrlFile(to, storage).close()
-            is_taken = True
-    else:
-        is_taken = _local_path(to).exists()
-    if is_taken and not force:
-        raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
+        else:
+            _local_path(to).stat()
+        if not force:
+            raise UsageError(f"{to}: is there already. Give another name, or --force to replace it.")
 
 
 def is_remote(to: str) -> bool:

@@ -180,9 +180,8 @@ def is_run(path: str, storage: Storage) -> bool:
     """Whether a path names a folder, as runs are; by URL, a folder is what holds a plan."""
     if not is_url(path):
         return Path(path).is_dir()
-    if PurePosixPath(path).suffix.lower() in FILE_SUFFIXES:
-        return False
-    return read_if_there(open_run_store(path, storage), PLAN_NAME) is not None
+    is_table = PurePosixPath(path).suffix.lower() in FILE_SUFFIXES
+    return not is_table and read_if_there(open_run_store(path, storage), PLAN_NAME) is not None
 
 
 def _lists(column: Column, item: pa.DataType, what: str) -> pa.LargeListArray | None:

@@ -288,9 +288,7 @@ def over_budget(num_selected: int, num_chunks: int) -> float:
 def set_f1(selected: Collection[int], gold: Collection[int]) -> float:
     """F1 of two sets: 1 where both are empty, 0 where one is."""
     found, wanted = set(selected), set(gold)
-    if not found or not wanted:
-        return float(found == wanted)
-    return 2 * len(found & wanted) / (len(found) + len(wanted))
+    return 2 * len(found & wanted) / (len(found) + len(wanted)) if found or wanted else 1.0
 
 
 class EvidenceReward(NamedTuple):

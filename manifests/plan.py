@@ -454,9 +454,8 @@ _REDO = (
 
 
 def _read(file: FileRef | None, schema: pa.Schema, columns: list[str], read: ReadColumns) -> pa.Table:
-    if file is not None:
-        return read(file, schema, columns)
-    return pa.schema([schema.field(name) for name in columns]).empty_table()
+    empty = pa.schema([schema.field(name) for name in columns]).empty_table()
+    return empty if file is None else read(file, schema, columns)
 
 
 def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd_as: str) -> None:

@@ -487,8 +487,7 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 def nearest(word: str, known: list[str]) -> str | None:
     """The known word that is most similar to `word`, if any is similar at all."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return close[0] if close else None
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> str:
@@ -558,9 +557,8 @@ def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     """The models of a field, or of the entries of a list; None is passed over."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return [annotation] if is_model else [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def _shown(value: Any) -> str:

@@ -252,11 +252,9 @@ def values_of(column: pa.Array | pa.ChunkedArray, path: str) -> list[Any]:
 
 
 def _decoded(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
     if isinstance(value, list):
         return [_decoded(inner) for inner in value]
-    return value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 # ------------------------------------------------------------------------------

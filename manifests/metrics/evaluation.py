@@ -115,8 +115,7 @@ def bm25(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     for row, (query, text) in enumerate(pairs):
         norm = BM25_K1 * (1 - BM25_B + BM25_B * length[text] / mean)
         for word in _words(query):
-            times = counts[text][word]
-            if times:
+            if times := counts[text][word]:
                 rarity = math.log(1 + (len(counts) - num_with[word] + 0.5) / (num_with[word] + 0.5))
                 found[row] += rarity * times * (BM25_K1 + 1) / (times + norm)
     return np.round(found, 9)

@@ -826,13 +826,10 @@ def metric_of(name: str, metrics: Iterable[Metric] = METRICS) -> tuple[Metric, s
     Args:
         name: `f1_macro`, `auc_01/2`.
     """
-    whole = next((metric for metric in metrics if metric.name == name), None)
-    if whole is not None:
-        return whole, ""
-    for metric in metrics:
+    for metric in sorted(metrics, key=lambda one: one.name != name):  # one that is called so, before `{}` matches it
         found = re.fullmatch(re.escape(metric.name).replace(r"\{\}", "(.+)"), name)
-        if found is not None and found.groups():
-            return metric, found[1]
+        if found is not None:
+            return metric, "".join(found.groups())
     return None
 
 
