@@ -590,12 +590,6 @@ def ece_of_bins(bins_B3: np.ndarray) -> np.ndarray:
     return np.asarray(gap / np.where(rows > 0, rows, np.nan))
 
 
-def ece(probs_NK: np.ndarray, gold_N: np.ndarray) -> float:
-    """Expected calibration error of all rows together."""
-    bins = reliability_by_group(probs_NK, gold_N, np.zeros(len(gold_N), dtype=np.int64), num_groups=1)
-    return float(ece_of_bins(bins[0]))
-
-
 def tempered(probs_NK: np.ndarray, temperature: float) -> np.ndarray:
     """p^(1/T), renormalised."""
     scaled_NK = np.log(np.maximum(probs_NK, TINY)) / temperature
