@@ -237,8 +237,7 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
             device, precision, refused = choose_openvino(wish, cpu_flags(), held)
         if wish is None:
             why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
-    provider = provider_here(device, option="--device", purpose=PURPOSE)
-    choice = choose_precision(parity, provider, precision, why)
+    choice = choose_precision(parity, provider_here(device, option="--device", purpose=PURPOSE), precision, why)
     return choice._replace(reason="; ".join([choice.reason, *refused]))
 
 

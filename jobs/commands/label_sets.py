@@ -416,20 +416,6 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     """
     merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
     code = Exit.OVER_LIMIT if merged.over_limit else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
-    result = {
-        "exit_code": int(code),
-        "output": to,
-        "name": merged.name,
-        "fingerprint": merged.fingerprint,
-        "outputs": list(outputs),
-        "rows": merged.rows.in_,
-        "labelled": merged.rows.labelled,
-        "reused": merged.rows.reused,
-        "quarantined": merged.rows.quarantined,
-        "over_limit": merged.over_limit,
-        "mixed": plain(merged.mixed),
-        "files": len(merged.labels) + len(merged.quarantine),
-    }
     state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
     failed = (
         f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
@@ -437,7 +423,25 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         if merged.over_limit
         else ""
     )
-    return emit_record(f"{merged.name}: {state}{failed}, {to}", result, output, code)
+    return emit_record(
+        f"{merged.name}: {state}{failed}, {to}",
+        {
+            "exit_code": int(code),
+            "output": to,
+            "name": merged.name,
+            "fingerprint": merged.fingerprint,
+            "outputs": list(outputs),
+            "rows": merged.rows.in_,
+            "labelled": merged.rows.labelled,
+            "reused": merged.rows.reused,
+            "quarantined": merged.rows.quarantined,
+            "over_limit": merged.over_limit,
+            "mixed": plain(merged.mixed),
+            "files": len(merged.labels) + len(merged.quarantine),
+        },
+        output,
+        code,
+    )
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")

@@ -146,9 +146,16 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
         from relabel.manifests.records import plain
 
         keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics")
-        result = {key: plain(getattr(report.manifest, key)) for key in (*keys, "notes")}
-        ended = {"gate": plain(report.gate), "output": str(report.output), "was_done": report.was_done}
-        emit({**result, **ended}, _student_text(report), output)
+        emit(
+            {
+                **{key: plain(getattr(report.manifest, key)) for key in (*keys, "notes")},
+                "gate": plain(report.gate),
+                "output": str(report.output),
+                "was_done": report.was_done,
+            },
+            _student_text(report),
+            output,
+        )
     return code
 
 
