@@ -126,7 +126,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         return self.owner.columns.stop, 0
 
     def get_seq_length(self) -> int:
-        return self.owner.columns.start
+        return int(self.owner.columns.start)
 
     def get_max_length(self) -> int:
         return -1
