@@ -27,7 +27,7 @@ from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.records import digest_of, file_stamp
 from relabel.manifests.secrets import counted, oddity_of, shown
 from relabel.manifests.specs import Columns, InputSpec
-from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store
+from relabel.manifests.store import TAIL_BYTES, ObjectStore, UrlFile, objects_of
 from relabel.manifests.table_snapshots import (
     DELTA_LOG,
     TABLE_MARKS,
@@ -153,7 +153,8 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
         return Listing([pattern], Counter())
     fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
     folder = pattern.rstrip("/") if fixed == pattern else fixed.rpartition("/")[0]
-    keys = [f"{folder}/{name}" for name in open_run_store(folder, storage).etags("")]
+    store = ObjectStore(*objects_of(folder, storage), storage, root=folder)
+    keys = [f"{folder}/{name}" for name in store.etags("")]
     if fixed == pattern and not keys:
         return Listing([folder], Counter())
     found = _picked(keys, folder, [part for part in pattern[len(folder) :].split("/") if part])
@@ -172,13 +173,11 @@ def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
     for key in keys:
         inside, is_folder = key[len(root) :].strip("/"), key.endswith("/")
         steps, named = inside.split("/"), [folder for folder in folders_above(inside) if parts and matches(folder)]
-        if parts and matches(inside) and (names_hidden or not any(step.startswith(".") for step in steps)):
-            rule = None
-        elif parts and not named:
+        is_meant = matches(inside) and (names_hidden or not any(step.startswith(".") for step in steps))
+        if parts and not named and not is_meant:
             continue
-        else:
-            below = steps[named[-1].count("/") + 1 :] if names_hidden else steps
-            rule = _left_out_by(below, is_folder=is_folder)
+        below = steps[named[-1].count("/") + 1 :] if named and names_hidden else steps
+        rule = None if parts and is_meant else _left_out_by(below, is_folder=is_folder)
         if rule is not None:
             rules.add(rule)
         elif not is_folder:

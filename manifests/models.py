@@ -491,7 +491,6 @@ _PLAIN = (
     "{{ '### Assistant\n' }}"
 )
 """For base models, which have no tokens for turns: headers in words."""
-_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _MARK = re.compile(r"Qz(\d+)Zq")
 _THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
 _OPENED = re.compile(
@@ -598,7 +597,7 @@ class ChatTemplate:
                     add_generation_prompt=True,
                     **self._kwargs,
                 )
-            except _FAILURES as exc:
+            except (TemplateError, *OF_A_CONFIG) as exc:
                 failure = exc
                 continue
             found = _MARK.split(rendered)

@@ -231,9 +231,21 @@ _FULL_CODES = frozenset(
     }
 )
 _TRY_AGAIN_STATUSES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-_NO_PERMISSION = "no permission; check the credentials, and what they allow: docs/storage.md lists what is needed"
-_NO_CREDENTIALS = "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options"
 _HINTS = {
+    **dict.fromkeys(
+        ("401", "403", "PermissionError"),
+        "no permission; check the credentials, and what they allow: docs/storage.md lists what is needed",
+    ),
+    **dict.fromkeys(
+        (
+            "NoCredentialsError",
+            "PartialCredentialsError",
+            "CredentialRetrievalError",
+            "ProfileNotFound",
+            "TokenRetrievalError",
+        ),
+        "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or storage_options",
+    ),
     "NoSuchBucket": "there is no such bucket; create it, or fix the URL",
     "SignatureDoesNotMatch": "the secret key is not the one of this access key",
     "InvalidAccessKeyId": "the access key is not known there",
@@ -241,15 +253,7 @@ _HINTS = {
     "RequestTimeTooSkewed": "this machine's clock is off by more than the server allows; set it",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region; set AWS_REGION",
-    "401": _NO_PERMISSION,
-    "403": _NO_PERMISSION,
     "501": "the store does not know this kind of request; docs/storage.md says what it must know",
-    "PermissionError": _NO_PERMISSION,
-    "NoCredentialsError": _NO_CREDENTIALS,
-    "PartialCredentialsError": _NO_CREDENTIALS,
-    "CredentialRetrievalError": _NO_CREDENTIALS,
-    "ProfileNotFound": _NO_CREDENTIALS,
-    "TokenRetrievalError": _NO_CREDENTIALS,
     "SSLError": "the server's certificate is not trusted; fix the endpoint's URL, or set AWS_CA_BUNDLE",
 }
 """By code, else by status, else by botocore's exception: why a store refuses for good, and what to do."""
@@ -313,7 +317,7 @@ class S3Objects(FsspecObjects):
             after: what the page before returned.
         """
         bucket, _, inner = key.partition("/")
-        wanted = {"Bucket": bucket, "Prefix": f"{inner}/"}
+        wanted = {"Bucket": bucket, "Prefix": inner and f"{inner}/"}
         reply = self._do(key, self._list, _given(wanted, ContinuationToken=after))
         found = [
             Entry(

@@ -18,7 +18,6 @@ OBJECTS_A_COLLECTION = 10_000
 """Python's own number is 700, and a sixth of the time of importing torch and transformers goes into collections. With
 many more than this, dead tensors would pile up.
 """
-_is_ours = False
 
 
 def own_process() -> None:
@@ -27,8 +26,6 @@ def own_process() -> None:
     scikit-learn and SciPy, for guessing tokens ahead and for losses of object detection, are 4 of transformers' 10
     seconds, and pandas, which pyarrow imports at its first array, a quarter of any command's start.
     """
-    global _is_ours
-    _is_ours = True
     sys.meta_path.insert(0, _NoPandasForArrow())
     gc.set_threshold(OBJECTS_A_COLLECTION)
 
@@ -72,7 +69,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingExtraError(
             f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
         ) from exc
-    if module == "transformers" and _is_ours:
+    if module == "transformers" and any(isinstance(one, _NoPandasForArrow) for one in sys.meta_path):  # `own_process`
         answers = dict.fromkeys(("is_sklearn_available", "is_scipy_available"), lambda: False)
         vars(importlib.import_module("transformers.utils")).update(answers)
     if module == "transformers" and not (sys.stdin and sys.stdin.isatty()):

@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
     what: str
     needles: tuple[str, ...]
-    pattern: str
+    pattern: str | re.Pattern[str]
     replacement: str | Callable[[re.Match[str]], str]
     is_sure: bool = True
 
@@ -238,9 +238,9 @@ SHAPES = (
 )
 
 
-def _likely(text: str) -> list[Shape]:
+def _likely(text: str, shapes: Sequence[Shape]) -> list[Shape]:
     lowered = text.lower()
-    return [shape for shape in SHAPES if any(needle in lowered for needle in shape.needles)]
+    return [shape for shape in shapes if any(needle in lowered for needle in shape.needles)]
 
 
 MIN_CHARS = 8
@@ -257,23 +257,10 @@ _PORT = r"(?:\[[^\]]*\]|[^:/?#]*):\d{1,5}(?:/|$)"
 _REST = re.compile(  # a heading's name is none
     r"(\?|#(?![A-Za-z]+(?:[_-][A-Za-z]+)*(?:[\s\"'<>`:.,;)]|$)))[^\s\"'<>`]*[^\s\"'<>`:.,;)]"
 )
-_QUERY = re.compile(r"([?&](?:amp;)?([A-Za-z][\w.~%-]*)=)([^\s\"'<>`&;#]+)")
 _NOT_QUITE = re.compile(  # a URL with a slip in it, or a part of one
     r"((?:\b[A-Za-z][A-Za-z0-9+.-]{0,30}:(?!//[^/])[/\\]{1,10}|(?<![:\w])//|(?<=[a-z0-9])//(?!/)))[^\s/\\:@\"'<>]+:[^\s\"'<>@]*[^\s\"'<>]*@"
     r"|(?<![\w/.-])(?!hf:|pypi:|mailto:)[\w.-]{1,40}:[^\s/@:\"'<>(){},]{3,}@(?=[\w.-]+[:/(])"
 )
-_ENCODED = re.compile(r"(?i)(%(?:25)*3A(?:%(?:25)*2F){2})[^\s\"'<>`&]{0,400}?(%(?:25)*40)")
-
-
-def masked_urls(text: str) -> str:
-    """The text without users and queries of URLs."""
-    if "://" in text:
-        text = _URL.sub(_masked, text)
-    if "@" in text:
-        text = _NOT_QUITE.sub(lambda match: f"{match[1] or ''}{MASK}@", text)
-    if "%" in text:
-        text = _ENCODED.sub(rf"\1{MASK}\2", text)
-    return _QUERY.sub(_masked_pair, text) if "?" in text else text
 
 
 def _masked_pair(match: re.Match[str]) -> str:
@@ -307,6 +294,15 @@ def _masked(match: re.Match[str]) -> str:
     if scheme.lower() in ("http", "https"):
         shown = _REST.sub(rf"\1{MASK}", shown, count=1)
     return f"{scheme}://{shown}"
+
+
+_IN_URLS = (
+    Shape("a URL", ("://",), _URL, _masked),
+    Shape("a URL", ("@",), _NOT_QUITE, lambda match: f"{match[1] or ''}{MASK}@"),
+    Shape("a URL", ("%",), r"(?i)(%(?:25)*3A(?:%(?:25)*2F){2})[^\s\"'<>`&]{0,400}?(%(?:25)*40)", rf"\1{MASK}\2"),
+    Shape("a URL", ("?",), r"([?&](?:amp;)?([A-Za-z][\w.~%-]*)=)([^\s\"'<>`&;#]+)", _masked_pair),
+)
+"""Users and queries of URLs, which are masked first; `secret_in_url` says which of them are secrets."""
 
 
 def _userinfo_end(scheme: str, rest: str) -> int:
@@ -360,8 +356,8 @@ def forget_secrets() -> None:
 
 def redacted(text: str) -> str:
     """The text without what is, or has the form of, a secret. Doing it twice changes nothing."""
-    text = masked_urls(_kept_pattern.sub(MASK, text))
-    for shape in _likely(text):
+    text = _kept_pattern.sub(MASK, text)
+    for shape in _likely(text, (*_IN_URLS, *SHAPES)):
         text = re.sub(shape.pattern, shape.replacement, text)
     return text
 
@@ -392,7 +388,7 @@ def secret_in(text: str) -> str | None:
     if (found := _kept_pattern.search(text)) is not None:
         return f"the value of {_kept[found[0]]}"
     # what of a text surely has the form of a secret, or None
-    sure = (shape for shape in _likely(text) if shape.is_sure)
+    sure = (shape for shape in _likely(text, SHAPES) if shape.is_sure)
     return next((shape.what for shape in sure if re.sub(shape.pattern, shape.replacement, text) != text), None)
 
 

@@ -21,12 +21,11 @@ import stat
 import tempfile
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from relabel.manifests import failpoints
 from relabel.manifests.errors import InputError, ManifestError, RelabelError, StoreError, UsageError
@@ -139,7 +138,7 @@ def map_concurrent(store: _Listed, function: Callable[[ItemT], ResultT], items: 
             yield from pool.map(function, some)
 
 
-class _Listed(ABC):
+class _Listed(Protocol):
     """What both kinds of store do alike.
 
     Args:
@@ -148,11 +147,9 @@ class _Listed(ABC):
 
     readers: int
 
-    @abstractmethod
     def size(self, name: str) -> int | None:
         """Bytes of a file, None if there is none."""
 
-    @abstractmethod
     def entries(self, folder: str) -> Iterator[Entry]:
         """All files below a folder (`""`: all there are), without locks."""
 
@@ -409,7 +406,6 @@ def sync_folder(path: Path) -> None:
 # S3 carries its sha256, so that a store refuses bytes that changed on the way.
 
 
-PROBE = b"Written by relabel to see whether this store heeds conditions.\n"
 READERS = 16
 
 
@@ -663,8 +659,9 @@ class ObjectStore(_Listed):
 
     def _heeds(self, **condition: Any) -> bool:
         """Whether a put of the probe under a condition is refused."""
+        data = b"Written by relabel to see whether this store heeds conditions.\n"
         try:
-            self._retried(self._objects.put, self._probe, "probing it", PROBE, **condition)
+            self._retried(self._objects.put, self._probe, "probing it", data, **condition)
         except ConditionFailedError:
             return True
         return False

@@ -33,7 +33,7 @@ DELTA_LOG = "_delta_log"
 TABLE_MARKS = frozenset((DELTA_LOG, "metadata"))
 ICEBERG_METADATA = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
 """The name of a metadata file in `metadata/`, with its number."""
-_IN_A_TABLE = re.compile(rf"(?:(.*?)/)?(?:({DELTA_LOG}/).*|metadata/{ICEBERG_METADATA.pattern})")
+_IN_A_TABLE = re.compile(rf"(?:(.*?)/)??(?:({DELTA_LOG}/).*|metadata/{ICEBERG_METADATA.pattern})")
 """A key of a table: its folder, and whether it is of Delta's log or Iceberg's metadata."""
 
 
@@ -125,7 +125,6 @@ class TableSnapshot:
                 f"{path}: has {size_bytes:,} bytes, and snapshot {self.snapshot} of {self.folder} names "
                 f"a file of {wanted:,}. It was written over: restore it."
             )
-
         ids = {one.name: int(one.metadata[FIELD_ID]) for one in schema if one.metadata and FIELD_ID in one.metadata}
         ids = ids or {one: self.mapped[one] for one in schema.names if one in self.mapped}
         held = {one: one for one in schema.names} | {number: one for one, number in ids.items()}
@@ -213,10 +212,8 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
         if since is not None:
             if since > version:
                 raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give another.")
-            table.load_as_version(since)
-            before = _delta_files(table).keys()
-        table.load_as_version(version)
-        files = _delta_files(table)
+            before = _delta_files(table, since).keys()
+        files = _delta_files(table, version)
         if removed := sorted(before - files.keys()):
             raise InputError(
                 f"{folder}: files of version {since} (input.since) were removed or rewritten up to version {version}, "
@@ -254,8 +251,9 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
         )
 
 
-def _delta_files(table: Any) -> dict[str, int]:
-    """Sizes of a version's data files by path."""
+def _delta_files(table: Any, version: int) -> dict[str, int]:
+    """Sizes of a version's data files by path; the table is at that version then."""
+    table.load_as_version(version)
     actions = pa.table(table.get_add_actions(flatten=True))
     return dict(zip(actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist(), strict=True))
 
@@ -386,17 +384,21 @@ def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Sto
         return _InputFile(read_whole(f"{folder}/{name_below(folder, location)}", storage))
 
     files = SimpleNamespace(new_input=new_input)  # what pyiceberg takes for a FileIO
-    entries = [entry for one in snapshot.manifests(files) for entry in one.fetch_manifest_entry(files)]
-    held = [(entry.snapshot_id, entry.data_file) for entry in entries]
-    if deletes := [one.file_path for _, one in held if one.content.name != "DATA"]:
+    held = [
+        (entry.snapshot_id, one.file_path, one.file_size_in_bytes, one.content.name, one.file_format.name)
+        for manifest in snapshot.manifests(files)
+        for entry in manifest.fetch_manifest_entry(files)
+        for one in (entry.data_file,)
+    ]
+    if deletes := {path for _, path, _, content, _ in held if content != "DATA"}:
         raise InputError(
             f"{folder}: snapshot {snapshot.snapshot_id} has deleted rows in {first_of(deletes)} (delete files), which "
             "relabel does not read. Write the data files again first: rewrite_data_files with delete-file-threshold 1."
         )
-    if other := [one.file_path for _, one in held if one.file_format.name != "PARQUET"]:
+    if other := {path for _, path, _, _, kind in held if kind != "PARQUET"}:
         raise InputError(f"{folder}: {first_of(other)} is no Parquet. Write the table's files again as Parquet.")
-    wanted = (one for number, one in held if added is None or number in added)
-    return tuple(sorted((name_below(folder, one.file_path), one.file_size_in_bytes) for one in wanted))
+    wanted = ((path, size) for number, path, size, _, _ in held if added is None or number in added)
+    return tuple(sorted((name_below(folder, path), size) for path, size in wanted))
 
 
 def open_table(spec: InputSpec, storage: Storage) -> TableSnapshot:
