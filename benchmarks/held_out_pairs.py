@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.distill.students.examples import TEST, split_facts, split_queries
-from relabel.distill.students.spec import SplitSection, read_student_manifest
+from relabel.distill.students.spec import SplitSection, StudentManifest
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0)
     options = parser.parse_args()
     manifest = Path(options.student) / "manifest.json"
-    split = read_student_manifest(manifest.read_bytes(), str(manifest)).split
+    split = StudentManifest.read(manifest.read_bytes(), str(manifest)).split
     table = pq.read_table(options.pairs)
     table = table.slice(0, options.limit) if options.limit else table
     queries = [str(query) for query in table["query_id"].to_pylist()]

@@ -29,7 +29,7 @@ from relabel.distill.students.model import (
     softmax,
     student_digest,
 )
-from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student, read_student_manifest
+from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
 from relabel.export.bundle_facts import CARD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
 from relabel.export.exporting import student_manifest
@@ -427,7 +427,7 @@ def export_to_hub_folder(
             f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
             "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
         )
-    manifest = read_student_manifest(readable_json(student_manifest(path)), f"{path}/manifest.json")
+    manifest = StudentManifest.read(readable_json(student_manifest(path)), f"{path}/manifest.json")
     recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
     recipe |= {"score": score} if form == "rerank" else {}
     done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")

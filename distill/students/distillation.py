@@ -55,11 +55,6 @@ from relabel.manifests.records import canonical_json
 # teacher said. They are those of `relabel evaluate`.
 
 
-NDCG = f"ndcg@{DEPTH}"
-RESAMPLES = 1000
-"""Of the intervals."""
-
-
 def figures_of(
     probs_NK: np.ndarray,
     gold_N: np.ndarray,
@@ -148,9 +143,10 @@ def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
     judge_N, _ = judge(work.examples)
     graded = judge_N[rows] != NO_GRADE
     figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
-    names = ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
     return {"loss": loss_of(work.spec.loss, work.examples, rows, logits)} | {
-        name: float(value) for name in names if (value := figures.get(name)) is not None
+        name: float(value)
+        for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
+        if (value := figures.get(name)) is not None
     }
 
 
@@ -171,7 +167,7 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     def figures(probs_NK: np.ndarray, rows: np.ndarray, **options: Any) -> dict[str, Any]:
         return figures_of(probs_NK[rows], judge_N[rows], queries=[examples.queries[row] for row in rows], **options)
 
-    found = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=RESAMPLES)
+    found = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=1000)
     both = np.intersect1d(judged, taught)
     if by == "gold" and len(both):
         found["teacher"] = figures(examples.teacher_probs, both, label_N=examples.teacher[both])["student"]
@@ -191,22 +187,21 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
 # A spec's gates and early stopping: whether they can be judged, checked before training, and the results of the gates.
 
 
-def check_gates(spec: DistillSpec, examples: Examples) -> None:
-    """Every gate names a figure that there is, and there will be rows to judge by.
+def check_judges(spec: DistillSpec, examples: Examples) -> None:
+    """Every gate names a figure that there is, and there will be rows to judge by; early stopping uses a figure that
+    every evaluation on dev will have.
 
     Raises:
         ConfigError: no such figure.
-        InputError: the test split has nothing to judge by.
+        InputError: the test split has nothing to judge by, or dev has no rows, or too few grades among them.
     """
-    if not spec.gates:
-        return
-    grades = examples.grades
-    names = graded_figures(np.eye(grades), np.arange(grades)) | {NDCG: 1.0}
-    judge_gates(spec.gates, names, names)
     judge_N, by = judge(examples)
+    if spec.gates:
+        names = graded_figures(np.eye(examples.grades), np.arange(examples.grades)) | {f"ndcg@{DEPTH}": 1.0}
+        judge_gates(spec.gates, names, names)
     rows = examples.rows_of(TEST)
     judged = rows[judge_N[rows] != NO_GRADE]
-    if not len(judged):
+    if spec.gates and not len(judged):
         raise InputError(
             f"`require` is judged on the test split, and none of its rows has a grade ({by}). Raise split.test."
         )
@@ -215,25 +210,14 @@ def check_gates(spec: DistillSpec, examples: Examples) -> None:
             "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted "
             "grade. Raise split.test, or bring gold for labelled pairs."
         )
-
-
-def check_stopping(spec: DistillSpec, examples: Examples) -> None:
-    """Early stopping uses a figure that every evaluation on dev will have.
-
-    Raises:
-        InputError: dev has no rows, or too few grades among them.
-    """
-    stopping = spec.train.early_stopping
-    if stopping is None:
-        return
-    rows = examples.rows_of(DEV)
-    judge_N, by = judge(examples)
-    num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
-    if not len(rows) or num_grades < {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2):
-        raise InputError(
-            f"train.early_stopping uses {stopping.metric}, and the dev split has {len(rows)} rows with {num_grades} "
-            f"grades ({by}). Raise split.dev, bring more queries or {by}, or choose the metric `loss`."
-        )
+    if (stopping := spec.train.early_stopping) is not None:
+        rows = examples.rows_of(DEV)
+        num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
+        if not len(rows) or num_grades < {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2):
+            raise InputError(
+                f"train.early_stopping uses {stopping.metric}, and the dev split has {len(rows)} rows with "
+                f"{num_grades} grades ({by}). Raise split.dev, bring more queries or {by}, or choose the metric `loss`."
+            )
 
 
 def judged_gates(spec: DistillSpec, test: SideFigures) -> JudgedGates:
@@ -254,16 +238,13 @@ def judged_gates(spec: DistillSpec, test: SideFigures) -> JudgedGates:
 # One temperature a head, so that a student's probabilities are as sure as they are right.
 
 
-TEMPERATURES = (0.25, 4.0)
-"""Bounds of a fitted temperature: a few dev rows that are all right would ask for one near 0, and so for certainty."""
-
-
 def judged_logits(work: TrainingInputs, module: Any) -> dict[str, np.ndarray]:
     """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which are not used."""
     rows = np.flatnonzero(work.examples.side != TRAIN)
     found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
-    whole = {name: np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32) for name, values in found.items()}
+    whole = {}
     for name, values in found.items():
+        whole[name] = np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32)
         whole[name][rows] = values
     return whole
 
@@ -293,31 +274,33 @@ def fitted_temperatures(work: TrainingInputs, logits: dict[str, np.ndarray], not
             notes.append(f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by")
         else:
             wished = fit_temperature(softmax(logits[name][kept].astype(np.float64)), target_NK[kept])
-            found[name] = min(max(wished, TEMPERATURES[0]), TEMPERATURES[1])
+            # a few dev rows that are all right would ask for one near 0, and so for certainty
+            found[name] = min(max(wished, 0.25), 4.0)
             if found[name] != wished:
                 notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")
     return found
 
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
-SPEED_ONLY = ("device", "compile", "keep_checkpoints", "gradient_checkpointing", "strategy", "report_to")
 STUDENT = Product(
     "student",
     "distill",
     "student.model",
     ("labels", "gold"),
     frozenset(
-        ("name", "output", "labels", "gold", "require", "student.model", *(f"train.{key}" for key in SPEED_ONLY))
+        {
+            *("name", "output", "labels", "gold", "require", "student.model", "train.device", "train.compile"),
+            *("train.keep_checkpoints", "train.gradient_checkpointing", "train.strategy", "train.report_to"),
+        }
     ),
 )
 
 
 def _data_digest(examples: Examples) -> str:
     total = hashlib.sha256()
-    for query, document in examples.texts:
-        for text in (query, document):
-            data = text.encode("utf-8", "surrogatepass")
-            total.update(len(data).to_bytes(8, "big") + data)
+    for text in (text for pair in examples.texts for text in pair):
+        data = text.encode("utf-8", "surrogatepass")
+        total.update(len(data).to_bytes(8, "big") + data)
     for array in [
         *examples.targets.values(),
         *examples.weights.values(),
@@ -473,7 +456,7 @@ def distill(
         LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
     """
-    output = OutputFolder(STUDENT, spec.output)
+    output = OutputFolder(STUDENT, Path(spec.output))
     check_services(spec.train.report_to)
     resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
     if is_writer:  # the first of several processes may have begun to write before the others get here
@@ -484,16 +467,12 @@ def distill(
     if finished is not None:
         return Report(finished, output.folder, True, judged_gates(spec, finished.metrics.test))
     base = check_base(spec, resolved)
-    check_gates(spec, examples)
-    check_stopping(spec, examples)
+    check_judges(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
     texts = make_texts(record, base.tokenizer)
-    notes = list(examples.notes)
-    for note in notes:
+    for note in examples.notes:
         say(note)
-    work = TrainingInputs(
-        spec, base, record, examples, texts.encode(examples.texts), texts, output.checkpoints, say, notes
-    )
+    work = TrainingInputs(spec, base, record, examples, texts.encode(examples.texts), texts, output.checkpoints, say)
     manifest = train_into(output, training, start, lambda: _train(work, training.fingerprint), is_writer=is_writer)
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 
@@ -503,12 +482,12 @@ def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
     spec, base = work.spec, work.base
     trainer = pkgutil.resolve_name(KINDS[spec.student.kind].trainer)
     module, outcome = trainer(work, lambda found: dev_figures(work, found))
-    work.notes += outcome.notes
+    work.examples.notes += outcome.notes
     if hasattr(module, "merge"):
         module.merge()
     module.eval()
     logits = judged_logits(work, module)
-    record = replace(work.record, temperature=fitted_temperatures(work, logits, work.notes))
+    record = replace(work.record, temperature=fitted_temperatures(work, logits, work.examples.notes))
     probs = {name: softmax(values / record.temperature[name]) for name, values in logits.items()}
     trained_NK = softmax(logits["relevance"])
     metrics = StudentFigures(*(side_figures(work, probs, trained_NK, side) for side in (DEV, TEST)))
@@ -525,7 +504,7 @@ def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
         training=outcome.facts,
         metrics=metrics,
         gate=judged_gates(spec, metrics.test),
-        notes=work.notes,
+        notes=work.examples.notes,
         versions=installed_versions(LIBRARIES),
         spec=spec.model_dump(mode="json"),
         student=asdict(record),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -289,7 +288,7 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
             f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
         ) from exc
     with reading(path):
-        held = table_of(data, label_columns(pq.read_schema(io.BytesIO(data)), path))
+        held = table_of(data, label_columns(pq.read_schema(pa.BufferReader(data)), path))
     if source.pairs is None:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
@@ -355,10 +354,9 @@ def _usable(
     grades, phi = (plan.facts.labeler.grades, plan.facts.labeler.phi or None) if plan else (None, None)
     if source.weights and "answered_by" not in held.column_names:
         raise InputError(f"{where}: `weights` are by the column answered_by, which the labels of a cascade alone have.")
-    is_usable = pc.is_valid(held["grade"])
     if "status" in held.column_names:
-        is_usable = pc.and_(is_usable, pc.equal(held["status"], "ok"))
-    held = held.filter(is_usable)
+        held = held.filter(pc.equal(held["status"], "ok"))
+    held = held.filter(pc.is_valid(held["grade"]))
     if not held.num_rows:
         raise InputError(f"{where}: no row with status ok and a grade, of {size}. There is nothing to learn from.")
     absent = pa.nulls(held.num_rows)
@@ -709,7 +707,8 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     heads = {name: widths[name] for name in _trained_heads(spec, said)}
     probs_NK = np.asarray(said["relevance"].probs, dtype=np.float32)
     row_weight = _row_weight(spec.loss, tables, probs_NK)
-    targets = {name: _targets(said[name], is_soft=spec.loss.target_kind(name) == "soft") for name in heads}
+    kinds = spec.loss.targets if isinstance(spec.loss.targets, dict) else dict.fromkeys(heads, spec.loss.targets)
+    targets = {name: _targets(said[name], is_soft=kinds.get(name, "soft") == "soft") for name in heads}
     weights = {name: np.where(said[name].grades != NO_GRADE, row_weight, 0.0).astype(np.float32) for name in heads}
     if share := spec.loss.gold_weight:
         # (1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone

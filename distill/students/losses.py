@@ -16,7 +16,7 @@ from torch import Tensor
 from relabel.distill.students.examples import DEV, TRAIN, Examples
 from relabel.distill.students.model import PAD_MULTIPLE, PairTexts, TokenRow, answers_of, pad_multiple_for
 from relabel.distill.students.networks import HEAD, LogisticStudent, TrainingInputs, build_module
-from relabel.distill.students.spec import NODE_HEADS, LossSection
+from relabel.distill.students.spec import HEADS, NODE_HEADS, LossSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, SupervisedLearner, plan_batches, train_to_end
 from relabel.distill.training.output import Curve, Outcome, TrainingFacts, TrainingPlace
@@ -160,11 +160,9 @@ class Objective:
     """
 
     def __init__(self, spec: LossSection, heads: Mapping[str, int], phi: PhiTable) -> None:
-        self._spec = spec
-        self._mask_KC = phi_mask(phi, heads["relevance"])
-        has_nodes = set(NODE_HEADS) <= set(heads)
+        self._spec, self._mask_KC = spec, phi_mask(phi, heads["relevance"])
         self.weights = {name: getattr(spec, name) for name in heads if getattr(spec, name) > 0}
-        if has_nodes and spec.consistency > 0:
+        if set(NODE_HEADS) <= set(heads) and spec.consistency > 0:
             self.weights[CONSISTENCY] = spec.consistency
         """λ by part, of those that count."""
 
@@ -178,7 +176,11 @@ class Objective:
         found, temperature = {}, self._spec.temperature
         for name, weight_B in self.row_weights(batch).items():
             if name == CONSISTENCY:
-                losses_B = self._consistency(logits)
+                mask_KC = self._mask_KC.to(logits["relevance"].device)
+                relevance_BK, subject_BS, attribute_BA = (logits[head] for head in HEADS)
+                losses_B = consistency(
+                    relevance_BK, subject_BS, attribute_BA, mask_KC, direction=self._spec.consistency_direction
+                )
             else:
                 smoothing = self._spec.label_smoothing if name == "relevance" else 0.0  # eq. 17; eq. 16 has none
                 target_BK = soft_targets(batch["targets"][name], temperature=temperature, smoothing=smoothing)
@@ -207,11 +209,6 @@ class Objective:
             for name, weight in self.weights.items()
         ]
         return torch.stack(terms).sum()
-
-    def _consistency(self, logits: Mapping[str, Tensor]) -> Tensor:
-        relevance_BK, subject_BS, attribute_BA = (logits[name] for name in ("relevance", *NODE_HEADS))
-        mask_KC = self._mask_KC.to(relevance_BK.device)
-        return consistency(relevance_BK, subject_BS, attribute_BA, mask_KC, direction=self._spec.consistency_direction)
 
 
 # ------------------------------------------------------------------------------
@@ -311,7 +308,6 @@ class StudentLearner(SupervisedLearner):
             checkpoints.shard(module, accelerator.device)
         is_compiled = settings.compile == "on" or (settings.compile == "auto" and accelerator.device.type == "cuda")
         pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)
-        stopping = settings.early_stopping
         super().__init__(
             accelerator,
             module,
@@ -329,7 +325,7 @@ class StudentLearner(SupervisedLearner):
             collate=Collator(examples, inputs.tokens, inputs.texts, pad_multiple=pad_multiple),
             step_loss=Objective(spec.loss, examples.heads, examples.phi),
             dev=dev_figures,
-            choice=None if stopping is None else Choice(*stopping.choice),
+            choice=None if settings.early_stopping is None else Choice(*settings.early_stopping.choice),
             eval_every=settings.eval_every,
         )
         if is_compiled:
@@ -340,7 +336,10 @@ class StudentLearner(SupervisedLearner):
         if not checkpoints.is_sharded(self.model):
             return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         found = build_module(self._inputs.spec, self._inputs.base, self._inputs.record)
-        checkpoints.copy_trained(self.model, found)
+        into = dict(found.named_parameters())
+        with torch.no_grad():
+            for name, parameter in checkpoints.trained_parameters(self.model):
+                into[name].copy_(checkpoints.whole(parameter))
         return found
 
 
@@ -369,8 +368,6 @@ def compile_layers(module: Any, *, max_tokens: int) -> None:
 
 # N rows, Q distinct queries, D hidden, P components, F counts, K grades
 
-MOST_COMPONENTS = 128
-"""R2RAG's width of the embedding."""
 NO_SPREAD = 1e-6
 """A component that spreads less than this, relative to the first, is rounding."""
 MOST_STEPS = 1_000
@@ -395,8 +392,8 @@ class Basis:
     scale: np.ndarray
 
     @classmethod
-    def of(cls, vectors_QD: np.ndarray, counts_QF: np.ndarray, *, most: int = MOST_COMPONENTS) -> Basis:
-        """Of the queries that train: as many principal components as spread, `most` at most."""
+    def of(cls, vectors_QD: np.ndarray, counts_QF: np.ndarray, *, most: int = 128) -> Basis:
+        """Of the queries that train: as many principal components as spread, `most` at most: R2RAG's width."""
         mean_D = vectors_QD.mean(0)
         _, spread, rows_D = np.linalg.svd(vectors_QD - mean_D, full_matrices=False)
         kept = min(most, int((spread > NO_SPREAD * max(spread[0], 1e-300)).sum()))

@@ -96,8 +96,7 @@ class EncoderTexts:
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int, *, has_types: bool = True) -> None:
-        self.max_tokens = max_tokens
-        self._tokenizer = tokenizer
+        self.max_tokens, self._tokenizer = max_tokens, tokenizer
         self._has_types = has_types and "token_type_ids" in tokenizer.model_input_names
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
@@ -132,11 +131,8 @@ class EncoderTexts:
         """
         mask_BT = mask_of(rows, self.max_tokens, pad_multiple)
         ids_BT = padded(mask_BT, [row.ids for row in rows], self._tokenizer.pad_token_id or 0)
-        types = {}
-        if self._has_types:
-            types = {
-                "token_type_ids": padded(mask_BT, [row.types or [] for row in rows], self._tokenizer.pad_token_type_id)
-            }
+        of_rows, pad_type = [row.types or [] for row in rows], self._tokenizer.pad_token_type_id
+        types = {"token_type_ids": padded(mask_BT, of_rows, pad_type)} if self._has_types else {}
         return tensors_of(input_ids=ids_BT, attention_mask=mask_BT, **types)
 
 
@@ -175,9 +171,7 @@ class DecoderTexts:
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int, pieces: Sequence[str], *, packs: bool = False) -> None:
-        self.max_tokens = max_tokens
-        self._tokenizer = tokenizer
-        self._packs = packs
+        self.max_tokens, self._tokenizer, self._packs = max_tokens, tokenizer, packs
         before, between, after = (
             list(tokenizer(piece, add_special_tokens=False).input_ids) if piece else [] for piece in pieces
         )

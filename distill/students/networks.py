@@ -96,9 +96,7 @@ class EncoderStudent(StudentNetwork):
         self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0
     ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.pooling = pooling
-        self.dropout = nn.Dropout(dropout)
+        self.backbone, self.pooling, self.dropout = backbone, pooling, nn.Dropout(dropout)
         self.heads = nn.ModuleDict(
             {
                 name: fresh_head(name, backbone.config.hidden_size + self.extra_width, grades, seed)
@@ -460,7 +458,6 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         ModelError: the tokenizer has no token for a grade.
         ConfigError: the prompt is off.
     """
-    own = module_class(spec.student.kind).own_parts(spec, base.resolved.path, base.tokenizer, heads[HEAD])
     return StudentRecord(
         version=STUDENT_VERSION,
         kind=spec.student.kind,
@@ -471,7 +468,7 @@ def make_record(spec: DistillSpec, base: Base, heads: dict[str, int], phi: PhiTa
         temperature=dict.fromkeys(heads, 1.0),
         phi=phi,
         packs=spec.student.batching == "packed",
-        **own,
+        **module_class(spec.student.kind).own_parts(spec, base.resolved.path, base.tokenizer, heads[HEAD]),
     )
 
 
@@ -496,7 +493,6 @@ class TrainingInputs:
         tokens: of all rows of the examples.
         checkpoints: folder that a training which is resumed keeps them in.
         say: where progress goes.
-        notes: remarks for the manifest.
     """
 
     spec: DistillSpec
@@ -507,7 +503,6 @@ class TrainingInputs:
     texts: PairTexts
     checkpoints: Path
     say: Callable[[str], None]
-    notes: list[str]
 
 
 # ------------------------------------------------------------------------------
@@ -617,8 +612,8 @@ class Embedder:
         limits = (max_tokens, self.settings.max_tokens, tokenizer.model_max_length, _positions(backbone))
         self.max_tokens = min(limit for limit in limits if limit is not None)
         self.texts = EncoderTexts(tokenizer, self.max_tokens, has_types=False)
-        self._backbone = backbone
-        self._widths, self._batch_tokens = {VECTOR: backbone.config.hidden_size}, batch_tokens
+        self._backbone, self._batch_tokens = backbone, batch_tokens
+        self._widths = {VECTOR: backbone.config.hidden_size}
         refuse_leaks(
             self._vectors,
             self.texts,
@@ -638,8 +633,7 @@ class Embedder:
         vector of the special tokens alone.
         """
         whole = [self.settings.prompts[role] + text for text in texts]
-        if self.settings.is_lower:
-            whole = [text.lower() for text in whole]
+        whole = [text.lower() for text in whole] if self.settings.is_lower else whole
         return answers_of(
             self._vectors,
             self.texts,

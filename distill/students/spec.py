@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from relabel.distill.training.output import TrainedManifest, read_manifest
+from relabel.distill.training.output import TrainedManifest
 from relabel.distill.training.spec import (
     DevSplit,
     EarlyStop,
@@ -149,9 +148,6 @@ class PromptSpec(Spec):
     """What a plain prompt ends with; the grade token follows."""
 
 
-NamedHeads = Annotated[dict[Literal["relevance"], Annotated[int, Field(ge=2, le=10)]], Field(min_length=1)]
-
-
 class StudentSection(Spec):
     """The model that learns."""
 
@@ -163,7 +159,9 @@ class StudentSection(Spec):
     """Model reference as everywhere (a folder, `hf:…`, `s3://…`, `pypi:PACKAGE==VERSION`). It may be the output of an
     earlier distillation, whose heads are then kept: two stages are two specs.
     """
-    heads: Literal["auto"] | NamedHeads = "auto"
+    heads: (
+        Literal["auto"] | Annotated[dict[Literal["relevance"], Annotated[int, Field(ge=2, le=10)]], Field(min_length=1)]
+    ) = "auto"
     """`auto`: relevance, and the nodes that the labels have and that some weight trains. `{relevance: K}`: that head
     alone, with K grades.
     """
@@ -184,7 +182,6 @@ class StudentSection(Spec):
 
 
 TargetKind = Literal["soft", "hard"]
-HeadText = Annotated[str, Field(pattern=f"^({'|'.join(HEADS)})$")]
 Weight = Annotated[float, Field(ge=0.0, le=1000.0)]
 
 
@@ -207,7 +204,7 @@ class LossSection(Spec):
     """Share of the gold grade in the target of a row that has both: (1-g)·teacher + g·gold. Above 0, rows with gold
     alone are learned from as well, with weight g; at 0 gold only judges.
     """
-    targets: TargetKind | dict[HeadText, TargetKind] = "soft"
+    targets: TargetKind | dict[Annotated[str, Field(pattern=f"^({'|'.join(HEADS)})$")], TargetKind] = "soft"
     """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by
     head, say {subject: hard, attribute: hard}; a head that is not named is soft.
     """
@@ -217,10 +214,6 @@ class LossSection(Spec):
     """
     weight_by: tuple[Literal["confidence", "outside_mass"], ...] = ()
     """Further weights of a row: the teacher's largest probability, and 1 - the mass that it put outside the grades."""
-
-    def target_kind(self, head: str) -> TargetKind:
-        """Whether a head learns distributions or grades."""
-        return self.targets.get(head, "soft") if isinstance(self.targets, dict) else self.targets
 
 
 # ------------------------------------------------------------------------------
@@ -282,8 +275,7 @@ class EarlyStopping(EarlyStop):
     @property
     def choice(self) -> tuple[str, int | None, float]:
         """The figure on dev, the patience, and -1 where less is better."""
-        figure = "f1_macro" if self.metric == "macro_f1" else self.metric
-        return figure, self.patience, -1.0 if self.metric == "loss" else 1.0
+        return self.metric.replace("macro_f1", "f1_macro"), self.patience, -1.0 if self.metric == "loss" else 1.0
 
 
 class TrainSection(TrainingSection):
@@ -552,17 +544,13 @@ class SideFigures:
     def figure_rows(self) -> list[list[str]]:
         """The main figures as a table, its head first; columns that would be empty are left out."""
         rows = [[f"judged by {self.judged_by}", "student", "95 % interval", "teacher", "baselines"]]
+        intervals = {name: f"{low:.4f} to {high:.4f}" for name, (low, high) in (self.intervals or {}).items()}
         for name in (name for name in SHOWN if name in self.student):
             values = [_number(figures.get(name, "")) for figures in (self.student, self.teacher or {})]
             bounds = self.baselines.text(name) if self.baselines else ""
-            rows.append([name, values[0], self.interval_text(name), values[1], bounds])
+            rows.append([name, values[0], intervals.get(name, ""), values[1], bounds])
         kept = [any(column[1:]) for column in zip(*rows, strict=True)]
-        return [list(itertools.compress(row, kept)) for row in rows]
-
-    def interval_text(self, figure: str) -> str:
-        """The interval of a figure of the student; empty where it has none."""
-        ends = (self.intervals or {}).get(figure)
-        return "" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
+        return [[value for value, is_kept in zip(row, kept, strict=True) if is_kept] for row in rows]
 
 
 def _number(value: float | str | None) -> str:
@@ -615,14 +603,6 @@ class StudentFiles:
     """The part of a manifest that says what the student's files are."""
 
     files: dict[str, str]
-
-
-def read_student_manifest(data: bytes, where: str) -> StudentManifest:
-    """
-    Raises:
-        ManifestError: it is damaged, or of another version.
-    """
-    return read_manifest(data, where, StudentManifest)
 
 
 # ------------------------------------------------------------------------------

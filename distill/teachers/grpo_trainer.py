@@ -14,19 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessorList
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler, pad
 
-from relabel.distill.teachers.rewards import (
+from relabel.distill.teachers.rollouts import (
     EDGES,
     ROUNDINGS,
     TEMPLATE,
+    AskedIds,
     Credit,
+    Dialogues,
     GoldRow,
+    Rollout,
     RolloutLog,
     Score,
     Scored,
@@ -39,20 +41,63 @@ from relabel.distill.teachers.rewards import (
     segments_of,
     token_advantages,
 )
-from relabel.distill.teachers.rollouts import (
-    AskedIds,
-    Dialogues,
-    Rollout,
-    TurnLogprobs,
-    sampling_logprobs,
-    vllm_arguments,
-)
-from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining
+from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining, VllmSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.manifests.asks import Ask
+
+# ------------------------------------------------------------------------------
+# Rollouts that vLLM writes on GPUs, by TRL's trainer: its arguments, and what comes back with the tokens.
+#
+# What vLLM computes and what the trainer computes differ by rounding, so each token comes with the probability that it
+# was sampled with, and TRL weighs the token's loss by the two probabilities' ratio, 3 at most (truncated importance
+# sampling; TRL's default weighs by the whole answer's, and drops answers beyond).
+#
+# Written against TRL 1.16's documented options (`use_vllm`, modes `colocate` and `server`).
+
+
+TurnLogprobs = Sequence[Sequence[float | None]]
+"""Log-probabilities of the sampled tokens of a call's answers; None where vLLM has none."""
+
+
+def vllm_arguments(section: VllmSection, *, max_tokens: int) -> dict[str, Any]:
+    """The section as arguments of TRL's GRPOConfig.
+
+    Args:
+        max_tokens: longest rollout, prompt and answers.
+    """
+    found: dict[str, Any] = {
+        "use_vllm": True,
+        "vllm_mode": section.mode,
+        "vllm_max_model_length": max_tokens,
+        "vllm_importance_sampling_mode": "token_truncate",
+    }
+    if section.url is not None:
+        return found | {"vllm_server_base_url": section.url, "vllm_server_timeout": section.timeout_s}
+    return found | {
+        "vllm_gpu_memory_utilization": section.gpu_memory_utilization,
+        "vllm_enable_sleep_mode": section.sleep,
+    }
+
+
+def sampling_logprobs(rollouts: Sequence[Rollout], calls: Sequence[TurnLogprobs]) -> list[list[float | None]]:
+    """The log-probability that each token of each rollout's completion was sampled with; None for the template's.
+
+    Args:
+        calls: of the first turn of all rollouts, of the second of those that have one, and so on, in their order.
+    """
+    found: list[list[float | None]] = [[None] * len(one.completion_ids) for one in rollouts]
+    for number, call in enumerate(calls):
+        asked = [place for place, one in enumerate(rollouts) if len(one.turns) > number]
+        for place, values in zip(asked, call, strict=True):
+            is_own = rollouts[place].is_own
+            for at, value in enumerate(values, rollouts[place].turns[number].start):
+                if at < len(is_own) and is_own[at]:  # an end token may have given way to the template's
+                    found[place][at] = value
+    return found
+
 
 # ------------------------------------------------------------------------------
 # A spec as TRL's arguments, and the order of prompts. Imports TRL, which takes ten seconds and more.
@@ -128,9 +173,6 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
 # Random generators are left as they were: a training with evaluations and one without sample the same rollouts.
 
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-
-
 @contextmanager
 def greedy(trainer: Any) -> Iterator[None]:
     """The most probable token each time, and generators as they were, while TRL's trainer generates."""
@@ -144,8 +186,8 @@ def greedy(trainer: Any) -> Iterator[None]:
         return
     sampled = trainer.generation_config, trainer.generation_kwargs
     states = checkpoints.random_states()
-    kept = {name: value for name, value in trainer.generation_kwargs.items() if name not in SAMPLING}
-    trainer.generation_kwargs = {**kept, "do_sample": False}
+    kept = trainer.generation_kwargs.keys() - {"temperature", "top_p", "top_k", "min_p"}
+    trainer.generation_kwargs = {name: trainer.generation_kwargs[name] for name in kept} | {"do_sample": False}
     trainer.generation_config = GenerationConfig(**trainer.generation_kwargs, disable_compile=True)
     try:
         yield
@@ -453,7 +495,7 @@ class CreditTrainer(RolloutTrainer):
             is_sure = reduced.abs() > ROUNDINGS * self.accelerator.reduce(self.rounding, reduction="mean").sqrt()
             logits.grad = torch.where(is_sure, reduced, 0.0) if is_sure.any() else None
         if logits.grad is not None:
-            clip_grad_norm_([logits], self._credit.section.max_grad_norm)
+            nn.utils.clip_grad_norm_([logits], self._credit.section.max_grad_norm)
         self.rounding.zero_()
 
     def after_update(self, step: int) -> dict[str, float]:
@@ -495,8 +537,7 @@ class GrammarMasks:
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self.num_words = -(-compiler.vocab_size // 32)
+        self._compiler, self.num_words = compiler, -(-compiler.vocab_size // 32)
         self.clear()
 
     def clear(self) -> None:

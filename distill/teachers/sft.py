@@ -31,7 +31,7 @@ from relabel.distill.students.examples import (
     rejoin,
 )
 from relabel.distill.students.spec import LearnedGold, LearnedLabels
-from relabel.distill.teachers.res_rag import load_evidence_queries, whole_queries
+from relabel.distill.teachers.grpo import load_evidence_queries, whole_queries
 from relabel.distill.teachers.rollouts import Span, token_parts
 from relabel.distill.teachers.spec import SftGold, SftSpec, TeacherData, TeacherSpec
 from relabel.distill.teachers.teaching import (
@@ -681,8 +681,7 @@ class SftTrainer(TeacherTrainer):
             total.update(np.array(example.ids, dtype="<i4").tobytes())
             total.update(example.is_reasoning)
         self.digest = total.hexdigest()
-        self.labeler = answered.options.model_dump(mode="json")
-        self.templates = answered.labeler.template_digests
+        self.labeler, self.templates = answered.options.model_dump(mode="json"), answered.labeler.template_digests
         self.notes = [*answered.notes, *([f"rows left out: {listed}"] if listed else [])]
         self.data = TeacherData(
             runs=answered.runs,

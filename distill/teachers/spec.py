@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from relabel.distill.students.spec import GoldSource, LearnedGold, LearnedLabels, SplitSide
-from relabel.distill.training.output import TrainedManifest, read_manifest
+from relabel.distill.training.output import TrainedManifest
 from relabel.distill.training.spec import (
     DevSplit,
     EarlyStop,
@@ -565,7 +565,7 @@ METHODS = {
     "res-rag": TeacherMethod(
         "GRPO on a frozen generator's answers (RES-RAG)",
         ResRagSpec,
-        "relabel.distill.teachers.res_rag:ResRagTeacher",
+        "relabel.distill.teachers.grpo:ResRagTeacher",
     ),
 }
 
@@ -605,9 +605,7 @@ def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
     try:
         model = method_of(values["method"]).spec
         labeler: Any = values.get("labeler")
-        if isinstance(labeler, str):
-            labeler = {"name": labeler}
-        match labeler:
+        match {"name": labeler} if isinstance(labeler, str) else labeler:
             case {"name": str(name)} as section:
                 found |= {"labeler": validate_spec(labeler_class(name).Options, section, where=f"{where}, labeler")}
             case dict():
@@ -624,9 +622,8 @@ def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpe
     name = section.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"{where}: `name` is missing; there are {', '.join(engine_names())}")
-    args = section.get("args") or {}
-    if isinstance(args, dict):
-        args = validate_spec(engine_class(name).Args, args, where=f"{where}.args")
+    args, known = section.get("args") or {}, engine_class(name).Args
+    args = validate_spec(known, args, where=f"{where}.args") if isinstance(args, dict) else args
     return validate_spec(GeneratorSpec, {**section, "args": args}, where=where)
 
 
@@ -693,14 +690,6 @@ class TeacherManifest(TrainedManifest):
     labeler: dict[str, Any]
     templates: dict[str, str]
     data: TeacherData
-
-
-def read_teacher_manifest(data: bytes, where: str) -> TeacherManifest:
-    """
-    Raises:
-        ManifestError: it is damaged, or of another version.
-    """
-    return read_manifest(data, where, TeacherManifest)
 
 
 # ------------------------------------------------------------------------------

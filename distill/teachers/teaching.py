@@ -139,9 +139,7 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
         raise ModelError(f"`init` {base.resolved.reference!r}: tensor {bad[0]} contains NaN or Inf.")
     if spec.train.gradient_checkpointing:
         _checkpoint_gradients(model)
-    if spec.lora is None:
-        return model
-    return adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
+    return model if spec.lora is None else adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
 
 
 def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
@@ -283,9 +281,7 @@ def train_learner(
         f"lower {keys}, or train adapters alone (lora: {{}}).",
         can_halve=can_halve,
     )
-    if spec.lora is not None:
-        model = model.merge_and_unload()
-    return Trained(model.eval(), outcome)
+    return Trained((model if spec.lora is None else model.merge_and_unload()).eval(), outcome)
 
 
 # ------------------------------------------------------------------------------
@@ -326,7 +322,7 @@ def _prepare(
     spec: TeacherSpec, storage: Storage, cache_dir: Path | None, secrets: Mapping[str, Any], *, is_writer: bool = True
 ) -> tuple[OutputFolder, TeacherBase, TeacherTrainer, TrainingRecord]:
     """All that is read and checked before weights are loaded."""
-    output = OutputFolder(TEACHER, spec.output)
+    output = OutputFolder(TEACHER, Path(spec.output))
     resolved = resolve_model(spec.init, cache_dir=cache_dir)
     if is_writer:  # the first of several processes may have begun to write before the others get here
         output.check(resolved)

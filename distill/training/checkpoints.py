@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from accelerate.utils import parse_flag_from_env
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -33,7 +31,7 @@ from relabel.distill.training.output import (
     writing,
 )
 from relabel.manifests import failpoints
-from relabel.manifests.errors import ConfigError, ManifestError, TrainingError
+from relabel.manifests.errors import ManifestError, TrainingError
 from relabel.manifests.process import check_interrupted
 from relabel.manifests.records import fault_of, first_changed, sha256_file
 from relabel.manifests.store import sync_folder
@@ -48,21 +46,6 @@ from relabel.manifests.store import sync_folder
 # Source: Zhao et al. 2023, PyTorch FSDP (arXiv:2304.11277); `fully_shard` is PyTorch's second implementation of it.
 
 
-def refuse_other_sharding() -> None:
-    """accelerate's own FSDP and DeepSpeed write pickle, and on a CPU it leaves them out without a word.
-
-    Raises:
-        ConfigError: its config asks for one of them.
-    """
-    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
-        if parse_flag_from_env(variable):
-            raise ConfigError(
-                f"accelerate's config sets {variable}, whose checkpoints are pickle. Set it to plain multi-GPU: "
-                "students are sharded by `train.strategy: fsdp`, teachers are not (where memory is short, train "
-                "adapters alone: `lora: {}`)."
-            )
-
-
 def shard(module: Any, device: torch.device) -> None:
     """Cut a student's parameters over all processes and move them to the device, layer by layer, so that no device has
     to hold them all.
@@ -74,7 +57,7 @@ def shard(module: Any, device: torch.device) -> None:
     Args:
         module: an `EncoderStudent` or `DecoderStudent`.
     """
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in module.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
@@ -88,14 +71,6 @@ def is_sharded(module: Any) -> bool:
 def trained_parameters(module: Any) -> list[tuple[str, Any]]:
     """Names and parameters that training changes, as shards where it is sharded; a shared one comes once."""
     return [(name, parameter) for name, parameter in own_parameters(module).items() if parameter.requires_grad]
-
-
-def copy_trained(trained: Any, other: Any) -> None:
-    """Copy what training changed, whole, from a module to another one that is not sharded."""
-    into = dict(other.named_parameters())
-    with torch.no_grad():
-        for name, parameter in trained_parameters(trained):
-            into[name].copy_(whole(parameter))
 
 
 def own_parameters(module: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, release_memory, send_to_device, set_seed
+from accelerate.utils import broadcast_object_list, parse_flag_from_env, release_memory, send_to_device, set_seed
 from torch import Tensor, nn
 from transformers import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
@@ -160,9 +160,8 @@ class BatchPlan:
                 [stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches]
             )
         found = np.split(self._rows[order], np.cumsum(self._sizes)[:-1])
-        if self._groups:
-            found = [found[place] for place in chance.permutation(len(found))]
-        return [batch.tolist() for batch in found]
+        places = chance.permutation(len(found)) if self._groups else range(len(found))
+        return [found[place].tolist() for place in places]
 
 
 def plan_batches(
@@ -413,8 +412,7 @@ class Training:
         self.learner, self.accelerator = learner, learner.accelerator
         self._settings, self._place, self._halvings = settings, learner.place, halvings
         self.last_step = settings.max_steps or math.ceil(settings.epochs * learner.epoch_steps)
-        self.step = 0
-        self.curve = Curve()
+        self.step, self.curve = 0, Curve()
         self.best_step: int | None = None
         self.stopped_by: str | None = None
         self._rows_seen, self._seconds = 0, 0.0
@@ -613,7 +611,13 @@ def train_to_end(
         TrainingError: memory runs out with half the batch too, or the loss is not finite.
         ConfigError: accelerate's config asks for shards of its own.
     """
-    checkpoints.refuse_other_sharding()
+    for variable in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):  # on a CPU left out without a word
+        if parse_flag_from_env(variable):
+            raise ConfigError(
+                f"accelerate's config sets {variable}, whose checkpoints are pickle. Set it to plain multi-GPU: "
+                "students are sharded by `train.strategy: fsdp`, teachers are not (where memory is short, train "
+                "adapters alone: `lora: {}`)."
+            )
     size, notes, halvings = settings.batch_size, list[str](), 0
     while True:
         accelerator = make_accelerator(settings)

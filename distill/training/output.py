@@ -3,7 +3,6 @@ resume and restart, and the training curve as a table, a plot, and on services. 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.metadata
 import io
@@ -14,11 +13,11 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 import yaml
@@ -350,18 +349,18 @@ class TrainedManifest(ManifestMark):
     versions: dict[str, str]
     files: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
 
+    @classmethod
+    def read(cls, data: bytes, where: str) -> Self:
+        """The whole of a manifest.
+
+        Raises:
+            ManifestError: it is damaged, or of another version.
+        """
+        what = f"not as this relabel writes a {cls.kind}'s manifest"
+        return read_record(cls, data, where, what, "Restore it from a copy, or train again.")
+
 
 ManifestT = TypeVar("ManifestT", bound=TrainedManifest)
-
-
-def read_manifest(data: bytes, where: str, cls: type[ManifestT]) -> ManifestT:
-    """The whole of a manifest, as a record.
-
-    Raises:
-        ManifestError: it is damaged, or of another version.
-    """
-    what = f"not as this relabel writes a {cls.kind}'s manifest"
-    return read_record(cls, data, where, what, "Restore it from a copy, or train again.")
 
 
 def training_record(product: Product, spec: Spec, model: ResolvedModel, data: str, *, version: int) -> TrainingRecord:
@@ -441,9 +440,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def how_it_goes_on(checkpoints: Path) -> str:
     """What is kept of a training that ends early, and how to continue, for a message."""
     kept = list_checkpoints(checkpoints)
-    if kept:
-        return f"{kept[-1].name} is kept: --resume goes on from it."
-    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
+    nothing = "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
+    return f"{kept[-1].name} is kept: --resume goes on from it." if kept else nothing
 
 
 @dataclass
@@ -548,15 +546,10 @@ class OutputFolder:
 
     Args:
         product: what is trained there.
-        output: as the spec names it.
     """
 
     product: Product
-    output: str
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.output)
+    folder: Path
 
     @property
     def checkpoints(self) -> Path:
@@ -576,25 +569,25 @@ class OutputFolder:
         for lock in self.checkpoints.glob("*.lock"):
             if lock.stem != command:
                 raise StaleRunError(
-                    f"{self.output}: `relabel {lock.stem}` trains or trained there, and would lose its checkpoints. "
+                    f"{self.folder}: `relabel {lock.stem}` trains or trained there, and would lose its checkpoints. "
                     f"Name another `output`; or, if that training is not wanted any more, remove {self.checkpoints}."
                 )
         nearest = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
         if not nearest.is_dir():
-            raise ConfigError(f"`output` = {self.output}: {nearest} is a file, or a broken link. Name a folder.")
+            raise ConfigError(f"`output` = {self.folder}: {nearest} is a file, or a broken link. Name a folder.")
         is_ours = (self.folder / MANIFEST_NAME).exists() or (self.checkpoints / RECORD_NAME).exists()
         held, begun = (sorted(path.name for path in folder.glob("[!.]*")) for folder in (self.folder, self.checkpoints))
         # killed before it began, or while it wrote the record
         is_empty = not held or (held == [CHECKPOINTS] and set(begun) <= {f"{command}.lock"})
         if not is_ours and not is_empty:
             raise StaleRunError(
-                f"{self.output}: holds {', '.join(held[:5])}, which no {self.product.kind} of ours left there. Name "
+                f"{self.folder}: holds {', '.join(held[:5])}, which no {self.product.kind} of ours left there. Name "
                 "another `output`, or empty it."
             )
         folder = self.folder.resolve()
         if base.path.resolve() in (folder, *folder.parents):
             raise ConfigError(
-                f"`output` ({self.output}) lies in `{key}`, the model to start from, or is the same folder. Name "
+                f"`output` ({self.folder}) lies in `{key}`, the model to start from, or is the same folder. Name "
                 "another `output`."
             )
 
@@ -605,7 +598,7 @@ class OutputFolder:
         Raises:
             LockHeldError: one does.
         """
-        lock = FileLock(self.checkpoints / f"{self.product.command}.lock", f"the {self.product.kind} in {self.output}")
+        lock = FileLock(self.checkpoints / f"{self.product.command}.lock", f"the {self.product.kind} in {self.folder}")
         lock.acquire()
         try:
             yield
@@ -636,7 +629,7 @@ class OutputFolder:
         if held.fingerprint != record.fingerprint:
             known = "; ".join(changes(self.product, held, record)) or f"fingerprint {held.fingerprint[:12]}"
             raise StaleRunError(
-                f"{self.output}: holds a {kind} of another spec, model or data ({known}). Name another `output`, or "
+                f"{self.folder}: holds a {kind} of another spec, model or data ({known}). Name another `output`, or "
                 "replace it with --restart."
             )
         return True
@@ -679,10 +672,10 @@ def finished_model(
         return None
     begun = output.begun()
     if is_writer and (begun is None or begun.fingerprint in (record.fingerprint, "")) and output.checkpoints.is_dir():
-        with contextlib.suppress(LockHeldError), output.locked():
+        with suppress(LockHeldError), output.locked():
             shutil.rmtree(output.checkpoints)
     file = output.folder / MANIFEST_NAME
-    return read_manifest(file.read_bytes(), str(file), cls)
+    return cls.read(file.read_bytes(), str(file))
 
 
 class Made(NamedTuple, Generic[ManifestT]):
@@ -723,7 +716,7 @@ def train_into(
     with output.locked():
         if output.is_finished(record, start):  # while this call read its data
             raise StaleRunError(
-                f"{output.output}: another call finished this {output.product.kind} meanwhile. The same command again "
+                f"{output.folder}: another call finished this {output.product.kind} meanwhile. The same command again "
                 "finds it."
             )
         if start == "restart":

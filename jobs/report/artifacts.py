@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from relabel.distill.students.model import NOT_THE_MODEL
-from relabel.distill.students.spec import LearnedGold, LearnedLabels, StudentManifest, read_student_manifest
-from relabel.distill.teachers.spec import METHODS, TeacherManifest, read_teacher_manifest
+from relabel.distill.students.spec import LearnedGold, LearnedLabels, StudentManifest
+from relabel.distill.teachers.spec import METHODS, TeacherManifest
 from relabel.distill.training.output import (
     CHECKPOINTS,
     CURVE_SCHEMA,
@@ -235,10 +235,10 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
         raise ManifestError(f"{where}: not a JSON object ({type(exc).__name__}). Restore it from a copy.") from exc
     match of:
         case "student":
-            student = read_student_manifest(manifest, where)
+            student = StudentManifest.read(manifest, where)
             return StudentArtifact("student", student.name, path, store, digest_of(student.files or {}), student)
         case "teacher":
-            teacher = read_teacher_manifest(manifest, where)
+            teacher = TeacherManifest.read(manifest, where)
             digest = _teacher_digest(path, store, teacher)
             return TeacherArtifact("teacher", teacher.name, path, store, digest, teacher)
         case "bundle":

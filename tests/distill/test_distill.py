@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification
 
 from relabel.distill.students.model import load_student, student_digest, student_files
 from relabel.distill.students.networks import Embedder, build_module, check_base, make_record
-from relabel.distill.students.spec import DistillSpec, read_student, read_student_manifest
+from relabel.distill.students.spec import DistillSpec, StudentManifest, read_student
 from relabel.manifests.errors import ManifestError, ModelError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI
@@ -84,7 +84,7 @@ def test_the_folder_holds_weights_tokenizer_lineage_curves_and_a_card_and_no_pic
         AutoModelForSequenceClassification.from_pretrained(output)
     data = (output / "manifest.json").read_bytes()
     assert readable_json(plain(report.manifest)) == data
-    assert readable_json(plain(read_student_manifest(data, "here"))) == data
+    assert readable_json(plain(StudentManifest.read(data, "here"))) == data
     manifest = json.loads(data)
     assert manifest["kind"] == "student"
     assert manifest["heads"] == {"relevance": 3, "subject": 5, "attribute": 5}

@@ -254,9 +254,7 @@ def test_model_that_is_not_there_exits_4_with_the_forms_there_are(
     write_pairs()
     relabel("run", write_job({"engine": {"name": "transformers"}})).refused(4, "set engine.model")
     job = write_job({"engine": {"name": "transformers", "model": "models/none"}})
-    relabel("run", job).refused(
-        4, "model 'models/none': there is no such directory here", "a directory, hf:org/name"
-    )
+    relabel("run", job).refused(4, "model 'models/none': there is no such directory here", "a directory, hf:org/name")
     done = relabel("doctor", job, "--output", "json")
     assert done.code == 4
     assert "no such directory" in done.json["job"]["model"]

@@ -20,19 +20,17 @@ from trl.trainer.utils import nanstd
 
 from relabel.distill.teachers.grpo_trainer import (
     grpo_arguments,
+    vllm_arguments,
 )
-from relabel.distill.teachers.rewards import (
+from relabel.distill.teachers.rollouts import (
     EDGES,
     EDGES_NAME,
     ROLLOUTS_NAME,
     Credit,
     GoldRow,
+    Rollout,
     RolloutLog,
     Score,
-)
-from relabel.distill.teachers.rollouts import (
-    Rollout,
-    vllm_arguments,
 )
 from relabel.distill.teachers.spec import (
     CreditSection,

@@ -14,28 +14,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.rewards import (
+from relabel.distill.teachers.grpo_trainer import sampling_logprobs, vllm_arguments
+from relabel.distill.teachers.rollouts import (
     EDGES,
+    NO_PART,
     TEMPLATE,
+    AnswerTokens,
     Credit,
+    Dialogues,
+    Generate,
+    Rollout,
+    WrittenTurn,
     graded_reward,
     group_advantages,
     node_average_weights,
     node_rewards,
     segments_of,
     token_advantages,
-)
-from relabel.distill.teachers.rollouts import (
-    NO_PART,
-    AnswerTokens,
-    Dialogues,
-    Generate,
-    Rollout,
-    WrittenTurn,
-    sampling_logprobs,
     token_parts,
     token_spans,
-    vllm_arguments,
 )
 from relabel.distill.teachers.spec import NODES, CreditSection, VllmSection, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher

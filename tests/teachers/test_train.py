@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from relabel.distill.teachers.spec import read_teacher_manifest, read_teacher_spec
+from relabel.distill.teachers.spec import TeacherManifest, read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, readable_json
@@ -24,7 +24,7 @@ from tests.teachers.conftest import NUM_PAIRS, relabel
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rewards import PARTS, RolloutLog
+from relabel.distill.teachers.rollouts import PARTS, RolloutLog
 from relabel.distill.teachers.teaching import estimate_teacher
 from relabel.distill.training import checkpoints
 from relabel.distill.training.output import list_checkpoints
@@ -67,10 +67,10 @@ def test_a_teacher_of_gold_grades_labels_and_is_judged_at_once(
     was, is_now = (json.loads((folder / "config.json").read_text()) for folder in (base_dir, out))
     assert is_now == was  # a Trainer turns the cache of keys and values off while it trains
     data = (out / "manifest.json").read_bytes()
-    assert readable_json(plain(read_teacher_manifest(data, "here"))) == data
+    assert readable_json(plain(TeacherManifest.read(data, "here"))) == data
     first = json.loads(data)
     del first["training"]["best_step"], first["training"]["stopped_by"]  # as the first teachers' manifests are
-    assert read_teacher_manifest(json.dumps(first).encode(), "here").training.stopped_by is None
+    assert TeacherManifest.read(json.dumps(first).encode(), "here").training.stopped_by is None
     assert relabel("train", str(teacher)) == 10
     values = {
         "name": "job",
