@@ -266,7 +266,7 @@ def test_what_changed_is_refused_by_name(relabel: Callable[..., Any], world: Cal
 REFUSED: list[tuple[dict[str, Any], int, list[str]]] = [
     ({"rounds": {"corpse": "x"}}, 3, ["unknown key `rounds.corpse`", "did you mean `corpus`?"]),
     ({"rounds": {"corpus": "absent.parquet"}}, 3, ["absent.parquet (rounds.corpus): no such file"]),
-    ({"rounds": {"corpus": "questions.parquet"}}, 3, ["questions.parquet (rounds.corpus)", "doc_id"]),
+    ({"rounds": {"corpus": "questions.parquet"}}, 3, ["questions.parquet", "(rounds.corpus)", "doc_id"]),
     ({"labeler": {"name": "direct", "attempts": 1}}, 3, ["`labeler.name` = direct", "review"]),
     ({"output": "."}, 3, ["is inside input.path"]),
 ]
