@@ -45,7 +45,7 @@ from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining
 from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of
 from relabel.distill.training.output import TrainingPlace
-from relabel.labelers.engines.transformers import GrammarCompiler
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.asks import Ask
 
 # ------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ from relabel.distill.teachers.spec import (
 )
 from relabel.distill.training.output import sync_files, writing
 from relabel.distill.training.spec import DevSplit
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import Overlong, PromptEncoder, extends, special_ids
-from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, Ask

@@ -15,8 +15,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import TokenSequence, distribution
-from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.manifests.asks import Sampling
 from relabel.manifests.errors import ModelError
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
 from relabel.labelers.engines.openai_client import (
     CHARS_PER_TOKEN,
     ApiClient,
@@ -34,7 +35,7 @@ from relabel.labelers.engines.tokens import (
     stage_remarks,
     with_documents,
 )
-from relabel.labelers.engines.transformers import GrammarCompiler, TokenizerFolder, render_grammar
+from relabel.labelers.engines.transformers import TokenizerFolder
 from relabel.manifests.asks import (
     Answer,
     Ask,

@@ -16,8 +16,8 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import DecisionPlace, TokenSequence, distribution_of_logprobs
-from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.manifests.asks import Ask, Finish
 from relabel.manifests.errors import ConfigError, ModelError
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relabel.labelers.engines.batching import Prefix, PrefixStore, shared_length
+from relabel.labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
 from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, distribution, resolve_labels
-from relabel.labelers.engines.transformers import GrammarCompiler, _numbers, render_grammar
 from relabel.labelers.evidence import Subtree, options_of, read_actions
 from relabel.labelers.registry import labeler_names
 from relabel.labelers.review import ShortAnswers

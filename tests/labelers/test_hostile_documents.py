@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.fake import Fake, FakeArgs, made_contents, written
-from relabel.labelers.engines.transformers import render_grammar
+from relabel.labelers.engines.grammars import render_grammar
 from relabel.labelers.evidence import one_line
 from relabel.labelers.registry import labeler_names
 from relabel.manifests.asks import (

@@ -11,8 +11,8 @@ from relabel.distill.teachers.grpo_trainer import GrammarMasks, HeldTrainer, grp
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, GoldRow, Rollout, Score
 from relabel.distill.teachers.spec import EvidenceRollouts, RolloutTraining
 from relabel.distill.training.output import TrainingPlace
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import PromptEncoder
-from relabel.labelers.engines.transformers import GrammarCompiler
 from relabel.manifests.labels import Pair
 from tests.labelers.driving import labeler
 from tests.labelers.test_evidence_set import query_of

@@ -34,7 +34,7 @@ from relabel.distill.teachers.grpo_trainer import (
 from relabel.distill.teachers.rollouts import ROLLOUTS_NAME, AnswerTokens, RolloutLog
 from relabel.distill.teachers.spec import read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
-from relabel.labelers.engines.transformers import GrammarCompiler
+from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.files import Storage
 from tests.engines.conftest import make_model
 from tests.killing import killed_at
