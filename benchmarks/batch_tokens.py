@@ -8,8 +8,6 @@ batches of 8,192 tokens) / (CPU seconds in batches of the size), with more than 
 Rows are sorted by length first, so that padding is a small part of it: its share is printed too.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable

@@ -11,8 +11,6 @@ most alpha) and the share of splits above alpha, the same of the least threshold
 alpha (`naive`) or whose normal 95 % bound is (`normal`), and the share of the others' pairs without the teacher.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Callable

@@ -21,8 +21,6 @@ seed 0), which are then sure too; and AUC of expected grades against the best or
 at each cut.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Each figure is the median of five whole processes, with a raw baseline in the sa
 footers and the same column. Help is compared with a bare interpreter, 40 times in turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics

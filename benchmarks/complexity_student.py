@@ -9,8 +9,6 @@ whatever its case and blanks. Every step is a command of relabel, and what it pr
 again continues. Several values of --decay make several students, `train.weight_decay` is the only difference.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ of relabel count; a file that is imported and never called does not.
 call more for a pair more), each chunk or file (fewer), or the command's start and end (none).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

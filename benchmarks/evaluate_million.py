@@ -8,8 +8,6 @@ A million labels with distributions over four grades, in 50,000 queries, judged 
 the ratios, and the largest difference of any number in the two outputs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

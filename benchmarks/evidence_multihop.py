@@ -12,8 +12,6 @@ bootstrap over questions in which both versions of a question are drawn together
 chosen; their number is printed.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -7,8 +7,6 @@ MODEL is a folder with a small chat model (SmolLM2-135M-Instruct). Every command
 fresh folder; what it shows is put down as it is, without colours.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -20,8 +20,6 @@ Takes time linear in the text's length, whatever the text. For our own prompts t
 stricter still.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

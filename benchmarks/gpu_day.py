@@ -12,8 +12,6 @@ sides in turns), `ratio`, `verdict`, the device and versions. A part ends with a
 limit, `failed`, or `not run` where the time of the call was used up.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

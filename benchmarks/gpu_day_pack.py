@@ -6,8 +6,6 @@ entry that fits. Payloads of all other entries are overwritten with zeros, heade
 library is a fraction of its size: onnxruntime-gpu's provider, 231 MB in its wheel, is about 50 MB then.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -2,8 +2,6 @@
 have no hub. `tiny` makes each shape a model of two layers, for rehearsals on a CPU.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from pathlib import Path

@@ -19,8 +19,6 @@ queries; differences are paired by row. What n can show at a power of 0.8 is 2.8
 with n = 100 and answers that differ on 0.2 to 0.4 of the rows, 0.13 to 0.18.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

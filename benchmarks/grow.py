@@ -50,8 +50,6 @@ of 1,000 resamples of the held-out queries, which all draws share. A way pays if
 its budgets.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

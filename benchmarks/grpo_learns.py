@@ -6,8 +6,6 @@ trained on R3A's reward; what has to be found out is which word of the document 
 Prints the mean reward by step. A device with two cores takes under two minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

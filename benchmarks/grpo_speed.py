@@ -9,8 +9,6 @@ two left out. CPU seconds are printed with those of the clock: on a machine that
 compare.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

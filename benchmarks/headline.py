@@ -19,8 +19,6 @@ itself where a side has one score alone) for grades ≥ j; with it the same of t
 single score is to be compared with.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -6,8 +6,6 @@ teacher holds no row that anybody trained on.
 The split is the one that STUDENT's manifest records; `--limit` is that of the labels' input.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -16,8 +16,6 @@ FOLDER is what `relabel export --format hf` wrote of the bundle's student (pooli
 environments with `sentence-transformers[onnx]` and `[openvino]`, whose optimum packages bound transformers differently.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

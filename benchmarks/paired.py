@@ -1,7 +1,5 @@
 """Ratios of sides that took turns: the median over rounds, with a bootstrap interval over rounds."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Sequence

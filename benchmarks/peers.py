@@ -27,8 +27,6 @@ Sides take turns; every run starts its engine again. The table gives the median 
 interval over rounds; output tokens are printed, since greedy answers may differ by batch in bfloat16.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

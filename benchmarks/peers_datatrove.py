@@ -2,8 +2,6 @@
 README has it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -4,8 +4,6 @@ python benchmarks/publish_pull.py                       # to a folder
 python benchmarks/publish_pull.py s3://bucket/bench     # to S3; credentials and endpoint from the usual variables
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -13,8 +13,6 @@ which vLLM got them, whole blocks that an earlier prompt begins with, a cache wi
 second turn goes on from one, comes on top, and what another request is only just computing goes off).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections import Counter

@@ -6,8 +6,6 @@ benchmarks/foreign_answers.md.
 Prints counts alone; with `--samples`, also some answers of each cell, on the screen and nowhere else.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

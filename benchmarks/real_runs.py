@@ -1,7 +1,5 @@
 """What benchmarks that label with a real model share: a command of relabel, the labels it left, and an interval."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -7,8 +7,6 @@ Each report is a process of its own, whose peak of resident memory the kernel re
 Chromium; a filter's time is that of the page's own `performance.measure`, from the event to the list that is shown.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -12,8 +12,6 @@ that text word for word (case folded), and its tokens, with 95 % bounds by a boo
 quarantine names nothing; their number is printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

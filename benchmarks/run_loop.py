@@ -8,8 +8,6 @@ prints the ratio of their peaks. `--against` runs another checkout's loop (say, 
 this one's, on the same file, and prints CPU time per pair of both and the median of the paired ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ own. The figure is the median over rounds of (CPU seconds of the student) / (CPU
 alternates. The labels of the last round are compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

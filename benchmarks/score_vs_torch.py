@@ -10,8 +10,6 @@ of that round), with the same by CPU seconds, which shows whether the machine wa
 order within a round alternates.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -17,8 +17,6 @@ Found on 2026-11-25 (2,000 draws; 300 for the bootstrap):
         500                0.942   0.963              0.747   0.940                    0.0027
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 

@@ -14,8 +14,6 @@ find nothing, and pyarrow alone reads what the manifest lists: each row id once,
 those of an undisturbed run on the local disk, by value and by the digests of the files.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -7,8 +7,6 @@ of its own. The input is the folder of the day, the output that of the day, and 
 tick come from its metrics file and its result. Afterwards each day's output is verified, and read by pyarrow alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

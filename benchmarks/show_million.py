@@ -7,8 +7,6 @@ of the process that started it; this one imports nothing heavy and prints its ow
 between plan and no-op is the fake engine's.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

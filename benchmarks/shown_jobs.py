@@ -4,8 +4,6 @@ uses none of relabel.
 The shows are whole jobs with everything real but the model: `show_crashes.py`, `show_day.py`, `show_million.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

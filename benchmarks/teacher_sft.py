@@ -11,8 +11,6 @@ the grades (`method: sft`); and an encoder student distilled from the same grade
 0) and quadratic kappa, with 95 % bounds by a bootstrap over queries, and the differences, paired.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

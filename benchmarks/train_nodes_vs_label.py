@@ -20,8 +20,6 @@ The rule, fixed before the run. Gaps are three heads minus label alone in macro 
 - Else nothing is shown.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

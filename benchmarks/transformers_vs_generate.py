@@ -7,8 +7,6 @@ time is in the time. The ratio is of sums over all rounds; CPU seconds with wall
 busy with something else meanwhile.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

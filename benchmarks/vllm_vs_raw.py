@@ -9,8 +9,6 @@ gives one ratio of requests/s; what counts is their median with a bootstrap inte
 ratio, since the run loop's first and last steps are not full.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections import Counter

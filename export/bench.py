@@ -8,8 +8,6 @@ wait that arrive meanwhile, and each of them is counted; a closed loop would ask
 distribution-free 95 % interval for it exists: from 368 latencies for p99, from 3,688 for p99.9.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import platform

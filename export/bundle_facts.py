@@ -1,7 +1,5 @@
 """What a bundle's manifest and parity record say, as records, and the model card rendered from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple

@@ -1,8 +1,6 @@
 """A bundle: a folder with a student ready to deploy, sealed by its `manifest.json`. The names that its files may have,
 and how it takes its place atomically and is recovered after a kill."""
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil

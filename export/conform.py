@@ -4,8 +4,6 @@ The server is asked the bundle's reference pairs, each alone, and traps: long, e
 a batch of 64 and the same batch reversed. What it should answer is computed from the bundle.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import urllib.error

@@ -4,8 +4,6 @@ All is built in a folder next to the target and moved there in one step, after e
 refused stays at `TARGET.refused`, unsealed: nobody deploys it, and it can be examined.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import json

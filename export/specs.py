@@ -1,7 +1,5 @@
 """Specs of an export and of a bench, checked key by key. Pure: no environment, no network, no disk."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field

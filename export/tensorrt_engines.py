@@ -7,8 +7,6 @@ else. TensorRT-RTX builds without a GPU for a compute capability that is named; 
 it is for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,7 +1,5 @@
 """`ask`: rows put to the model as a run would, with all that is asked and answered in full. Writes no labels."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

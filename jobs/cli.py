@@ -1,7 +1,5 @@
 """The `relabel` command: subcommands, shell completion, secrets of the environment, and errors as exit codes."""
 
-from __future__ import annotations
-
 import getpass
 import importlib
 import itertools

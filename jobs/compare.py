@@ -1,7 +1,5 @@
 """Compares two runs end to end, with gold grades where there are any."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Converts a source to TREC, JSON lines or Parquet: reads its pairs, settles duplicates, writes the target."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is fetched: bundles, once or by following a channel; models, wheels and templates that a spec names by URL."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import random

@@ -1,8 +1,6 @@
 """Merges several run outputs into one: over different inputs, or shards of one plan that were labelled in different
 places."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """How a command ends: its exit code, and its result as text for people or one JSON object for programs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from enum import IntEnum

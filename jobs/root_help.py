@@ -2,8 +2,6 @@
 start.
 """
 
-from __future__ import annotations
-
 import textwrap
 from shutil import get_terminal_size
 

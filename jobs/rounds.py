@@ -1,8 +1,6 @@
 """Runs the rounds of a search one after the other, each as a run of its own, and writes the trajectories when all
 searches are finished."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

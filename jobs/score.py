@@ -4,8 +4,6 @@ The job is planned, locked, committed and proven as any other; only what labels 
 chunks, sorted by length, and generates nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,8 +1,6 @@
 """Settings of a spec: its file, `RELABEL_*` variables and `--set` flags, with JSON Schemas, path resolution, variables
 and secrets."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import difflib

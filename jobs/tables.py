@@ -1,7 +1,5 @@
 """Parquet tables: lazy frames with checked columns, atomic writes, and grouping of rows by query on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 Third parties add theirs through the entry-point groups `relabel.labelers` and `relabel.engines`.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping

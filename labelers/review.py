@@ -1,8 +1,6 @@
 """The labelers whose one answer is about a whole query, for every row of it: `variants`, `review` and `evidence-set`;
 and `ShortAnswers`, which says what a choice of evidence is worth."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import heapq

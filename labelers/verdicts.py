@@ -1,8 +1,6 @@
 """Reading rules for tagged answers: the sections of an `AnswerFormat` and their values, or a typed reason why there is
 no verdict; and how several labels of a pair become one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

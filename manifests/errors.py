@@ -28,8 +28,6 @@
 A message says what, where, what was got against what was expected, and what to do. Lower-level text goes in the chain.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 FailureStatus = Literal["format", "truncated", "refused", "overlong", "engine"]

@@ -4,8 +4,6 @@
 environment so that a test can aim at a real command in a fresh process; unarmed, a hit is one comparison.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Gold grades by row and by pair: qrels, columns of the input or of a file, and maps between scales."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The input: its files and their order, its columns and its identity, from names and footers alone."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import functools

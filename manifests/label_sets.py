@@ -1,7 +1,5 @@
 """Labels to be evaluated, of a run or of a file, as tables; and a run's labels with its input's texts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Models on disk: references and their digests, checks of weights and tokenizers, and chat templates."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

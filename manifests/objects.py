@@ -2,8 +2,6 @@
 which worker holds a shard there, by the clock of the store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

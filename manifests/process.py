@@ -1,7 +1,5 @@
 """This process and its machine: signals, stdout, CPUs and GPUs, and optional packages."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.abc

@@ -1,7 +1,5 @@
 """Digests, and records as JSON: every value's type is checked when a file is read."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

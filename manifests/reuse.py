@@ -2,8 +2,6 @@
 are sure enough (a cascade).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

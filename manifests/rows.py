@@ -1,7 +1,5 @@
 """An input cut into shards and chunks of whole queries, and its rows read as pairs, chunk by chunk or by number."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Text for messages and logs: secrets are masked, characters that no file can hold are escaped, counts are worded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Snapshots of Delta and Iceberg tables: their data files and the names of their columns."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import re

@@ -1,7 +1,5 @@
 """Stored columns as plain types and values, and tables in any form: Parquet, JSONL, CSV, TSV and TREC text."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """Kills: one that the process of the tests outlives, and one before any change of the disk, also in a fork."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Iceberg and Delta tables as their own libraries write them, under one set of verbs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -2,8 +2,6 @@
 where a test says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What several workers of a session read and none writes into is made once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every model that a spec is made of, those of labelers and engines too: what sweeps over keys are generated from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from relabel.distill.students.spec import DistillSpec

@@ -2,8 +2,6 @@
 anything.
 """
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from relabel.manifests.asks import AnswerFormat, Choice, Fragment, Indices, Lines, Section, Text

@@ -1,8 +1,6 @@
 """A distillation from spec to student folder: check, read, train, calibrate, evaluate against gold, labels and teacher,
 judge the gates, write the model card and the manifest."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import pkgutil

@@ -1,8 +1,6 @@
 """What a student learns from: labels of finished runs or of Parquet files, the texts of their pairs and trusted grades
 joined to them, as arrays of targets and weights by head; and the train, dev and test split by a hash of the query."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections import Counter

@@ -1,8 +1,6 @@
 """A student's folder and a student loaded from it: pairs as token rows, rows as batches of like length, and calibrated
 distributions. Importing it does not load torch."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import pkgutil

@@ -1,8 +1,6 @@
 """The PyTorch modules of students: an encoder with one linear head per node, a decoder that reads the logits of the
 grade tokens, and a linear layer over a frozen embedding of the query; and the models that they start from."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

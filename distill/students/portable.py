@@ -5,8 +5,6 @@ Needs the standard library alone and nothing of this package, since every bundle
 (`export/exporting.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

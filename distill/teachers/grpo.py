@@ -2,8 +2,6 @@
 over a reward that is earned without the work. Of res-rag also: questions with their chunks, the frozen generator with
 its cache, and the joint reward. Imports TRL only when training starts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,8 +1,6 @@
 """TRL's GRPOTrainer with rollouts asked by a labeler: advantages by group (grpo), along a graph (graph-grpo), or of
 answers under a grammar (res-rag); greedy evaluation on held-out rows. Importing it loads TRL."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

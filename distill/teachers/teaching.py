@@ -4,8 +4,6 @@ What costs nothing is checked first (spec, model config, data), so that no hour 
 is a model directory that `engine.model` takes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -1,8 +1,6 @@
 """Checkpoints without pickle, committed by one rename: weights, optimizer and random states, with FSDP
 shards gathered and scattered."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

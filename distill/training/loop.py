@@ -1,8 +1,6 @@
 """The training loop of students and teachers: device, batches, steps, evaluations on dev, checkpoints, memory that runs
 out, and stopping all ranks if one fails. What a step computes is a `Learner`'s."""
 
-from __future__ import annotations
-
 import functools
 import math
 import time

@@ -1,8 +1,6 @@
 """Spec sections shared by students and teachers: training settings, the dev split, early stopping and LoRA, and the
 LoRA adapters built from them. Importing it does not load torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """The commands over bundles: export, build-engine, bench, conform, publish, channel, rollback, list, show, gc."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

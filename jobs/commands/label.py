@@ -1,7 +1,5 @@
 """The commands `plan`, `run`, `retry`, `rounds` and `score`: their options. What they do is loaded when called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

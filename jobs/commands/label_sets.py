@@ -1,7 +1,5 @@
 """The commands over sets of labels: `evaluate`, `compare`, `report`, `combine`, `merge` and `convert`."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

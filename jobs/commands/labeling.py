@@ -1,7 +1,5 @@
 """What `plan`, `run`, `retry` and `rounds` do once their options are read: a job is opened, worked on and reported."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 import time

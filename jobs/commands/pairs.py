@@ -1,7 +1,5 @@
 """The commands `pairs cited`, `pairs context`, `pairs chunk`, `pairs tree` and `pairs similar`."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

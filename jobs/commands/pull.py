@@ -1,7 +1,5 @@
 """`pull`: a folder serves what a channel points to; and `verify` and `show` of such a folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

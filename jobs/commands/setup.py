@@ -1,8 +1,6 @@
 """The commands `init`, `schema`, `templates`, `doctor` and `demo`: files to start from, what a machine lacks for a
 job, and the whole way on a small set."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

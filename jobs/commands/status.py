@@ -1,7 +1,5 @@
 """The commands `status` and `verify`: the state of an output and its workers, read without changing it."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -1,8 +1,6 @@
 """Builds pairs: context documents by BM25, pairs from the citations of generated answers, and pairs of queries that
 nobody searched for."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

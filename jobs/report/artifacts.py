@@ -2,8 +2,6 @@
 sections that show them: lineage, rows and labels of runs, trainings, students, and bundles.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

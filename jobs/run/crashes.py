@@ -1,7 +1,5 @@
 """Crashed and stalled engines: the crash journal, stall detection, and the watchdog that ends a process that hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

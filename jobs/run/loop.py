@@ -1,7 +1,5 @@
 """The run loop: thousands of open pairs over one engine, without a barrier between chunks or shards."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The end of an execution: the updated manifest, the run report as text and JSON, and the exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

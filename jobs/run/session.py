@@ -1,8 +1,6 @@
 """A worker's session over its shards: locks, budget, open chunks, the rows that cheap judges label, and commits in
 background threads."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import logging

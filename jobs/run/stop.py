@@ -1,7 +1,5 @@
 """Deadlines, signals and requests to stop, and how long begun chunks need."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,8 +1,6 @@
 """Answer formats as grammars: their text in llguidance's Lark dialect, and the compiled matchers that constrain
 decoding."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -6,8 +6,6 @@ Importing this file loads no HTTP library. Read on: `openai_client.py` (options,
 `openai_modes.py` (the two ways to ask).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,8 +1,6 @@
 """vLLM's step loop with precompiled grammars: sequences join and leave between steps until their decisions are
 complete. Importing this module loads vLLM."""
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Two label sets over the same rows: student against teacher, or two runs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All metrics of one or two label sets against gold, with baselines."""
 
-from __future__ import annotations
-
 import math
 import operator
 import re

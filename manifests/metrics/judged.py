@@ -3,8 +3,6 @@
 To add a metric, add it to `METRICS`: reports, plots, gates and the table of docs/evaluate.md follow.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

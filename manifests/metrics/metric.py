@@ -2,8 +2,6 @@
 arrays of labels and grades: agreement, calibration and ranking.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import warnings

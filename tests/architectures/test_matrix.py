@@ -4,8 +4,6 @@ answers as the bundle. The next architecture is one line here and one of `docs/d
 tokenizers made here.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`relabel ask`: what it shows is what a run asks and gets, for every labeler; and it writes nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny student, its bundle in fp32 and int8, and copies of it to write into."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Records of a bench that measured nothing, to fill in what a test is about."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The open loop on a clock made up here: what a request waits for counts, however the server amounted to be late."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

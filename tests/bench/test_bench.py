@@ -1,7 +1,5 @@
 """`relabel bench` on a tiny bundle: what it writes, that the bundle stays whole, and how it spends its time."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

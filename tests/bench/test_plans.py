@@ -1,7 +1,5 @@
 """What a bench decides without measuring: models, cells, lengths, names of figures; and what it says of figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Quantiles, on numbers whose truth is known."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A container's quota of CPU time: read wherever it is, and no session takes more threads than it keeps busy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The highest rate under a bound, on servers whose answer is known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The forged runs and the browser of tests/report, the commands of tests/jobs, and two judges who disagree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`relabel compare` from end to end: which rows are the same, what is counted, what is shown, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

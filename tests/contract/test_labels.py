@@ -1,7 +1,5 @@
 """The labels of every labeler, to the byte, for the same input, engine and seed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The folder, jobs and commands of tests/jobs, and files of rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

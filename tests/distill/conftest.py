@@ -1,7 +1,5 @@
 """Tiny random encoders and decoders, pairs whose grades follow from words, and labels of them; all made here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ step) and `disagrees` (the second process sees other figures on dev). Each proce
 `seen-<rank>.json` next to the plan.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is wrong is refused before it costs training time, and the message says what, where and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

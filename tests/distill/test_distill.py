@@ -2,8 +2,6 @@
 one said.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Targets, weights and splits: what is learned from which row; and the specs of the docs, each run on a tiny model."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

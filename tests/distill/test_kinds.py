@@ -1,7 +1,5 @@
 """Every registered kind of student is whole: its class has what a kind must have, and what it refuses are keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

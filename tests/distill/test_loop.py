@@ -1,7 +1,5 @@
 """The loop is plain PyTorch, goes on from any step as if nothing had happened, and ends on all processes alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A curve that is sent to a service arrives there whole and once, over kills too; one that fails ends no training."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -11,8 +11,6 @@ What a block's language says about its lines:
 `relabel …` between single backticks in a sentence is parsed too.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The alerts that the docs give: rules over metrics that a run writes, and units that say when one failed."""
 
-from __future__ import annotations
-
 import configparser
 import re
 from pathlib import Path

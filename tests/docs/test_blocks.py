@@ -1,7 +1,5 @@
 """The other blocks of the pages: YAML is what its reader takes, Python is Python."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

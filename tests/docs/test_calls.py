@@ -1,7 +1,5 @@
 """Every call of relabel in docs/, the deploy files and the README is one that the command line takes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

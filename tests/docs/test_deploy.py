@@ -1,7 +1,5 @@
 """The files under docs/deploy are what their readers take: checked by schema, by tool, or by running them."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The Dockerfiles install what the pages say, and start programs that there are."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import tomllib

@@ -1,7 +1,5 @@
 """The schedulers' files of docs/deploy lead to the same output from any working directory."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

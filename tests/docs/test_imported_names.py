@@ -2,8 +2,6 @@
 a GPU alone, where a name that is gone would be seen late.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -6,8 +6,6 @@ digest, and anything for a line `…`. Blocks with a title (`title="job.yaml"`) 
 follows them. What can't be run here is in `NOT_RUN` with its reason, and has to parse (`test_calls`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

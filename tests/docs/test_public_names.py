@@ -5,8 +5,6 @@ A name that is taken up is written there as a line of its own below its module; 
 Everything that is not there may change from one version to the next.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -2,8 +2,6 @@
 gives what the commands give.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

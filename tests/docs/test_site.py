@@ -1,7 +1,5 @@
 """The site of docs/ builds with every link alive, and asks nobody for anything when it is read."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

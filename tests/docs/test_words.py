@@ -1,7 +1,5 @@
 """Code, pages and messages use plain technical English: the words below are not used, whatever their sense."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

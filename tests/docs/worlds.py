@@ -1,7 +1,5 @@
 """What each page takes for granted, made small: pairs, runs, a student, a bundle, an endpoint."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Chat templates in the shapes of published ones, in our own words, with what must come of a prompt."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 EACH = "{% for m in messages %}"

@@ -1,7 +1,5 @@
 """Tiny random models with tokenizers made here by hand: real code paths, no downloads."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is asked is what the model reads, whatever its chat template does: kept, folded, or refused by name."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable

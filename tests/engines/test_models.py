@@ -1,7 +1,5 @@
 """Model references: what they find, what they refuse, and that a second look costs nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run with nothing to do: no engine, no torch, a few times the start of the libraries that any run needs."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

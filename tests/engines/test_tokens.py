@@ -1,7 +1,5 @@
 """Prompts as token ids: the tokenizer's own for ordinary text, no control token out of hostile text."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

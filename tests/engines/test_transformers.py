@@ -1,7 +1,5 @@
 """The transformers engine on tiny random models: distributions are the model's own, and batching changes nothing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a provider's batch API does: files, batches and what becomes of them, as a test says how each fares."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

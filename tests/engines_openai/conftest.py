@@ -1,7 +1,5 @@
 """A scripted server, and engines over it that never really wait between tries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

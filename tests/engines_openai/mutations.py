@@ -2,8 +2,6 @@
 twice.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 remembers all calls.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Asks as batches: the same labels at half the price, and no ask is paid for twice, whatever ends the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

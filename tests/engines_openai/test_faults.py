@@ -2,8 +2,6 @@
 and run.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Whole runs from the command line against a scripted server: plan, label, resume, verify."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -2,8 +2,6 @@
 token ids back.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

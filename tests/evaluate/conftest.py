@@ -1,7 +1,5 @@
 """The folder and commands of tests/jobs, label files with qrels next to them, and tables of random grades."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every count-based figure against a hand-made case and the libraries."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

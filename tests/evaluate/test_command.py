@@ -1,7 +1,5 @@
 """`relabel evaluate` from end to end: runs and files, every way to join, what is counted, what is printed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

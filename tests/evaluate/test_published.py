@@ -1,7 +1,5 @@
 """Figures that others published, from labels that others wrote; the data stay outside the repository."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables of embeddings in int8: by row, and only those that are gathered from alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parity gate's arithmetic on answers made up here, and what it does to a bundle that it refuses."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

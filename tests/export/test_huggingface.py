@@ -2,8 +2,6 @@
 nothing loads with a head that was not trained.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Static int8: calibrated on pairs that its gate does not see, opened by both runtimes, the same in any company."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A bundle is opened only as it was sealed: the loader finds whatever happened to a file, and says who and how."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A logistic student from labels to a bundle that answers alone, and to labels by `relabel score`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 is at the cut.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import time

@@ -2,8 +2,6 @@
 to others.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

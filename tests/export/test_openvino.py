@@ -1,7 +1,5 @@
 """OpenVINO next to onnxruntime: the same file, the precision that was stated, no other runtime than was asked for."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -2,8 +2,6 @@
 --check-parity` before the switch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

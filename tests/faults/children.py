@@ -3,8 +3,6 @@
 Every function here runs in a fork that ends soon after, so that nothing is put back.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import errno

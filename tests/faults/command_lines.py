@@ -1,7 +1,5 @@
 """A line for every command, and a folder in which each of them has something to do: for sweeps over all there are."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ them. A sweep never runs past its share of the time: on a machine that is too bu
 `RELABEL_FAULTS=long` (`make faults-long`) takes the same without a limit.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -5,8 +5,6 @@ The parent is multiprocessing's fork server. It runs no thread (fsspec's loop be
 that a fork of it is as good as a fresh process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

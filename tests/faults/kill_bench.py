@@ -1,7 +1,5 @@
 """One command, killed in worlds of its own: what it may leave, and what the same command makes of that."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

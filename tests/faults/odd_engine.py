@@ -1,7 +1,5 @@
 """Engines that misbehave on request, as third parties' engines and servers do; for the children of `forks`."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Where the jobs of these tests lie, on a local disk or on object storage, and what a reader finds there afterwards."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

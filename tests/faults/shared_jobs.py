@@ -2,8 +2,6 @@
 from the registry: a new one is covered at birth.
 """
 
-from __future__ import annotations
-
 import io
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 to learn by: their rewards differ, so that weights, coefficients and moments move at every step.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 next one ends it.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -5,8 +5,6 @@ Most victims are forks of one warm parent (`forks.py`), some are a real `relabel
 over `FAILPOINTS` covers a new failpoint at birth.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

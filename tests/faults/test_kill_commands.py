@@ -6,8 +6,6 @@ what is the user's is as it was; after the same command again the files are thos
 where bytes are promised.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -7,8 +7,6 @@ docs/reuse.md states. What an output does hold is read from its JSON and Parquet
 readers; these are then checked against it.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

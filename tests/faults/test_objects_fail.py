@@ -5,8 +5,6 @@ First in memory, where every call of a small run can be made to fail in every wa
 where the failures are those of connections.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

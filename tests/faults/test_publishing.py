@@ -4,8 +4,6 @@ version is whole, no move is lost or doubled, and the same commands end the work
 Each command is a fork of a warm parent (`forks.py`) over a store of its own, on a local disk and on S3.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import signal

@@ -1,7 +1,5 @@
 """A worker that sleeps past its lease and wakes while another works: one commit a chunk, same labels."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -2,8 +2,6 @@
 with the trajectories of an undisturbed search, byte for byte.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

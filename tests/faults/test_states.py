@@ -6,8 +6,6 @@ loses replies, and a local folder. Workers give different answers on purpose, so
 its commit could not look unchanged.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

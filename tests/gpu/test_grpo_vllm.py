@@ -1,7 +1,5 @@
 """Rollouts that vLLM writes in the training's own process, on one GPU (`make gpu`, in an environment of its own)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -2,8 +2,6 @@
 allows.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A folder with pairs and a job file in it, and the CLI called in this process."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -2,8 +2,6 @@
 labelled row for row.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

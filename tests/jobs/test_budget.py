@@ -1,7 +1,5 @@
 """A run with a budget: it ends at it with exit code 5, the next call too, without an engine; raised, it goes on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

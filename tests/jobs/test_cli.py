@@ -1,7 +1,5 @@
 """What holds for every command: light help, one JSON object, stdout for results alone, one table of exit codes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

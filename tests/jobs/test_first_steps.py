@@ -1,7 +1,5 @@
 """What a newcomer meets first: spec files to start from, completion in the shell, refusals that say what was meant."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -5,8 +5,6 @@ Places come from the table of commands: each that takes a path has to be named h
 so that a new one is covered at birth. Those that look at a student first are tried with `RELABEL_FAULTS=full`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

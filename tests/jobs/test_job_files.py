@@ -1,7 +1,5 @@
 """A job file is read or refused with a sentence: what, where, got against wanted, and what to do."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

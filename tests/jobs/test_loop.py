@@ -1,7 +1,5 @@
 """The run loop: one generation for identical shared asks, order restored, no barrier, bounded attempts, votes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`--log-format json`: every line on stderr is one object, whatever wrote it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -5,8 +5,6 @@ covered at birth. An ordinary run tries one form of a secret at each place, `REL
 where the commands themselves get it; `long` every form there too.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -2,8 +2,6 @@
 several commands at once: no supervisor outlives any of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -2,8 +2,6 @@
 accepted.
 """
 
-from __future__ import annotations
-
 import stat
 import time
 from collections import Counter

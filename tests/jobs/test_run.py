@@ -1,7 +1,5 @@
 """Commands end to end with the fake engine: what a run leaves, and the exit code that a scheduler sees."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -2,8 +2,6 @@
 old rule.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run that is asked to end: what is still asked, what is committed, and when it has ended."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

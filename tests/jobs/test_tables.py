@@ -1,7 +1,5 @@
 """A job over a table labels the rows of one snapshot, and stays with it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -2,8 +2,6 @@
 declare, or a value that its column can't hold, is refused at its first label, and nothing is dropped or cut.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Walks a pair through a labeler with the fake engine, as the run loop does but one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every registered labeler holds, whichever it is: a new one is tested here before it has a test of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

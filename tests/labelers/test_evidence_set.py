@@ -1,7 +1,5 @@
 """`evidence-set`: which chunks are shown, which answers are read, and what each row takes of one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -2,8 +2,6 @@
 read.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

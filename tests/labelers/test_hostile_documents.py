@@ -3,8 +3,6 @@ control tokens. Prompts keep them apart as data, and a label is the same as for 
 every labeler in the registry, with snares made of its own formats.
 """
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 are golden.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterator

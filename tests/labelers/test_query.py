@@ -1,7 +1,5 @@
 """`query`: what is taken for a search and what is asked for again."""
 
-from __future__ import annotations
-
 import pytest
 
 from relabel.manifests.errors import VerdictError

@@ -1,7 +1,5 @@
 """`direct`, `umbrela`, `r1`, `pointwise`, `complexity`: one ask about a pair, and what becomes of its answer."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reading rules: what is a verdict, what is not, and how long it takes to see."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

@@ -1,7 +1,5 @@
 """Storage in memory with S3's conditions, a clock of its own, and replies that get lost where a test says so."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A planned run of eight rows in one shard and two chunks, whose chunks a test commits by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

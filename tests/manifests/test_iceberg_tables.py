@@ -1,7 +1,5 @@
 """Iceberg tables as pyiceberg writes them: which metadata counts, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

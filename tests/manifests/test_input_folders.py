@@ -2,8 +2,6 @@
 passed over.
 """
 
-from __future__ import annotations
-
 import http.server
 import io
 import json

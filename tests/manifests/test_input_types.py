@@ -2,8 +2,6 @@
 it, or the file and the column are named. Types come from pyarrow's own list, so that a new one is covered at birth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path

@@ -2,8 +2,6 @@
 gives the same plan.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import tempfile

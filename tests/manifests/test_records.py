@@ -1,7 +1,5 @@
 """A record becomes JSON with its fields in order, and the same record again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

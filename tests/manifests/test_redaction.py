@@ -1,7 +1,5 @@
 """No secret passes the door, and nothing else is harmed by it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

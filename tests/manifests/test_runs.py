@@ -1,7 +1,5 @@
 """Conservation: a lost, doubled or foreign row is found, whatever the counts say; so is a changed byte."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

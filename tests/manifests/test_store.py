@@ -1,7 +1,5 @@
 """What is written is durable, whole and single; names stay inside the folder; the disk's refusals are reported."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """A folder to write tables into, and the CLI called in this process (both from the jobs' tests)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

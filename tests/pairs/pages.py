@@ -1,7 +1,5 @@
 """What is true of a page and its chunks, whatever they were made of; and pages that a hostile author writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """`relabel pairs chunk`: rows stay as they are, with the cleaned text, its chunks and its JSON-LD."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

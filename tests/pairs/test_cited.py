@@ -1,7 +1,5 @@
 """`relabel pairs cited`: the citation filter on cases counted by hand, and what holds for any input."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`relabel pairs context`: BM25 as an independent count gives it, one list a query, and grades that change nothing."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

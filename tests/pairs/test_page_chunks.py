@@ -1,7 +1,5 @@
 """Chunks of a page: RES-RAG's Algorithm 1 by hand, and what is true of the chunks of any page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """HTML, Markdown and text as pages: what shows is kept, what does not goes, and no page takes more than linear time."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """`relabel pairs tree`: every word of a document is in one node, at its place, under its headings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 none like one that is held out.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

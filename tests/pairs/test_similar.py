@@ -2,8 +2,6 @@
 and shards that together are the whole.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Wikitext as a page: what a reader of the wiki sees is kept as far as no other page is needed for it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Small bundles, keys, and places to publish to: a folder, and an S3 server started for these tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder is a bundle only if every name, size and digest is what its manifest says, and no name can do harm."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

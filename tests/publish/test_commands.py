@@ -1,7 +1,5 @@
 """The commands: exit codes of the one table, one JSON object, and a watch that goes on until it is asked to stop."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """What is published is whole, is there once, and never changes; a channel moves only from where it was seen."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The active version is whole and proven, whatever comes from the store; a refusal leaves it as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,8 +2,6 @@
 name it and touch nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

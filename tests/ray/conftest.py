@@ -1,7 +1,5 @@
 """A real Ray cluster of three nodes on this machine, each with an invalid GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 from collections.abc import Iterator

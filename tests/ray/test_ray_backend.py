@@ -1,7 +1,5 @@
 """`--backend ray` on a real cluster of three nodes: the labels of an undisturbed run, whatever happens to the nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the page shows of a run of `route`: a few documents' trees, step by step, whatever is in them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where `relabel report` writes: never over what somebody needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 digests of files.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Days of one job: an input that changes from day to day, an output for each day, the CLI in this process."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

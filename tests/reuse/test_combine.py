@@ -1,7 +1,5 @@
 """Several judges' labels as one set: the mean, Dawid-Skene, gold that anchors, and who takes the file."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

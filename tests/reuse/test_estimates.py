@@ -1,7 +1,5 @@
 """What `plan` estimates before a GPU is paid for, against what the run then does."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

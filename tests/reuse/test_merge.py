@@ -1,7 +1,5 @@
 """Merging: what comes out is what went in, under one name only where it was made in one way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Relabel only what changed: what is reused, what is asked, and what the manifest says of both."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable

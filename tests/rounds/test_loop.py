@@ -1,7 +1,5 @@
 """`relabel rounds`: a loop of several rounds against a naive one in memory; where it goes on, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

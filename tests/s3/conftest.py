@@ -1,7 +1,5 @@
 """One SeaweedFS for all tests of this folder, a prefix of its bucket for each test, and the job of those tests."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

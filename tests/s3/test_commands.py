@@ -2,8 +2,6 @@
 resumed; many at once.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import string

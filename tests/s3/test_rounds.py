@@ -1,7 +1,5 @@
 """`relabel rounds` with questions, corpus and output on S3: the trajectories of a local search, byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Labels, texts and grades by URL train a student; a student by URL scores."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables in a bucket: their metadata and files are reached as everything else is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -2,8 +2,6 @@
 from a bundle that is not what its manifest says.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

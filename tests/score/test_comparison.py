@@ -2,8 +2,6 @@
 refuses.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """`relabel score` from end to end: what it writes, that nothing is lost, who may read it, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

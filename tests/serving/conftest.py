@@ -1,7 +1,5 @@
 """The reference server of docs/deploy/serving, in this process, with or without a planted fault."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 without a fault never.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

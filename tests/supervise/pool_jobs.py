@@ -2,8 +2,6 @@
 real command over it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

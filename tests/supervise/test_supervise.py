@@ -2,8 +2,6 @@
 no process is left.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import signal

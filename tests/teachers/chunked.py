@@ -1,7 +1,5 @@
 """Questions over chunked documents, with wanted sets and answers, as Parquet."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tiny random model, pairs with grades, and runs of labelers over them that the fake engine has answered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

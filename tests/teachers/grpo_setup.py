@@ -1,7 +1,5 @@
 """A tiny model in GRPO, ours or TRL's own, on the same prompts with the same arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny random model that teachers start from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.engines.conftest import make_tokenizer

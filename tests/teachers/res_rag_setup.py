@@ -1,7 +1,5 @@
 """A tiny model that chooses evidence, with a judge or a generator of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

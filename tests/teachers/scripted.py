@@ -1,7 +1,5 @@
 """An engine that answers by a function of what it is asked, and remembers what that was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request

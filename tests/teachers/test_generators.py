@@ -1,7 +1,5 @@
 """The frozen generator: what it is asked, what is kept of it, and what happens when it fails."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -2,8 +2,6 @@
 done. What trains is in `test_grpo_trainer.py`, so that one file alone imports TRL's trainer.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Callable

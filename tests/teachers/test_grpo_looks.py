@@ -1,7 +1,5 @@
 """Evaluations on held-out rows leave the training as it is, and choose the step that is kept."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

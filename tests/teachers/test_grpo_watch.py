@@ -2,8 +2,6 @@
 policy writes is made up; asking, reading, rewards, evaluations, checkpoints and the command are real.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rollouts ask and read as a run does: prompts token for token, and no label that a run would refuse."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

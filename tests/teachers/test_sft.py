@@ -2,8 +2,6 @@
 last bit, and what can't be trained is refused.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from array import array

@@ -1,7 +1,5 @@
 """`relabel train`: the folder that it leaves is a model that labels at once."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -2,8 +2,6 @@
 brings it.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os

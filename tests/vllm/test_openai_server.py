@@ -1,7 +1,5 @@
 """The openai engine against vLLM's own server on loopback: in tokens mode, distributions are the model's softmax."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A student exported with one logit, served by vLLM: the student's expected grade comes out."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

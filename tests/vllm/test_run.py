@@ -1,7 +1,5 @@
 """A whole run with the real engine: planned, labelled, committed, proven."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

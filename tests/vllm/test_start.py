@@ -1,7 +1,5 @@
 """Starting the engine: what reaches vLLM, what is refused, and options that change what the model computes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

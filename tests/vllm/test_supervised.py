@@ -1,7 +1,5 @@
 """Worker processes with the real engine, one of which is killed: nothing lost, nobody left, and started again."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -2,8 +2,6 @@
 step changes nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

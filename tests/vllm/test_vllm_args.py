@@ -1,7 +1,5 @@
 """What the spec says is what vLLM's own arguments say. These tests need no vLLM."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
