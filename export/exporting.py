@@ -126,7 +126,7 @@ def export_bundle(
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
     with new_folder_for(target) as folder:
         write_tokenizer(student, folder)
-        shared = inspect.getsource(portable).partition("from __future__ import annotations\n")[2].strip("\n")
+        shared = inspect.getsource(portable).partition('"""\n')[2].strip("\n")
         (folder / LOADER).write_text(inspect.getsource(loader).replace(IMPORTED, shared), encoding="utf-8")
         contract = input_contract(student)
         encoder = Encoder(folder, contract)
