@@ -201,7 +201,8 @@ class StoredRecord:
         return [
             cls.load(bundle_store, name, PurePath(entry.name).stem)
             for entry in sorted(
-                bundle_store.entries(f"{name}/{cls.kind}s"), key=lambda one: (age * one.written_s, one.name)
+                bundle_store.entries(f"{name}/{cls.kind}s"),
+                key=lambda one: (age * one.written_s, one.name.removesuffix(".json")),
             )
         ]
 
@@ -331,10 +332,10 @@ def _is_record(name: str) -> bool:
 
 def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
     """Every bundle with its channels and the number of its versions; records are read of channels alone."""
-    paths = sorted(PurePath(entry.name) for entry in bundle_store.entries("") if _is_record(entry.name))
+    names = [entry.name.removesuffix(".json") for entry in bundle_store.entries("") if _is_record(entry.name)]
     found = []
-    for name, own in groupby(paths, lambda path: path.parts[0]):
-        by_kind = {kind: [path.stem for path in of] for kind, of in groupby(own, lambda path: path.parts[1])}
+    for name, own in groupby(sorted(map(PurePath, names)), lambda path: path.parts[0]):
+        by_kind = {kind: [path.name for path in of] for kind, of in groupby(own, lambda path: path.parts[1])}
         channels = [Channel.load(bundle_store, name, at).about() for at in by_kind.get("channels", ())]
         found.append({"name": name, "versions": len(by_kind.get("versions", ())), "channels": channels})
     return found
