@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from relabel.export import tensorrt_engines
 from relabel.export import tensorrt_engines as engines
 from relabel.export.bundle_facts import TokenLengths, describe_lengths
 from relabel.export.bundles import open_bundle
@@ -92,7 +91,8 @@ def test_without_tensorrt_or_a_gpu_the_command_says_what_is_missing(
 ) -> None:
     target = str(tmp_path / "engine")
     relabel("build-engine", str(bundle), "--to", target, "--precision", "int4").refused(2, "int4", "bf16")
-    monkeypatch.setattr(tensorrt_engines, "MODULES", ())
+    for name in ("tensorrt", "tensorrt_rtx", "tensorrt_rtx_bindings"):
+        monkeypatch.setitem(sys.modules, name, None)
     relabel("build-engine", str(bundle), "--to", target, "--capability", CAPABILITY).refused(4, "needs TensorRT")
     relabel("export", str(student), "--to", target, "--formats", "onnx,tensorrt").refused(4, "needs TensorRT")
     assert not Path(target).exists()
