@@ -131,9 +131,10 @@ def judge(
     judged_ids = rows["row_id"].filter(rows[GOLD].is_valid()).to_numpy()
     remarks: list[str] = []
     lexical = lexical_scores(sets[0] if len(sets) == 1 else None, judged_ids, storage, remarks)
+    has_docs = rows["doc_id"].null_count < rows.num_rows
     judged = judged_rows(rows, grades, where=", ".join(paths), qrels=golds.qrels, lexical=lexical)
     del rows
-    if judged.queries is not None:
+    if judged.queries is not None and has_docs:
         pair_N = judged.queries * (judged.docs.max() + 1) + judged.docs
         counts["relabelled"] = len(pair_N) - len(np.unique(pair_N))
     counts["quarantined"], counts["queries"] = sum(one.num_quarantined or 0 for one in sets), judged.num_queries

@@ -245,7 +245,9 @@ def _devices() -> list[str]:
         return ["cpu (torch is not installed, so GPUs were not checked)"]
     import torch
 
-    gpus = [(number, *torch.cuda.mem_get_info(number)) for number in range(torch.cuda.device_count())]
+    # a driver that is too old counts devices, and none is available
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [(number, *torch.cuda.mem_get_info(number)) for number in range(count)]
     return [
         f"cuda:{number} {torch.cuda.get_device_name(number)} ({free >> 30} of {whole >> 30} GiB free)"
         for number, free, whole in gpus
