@@ -57,7 +57,7 @@ def add_page_columns(
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
         MissingExtraError: what reads the documents is not installed.
     """
-    pairs = open_tables(pairs_path, {}, storage, role="PAIRS")
+    pairs = open_tables(pairs_path, {column: "string"} if column else {}, storage, role="PAIRS")
     columns = _document_columns(column, pairs)
     pairs.refuse_taken([name for name in added if name != DOCUMENT or DOCUMENT not in columns])
     read = {*columns, *([TITLE] if TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type) else [])}
