@@ -227,7 +227,7 @@ def open_tables(
     ways to object storage, with other credentials and retries, so that files at URLs are fetched.
 
     Args:
-        wanted: columns that have to be there, and what they hold: a kind of `INPUT_KINDS`.
+        wanted: columns that have to be there, and what they hold: a kind of `COLUMN_KINDS`.
         ids: further columns of ids, if they are there.
     Raises:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.

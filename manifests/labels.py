@@ -49,8 +49,7 @@ class InputColumn(NamedTuple):
 
     Args:
         name: as it is called in the input.
-        kind: `string`, `list<string>`, `list<chunk>` or `list<node>` (`manifests.inputs.column_types.STRUCT_KINDS`, as
-            dicts).
+        kind: `string`, `list<string>`, `list<chunk>` or `list<node>` (`manifests.tables.STRUCT_KINDS`, as dicts).
         about: what it holds, in a line.
         is_required: an input without it is refused.
     """

@@ -334,12 +334,12 @@ def check_types(
 
 
 def check_kind_of(name: str, kind: pa.DataType, wanted: str, path: str, role: str) -> None:
-    """Refuse a column of another type than a kind of `INPUT_KINDS`.
+    """Refuse a column of another type than a kind of `COLUMN_KINDS`.
 
     Raises:
         InputError: what it holds and what is wanted.
     """
-    allowed, test = INPUT_KINDS[wanted]
+    allowed, test = COLUMN_KINDS[wanted]
     if not test(plain_type(kind)):
         raise InputError(f"{path}: column `{name}` ({role}) holds {kind}; {allowed} is wanted.")
 
@@ -386,15 +386,18 @@ def _is_list_of(wanted: pa.StructType) -> Callable[[pa.DataType], bool]:
 STRUCT_KINDS: dict[str, pa.StructType] = {"list<chunk>": CHUNK, "list<node>": NODE}
 """By kind of a labeler's input column that is a list of structs: the fields that are read."""
 INPUT_KINDS: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
-    "id": ("a string or a whole number", is_id_type),
-    "number": ("a number", is_number_type),
     "string": ("a string", _is_plain_text),
-    "list<id>": ("a list of strings or whole numbers", _is_list_of_ids),
     "list<string>": ("a list of strings", _is_list_of_plain),
     "list<chunk>": ("a list of chunks as `relabel pairs chunk` writes them", _is_list_of(CHUNK)),
     "list<node>": ("a document's tree as `relabel pairs tree` writes it", _is_list_of(NODE)),
 }
-"""By kind of a column that is read: what it holds, in words and as a test of the plain type."""
+"""By kind of a labeler's input column: what it holds, in words and as a test of the plain type."""
+COLUMN_KINDS = INPUT_KINDS | {
+    "id": ("a string or a whole number", is_id_type),
+    "number": ("a number", is_number_type),
+    "list<id>": ("a list of strings or whole numbers", _is_list_of_ids),
+}
+"""The same of all columns that are read."""
 
 
 def _family(kind: pa.DataType) -> str | None:
