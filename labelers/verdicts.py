@@ -63,7 +63,7 @@ def decided(answer: Answer, decision: Decision) -> Distribution:
         raise VerdictError("refused", answer.detail or "the server refused to answer")
     found = answer.distributions.get(decision.name)
     if found is None or len(found.probs) != len(decision.labels):
-        raise VerdictError("engine", f"the engine gave no distribution over {', '.join(decision.labels)}")
+        raise VerdictError("engine", f"the engine gave no distribution over the labels {', '.join(decision.labels)}")
     return found
 
 
@@ -267,7 +267,7 @@ def _check_untagged(answer: Answer, text: str, section: Section) -> None:
         else:
             index_lists_of(text, section)
     except ValueError as exc:
-        raise unreadable(answer, f"no JSON as was wanted: {exc}") from exc
+        raise unreadable(answer, f"not the JSON that was wanted: {exc}") from exc
 
 
 def _shown(content: str) -> str:
