@@ -39,7 +39,6 @@ OURS = frozenset(
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The widths that vLLM makes room for; an adapter goes into the next one."""
 
-
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of keys and values on a CPU. Prompts share whole blocks alone, and ours may have fewer than vLLM's
 own 128 tokens in common: with 32, SmolLM2-135M took about 20 % less CPU time for `pointwise`, `r1` and `graph-grpo`
@@ -160,7 +159,7 @@ def plan_engine_args(args: VllmArgs, model_dir: Path, *, is_cpu: bool) -> dict[s
 
 # ------------------------------------------------------------------------------
 # The vLLM engine: runs a teacher at full speed through vLLM's own step loop, in this process, with exact distributions
-# at decisions. Read on: `tokens.py` (prompts), `vllm_loop.py` (requests and decisions).
+# at decisions. Read on: `tokens.py` (prompts), `grammars.py` (formats), `vllm_loop.py` (requests and decisions).
 
 
 PURPOSE = "The vllm engine"

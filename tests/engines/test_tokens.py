@@ -430,11 +430,11 @@ def test_a_control_token_is_never_part_of_an_answer(compiler, tokenizer):
 
 
 def test_a_long_document_binds_its_quotation_and_one_too_long_leaves_it_free(compiler, tokenizer, monkeypatch, caplog):
-    from relabel.labelers.engines import transformers
+    from relabel.labelers.engines import grammars
 
     form = AnswerFormat((Fragment("extract", 40, True),))
     document = " ".join(str(number * 7919 % 100_003) for number in range(17_000))
     assert not accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
-    monkeypatch.setattr(transformers, "LEXER_FUEL", 1_000_000)
+    monkeypatch.setattr(grammars, "LEXER_FUEL", 1_000_000)
     assert accepts(compiler, tokenizer, form, "<extract>nope</extract>", fragment_source=document)
     assert "stays free" in caplog.text
