@@ -31,8 +31,8 @@ DELTA_LOG = "_delta_log"
 TABLE_MARKS = frozenset((DELTA_LOG, "metadata"))
 ICEBERG_METADATA = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json(?:\.gz)?")
 """The name of a metadata file in `metadata/`, with its number."""
-_IN_A_TABLE = re.compile(rf"(?:(.*?)/)??(?:({DELTA_LOG}/).*|metadata/{ICEBERG_METADATA.pattern})")
-"""A key of a table: its folder, and whether it is of Delta's log or Iceberg's metadata."""
+_IN_A_TABLE = re.compile(rf"(?:^|/)(?:({DELTA_LOG})/|metadata/{ICEBERG_METADATA.pattern}\Z)")
+"""What follows a table's folder in a key of Delta's log (which is the group), or of Iceberg's metadata."""
 
 
 def folders_above(path: str) -> Iterator[str]:
@@ -49,8 +49,8 @@ def refuse_tables(files: Iterable[str], keys: Iterable[str]) -> None:
     Raises:
         InputError: names the folder of the table.
     """
-    marks = (_IN_A_TABLE.fullmatch(key) for key in keys)
-    tables = {found[1] or "": "delta" if found[2] else "iceberg" for found in marks if found is not None}
+    marks = (_IN_A_TABLE.search(key) for key in keys if DELTA_LOG in key or "metadata" in key)
+    tables = {mark.string[: mark.start()]: "delta" if mark[1] else "iceberg" for mark in marks if mark is not None}
     for path in files if tables else ():
         table = next((folder for folder in (*folders_above(path), "") if folder in tables), None)
         if table is not None:
