@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from fsspec.utils import glob_translate
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.files import Storage, absolute_path, check_kind, is_url, scheme_of
+from relabel.manifests.files import Storage, absolute_path, check_kind, filesystem_of, is_url, place_of, scheme_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Reads
 from relabel.manifests.records import digest_of, file_stamp
 from relabel.manifests.secrets import counted, oddity_of, shown
@@ -149,6 +149,7 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     """The Parquet files of a file, folder or glob by URL, from one listing."""
     if scheme_of(pattern) in ("http", "https"):  # a listing there is a guess at links, and may fetch the file
         return Listing([pattern], Counter())
+    filesystem_of(pattern, storage)  # refuses a secret, which may follow a `?`
     fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
     folder = pattern.rstrip("/") if fixed == pattern else fixed.rpartition("/")[0]
     store = ObjectStore(*objects_of(folder, storage), storage, root=folder)
@@ -363,10 +364,11 @@ def check_single(paths: list[str], where: str) -> None:
 
 def _place(path: str) -> Any:
     """What is equal for all names of one file."""
+    place = place_of(path) if is_url(path) else path
     with contextlib.suppress(OSError):  # opening it says why
-        if not is_url(path) and (found := Path(path).stat()).st_ino:  # some network disks number no file
+        if not is_url(place) and (found := Path(place).stat()).st_ino:  # some network disks number no file
             return found.st_dev, found.st_ino
-    return path if is_url(path) else os.path.realpath(path)
+    return place_of(place)
 
 
 def _footers(paths: list[str], storage: Storage) -> Iterator[tuple[InputFile, pq.FileMetaData, pa.Schema]]:

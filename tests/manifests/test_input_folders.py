@@ -22,7 +22,7 @@ from fsspec.registry import _registry as loaded
 
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError
 from relabel.manifests.files import Storage, filesystem_of
-from relabel.manifests.inputs import list_input, open_dataset
+from relabel.manifests.inputs import check_single, list_input, open_dataset
 from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import InputSpec
 
@@ -200,7 +200,7 @@ def test_a_url_whose_package_is_absent_names_the_extra(monkeypatch: pytest.Monke
 )
 def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ConfigError, match="holds a password, token or signature") as refused:
-        filesystem_of(url, Storage())
+        open_dataset(InputSpec(path=(url,)), Storage())
     assert "hidden-77" not in str(refused.value)
 
 
@@ -303,3 +303,8 @@ def test_a_dataset_of_the_hub_reads_like_input_on_disk(hub: Storage, path: str, 
 def test_what_the_hub_does_not_have_is_named(hub: Storage, path: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"hf://datasets/{path}")):
         open_dataset(InputSpec(path=(f"hf://datasets/{path}",)), hub)
+
+
+def test_one_object_by_two_urls_is_refused() -> None:
+    with pytest.raises(InputError, match="are one file"):
+        check_single(["s3a://bucket/a.parquet", "s3://bucket/a.parquet"], "input.path")
