@@ -53,7 +53,6 @@ WRONG = [
     ({"labeler": {"samples": 3}}, "labeler", "at temperature 0 would give one answer 3 times; set a temperature"),
     ({"labeler": {"temperature": float("nan")}}, "`temperature` = nan", "finite number"),
     ({"engine": {"seed": -1}}, "`seed` = -1", "greater than or equal to 0"),
-    ({"engine": {"args": {"p_garbage": 0.8, "p_refused": 0.8}}}, "engine.args", "sum to 1 at most"),
     ({"output": None}, "", "job.yaml: `output` is missing"),
     ({"labeler": {"name": "r3"}}, f'No labeler "r3": known are {", ".join(labeler_names())}', "Did you mean r3a?"),
     ({"engine": {"name": "fale"}}, f'No engine "fale": known are {", ".join(engine_names())}', "Did you mean fake?"),
