@@ -456,5 +456,5 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
 
 def _contents(folder: Path) -> dict[str, bytes]:
     with contextlib.suppress(OSError):  # a folder that is gone holds nothing, and the job says so
-        return {path.name: path.read_bytes() for path in folder.glob("[!.]*.j2")}
+        return {path.name: path.read_bytes() for path in folder.glob("[!.]*.j2") if path.is_file()}
     return {}

@@ -232,13 +232,14 @@ def score(
     one stopped.
     """
     from relabel.jobs.commands.labeling import run_job
+    from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.score import local_student, score_job
     from relabel.manifests.files import Storage
 
-    storage = Storage()
+    storage, deadline = Storage(), choose_deadline(until, duration)  # before a student is fetched
     options["student"] = local_student(options["student"], storage)
     job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
-    code = run_job(job, shard=shard, until=until, duration=duration, dry_run=dry_run, done_ok=done_ok, output=output)
+    code = run_job(job, shard=shard, deadline=deadline, dry_run=dry_run, done_ok=done_ok, output=output)
     if code == Exit.OVER_LIMIT:
         logs.say(
             f"See {job.spec.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "

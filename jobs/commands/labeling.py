@@ -77,11 +77,12 @@ def run_job(
     overrides: tuple[str, ...] = (),
     *,
     shard: str | None,
-    until: str | None,
-    duration: str | None,
     dry_run: bool,
     done_ok: bool,
     output: str,
+    until: str | None = None,
+    duration: str | None = None,
+    deadline: Deadline | None = None,
     day: str | None = None,
     metrics: str | None = None,
     gpus: str | None = None,
@@ -94,9 +95,9 @@ def run_job(
     is_retry: bool = False,
 ) -> int:
     """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
-    `duration` that of `--for`; a job is that of `relabel score`.
+    `duration` that of `--for`; a job, with its deadline, is that of `relabel score`.
     """
-    deadline, pool = choose_deadline(until, duration), WorkerPool(gpus, workers, backend, address)
+    pool, deadline = WorkerPool(gpus, workers, backend, address), deadline or choose_deadline(until, duration)
     logs.bind(shard=shard or "all")
     if dry_run:
         session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
