@@ -729,7 +729,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         gold=gold_N,
         side=side_N,
         heads=heads,
-        phi=_phi(spec, tables, heads),
+        phi=DEFAULT_PHI,
         columns=tables[0].columns,
         about=DataFacts(
             labels=sources,
@@ -746,6 +746,7 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
             f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs {spec.loss.gold_weight:g} "
             "of a labelled one (loss.gold_weight)"
         )
+    found.phi = _phi(spec, tables, heads)  # after the labels were checked: a wrong grade column is reported as that
     if spec.train.class_balance == "weights":
         _balance(found)
     return found

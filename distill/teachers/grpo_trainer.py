@@ -498,8 +498,8 @@ class CreditTrainer(RolloutTrainer):
 
     def after_update(self, step: int) -> dict[str, float]:
         """The coefficients after a step."""
-        alpha_E, logits_E = self._credit.coefficients().tolist(), self._credit.logits.tolist()
-        by_edge = list(zip(EDGES, logits_E, alpha_E, strict=True))
+        alpha_E = self._credit.coefficients()
+        by_edge = list(zip(EDGES, self._credit.logits.tolist(), alpha_E.tolist(), strict=True))
         self._rollout_log.edges += [[step, *values] for values in by_edge]
         ratios = {f"ratio_{node}": value for node, value in effective_ratios(alpha_E).items()}
         return {f"alpha_{edge}": value for edge, _, value in by_edge} | ratios

@@ -824,14 +824,15 @@ class Credit(nn.Module):  # type: ignore[misc]
             return torch.where(has_gradient_NV, ratio_NV.square(), 0.0)
 
 
-def effective_ratios(alpha_E: Sequence[float]) -> dict[str, float]:
+def effective_ratios(alpha_E: Tensor) -> dict[str, float]:
     """What the advantages depend on, by node: how much of another node's credit it takes for each 1 of its own.
 
     Five of the ten coefficients can be derived from these six numbers (those of s and a sum to 2).
     """
-    r_s, r_a, s_qs, s_ps, a_qa, a_pa, qa_qs, qs_qa, pa_ps, ps_pa = alpha_E
-    of_query = {"q_s": qa_qs * a_qa / s_qs, "q_a": qs_qa * s_qs / a_qa}
-    return {"s": r_s, "a": r_a, **of_query, "p_s": pa_ps * a_pa / s_ps, "p_a": ps_pa * s_ps / a_pa}
+    r_s, r_a, s_qs, s_ps, a_qa, a_pa, qa_qs, qs_qa, pa_ps, ps_pa = alpha_E.detach().double()
+    of_query = {"q_s": qa_qs * a_qa / s_qs, "q_a": qs_qa * s_qs / a_qa}  # tensors: of a saturated branch inf, no error
+    ratios = {"s": r_s, "a": r_a, **of_query, "p_s": pa_ps * a_pa / s_ps, "p_a": ps_pa * s_ps / a_pa}
+    return {node: float(value) for node, value in ratios.items()}
 
 
 def token_advantages(node_BV: Tensor, segment_BT: Tensor) -> Tensor:

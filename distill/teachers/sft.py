@@ -151,7 +151,7 @@ def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
         found.gold = replace(gold.about, graded_rows=len(found.rows))
     if not found.rows:
         listed = ", ".join(f"{count:,} rows {reason}" for reason, count in found.dropped.items())
-        paths = ", ".join(run.root for run in opened) or (data.gold and data.gold.path)
+        paths = ", ".join(run.root for run in opened) or (data.gold and f"{data.gold.path}, `{data.gold.grade}`")
         raise InputError(f"{paths}: no answer to learn from: {listed or 'no label'}.")
     return found
 

@@ -185,6 +185,7 @@ def test_a_label_file_wants_its_texts(run: Callable[..., Any], labels_file: Path
     [
         ({"status": "format", "grade": None}, "no row with status ok"),
         ({"grade": 1, "probs": [0.1, 0.8, 0.1]}, "one class alone"),
+        ({"grade": 1, "probs": [0.2, 0.8]}, "one class alone"),  # before what a rule map of two grades would need
         ({"probs": [0.9, 0.9, 0.9]}, "sum to 1"),
         ({"row_id": 3}, "Are they the right pairs"),
     ],
