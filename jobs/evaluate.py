@@ -139,7 +139,7 @@ def judge(
         counts["relabelled"] = len(pair_N) - len(np.unique(pair_N))
     counts["quarantined"], counts["queries"] = sum(one.num_quarantined or 0 for one in sets), judged.num_queries
     rule = "mean of their grades, rounded, halves up" if options.duplicates == "mean" else "first of their grades"
-    told = {
+    remarked = {
         "judged labels beyond the first of their pair, each judged": counts["relabelled"],
         f"pairs whose grades differ, which take the {rule}": golds.pairs.num_conflicts if golds.pairs else 0,
         "qrels without a grade, which judge nothing": golds.pairs.num_null if golds.pairs else 0,
@@ -147,7 +147,7 @@ def judge(
     notes = [
         *(note for one in sets for note in one.notes),
         *notes,
-        *(f"{text}: {count:,}" for text, count in told.items() if count),
+        *(f"{text}: {count:,}" for text, count in remarked.items() if count),
         *remarks,
         *([f"{len(sets)} sources are judged together, as one set of labels"] if len(sets) > 1 else []),
     ]

@@ -731,8 +731,8 @@ class Route(Labeler):
         return Label(2 if answers else int(bool(expands)), None, columns, evidence, flags=list(flags))
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
-        """What a step of a label answers; see `Labeler.recall`. For a line that was expelled, whose text it does
-        not hold, stands another one that is not legal.
+        """What a step of a label answers; see `Labeler.recall`. A line that was expelled, whose text it does
+        not hold, is replaced by another one that is not legal.
         """
         if number >= len(row["steps"]):
             raise VerdictError("format", "the label has fewer steps than are asked")

@@ -566,7 +566,7 @@ class ChatTemplate:
             ConfigError: a turn's text would be lost, or be in another order.
             ModelError: the template fails.
         """
-        # NUL stands for all of a text but the white space at its ends
+        # NUL represents all of a text but the white space at its ends
         shapes = (text.replace(text.strip(), "\0", 1) if text.strip() else f"{text}\0" for _, text in turns)
         return self._proven(tuple(zip((role for role, _ in turns), shapes, strict=True)))
 

@@ -79,9 +79,9 @@ def _signature(value: Any) -> str:
 
 
 def _annotation(value: Any) -> str:
-    return (
-        value if isinstance(value, str) else getattr(value, "__forward_arg__", None) or inspect.formatannotation(value)
-    )
+    """As it is written; of one that Python has evaluated, without the modules of its names."""
+    written = value if isinstance(value, str) else getattr(value, "__forward_arg__", None)
+    return written or re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(value))
 
 
 def public_names() -> str:
