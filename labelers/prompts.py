@@ -10,6 +10,8 @@ looped over, nothing else (no filter, no comparison: what it holds is not known 
 included by their literal name.
 """
 
+from __future__ import annotations
+
 import hashlib
 import inspect
 import traceback

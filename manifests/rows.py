@@ -432,7 +432,10 @@ def _from_spill(
             rows = np.arange(first, first + batch.num_rows)
             with reading(path):
                 kept = pa.array(np.flatnonzero(np.isin(rows, needed, assume_unique=True)))
-                columns = [_spilled(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
+                taken = [(batch.column(name).take(kept), kinds[name]) for name in dataset.text_columns]
+                columns = [  # of structs the fields that are read
+                    pa.array(one.to_pylist(), kind) if "struct" in str(kind) else one.cast(kind) for one, kind in taken
+                ]
                 plain = pa.RecordBatch.from_arrays(columns, names=dataset.text_columns)
             with translate_errors("spill rows to", tempfile.gettempdir()):
                 writer = writer or pa.ipc.new_file(spill, plain.schema)
@@ -475,11 +478,6 @@ def _spilled_types(dataset: Dataset) -> dict[str, pa.DataType]:
     kinds = {"string": pa.large_string(), "list<string>": pa.large_list(pa.large_string())}
     kinds |= {kind: pa.large_list(item) for kind, item in STRUCT_KINDS.items()}
     return {name: kinds[own.get(name, "string")] for name in dataset.text_columns}
-
-
-def _spilled(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as its type; of structs the fields that are read."""
-    return pa.array(column.to_pylist(), kind) if "struct" in str(kind) else column.cast(kind)
 
 
 # ------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The `fake` engine: well-formed or malformed answers without a model, for demos, tests and trying out specs."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import heapq

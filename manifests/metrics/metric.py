@@ -126,7 +126,9 @@ def share_bounds(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[np.ndarray, n
         square, unit = square_G.sum(-1), share * (1 - share)
         alike = total**2 / (whole_G**2).sum(-1)
         freedom = square**2 / (square_G**2).sum(-1)
-        size = unit * total**2 / square * (num_groups - 1) / num_groups * (_Z / _t(freedom)) ** 2
+        # quantile 0.975 of Student's t (Hill 1970, to three terms)
+        t = _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+        size = unit * total**2 / square * (num_groups - 1) / num_groups * (_Z / t) ** 2
         size = np.where(square > _ROUNDING * unit * total, np.maximum(size, alike), alike)
     step = 0.5 / size
     return wilson(np.maximum(share - step, 0.0), size, -1), wilson(np.minimum(share + step, 1.0), size, 1)
@@ -136,11 +138,6 @@ def wilson(share: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:
     """One bound (Wilson 1927)."""
     spread = _Z * np.sqrt(share * (1 - share) / size + _Z**2 / (4 * size**2))
     return np.asarray(np.clip((share + _Z**2 / (2 * size) + side * spread) / (1 + _Z**2 / size), 0.0, 1.0))
-
-
-def _t(freedom: np.ndarray) -> np.ndarray:
-    """Quantile 0.975 of Student's t (Hill 1970, to three terms)."""
-    return _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
 
 
 # ------------------------------------------------------------------------------
