@@ -12,7 +12,7 @@ import json
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -353,16 +353,17 @@ def build_report(
     choice = replace(
         gold or JudgingOptions(), students=tuple(run.path for run in runs if run.kind == "scores"), allow_partial=True
     )
+    own = {run.path: gold_options(choice, run) for run in runs}
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
-    rows, notes = _browser(tallies, choice) if max_rows and any(tally.chosen for tally in tallies) else ([], [])
+    rows, notes = _browser(tallies, choice, own) if max_rows and any(tally.chosen for tally in tallies) else ([], [])
     sections = [
         ran_section(artifacts),
         lineage_section(artifacts),
         conservation_section(tallies, has_reasons=max_rows > 0),
         labels_section(tallies),
         routes_section(tallies),
-        gold_section(runs, choice),
-        compared_section(runs, choice),
+        gold_section(runs, choice, own),
+        compared_section(runs, choice, own),
         Section("training", "Training", [block for one in trained for block in training_blocks(one)]),
         Section("student", "Student", [block for one in students for block in student_blocks(one.name, one.manifest)]),
         Section("parity", "Parity", [block for one in bundles for block in parity_blocks(one)]),
@@ -407,8 +408,14 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
     return Section("ran", "What ran", [*notes, *cards, *specs])
 
 
-def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows that were chosen, with their texts and gold grades; and notes on them."""
+def _browser(
+    tallies: Sequence[RunTally], choice: JudgingOptions, own: Mapping[str, JudgingOptions]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows that were chosen, with their texts and gold grades; and notes on them.
+
+    Args:
+        own: how to judge each run, by its path, as `gold_options` has it.
+    """
     notes: list[str] = []
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
@@ -423,7 +430,7 @@ def _browser(tallies: Sequence[RunTally], choice: JudgingOptions) -> tuple[list[
             texts = input_texts(run, [row.row_id for row in found])
         except (RelabelError, OSError) as exc:
             notes.append(f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}")
-        options = gold_options(choice, run)
+        options = own[run.path]
         try:
             golds = golds if options.qrels is None else row_golds(run, options, found)
         except (InputError, MissingExtraError):
@@ -474,7 +481,7 @@ RESAMPLES, SEED = 1000, 7
 WORST = 15
 
 
-def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section:
+def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mapping[str, JudgingOptions]) -> Section:
     """Every run by gold grades, and the queries that it ranks worst; why one could not be judged, where its grades were
     only found, not asked for.
 
@@ -485,7 +492,7 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section
     details: list[Block] = []
     judged: dict[str, JudgedLabels] = {}
     for run in runs:
-        if (options := gold_options(choice, run)).qrels is None:
+        if (options := own[run.path]).qrels is None:
             continue
         try:
             rows, result = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
@@ -525,7 +532,7 @@ def _worst_queries(rows: Judged) -> list[list[Cell]]:
 # Runs compared: a student's scores with its teacher, other runs with the first.
 
 
-def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Section:
+def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mapping[str, JudgingOptions]) -> Section:
     """Each run compared with the first label run, by gold too where there is some."""
     teacher = next((run for run in runs if run.kind != "scores"), None) or next(iter(runs), None)
     blocks: list[Block] = []
@@ -533,7 +540,7 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Sec
         if teacher is None or other is teacher:
             continue
         try:
-            found = _compare(teacher, other, choice)
+            found = _compare(teacher, other, choice, own[teacher.path])
         except CANT as exc:
             blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
@@ -550,7 +557,7 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions) -> Sec
     return Section("between", "Between runs", blocks)
 
 
-def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -> ComparedSets:
+def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions, options: JudgingOptions) -> ComparedSets:
     """One run compared with another; by gold grades too, where those that were found (not asked for) fit."""
     judge_by = functools.partial(
         compare_named,
@@ -561,7 +568,6 @@ def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions) -
         resamples=RESAMPLES,
         seed=SEED,
     )
-    options = gold_options(choice, teacher)
     try:
         return judge_by(options)
     except CANT:
