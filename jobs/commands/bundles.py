@@ -47,6 +47,7 @@ from relabel.jobs.commands.options import (
     local_folder,
     output_option,
     report_refused,
+    sign_key_option,
     sigterm_ends,
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
@@ -71,13 +72,6 @@ from relabel.manifests.store import Store, open_bundle_store
 anyway_option = click.option(
     "--anyway", is_flag=True, help="Point the channel at a student that is no better than a baseline, too."
 )
-sign_key_option = click.option(
-    "--sign-key",
-    metavar="FILE",
-    callback=lambda _context, _option, source: None if source is None else SigningKey(source),
-    envvar="RELABEL_SIGN_KEY",
-    help="Private ed25519 key (PEM) to sign with; RELABEL_SIGN_KEY may hold the path or the PEM text.",
-)
 
 
 @click.command(epilog="Example: relabel publish out/bundle s3://bucket/models --channel candidate")
@@ -100,7 +94,7 @@ def publish(
     version: str | None,
     reread: bool,
     anyway: bool,
-    sign_key: SigningKey | None,
+    sign_key: str | None,
     output: str,
 ) -> int:
     """Publish a bundle: its files, each once, then its version, then the channel's pointer.
@@ -111,6 +105,7 @@ def publish(
     grade, BM25), unless --anyway is given: exit 5.
     """
     bundle_store = open_bundle_store(url, Storage())
+    key = None if sign_key is None else SigningKey(sign_key)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
         done = publish_bundle(
@@ -120,7 +115,7 @@ def publish(
             name=name,
             version=version,
             channel=channel,
-            key=sign_key,
+            key=key,
             rereads=reread,
             is_anyway=anyway,
         )
@@ -157,14 +152,16 @@ def channel() -> None:
 @anyway_option
 @sign_key_option
 @output_option
-def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: SigningKey | None, output: str) -> int:
+def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: str | None, output: str) -> int:
     """Point a channel at a version that is published and whole.
 
     Exits 10 if it points there already, 20 if another process moved it meanwhile, and 5, as `publish` does, at a
     student that is no better than a baseline, unless --anyway is given.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved, has_moved = set_channel(bundle_store, bundle_name, name, version, sign_key, is_anyway=anyway)
+    moved, has_moved = set_channel(
+        bundle_store, bundle_name, name, version, None if sign_key is None else SigningKey(sign_key), is_anyway=anyway
+    )
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
 
@@ -173,14 +170,14 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: Si
 @click.argument("name", metavar="CHANNEL")
 @sign_key_option
 @output_option
-def rollback(bundle: str, name: str, sign_key: SigningKey | None, output: str) -> int:
+def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
     """Point a channel at the version that it pointed to before; again: one further back.
 
     Its sequence still rises, so all who follow it change too. To go back on one machine alone: relabel pull
     --rollback DEST.
     """
     bundle_store, bundle_name = _bundle_at(bundle)
-    moved = roll_back(bundle_store, bundle_name, name, sign_key)
+    moved = roll_back(bundle_store, bundle_name, name, None if sign_key is None else SigningKey(sign_key))
     return _emit_move(bundle_store, moved, output, Exit.DONE)
 
 

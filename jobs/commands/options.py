@@ -192,6 +192,14 @@ def local_folder(text: str, what: str) -> Path:
     return Path(text)
 
 
+sign_key_option = click.option(
+    "--sign-key",
+    metavar="FILE",
+    envvar="RELABEL_SIGN_KEY",
+    help="Private ed25519 key (PEM) to sign with; RELABEL_SIGN_KEY may hold the path or the PEM text.",
+)
+
+
 # ------------------------------------------------------------------------------
 # SIGTERM for commands that have nothing to drain: as Ctrl-C, so that what they were making is tidied away.
 
