@@ -166,7 +166,7 @@ def test_a_run_whose_shards_are_all_held_starts_no_worker(tmp_path: Path) -> Non
         assert (code, report["busy_shards"]) == (75, [0, 1])
         assert "engine_restarts" not in report
     finally:
-        first.terminate()
+        first.kill()
         first.wait(60)
 
 
