@@ -331,8 +331,9 @@ def test_two_processes_with_half_the_weights_each_train_as_one_that_accumulates(
     both: tuple[Path, Seen], changes: dict[str, Any], run: Callable[..., Any], tmp_path: Path, kind: str
 ) -> None:
     folder, seen = both
-    train = {**changes[kind]["train"], "accumulation": 2}
-    alone = run(**{**changes[kind], "train": train}, output=str(tmp_path / "alone"))
+    alone = run(
+        **changes[kind] | {"train": {**changes[kind]["train"], "accumulation": 2}}, output=str(tmp_path / "alone")
+    )
     np.testing.assert_allclose(points(folder / kind), points(alone.output), rtol=ROUNDING[kind])
     assert_same_answers(folder / kind, alone.output, rtol=1e-3, atol=1e-3)
     first, second = seen[kind]
