@@ -81,10 +81,10 @@ FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_
 # Sweeps that take minutes each and kill nothing.
 LONG_TESTS := tests/jobs/test_folder_entries.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py
 
-faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 minutes)
+faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 to 25 minutes)
 	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
 
-full: $(STAMP) ## Tests that are too long for every day and are not among `make faults` (10 minutes)
+full: $(STAMP) ## Tests that are too long for every day and are not among `make faults` (5 to 10 minutes)
 	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m full --ignore=tests/faults --timeout 600
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
