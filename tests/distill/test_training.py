@@ -247,11 +247,7 @@ TOO_FAST = {
 """Dev gets worse while it trains, so that an earlier step is kept: on both processes, although the second sees the
 opposite.
 """
-ROUNDING = {"encoder": 1e-4, "decoder": 2e-3, "adapters": 1e-3, "best": 0.05}
-"""How far two curves of the same training may lie apart, by what is trained. One process under another
-ATEN_CPU_CAPABILITY, which rounds otherwise, is up to 9e-5, 6e-4 and (best, whose rate is that large) 2e-2 from itself.
-"""
-KINDS = tuple(ROUNDING)
+KINDS = ("encoder", "decoder", "adapters", "best")
 
 Seen = dict[str, list[dict[str, Any]]]
 
@@ -331,10 +327,9 @@ def test_two_processes_with_half_the_weights_each_train_as_one_that_accumulates(
     both: tuple[Path, Seen], changes: dict[str, Any], run: Callable[..., Any], tmp_path: Path, kind: str
 ) -> None:
     folder, seen = both
-    alone = run(
-        **changes[kind] | {"train": {**changes[kind]["train"], "accumulation": 2}}, output=str(tmp_path / "alone")
-    )
-    np.testing.assert_allclose(points(folder / kind), points(alone.output), rtol=ROUNDING[kind])
+    train = {**changes[kind]["train"], "accumulation": 2}
+    alone = run(**{**changes[kind], "train": train}, output=str(tmp_path / "alone"))
+    np.testing.assert_allclose(points(folder / kind), points(alone.output), rtol=1e-3 if kind == "adapters" else 1e-4)
     assert_same_answers(folder / kind, alone.output, rtol=1e-3, atol=1e-3)
     first, second = seen[kind]
     assert first["metrics"] == second["metrics"]
