@@ -361,27 +361,32 @@ def call(command: str, log: Path) -> dict[str, Any]:
     words = ["-m", "relabel", *words, "--output", "json"] if program == "relabel" else words
     line = [sys.executable, "-P", *words]
     started, out = time.monotonic(), None
+    process: subprocess.Popen[str] | None = None
+    asked: list[int] = []
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=file, text=True, encoding="utf-8") as process:
-            # a stop is the step's to handle: it knows what it has to bring to an end
-            earlier = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-            try:
+        # a stop is the step's to handle: it knows what it has to bring to an end
+        earlier = signal.signal(
+            signal.SIGTERM, lambda number, _: process.terminate() if process is not None else asked.append(number)
+        )
+        try:
+            with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=file, text=True, encoding="utf-8") as process:
+                if asked:  # before there was a step
+                    process.terminate()
                 while out is None:
                     with contextlib.suppress(KeyboardInterrupt):  # reaches the step too, where SIGTERM came here alone
                         out = process.communicate()[0]
-            finally:
-                signal.signal(signal.SIGTERM, earlier)
+        finally:
+            signal.signal(signal.SIGTERM, earlier)
         try:
             result = json.loads(out)
             file.write(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         except ValueError:
             result = None
             file.write(out)
-    code = Exit.STOPPED if process.returncode < 0 else process.returncode
     return {
         "command": command,
-        "exit_code": int(code),
+        "exit_code": int(Exit.STOPPED if process.returncode < 0 else process.returncode),
         "seconds": round(time.monotonic() - started, 1),
         "result": result,
     }
@@ -612,8 +617,10 @@ def demo(
         "steps": done,
     }
     if result["exit_code"]:
-        lines = [f"  {line}" for line in log.read_text(encoding="utf-8").splitlines()[-12:]]
-        lines.append(f"Stopped: `{command}` ended with exit code {result['exit_code']}. The same command continues.")
+        lines = [
+            *(f"  {line}" for line in log.read_text(encoding="utf-8").splitlines()[-12:]),
+            f"Stopped: `{command}` ended with exit code {result['exit_code']}. The same command continues.",
+        ]
         return emit(result, "\n".join(lines), output, result["exit_code"])
     lines = ["", f"{len(labels)} labels, for instance:"]
     for row in [row for row in range(0, len(pairs), len(pairs) // 3) if row in labels]:
@@ -635,15 +642,16 @@ def demo(
         apart = [f"The served bundle and the student differ by at most {furthest:.1e}."]
     if teach:
         untrained = labels_in(root / "untrained")
-        others = [pair for row, pair in enumerate(pairs) if row in hidden]
-        agreements["untrained teacher"] = agreement(others, untrained, untrained)
+        agreements["untrained teacher"] = agreement([pairs[row] for row in sorted(hidden)], untrained, untrained)
     grades = [pair["grade"] for pair in pairs]
     most = max(map(grades.count, grades)) / len(grades)
     rows = [
-        (name, f"{share:.0%} of {count} pairs that it was not trained on")
-        for name, (share, count) in agreements.items()
+        *(
+            (name, f"{share:.0%} of {count} pairs that it was not trained on")
+            for name, (share, count) in agreements.items()
+        ),
+        ("constant", f"{most:.0%}: the most frequent grade for every pair"),
     ]
-    rows.append(("constant", f"{most:.0%}: the most frequent grade for every pair"))
     lines += [
         "\nAgreement with the grades of the set's author:",
         grid(rows),

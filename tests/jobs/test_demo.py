@@ -5,6 +5,7 @@ made.
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -124,4 +125,15 @@ def test_sigterm_ends_the_step_that_runs(folder: Path) -> None:
 
     threading.Thread(target=stop, daemon=True).start()
     done = call(f"python {script}", folder / "log")
+    assert (done["exit_code"], done["seconds"] < 30) == (Exit.STOPPED, True)
+
+
+def test_sigterm_that_comes_while_a_step_is_started_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Popen(subprocess.Popen[str]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    done = call("python -c 'import time; time.sleep(60)'", folder / "log")
     assert (done["exit_code"], done["seconds"] < 30) == (Exit.STOPPED, True)
