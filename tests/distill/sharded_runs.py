@@ -3,16 +3,17 @@ PLAN.json`.
 
 The plan is a list of entries: `spec`, and if wanted `start`, `die_at` (`after_training_step:5`: at its fifth hit),
 `copies` (a folder that becomes the output before it starts), `signal_at` (the second process alone gets SIGTERM at that
-step) and `disagrees` (the second process sees other figures on dev). Each process writes what it saw to
-`seen-<rank>.json` next to the plan.
+step), `disagrees` (the second process sees other figures on dev) and `in_double` (see there). Each process writes what
+it saw to `seen-<rank>.json` next to the plan.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import relabel.distill.students.distillation
+from relabel.distill.students import networks
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.loop import Training
 from relabel.manifests import failpoints
@@ -27,6 +29,22 @@ from relabel.manifests.files import Storage
 from relabel.manifests.process import forget_interruptions, on_signal
 from relabel.manifests.records import plain
 from relabel.manifests.specs import validate_spec
+
+
+@contextlib.contextmanager
+def in_double() -> Iterator[None]:
+    """Weights in float64. In float32 AdamW's first steps, which have the same length whatever a gradient's size, make
+    of a gradient of 1e-9 that should be 0 another training: one process under another ATEN_CPU_CAPABILITY is up to 2e-2
+    from itself.
+    """
+    whole = networks.read_weights
+    networks.read_weights = lambda *args, **options: whole(*args, **options).double()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        networks.read_weights = whole
+        torch.set_default_dtype(torch.float32)
 
 
 class Killed(BaseException):
@@ -95,9 +113,10 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
         spec = validate_spec(DistillSpec, entry["spec"], where="the plan")
         if is_first and "copies" in entry:
             shutil.copytree(entry["copies"], spec.output)
-        report = relabel.distill.students.distillation.distill(
-            spec, Storage(), start=entry.get("start", "new"), say=say, is_writer=is_first
-        )
+        with in_double() if entry.get("in_double") else contextlib.nullcontext():
+            report = relabel.distill.students.distillation.distill(
+                spec, Storage(), start=entry.get("start", "new"), say=say, is_writer=is_first
+            )
         seen["metrics"] = plain(report.manifest.metrics)
     except Killed:
         seen["died"] = True
