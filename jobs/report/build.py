@@ -257,7 +257,7 @@ def draw(plot: Plot) -> str:
         _draw(axes, plot, names)
         axes.set(xlabel=_short(plot.label, 60), ylabel=_short(plot.value, 60))
         if len(plot.series) > 1:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, handlelength=1.4)
+            figure.legend(loc="outside upper left", ncols=2, borderaxespad=0.2, handlelength=1.4)
         figure.savefig(
             sink, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )

@@ -2,7 +2,9 @@
 by everybody.
 """
 
+import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,26 @@ def test_hostile_texts_run_nowhere_and_ask_nobody(hostile: Path, open_page: Call
     shown = page.locator("main").inner_text()
     assert BAITS[1] in shown
     assert "reason " + BAITS[0] in shown
+
+
+OUTSIDE = """() => {
+  const box = document.documentElement.getBoundingClientRect();
+  const isIn = (one) =>
+    one.left >= box.left && one.top >= box.top && one.right <= box.right && one.bottom <= box.bottom;
+  const texts = [...document.querySelectorAll("text")].filter((text) => !isIn(text.getBoundingClientRect()));
+  return texts.map((text) => text.textContent);
+}"""
+
+
+def test_all_text_of_a_plot_is_inside_it(hostile: Path, open_page: Callable[..., Any], tmp_path: Path) -> None:
+    plots = re.findall("data:image/svg[+]xml;base64,([^\"']+)", hostile.read_text(encoding="utf-8"))
+    assert len(plots) >= 4
+    for number, plot in enumerate(plots):
+        file = tmp_path / f"plot-{number}.svg"
+        file.write_bytes(base64.b64decode(plot))
+        page, _ = open_page(file)
+        assert page.locator("text").count() > 8
+        assert page.evaluate(OUTSIDE) == []
 
 
 def test_policy_refuses_a_script_that_got_in_all_the_same(
