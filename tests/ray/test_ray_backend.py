@@ -20,7 +20,7 @@ def receipts(job: Path) -> int:
     return len(list((job.parent / "out" / "receipts").rglob("*.json")))
 
 
-def wait_for(what: Callable[[], Any], *, within_s: float = 120.0) -> None:
+def wait_for(what: Callable[[], Any], *, within_s: float = 60.0) -> None:
     until = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < until, "it did not happen in time"
