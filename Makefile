@@ -62,12 +62,11 @@ test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-
 
 environments: $(STAMP) $(VLLM_STAMP) ## Both environments of the tests; side by side with -j2
 
-check: $(STAMP) ## Lint, format, types, floors, and the budget of statements by room
+check: $(STAMP) ## Lint, format, types and floors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/budget.py
 
 format: $(STAMP) ## Fix what the formatter and linter can fix
 	$(BIN)/ruff check --fix .
