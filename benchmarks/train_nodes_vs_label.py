@@ -36,7 +36,7 @@ from relabel.distill.students.distillation import distill
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.training.output import CURVES_NAME
 from relabel.jobs.delivery import fetch_model
-from relabel.labelers.direct import GraphGrpo
+from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI, LABELS, NODE_SCORES, label_schema
 

@@ -16,19 +16,19 @@ from relabel.manifests.specs import EngineSpec, LabelerOptions, ObjectSchema, Re
 from relabel.manifests.tables import INPUT_KINDS
 
 LABELERS: dict[str, str] = {
-    "complexity": "relabel.labelers.direct:Complexity",
+    "complexity": "relabel.labelers.complexity:Complexity",
     "direct": "relabel.labelers.direct:Direct",
-    "ensemble": "relabel.labelers.direct:Ensemble",
-    "evidence-set": "relabel.labelers.review:EvidenceSet",
-    "graph-grpo": "relabel.labelers.direct:GraphGrpo",
-    "pointwise": "relabel.labelers.direct:Pointwise",
-    "query": "relabel.labelers.direct:Query",
-    "r1": "relabel.labelers.direct:R1",
-    "r3a": "relabel.labelers.evidence:R3A",
+    "ensemble": "relabel.labelers.ensemble:Ensemble",
+    "evidence-set": "relabel.labelers.evidence_set:EvidenceSet",
+    "graph-grpo": "relabel.labelers.graph_grpo:GraphGrpo",
+    "pointwise": "relabel.labelers.pointwise:Pointwise",
+    "query": "relabel.labelers.query:Query",
+    "r1": "relabel.labelers.r1:R1",
+    "r3a": "relabel.labelers.r3a:R3A",
     "review": "relabel.labelers.review:Review",
-    "route": "relabel.labelers.evidence:Route",
-    "umbrela": "relabel.labelers.direct:Umbrela",
-    "variants": "relabel.labelers.review:Variants",
+    "route": "relabel.labelers.route:Route",
+    "umbrela": "relabel.labelers.umbrela:Umbrela",
+    "variants": "relabel.labelers.variants:Variants",
 }
 _LABELERS = Registry("labeler", "relabel.labelers", LABELERS)
 

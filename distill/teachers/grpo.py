@@ -59,10 +59,11 @@ from relabel.distill.teachers.teaching import (
 )
 from relabel.distill.training.loop import Learner
 from relabel.distill.training.output import Curve, TrainingPlace
+from relabel.labelers.chunks import CHUNKS, chunk_texts
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.openai_client import server_address
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
-from relabel.labelers.review import CHUNKS, ShortAnswers, chunk_texts
+from relabel.labelers.short_answers import ShortAnswers
 from relabel.labelers.verdicts import index_lists_of
 from relabel.manifests.asks import Answer, Ask, Engine, JsonIndices, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, InputError, RelabelError, VerdictError

@@ -48,8 +48,8 @@ from relabel.distill.training.loop import SupervisedLearner, plan_batches
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.engines.tokens import DecisionPlaces, Overlong
+from relabel.labelers.evidence_set import EVIDENCE_SET, rendered_sets
 from relabel.labelers.registry import Labeler, labeler_class, options_of_run
-from relabel.labelers.review import EVIDENCE_SET, rendered_sets
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import (
     Answer,

@@ -21,6 +21,7 @@ from relabel.distill.training.spec import (
     TrainingSection,
     as_sources,
 )
+from relabel.labelers.evidence_set import EVIDENCE_SET
 from relabel.labelers.registry import (
     engine_class,
     engine_names,
@@ -29,7 +30,6 @@ from relabel.labelers.registry import (
     labeler_names,
     labeler_schemas,
 )
-from relabel.labelers.review import EVIDENCE_SET
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.records import LEFT_OUT
 from relabel.manifests.specs import (

@@ -24,7 +24,7 @@ from relabel.jobs.tables import (
     translate_polars_errors,
     written,
 )
-from relabel.labelers.direct import MADE_QUERY
+from relabel.labelers.query import MADE_QUERY
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.label_sets import join_texts

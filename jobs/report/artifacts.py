@@ -58,7 +58,8 @@ from relabel.jobs.sections import (
     Table,
 )
 from relabel.jobs.tables import is_remote
-from relabel.labelers.evidence import RouteStep, Subtree, one_line, read_step
+from relabel.labelers.route import RouteStep, read_step
+from relabel.labelers.subtrees import Subtree, one_line
 from relabel.manifests.errors import InputError, ManifestError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.labels import (

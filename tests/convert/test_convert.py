@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from relabel.jobs.api import read_labels
 from relabel.jobs.convert import Options, convert
-from relabel.labelers.direct import GraphGrpo
+from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import label_schema
 from tests.convert.conftest import rows_of

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.labelers.direct import GraphGrpo
+from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI, LABELS, label_schema
 from tests.engines.conftest import CHATML, make_tokenizer

@@ -38,7 +38,7 @@ from relabel.distill.students.portable import (
 )
 from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, student_schema
 from relabel.jobs.cli import main
-from relabel.labelers.direct import GraphGrpo
+from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from relabel.labelers.engines.batching import Prefix, PrefixStore, shared_length
 from relabel.labelers.engines.grammars import GrammarCompiler, _numbers, render_grammar
 from relabel.labelers.engines.tokens import Overlong, Prompt, PromptEncoder, distribution, resolve_labels
-from relabel.labelers.evidence import Subtree, options_of, read_actions
 from relabel.labelers.registry import labeler_names
-from relabel.labelers.review import ShortAnswers
+from relabel.labelers.short_answers import ShortAnswers
+from relabel.labelers.subtrees import Subtree, options_of, read_actions
 from relabel.labelers.verdicts import Reader, token_budget
 from relabel.manifests.asks import (
     Answer,

@@ -11,7 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.labelers.review import CHARS_PER_DOCUMENT, TOKENS_PER_CHUNK, chunks_within, documents_within
+from relabel.labelers.chunks import chunks_within
+from relabel.labelers.evidence_set import TOKENS_PER_CHUNK
+from relabel.labelers.showing import CHARS_PER_DOCUMENT, documents_within
 from relabel.manifests.asks import Ask, Distribution, JsonIndices
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.labels import (

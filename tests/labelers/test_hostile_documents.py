@@ -13,8 +13,8 @@ import pytest
 
 from relabel.labelers.engines.fake import Fake, FakeArgs, made_contents, written
 from relabel.labelers.engines.grammars import render_grammar
-from relabel.labelers.evidence import one_line
 from relabel.labelers.registry import labeler_names
+from relabel.labelers.subtrees import one_line
 from relabel.manifests.asks import (
     AnswerFormat,
     Ask,

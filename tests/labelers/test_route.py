@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.labelers.evidence import Subtree, read_actions
+from relabel.labelers.subtrees import Subtree, read_actions
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.errors import VerdictError
 from relabel.manifests.labels import COLUMN, Label, Pair, Tree

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from relabel.labelers.evidence import PassagePlace, _continues, _Index, align, content_at, read_evidence
+from relabel.labelers.alignment import PassagePlace, align, content_at
+from relabel.labelers.evidence import _continues, _Index, read_evidence
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import Answer, AnswerFormat, Choice, Fragment, Text
 from relabel.manifests.errors import MissingExtraError, VerdictError

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.labelers.direct import GraphGrpo
+from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import LabelRow, QuarantineRow

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.labelers.registry import ENGINES
-from relabel.labelers.review import Variants
+from relabel.labelers.variants import Variants
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.labels import Pair, Reads
 from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
