@@ -16,15 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relabel.distill.teachers.rollouts import (
-    AnswerTokens,
-    Dialogues,
-    GoldRow,
-    each,
-    grade_score,
-    graph_score,
-    longest_answer,
-)
+from relabel.distill.teachers.rewards import GoldRow, each, grade_score, graph_score
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, longest_answer
 from relabel.distill.teachers.spec import CreditSection, RolloutSection, RolloutTraining
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.tokens import PromptEncoder
@@ -216,7 +209,7 @@ def main() -> None:
         print(f"format shown in {shown - began:.1f} s")
         options: dict[str, Any] = {}
         if chosen.labeler == "graph-grpo":
-            from relabel.distill.teachers.rollouts import Credit
+            from relabel.distill.teachers.credit import Credit
 
             options["credit"] = Credit(CreditSection(tags=chosen.tags))
         curve = train(setting, chosen.labeler, Path(name), steps=chosen.steps, **options).curve

@@ -18,27 +18,21 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler, pad
 
-from relabel.distill.teachers.rollouts import (
+from relabel.distill.teachers.credit import (
     EDGES,
     ROUNDINGS,
     TEMPLATE,
-    AskedIds,
     Credit,
-    Dialogues,
-    GoldRow,
-    Rollout,
-    RolloutLog,
-    Score,
-    Scored,
-    answer_figures,
     effective_ratios,
     group_advantages,
     is_known,
     node_average_weights,
-    roll_rows,
     segments_of,
     token_advantages,
 )
+from relabel.distill.teachers.rewards import GoldRow, Score, Scored, answer_figures, roll_rows
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.rollouts import AskedIds, Dialogues, Rollout
 from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining, VllmSection
 from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of

@@ -31,7 +31,7 @@ from relabel.distill.students.examples import (
     rejoin,
 )
 from relabel.distill.students.spec import LearnedGold, LearnedLabels
-from relabel.distill.teachers.grpo import load_evidence_queries, whole_queries
+from relabel.distill.teachers.res_rag import load_evidence_queries, whole_queries
 from relabel.distill.teachers.rollouts import Span, token_parts
 from relabel.distill.teachers.spec import SftGold, SftSpec, TeacherData, TeacherSpec
 from relabel.distill.teachers.teaching import (

@@ -565,7 +565,7 @@ METHODS = {
     "res-rag": TeacherMethod(
         "GRPO on a frozen generator's answers (RES-RAG)",
         ResRagSpec,
-        "relabel.distill.teachers.grpo:ResRagTeacher",
+        "relabel.distill.teachers.res_rag:ResRagTeacher",
     ),
 }
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from relabel.distill.teachers.grpo_trainer import CreditTrainer, RolloutTrainer, grpo_arguments
-from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, GoldRow, Rollout, Score, each
+from relabel.distill.teachers.rewards import GoldRow, Score, each
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import RolloutSection, RolloutTraining
 from relabel.distill.training.loop import Training
 from relabel.distill.training.output import TrainingPlace

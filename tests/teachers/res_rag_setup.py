@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from relabel.distill.teachers.grpo import EvidenceRow, chosen_of, row_of
 from relabel.distill.teachers.grpo_trainer import GrammarMasks, HeldTrainer, grpo_arguments
-from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, GoldRow, Rollout, Score
+from relabel.distill.teachers.res_rag import EvidenceRow, chosen_of, row_of
+from relabel.distill.teachers.rewards import GoldRow, Score
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, Rollout
 from relabel.distill.teachers.spec import EvidenceRollouts, RolloutTraining
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from relabel.distill.teachers import grpo
-from relabel.distill.teachers.grpo import Evidence, EvidenceJudge, EvidenceRow, Generated, Generator, evidence_of
+from relabel.distill.teachers import res_rag
+from relabel.distill.teachers.res_rag import Evidence, EvidenceJudge, EvidenceRow, Generated, Generator, evidence_of
 from relabel.distill.teachers.rollouts import FirstPrompt, Rollout, WrittenTurn
 from relabel.distill.teachers.spec import GeneratorSpec
 from relabel.labelers.engines.fake import FakeArgs
@@ -29,8 +29,9 @@ from relabel.distill.teachers.grpo_trainer import (
     GrammarHold,
     GrammarMasks,
 )
-from relabel.distill.teachers.rollouts import ROLLOUTS_NAME, AnswerTokens, RolloutLog
-from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.rollouts import AnswerTokens
+from relabel.distill.teachers.spec import ROLLOUTS_NAME, read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.manifests.files import Storage
@@ -145,7 +146,7 @@ def test_an_engine_that_goes_down_loses_what_was_open_and_is_started_again(tmp_p
 
 
 def test_an_engine_that_hangs_has_gone_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpo, "ANSWER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(res_rag, "ANSWER_TIMEOUT_S", 0.0)
     generator, engine = generator_of(tmp_path, lambda _: '["Ada"]')
     monkeypatch.setattr(engine, "poll", list)
     assert generator.answer([ROSES])[0].fault == "engine"

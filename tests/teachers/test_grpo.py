@@ -22,7 +22,7 @@ from tests.teachers.conftest import NUM_PAIRS
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollouts import ROLLOUTS_NAME
+from relabel.distill.teachers.spec import ROLLOUTS_NAME
 from relabel.manifests.errors import ModelError
 from tests.teachers.conftest import relabel
 
@@ -136,9 +136,9 @@ def test_a_training_whose_rewards_never_differ_says_that_nothing_was_learned(
     is_first_right: bool,
 ) -> None:
     """Made-up answers; with the first one of a step right, there is something to learn."""
-    from relabel.distill.teachers import rollouts
+    from relabel.distill.teachers import rewards
 
-    whole = rollouts.grade_score
+    whole = rewards.grade_score
 
     def scored(near: float) -> Any:
         worth, calls = whole(near), [0]

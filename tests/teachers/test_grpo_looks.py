@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollouts import ROLLOUTS_NAME, RolloutLog
-from relabel.distill.teachers.spec import read_teacher_spec
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.spec import ROLLOUTS_NAME, read_teacher_spec
 from relabel.distill.teachers.teaching import estimate_teacher, train_teacher
 from relabel.distill.training.output import WEIGHTS
 from relabel.manifests.errors import ConfigError, InputError

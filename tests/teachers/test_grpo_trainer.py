@@ -18,21 +18,17 @@ trl = pytest.importorskip("trl")
 from datasets import Dataset
 from trl.trainer.utils import nanstd
 
+from relabel.distill.teachers.credit import EDGES, Credit
 from relabel.distill.teachers.grpo_trainer import (
     grpo_arguments,
     vllm_arguments,
 )
-from relabel.distill.teachers.rollouts import (
-    EDGES,
+from relabel.distill.teachers.rewards import GoldRow, Score
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.rollouts import Rollout
+from relabel.distill.teachers.spec import (
     EDGES_NAME,
     ROLLOUTS_NAME,
-    Credit,
-    GoldRow,
-    Rollout,
-    RolloutLog,
-    Score,
-)
-from relabel.distill.teachers.spec import (
     CreditSection,
     RolloutSection,
     RolloutTraining,

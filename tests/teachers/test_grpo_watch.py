@@ -14,8 +14,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.grpo import WATCHED, RewardWatch
-from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, GoldRow, answer_figures, grade_score
+from relabel.distill.teachers.rewards import GoldRow, answer_figures, grade_score
+from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
+from relabel.distill.teachers.watch import WATCHED, RewardWatch
 from relabel.distill.training.output import Curve
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import end_ids

@@ -12,23 +12,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.grpo_trainer import sampling_logprobs, vllm_arguments
-from relabel.distill.teachers.rollouts import (
+from relabel.distill.teachers.credit import (
     EDGES,
-    NO_PART,
     TEMPLATE,
-    AnswerTokens,
     Credit,
+    group_advantages,
+    node_average_weights,
+    segments_of,
+    token_advantages,
+)
+from relabel.distill.teachers.grpo_trainer import sampling_logprobs, vllm_arguments
+from relabel.distill.teachers.rewards import graded_reward, node_rewards
+from relabel.distill.teachers.rollouts import (
+    NO_PART,
+    AnswerTokens,
     Dialogues,
     Generate,
     Rollout,
     WrittenTurn,
-    graded_reward,
-    group_advantages,
-    node_average_weights,
-    node_rewards,
-    segments_of,
-    token_advantages,
     token_parts,
     token_spans,
 )

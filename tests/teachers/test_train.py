@@ -22,7 +22,8 @@ from tests.teachers.conftest import NUM_PAIRS, relabel
 
 pytest.importorskip("trl")
 
-from relabel.distill.teachers.rollouts import PARTS, RolloutLog
+from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.spec import PARTS
 from relabel.distill.teachers.teaching import estimate_teacher
 from relabel.distill.training import checkpoints
 from relabel.distill.training.output import list_checkpoints
