@@ -187,10 +187,10 @@ def _translate_errors(what: str) -> Iterator[None]:
         yield
     except (RelabelError, ConditionFailedError, FileNotFoundError):
         raise
-    except (PermissionError, NotImplementedError, IsADirectoryError, NotADirectoryError) as exc:
-        raise StoreError(
-            f"{what} ({type(exc).__name__}). Check the path, the credentials and what they allow."
-        ) from exc
+    except PermissionError as exc:
+        raise StoreError(f"{what}: no permission. Check the credentials and what they allow.") from exc
+    except (NotImplementedError, IsADirectoryError, NotADirectoryError) as exc:
+        raise StoreError(f"{what}: this kind of storage can't do it ({type(exc).__name__}).") from exc
     except Exception as exc:  # each filesystem has errors of its own, and no two agree on which of them pass
         raise TryAgainError(type(exc).__name__) from exc
 
@@ -367,8 +367,6 @@ class S3Objects(FsspecObjects):
 
     def _meaning(self, exc: Exception, key: str) -> Exception:
         """Ours for theirs. Their texts stay in the chain: some repeat what was sent."""
-        import botocore.exceptions as known
-
         place = f"{self._where.partition('://')[0]}://{key}"
         reply: Any = getattr(exc.__cause__, "response", None) or getattr(exc, "response", None)
         status, code = 0, type(exc).__name__
@@ -376,34 +374,42 @@ class S3Objects(FsspecObjects):
             status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             code = str(reply.get("Error", {}).get("Code", ""))
         said = f"{status or ''} {code if code != str(status) else ''}".strip()
-        hint, why = _HINTS.get(code) or _HINTS.get(str(status)), out_of_files(exc)
-        full = "What was committed is safe; free some space, or raise the quota, and run the same command again."
-        passing = (
-            known.HTTPClientError | known.ConnectionError | known.IncompleteReadError | known.FlexibleChecksumError
-        )
-        is_final = isinstance(exc, known.BotoCoreError | ValueError | TypeError)
-        is_cut = isinstance(exc, OSError | EOFError) or type(exc).__module__.startswith("aiohttp")
-        meanings = (  # the first that holds
-            (status == 412 or code == "PreconditionFailed", ConditionFailedError(key)),
-            (code == "FileNotFoundError" or (status == 404 and code not in _HINTS), FileNotFoundError(place)),
-            (
-                status == 507 or code in _FULL_CODES,
-                DiskFullError(f"{place}: no space left in the bucket ({said}). {full}"),
-            ),
-            (
-                code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS),
-                TryAgainError(said),
-            ),
-            (status == 416, EOFError(place)),
-            (status or hint, StoreError(f"{place}: refused ({said})" + (f": {hint}." if hint else "."))),
-            (why, StoreError(f"{place}: {why}")),
-            (isinstance(exc, passing) or (is_cut and not is_final), TryAgainError(said)),
-            (
-                is_final,
-                StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options."),
-            ),
-        )
-        return next((meaning for holds, meaning in meanings if holds), exc)
+        hint = _HINTS.get(code) or _HINTS.get(str(status))
+        if status == 412 or code == "PreconditionFailed":
+            return ConditionFailedError(key)
+        if code == "FileNotFoundError" or (status == 404 and code not in _HINTS):
+            return FileNotFoundError(place)
+        if status == 507 or code in _FULL_CODES:
+            return DiskFullError(
+                f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or "
+                "raise the quota, and run the same command again."
+            )
+        if code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS):
+            return TryAgainError(said)
+        if status == 416:
+            return EOFError(place)
+        if hint:
+            return StoreError(f"{place}: refused ({said}): {hint}.")
+        if status:
+            return StoreError(f"{place}: refused ({said}).")
+        return self._meaning_without_reply(exc, place, said)
+
+    def _meaning_without_reply(self, exc: Exception, place: str, said: str) -> Exception:
+        """Of an error that no server answered with."""
+        import botocore.exceptions as known
+        from botocore.parsers import ResponseParserError
+
+        why = out_of_files(exc)
+        if why is not None:
+            return StoreError(f"{place}: {why}")
+        is_garbled = isinstance(exc, known.IncompleteReadError | known.FlexibleChecksumError | ResponseParserError)
+        if is_garbled or isinstance(exc, known.HTTPClientError | known.ConnectionError):
+            return TryAgainError(said)
+        if isinstance(exc, known.BotoCoreError | ValueError | TypeError):
+            return StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options.")
+        if isinstance(exc, OSError | EOFError) or type(exc).__module__.startswith("aiohttp"):
+            return TryAgainError(said)
+        return exc
 
 
 def field(reply: Mapping[str, Any], name: str) -> Any:
