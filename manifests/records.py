@@ -213,12 +213,19 @@ class BatchRecord:
         asks: what names each of its asks, from what is asked and its seed alone.
         batch: the provider's own name; empty until it was handed over.
         created: when, in seconds since 1970; of two that hold an ask the later one is read first.
+        file: the provider's name for the file of its requests; empty until that was uploaded.
+        reply: the beginning of what the provider answered, of a batch that it took and did not name.
+        unread: what names those of its requests, whatever their seed, of which an earlier batch said nothing that could
+            be read, though it did of others.
     """
 
     name: str
     asks: list[str]
     created: float
     batch: str = ""
+    file: str = ""
+    reply: str = ""
+    unread: list[str] = field(default_factory=list)
     version: int = field(default=1)
 
 

@@ -2,8 +2,8 @@
 or by the provider's batches.
 
 Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
-Importing this file loads no HTTP library. Read on: `openai_client.py` (options, replies, tries and limits) and
-`openai_modes.py` (the two ways to ask).
+Importing this file loads no HTTP library. Read on: `openai_client.py` (options, replies, tries and limits),
+`openai_modes.py` (the two ways to ask) and `openai_batches.py`.
 """
 
 import asyncio
@@ -11,299 +11,34 @@ import contextlib
 import hashlib
 import logging
 import queue
-import secrets
-import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
+from relabel.labelers.engines.openai_batches import PART_REQUESTS, Batches
 from relabel.labelers.engines.openai_client import (
     CHARS_PER_TOKEN,
     MAX_COUNT,
     ApiClient,
-    Failure,
     OpenAiArgs,
-    ReplyError,
-    Unanswered,
     args_of,
-    content_of,
     key_of,
-    read_as,
-    read_chat,
-    read_complaint,
     server_address,
     shown,
 )
-from relabel.labelers.engines.openai_modes import ChatMode, ChatWork, TokensMode, answer_of
+from relabel.labelers.engines.openai_modes import ChatMode, ChatWork, TokensMode
 from relabel.labelers.engines.transformers import TokenizerFolder, tokenizer_folder
-from relabel.manifests import failpoints
 from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, Engine, EngineFacts, Request
-from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError, ServerGoneError
+from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
 from relabel.manifests.process import require
-from relabel.manifests.records import BatchRecord, BatchRecords, digest_of
+from relabel.manifests.records import BatchRecords
 from relabel.manifests.secrets import counted
-from relabel.manifests.specs import BATCH_PRICE, EngineArgs, EngineSpec, price_of
+from relabel.manifests.specs import EngineArgs, EngineSpec, price_of
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
-
-# ------------------------------------------------------------------------------
-# Batches: chat requests uploaded as files that the provider completes within a day at half the price.
-
-
-URL = "/v1/chat/completions"
-PART_REQUESTS = 50_000
-FAILED_IN_A_ROW = 3
-"""Batches that fail as a whole before the run ends: it is not the requests."""
-
-Works = Mapping[str, ChatWork]
-
-
-class _Response(BaseModel):
-    status_code: int | None = None
-    body: Any = None
-
-
-class _Line(BaseModel):
-    """A line of a batch's files. An ask that was not answered has no response, and costs nothing."""
-
-    custom_id: str
-    response: _Response | None = None
-
-
-class _Named(BaseModel):
-    """A file or batch as the provider shows it."""
-
-    id: str
-    status: str | None = None
-    metadata: Any = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    errors: Any = None
-
-
-class _Listed(BaseModel):
-    data: list[_Named] | None = None
-    has_more: bool | None = None
-
-
-class Batches:
-    """Has requests answered by batches.
-
-    Args:
-        deliver: takes the answers of a batch together, so that what they lead to is one batch again; from the engine's
-            own thread.
-    """
-
-    def __init__(
-        self, client: ApiClient, args: OpenAiArgs, records: BatchRecords, deliver: Callable[[list[Answer]], None]
-    ) -> None:
-        self._client, self._args, self._records, self._deliver = client, args, records, deliver
-        self._own: set[str] = set()
-        self._fetched: dict[str, asyncio.Task[tuple[dict[str, _Response], bool]]] = {}
-        self._failed_in_a_row = 0
-        self.adopted: dict[int, Ask] = {}
-        """Requests in flight that an earlier execution has paid for."""
-
-    async def answer(self, works: list[ChatWork]) -> None:
-        """Have all of them answered; returns when they are."""
-        # by what is asked, its seed included; the same one asked twice is numbered
-        seen, named = Counter[str](), dict[str, ChatWork]()
-        for work in works:
-            digest = digest_of(work.body)[:32]
-            named[f"{digest}-{seen[digest]}"] = work
-            seen[digest] += 1
-        known = sorted(await asyncio.to_thread(self._records.load), key=lambda record: -record.created)
-        await self._answer(named, [record for record in known if record.name not in self._own], tries=0)
-
-    async def _answer(self, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
-        """Take up those that batches of earlier executions hold, the latest first, and hand the others over.
-
-        Args:
-            tries: how many batches of this execution have held them.
-        """
-        taken: list[tuple[BatchRecord, Works, Sequence[BatchRecord], int]] = []
-        left = dict(works)
-        for number, record in enumerate(known, start=1):
-            if found := {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}:
-                self.adopted |= {work.request.id: work.request.ask for work in found.values()}
-                taken.append((record, found, known[number:], tries))
-        for part in _parts(left):
-            taken.append((await self._hand_over(part), part, (), tries + 1))
-        await asyncio.gather(*(self._take(*group) for group in taken))
-
-    async def _take(self, record: BatchRecord, works: Works, known: Sequence[BatchRecord], tries: int) -> None:
-        """Answer requests from a batch, once it has ended; those that it left go on."""
-        if record.name not in self._fetched:
-            self._fetched[record.name] = asyncio.create_task(self._fetch(record))
-        lines, is_paid = await self._fetched[record.name]
-        is_own = record.name in self._own
-        left, answers = dict[str, ChatWork](), list[Answer]()
-        fault: ServerGoneError | None = None
-        for ask, work in works.items():
-            line, answer = lines.get(ask), None
-            try:
-                answer = self._read(line, work, is_own=is_own) if line is not None else None
-            except ServerGoneError as exc:  # what else the batch holds is paid for
-                fault = exc
-            if answer is None:
-                if is_own and is_paid and (line is None or line.status_code == 200):
-                    self._client.doubt(work.body, BATCH_PRICE)  # it may have been answered: nobody can know
-                self.adopted.pop(work.request.id, None)
-                if tries < self._args.max_tries:
-                    left[ask] = work
-                    continue
-                answer = Answer(
-                    work.request.id, "", "error", detail=f"no usable answer in {tries} batches", flags=work.flags
-                )
-            answers.append(answer)
-        self._deliver(answers)
-        if is_own:
-            del self._fetched[record.name]
-            if fault is not None:  # an earlier execution's is no news: its asks are asked again
-                raise fault
-        if left:
-            await self._answer(left, known, tries)
-
-    async def _fetch(self, record: BatchRecord) -> tuple[dict[str, _Response], bool]:
-        """What came of a batch, by ask, and whether what is not there may be charged."""
-        batch = record.batch or await self._find(record.name)
-        ended = None if batch is None else await self._ended(batch)
-        if ended is None:
-            return {}, True
-        lines: dict[str, _Response] = {}
-        for name in filter(None, (ended.error_file_id, ended.output_file_id)):
-            found = await self._client.send("GET", f"/files/{name}/content", _read_lines)
-            lines |= {} if isinstance(found, Failure) else found
-        if ended.status != "failed":
-            self._failed_in_a_row = 0
-            return lines, True
-        self._failed_in_a_row += 1
-        complaint = read_complaint(ended.errors)
-        if self._failed_in_a_row >= FAILED_IN_A_ROW or complaint.subject(200) == "credit":
-            why = shown(complaint.message) or "it does not say why"
-            raise ServerGoneError(
-                f"the server at {self._client.at} failed {self._failed_in_a_row} batches in a row: {why}. "
-                "Mend that; the same command then continues."
-            )
-        await self._client.pause(self._args.batch_poll_s)
-        return lines, False
-
-    async def _ended(self, batch: str) -> _Named | None:
-        """A batch that has ended; None for one that the server does not know any more."""
-        while True:
-            found = await self._client.send("GET", f"/batches/{batch}", partial(read_as, _Named))
-            if isinstance(found, Failure):
-                if found.status == 404:
-                    return None
-                raise ServerGoneError(f"the server at {self._client.at} does not show its batches: {found.detail}")
-            if found.status in ("completed", "failed", "expired", "cancelled"):
-                return found
-            await self._client.pause(self._args.batch_poll_s)
-
-    async def _find(self, name: str) -> str | None:
-        """The server's own name for a batch of ours; None where it has none."""
-        after = ""
-        while True:
-            found = await self._client.send("GET", f"/batches?limit=100{after}", partial(read_as, _Listed))
-            if isinstance(found, Failure):
-                raise ServerGoneError(f"the server at {self._client.at} does not list its batches: {found.detail}")
-            for one in found.data or ():
-                if isinstance(one.metadata, dict) and one.metadata.get("relabel") == name:
-                    return one.id
-            if not found.has_more or not found.data:
-                return None
-            after = f"&after={found.data[-1].id}"
-
-    async def _hand_over(self, works: Works) -> BatchRecord:
-        record = BatchRecord(secrets.token_hex(8), sorted(works), time.time())
-        self._own.add(record.name)
-        await asyncio.to_thread(self._records.keep, record)
-        failpoints.hit("before_batch_file")
-        lines = [{"custom_id": ask, "method": "POST", "url": URL, "body": work.body} for ask, work in works.items()]
-        text = "\n".join(content_of(line).decode() for line in lines)
-        file = await self._client.upload(f"relabel-{record.name}.jsonl", text, partial(read_as, _Named))
-        if isinstance(file, Failure):
-            raise ModelError(
-                f"engine.args.batch: the server at {self._client.at} takes no files for batches: {file.detail}."
-            )
-        failpoints.hit("before_batch")
-        record = replace(record, batch=await self._begin(record.name, file.id))
-        failpoints.hit("after_batch")
-        await asyncio.to_thread(self._records.keep, record)
-        failpoints.hit("after_batch_record")
-        return record
-
-    async def _begin(self, name: str, file: str) -> str:
-        """Submit a batch once: if no reply came, the server's list is searched for it before it is submitted again."""
-        body = {
-            "input_file_id": file,
-            "endpoint": URL,
-            "completion_window": "24h",
-            "metadata": {"relabel": name},
-        }
-        for _ in range(self._args.max_tries):
-            found = await self._client.try_once("POST", "/batches", partial(read_as, _Named), body)
-            if isinstance(found, Failure):
-                raise ModelError(
-                    f"engine.args.batch: the server at {self._client.at} takes no batches: {found.detail}."
-                )
-            if not isinstance(found, Unanswered):
-                return found.id
-            await self._client.pause(self._args.backoff_s)
-            if (batch := await self._find(name)) is not None:
-                return batch
-        raise ServerGoneError(f"the server at {self._client.at} takes no batch now; the same command continues later.")
-
-    def _read(self, line: _Response, work: ChatWork, *, is_own: bool) -> Answer | None:
-        """The answer that a line of a batch's files holds; None if it has to be asked again.
-
-        Raises:
-            ServerGoneError: it says that the credit is used up.
-        """
-        if not line.status_code:
-            return None
-        if line.status_code == 200:
-            with contextlib.suppress(ReplyError):  # it may be an error all the same
-                found = self._client.counted(read_chat(line.body), work.body)
-                if is_own:
-                    self._client.charge(found.usage, BATCH_PRICE)
-                return answer_of(work, found)
-        refused = self._client.judge(line.status_code, line.body)
-        return None if refused is None else answer_of(work, refused)
-
-
-def _parts(works: Works) -> list[Works]:
-    """Batches that a provider takes: files of up to 200 MB."""
-    parts: list[dict[str, ChatWork]] = []
-    size = 0
-    for ask, work in works.items():
-        added = len(content_of(work.body))
-        if not parts or size + added > 100 << 20 or len(parts[-1]) >= PART_REQUESTS:
-            parts.append({})
-            size = 0
-        parts[-1][ask] = work
-        size += added
-    return list(parts)
-
-
-def _read_lines(raw: bytes) -> dict[str, _Response]:
-    """Responses by ask; a line that can't be read is none, and its ask is put again."""
-    found: dict[str, _Response] = {}
-    for text in raw.splitlines():
-        with contextlib.suppress(ReplyError):
-            line = read_as(_Line, text)
-            found[line.custom_id] = line.response or _Response()
-    return found
-
-
-# ------------------------------------------------------------------------------
-# The engine.
-
 
 logger = logging.getLogger(__name__)
 
