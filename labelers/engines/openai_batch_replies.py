@@ -290,7 +290,7 @@ def _batch_of(payload: Any, text: str = "") -> Batch:
     values = payload if isinstance(payload, dict) else {}
     metadata = values.get("metadata")
     counts = values.get("request_counts")
-    if not isinstance(counts, dict):
+    if not isinstance(counts, dict) or counts.get("total") == 0:  # some providers never fill it in
         counts = {}
     status = values.get("status")
     return Batch(

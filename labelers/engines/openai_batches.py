@@ -97,6 +97,8 @@ class Batches:
         self._failed_in_a_row = 0
         self._unread = set[str]()
         """Requests, whatever their seed, whose line could not be read in a batch of which others could."""
+        self._asked_once_more = set[str]()
+        """Those of them that another batch held since."""
         self.adopted = dict[int, Ask]()
         """Requests in flight that an earlier execution has paid for."""
 
@@ -347,7 +349,7 @@ class Batches:
     def _way_out(self, record: BatchRecord) -> str:
         """What to do about a batch that gives nothing, for a message."""
         return (
-            f"It is paid for, so its {counted(len(record.asks), 'request')} are not handed over again. The same "
+            f"It is paid for, so its {counted(len(record.asks), 'request')} will not be handed over again. The same "
             "command looks again, with the key and address of that time. If the provider says that the batch is lost, "
             f"remove batches/{record.name}.json from the output: they are paid for once more then."
         )
@@ -366,6 +368,8 @@ class Batches:
             self._fetched[record.name] = asyncio.create_task(self._results(record))
         results = await self._fetched[record.name]
         is_own = record.name in self._own
+        if results.batch is not None:
+            self._asked_once_more.update(record.unread)
         self._refuse_unreadable(record, results, works)
         answers = list[Answer]()
         given_up = list[Answer]()
@@ -433,7 +437,7 @@ class Batches:
         """Whether a request that a batch left may go into another: once more, where its line could not be read."""
         if line is not None and not line.is_readable:
             key = _seedless(work)
-            if key in self._unread:
+            if key in self._asked_once_more:
                 return False
             self._unread.add(key)
         return tries < self._args.max_tries

@@ -216,6 +216,11 @@ KEPT = {
     "cancelled, with answers, without files": Ending(
         "kept", "cancelled", shown=_showing(status="cancelled", output_file_id=None, request_counts={"completed": 5})
     ),
+    "expired, counts not filled in": Ending(
+        "kept",
+        "expired",
+        shown=_showing(status="expired", output_file_id=None, request_counts={"total": 0, "completed": 0, "failed": 0}),
+    ),
     "beginning without id, never listed": Ending(
         "kept", "come back", begun=lambda payload: {"text": "come back"}, listed=lambda payload: {"data": []}
     ),

@@ -15,6 +15,7 @@ from relabel.manifests.failpoints import BATCH_FAILPOINTS
 from tests.faults import forks
 from tests.faults.command_lines import inside
 
+from .batch_endings import KEPT, PLAIN
 from .batch_server import BatchServer, Fate
 from .conftest import GOOD, ask_for, echo, run_all
 from .scripted_server import Call, Json, ScriptedServer, chat, error
@@ -140,6 +141,23 @@ def test_a_batch_that_the_server_does_not_know_ends_the_run_and_is_not_paid_agai
     record.unlink()
     assert run(job, capsys=capsys)[0] == 0
     assert grades() == WANTED
+
+
+def test_a_batch_of_an_unknown_form_ends_every_run_until_it_can_be_read(
+    serve: Any, write_job: Any, capsys: Any
+) -> None:
+    provider = BatchServer(r3a, ending=KEPT["bodies within another object"])
+    job = job_of(write_job, start(serve, provider))
+    for _ in range(2):
+        assert relabel("run", job) == 4
+        message = " ".join(capsys.readouterr().err.split())
+        assert "batch batch-0 at" in message
+        assert '"body": {"result": ' in message
+        assert len(provider.batches) == 1
+    provider.ending = PLAIN
+    assert run(job, capsys=capsys)[0] == 0
+    assert grades() == WANTED
+    assert set(provider.paid.values()) == {1}
 
 
 def test_lines_of_a_batch_are_read_as_answers_that_come_alone(serve: Any, write_job: Any, capsys: Any) -> None:
