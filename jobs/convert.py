@@ -24,6 +24,7 @@ from relabel.manifests.tables import (
     JSON_SUFFIXES,
     PARQUET_SUFFIXES,
     QRELS_COLUMNS,
+    BrokenTexts,
     from_jsonl,
     from_trec,
     read_text,
@@ -376,19 +377,21 @@ def convert(
             tag = tag or (opened.run.plan.name if opened.run else "relabel")
         if tag is not None and re.search(UNWRITABLE, tag):
             raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
+        texts = BrokenTexts()
         with written(target, storage) as file:
             if to in TREC:
                 qrels = kept.select("query_id", polars.lit("0").alias("iteration"), "doc_id", "value")
                 lines = qrels if to == "qrels" else _ranked(polars, kept, tag)
                 lines.write_csv(file, include_header=False, separator=" ", quote_style="never")
             else:
-                typed, batches = _batches(opened, kept, has_means=duplicates == "mean" and conflicts > 0)
+                typed, batches = _batches(opened, kept, texts, has_means=duplicates == "mean" and conflicts > 0)
                 if to == "parquet":
                     write_grouped(file, typed, batches)
                 else:
                     with file.open("wb") as out:
                         for batch in map(polars.from_arrow, batches):
                             batch.with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
+        texts.report()
     return {
         "source": source,
         "source_format": form,
@@ -460,8 +463,12 @@ def _ranked(polars: Any, rows: Any, tag: str | None) -> Any:
     )
 
 
-def _batches(source: Source, kept: Any, *, has_means: bool) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """All columns of the kept rows, in the order of the source, in tables of the schema."""
+def _batches(source: Source, kept: Any, texts: BrokenTexts, *, has_means: bool) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """All columns of the kept rows, in the order of the source, in tables of the schema.
+
+    Args:
+        texts: counts those that are not UTF-8, which become such.
+    """
     rows, values = kept["row"].to_numpy(), kept["value"].to_arrow()
     held = pq.read_schema(source.files[0])
     schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
@@ -474,10 +481,12 @@ def _batches(source: Source, kept: Any, *, has_means: bool) -> tuple[pa.Schema, 
     def tables() -> Iterator[pa.Table]:
         place = 0
         for path in source.files:
+            file_row = place
             with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(batch_size=_batch_rows(parquet.metadata), columns=source.names):
                     begin, end = np.searchsorted(rows, [place, place + batch.num_rows])
-                    table = pa.Table.from_batches([batch]).select(source.names).cast(schema)
+                    stored = pa.Table.from_batches([batch]).select(source.names).cast(schema)
+                    table = texts.mend(stored, path, place - file_row, ()).cast(schema)
                     table = table.take(pa.array(rows[begin:end] - place))
                     place += batch.num_rows
                     if is_read:

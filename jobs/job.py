@@ -21,8 +21,8 @@ from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.asks import Engine
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
-from relabel.manifests.files import Storage, place_of
-from relabel.manifests.inputs import Dataset, open_dataset
+from relabel.manifests.files import Storage
+from relabel.manifests.inputs import Dataset, open_dataset, takes_file
 from relabel.manifests.labels import CASCADE_COLUMNS, Reads
 from relabel.manifests.models import DAY, day_of, may_say_day
 from relabel.manifests.plan import (
@@ -54,6 +54,21 @@ from relabel.manifests.store import Store, open_run_store, read_if_there
 
 # ------------------------------------------------------------------------------
 # A job as it was read: its spec with the labeler's and the engine's own options, and where its output is.
+
+
+OUTPUT_FILES = (
+    "labels/shard-00000/chunk-000000-0.parquet",
+    "quarantine/shard-00000/chunk-000000-0.parquet",
+    "answers/shard-00000/chunk-000000-0.parquet",
+    "plan/rows-00000-0.parquet",
+)
+"""Names as the Parquet files of an output have them."""
+ROUNDS_FILES = (
+    "inputs/round-1/part-00000.parquet",
+    "trajectories.parquet",
+    *(f"round-1/{name}" for name in OUTPUT_FILES),
+)
+"""And those of a search in rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +121,8 @@ class Job:
         Raises:
             ConfigError: the output is inside this path.
         """
-        outer, inner = f"{place_of(path)}/", f"{place_of(self.spec.output)}/"
-        steps = inner[len(outer) : -1].split("/")
-        if inner.startswith(outer) and not any(step.startswith((".", "_")) for step in steps):
+        names = OUTPUT_FILES if self.spec.rounds is None else (*OUTPUT_FILES, *ROUNDS_FILES)
+        if any(takes_file(path, f"{self.spec.output.rstrip('/')}/{name}") for name in names):
             raise ConfigError(
                 f"{self.where}: `output` {self.spec.output} is inside {key} {path}, where its labels would be read as "
                 "input. Give an output elsewhere."

@@ -40,7 +40,7 @@ from relabel.export.loader import (
 from relabel.export.parity import provider_here
 from relabel.jobs.delivery import fetch_folder
 from relabel.jobs.job import Job, cache_dir
-from relabel.jobs.run.chunks import ChunkWork
+from relabel.jobs.run.chunks import ChunkWork, quarantined_text
 from relabel.jobs.run.loop import IDLE_S
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.session import CommitThreads
@@ -578,7 +578,8 @@ def score_chunks(
                 work.started_s, work.started_clock = time.perf_counter(), time.time()
                 if (probs := model.score(tokens, count)) is None:
                     return False
-                rows = score_rows(work.pairs, work.keys, probs, tokens, model.record.phi)
+                scored = score_rows(work.pairs, work.keys, probs, tokens, model.record.phi)
+                rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
                 work.rows, work.left = [*rows], 0
                 num_tokens = sum(len(row.ids) for row in tokens)
                 work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)

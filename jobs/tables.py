@@ -15,17 +15,21 @@ import pyarrow.parquet as pq
 
 from relabel.manifests.errors import DiskFullError, InputError, StoreError, UsageError
 from relabel.manifests.files import FULL, Storage, is_full, is_url, place_of, scheme_of, translate_errors
-from relabel.manifests.inputs import check_single, list_input
+from relabel.manifests.inputs import check_single, list_input, takes_file
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import sha256_file
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import Held, UrlFile, fetched, open_bundle_store, open_run_store, scratch_file, sync_folder
 from relabel.manifests.tables import (
     PARQUET_SUFFIXES,
+    BrokenTexts,
+    PlainParquet,
     check_kind_of,
     document_columns,
     is_number_type,
+    is_utf8,
     open_parquet,
+    plain,
     plain_type,
     reading,
     require_column,
@@ -71,7 +75,7 @@ def check_free(to: str, inputs: Sequence[str], storage: Storage, *, force: bool)
     place = place_of(to)
     for path in inputs:
         held = place_of(path).rstrip("/")
-        if place == held or place.startswith(f"{held}/"):
+        if place == held or place.startswith(f"{held}/") or takes_file(path, to):
             raise UsageError(f"{to}: is in the input {path}. Give a file elsewhere.")
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_remote(to):
@@ -147,9 +151,12 @@ def _upload(file: Path, to: str, storage: Storage) -> None:
 # Parquet tables: lazy frames with checked columns, atomic writes, and grouping of rows by query on disk.
 
 
-_TEXTS = ("query_id", "query", "doc_id", "document", "title", "body", "html", "context")
+_IDS = ("query_id", "doc_id")
+_TEXTS = (*_IDS, "query", "document", "title", "body", "html", "context")
 """Columns that are read as plain ones, whatever else a command reads."""
 COPY_ROWS = 2048
+ID_ROWS = 1 << 16
+"""Rows of texts, and of ids alone, that are held at a time."""
 
 
 def load_polars() -> Any:
@@ -175,7 +182,9 @@ def scan(
     Raises:
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
-    tables = open_tables(path, wanted, storage, role=role)
+    texts = BrokenTexts()
+    tables = open_tables(path, wanted, storage, role=role, texts=texts)
+    texts.report()
     text = document_columns(tables.schema.names, f"{tables.named} ({role})") if has_text else ()
     tables.check_columns(dict.fromkeys(text, "string"))
     return load_polars().scan_parquet(tables.files, glob=False), text
@@ -218,9 +227,16 @@ class OpenTables(NamedTuple):
 
 
 def open_tables(
-    path: str, wanted: Mapping[str, str], storage: Storage, *, role: str, ids: Collection[str] = ()
+    path: str,
+    wanted: Mapping[str, str],
+    storage: Storage,
+    *,
+    role: str,
+    ids: Collection[str] = (),
+    texts: BrokenTexts | None = None,
 ) -> OpenTables:
-    """The Parquet files of a path, folder or glob; no row is read, unless they are copied.
+    """The Parquet files of a path, folder or glob; of their rows only ids and texts are looked at, unless they are
+    copied.
 
     polars knows fewer types than Parquet has, and wants the same of all files: a file whose columns of ids or texts it
     can't read as they are, and one of other types than the others, is copied with plain columns. It also has its own
@@ -229,14 +245,17 @@ def open_tables(
     Args:
         wanted: columns that have to be there, and what they hold: a kind of `COLUMN_KINDS`.
         ids: further columns of ids, if they are there.
+        texts: counts the texts that are not UTF-8, of files that polars is to read: it takes none with such a text,
+            so that they are copied. None: what reads the rows sees to it.
     Raises:
-        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
+        InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree, or an id
+            that is not UTF-8.
     """
     files = _files(path, role, storage)
     ids = {*ids, *(name for name, kind in wanted.items() if kind == "id")}
     read = {*ids, *wanted, *_TEXTS}
     types = _common_types(files, read, ids, storage)
-    here = [_local_copy(file, read, ids, types, storage) for file in files]
+    here = [_local_copy(file, read, ids, types, texts, storage) for file in files]
     with open_parquet(here[0], storage) as first:
         found = OpenTables(path, role, files[0], here, first.schema_arrow.remove_metadata())
     found.check_columns(wanted)
@@ -274,25 +293,48 @@ def _common_types(files: Sequence[str], read: Collection[str], ids: Collection[s
     return pa.schema(found.items())
 
 
-def _local_copy(file: str, read: Collection[str], ids: Collection[str], types: pa.Schema, storage: Storage) -> str:
+def _local_copy(
+    file: str,
+    read: Collection[str],
+    ids: Collection[str],
+    types: pa.Schema,
+    texts: BrokenTexts | None,
+    storage: Storage,
+) -> str:
     """A file on this machine whose columns polars reads as these types: a copy, where the file itself is not such."""
     with reading(file), open_parquet(file, storage) as parquet:
         stored = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
         names = [name for name in types.names if name in stored or name in parquet.folder_columns]
-        if all(name in stored and _fits(stored[name], types.field(name).type) for name in names):
+        text_ids = [name for name in names if name in ids and pa.types.is_large_string(types.field(name).type)]
+        is_plain = all(name in stored and _fits(stored[name], types.field(name).type) for name in names)
+        if is_plain:
+            for _ in parquet.plain_batches(text_ids, ids=text_ids, batch_rows=ID_ROWS):
+                pass  # an id that is not UTF-8 raises
+        if is_plain and (texts is None or _is_utf8(parquet, [name for name in names if name in read])):
             return str(fetched(file, storage)) if is_url(file) else file
         schema = pa.schema([types.field(name) for name in names])
         copy = scratch_file("plain.parquet")
+        first_row = 0
         with pq.ParquetWriter(copy, schema, compression="zstd") as writer:
             for batch in parquet.iter_batches(COPY_ROWS, columns=[name for name in names if name in stored]):
                 columns = [
-                    parquet.plain_column(batch, name, is_id=name in ids and pa.types.is_large_string(kind))
+                    parquet.plain_column(batch, name, is_id=name in text_ids)
                     if name in read or name not in stored
                     else batch.column(name)
-                    for name, kind in zip(names, schema.types, strict=True)
+                    for name in names
                 ]
-                writer.write_table(_cast(pa.RecordBatch.from_arrays(columns, names=names), schema, file, "the others"))
+                table = _cast(pa.RecordBatch.from_arrays(columns, names=names), schema, file, "the others")
+                if texts is not None:
+                    table = texts.mend(table, file, first_row, {*ids, *_IDS}).cast(schema)
+                writer.write_table(table)
+                first_row += batch.num_rows
         return str(copy)
+
+
+def _is_utf8(parquet: PlainParquet, names: Sequence[str]) -> bool:
+    """Whether all texts in columns of a file are UTF-8."""
+    batches = parquet.iter_batches(COPY_ROWS, columns=[*names])
+    return all(is_utf8(plain(column)) for batch in batches for column in batch.columns)
 
 
 def _fits(stored: pa.DataType, kind: pa.DataType) -> bool:
@@ -397,24 +439,29 @@ def add_columns(
     *,
     batch_rows: int,
 ) -> None:
-    """Write the pairs with further columns, rows in their order; the file is there whole or not at all.
+    """Write the pairs with further columns, rows in their order; the file is there whole or not at all. Texts that are
+    not UTF-8 are counted, and become such.
 
     Args:
         added: name and type of each; one that the pairs have is replaced.
         values: of some rows, for each added column.
     Raises:
-        InputError: the rows can't be read.
+        InputError: the rows can't be read, or an id is not UTF-8.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
     """
+    texts = BrokenTexts()
     kept = [one for one in pairs.schema if one.name not in added]
     new = [pa.field(name, kind) for name, kind in added.items()]
 
     def tables() -> Iterator[pa.Table]:
         for file in pairs.files:
             name = pairs.path if is_url(pairs.path) else file
+            first_row = 0
             with reading(name), open_parquet(file, storage) as parquet:
                 for batch in parquet.iter_batches(batch_rows):
-                    table = _cast(batch, pairs.schema, name, pairs.named)
+                    stored = _cast(batch, pairs.schema, name, pairs.named)
+                    table = texts.mend(stored, name, first_row, _IDS)
+                    first_row += batch.num_rows
                     found, columns = table.select([one.name for one in kept]), values(table)
                     for one in new:
                         found = found.append_column(one, pa.array(columns[one.name], type=one.type))
@@ -422,6 +469,7 @@ def add_columns(
 
     with written(to, storage) as file:
         write_grouped(file, pa.schema([*kept, *new]), tables())
+    texts.report()
 
 
 def check_target(to: str, inputs: Sequence[str], storage: Storage, *, force: bool) -> None:

@@ -30,7 +30,7 @@ A message says what, where, what was got against what was expected, and what to 
 
 from typing import Literal
 
-FailureStatus = Literal["format", "truncated", "refused", "overlong", "engine"]
+FailureStatus = Literal["format", "truncated", "refused", "overlong", "engine", "text"]
 
 
 class RelabelError(Exception):

@@ -79,14 +79,9 @@ def list_input(pattern: str, storage: Storage) -> Listing:
 
 def _list_local(pattern: str) -> Listing:
     with reading(pattern):
-        path = Path(pattern)
-        root, parts = "" if path == Path() else str(path), list[str]()
-        if not (path.exists() or path.is_symlink()):
-            if not glob.has_magic(pattern):
-                raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
-            steps = [part for part in pattern.split("/") if part]
-            fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), steps))
-            root, parts = "/" * pattern.startswith("/") + "/".join(fixed), steps[len(fixed) :]
+        root, parts = _split_glob(pattern)
+        if not parts and not (Path(pattern).exists() or Path(pattern).is_symlink()):
+            raise InputError(f"input.path {pattern}: no such file or folder (from {Path.cwd()}).")
         if not Path(root or ".").is_dir():
             return Listing([] if parts else [pattern], Counter())
     keys = list(_keys_below(root, (), parts, frozenset()))
@@ -100,6 +95,31 @@ def _list_local(pattern: str) -> Listing:
                 "it again, or remove it."
             )
     return found
+
+
+def _split_glob(pattern: str) -> tuple[str, list[str]]:
+    """The folder that a local glob or URL names for certain, and the steps below it, of which the first is a pattern;
+    of anything else the path itself and no steps.
+    """
+    if is_url(pattern):
+        fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+        root = pattern.rstrip("/") if fixed == pattern else fixed.rpartition("/")[0]
+        return root, [part for part in pattern[len(root) :].split("/") if part]
+    path = Path(pattern)
+    if path.exists() or path.is_symlink() or not glob.has_magic(pattern):
+        return "" if path == Path() else str(path), []
+    steps = [part for part in pattern.split("/") if part]
+    fixed_steps = list(itertools.takewhile(lambda part: not glob.has_magic(part), steps))
+    return "/" * pattern.startswith("/") + "/".join(fixed_steps), steps[len(fixed_steps) :]
+
+
+def takes_file(pattern: str, file: str) -> bool:
+    """Whether a path of input (a file, folder or glob) means a file that lies in a place, or will."""
+    root, parts = _split_glob(pattern)
+    above, place = place_of(root or ".").rstrip("/"), place_of(file)
+    if place == above:
+        return True
+    return place.startswith(f"{above}/") and bool(_picked([place], above, parts).files)
 
 
 def _keys_below(folder: str, steps: tuple[str, ...], parts: list[str], above: frozenset[str]) -> Iterator[str]:
@@ -150,13 +170,12 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     if scheme_of(pattern) in ("http", "https"):  # a listing there is a guess at links, and may fetch the file
         return Listing([pattern], Counter())
     filesystem_of(pattern, storage)  # refuses a secret, which may follow a `?`
-    fixed = re.split(r"[*?[]", pattern, maxsplit=1)[0]
-    folder = pattern.rstrip("/") if fixed == pattern else fixed.rpartition("/")[0]
+    folder, parts = _split_glob(pattern)
     store = ObjectStore(*objects_of(folder, storage), storage, root=folder)
     keys = [f"{folder}/{name}" for name in store.etags("")]
-    if fixed == pattern and not keys:
+    if not parts and not keys:
         return Listing([folder], Counter())
-    found = _picked(keys, folder, [part for part in pattern[len(folder) :].split("/") if part])
+    found = _picked(keys, folder, parts)
     refuse_tables(found.files, keys)
     return found
 
@@ -237,6 +256,7 @@ class Dataset:
         left_out: of the folders that were listed, how many names each rule left out, the commonest first.
         reads: what the labeler reads; of its columns those that every file has.
         table: the snapshot whose data files they are; None for plain files.
+        warned: file and column of texts that are not UTF-8, that were reported.
     """
 
     files: tuple[InputFile, ...]
@@ -247,6 +267,7 @@ class Dataset:
     left_out: tuple[tuple[str, int], ...] = ()
     reads: Reads = QUERY_AND_DOCUMENT
     table: TableSnapshot | None = None
+    warned: set[tuple[str, str]] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def text_columns(self) -> list[str]:
@@ -257,6 +278,15 @@ class Dataset:
     def id_columns(self) -> tuple[str, str]:
         """Those of them that are read as text whatever they hold."""
         return self.columns.query_id, self.columns.doc_id
+
+    def file_row(self, row_id: int) -> tuple[str, int]:
+        """The file that holds a row, and the row's number in it, from 0."""
+        first_row = 0
+        for file in self.files:
+            if row_id < first_row + file.rows:
+                return file.path, row_id - first_row
+            first_row += file.rows
+        raise IndexError(row_id)
 
 
 def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_DOCUMENT) -> Dataset:

@@ -31,7 +31,9 @@ class Pair(NamedTuple):
     `document` is the named columns that are not empty, joined by a blank line; it may be empty. `context` holds up to
     four high-click documents of the query. `columns` holds, by name, those of the labeler's `input_columns` that the
     input has; a null is `""` or `()`. `siblings` holds all rows of the query that the input has, this one too, in row
-    order, for labelers with `uses_siblings`; they have no siblings of their own.
+    order, for labelers with `uses_siblings`; they have no siblings of their own. `broken_text` says which column is not
+    UTF-8, and where, and is empty for most: such a pair is quarantined, and a labeler sees it among siblings alone,
+    with U+FFFD for what can't be read.
     """
 
     row_id: int
@@ -42,6 +44,7 @@ class Pair(NamedTuple):
     context: tuple[str, ...] = ()
     columns: Mapping[str, Any] = MappingProxyType({})
     siblings: tuple[Pair, ...] = ()
+    broken_text: str = ""
 
 
 class InputColumn(NamedTuple):

@@ -119,7 +119,7 @@ class LabelKeys:
         queries = itertools.groupby(pairs, key=lambda pair: (pair.query, pair.context, id(pair.siblings)))
         for _, rows in queries:
             head: blake2b | None = None
-            for row_id, _, query, _, document, context, columns, siblings in rows:
+            for row_id, _, query, _, document, context, columns, siblings, _ in rows:
                 if head is None:
                     head = self._query_head(query, context, siblings)
                     places = {sibling.row_id: place for place, sibling in enumerate(siblings)}

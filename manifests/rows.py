@@ -1,8 +1,9 @@
 """An input cut into shards and chunks of whole queries, and its rows read as pairs, chunk by chunk or by number."""
 
 import itertools
+import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from relabel.manifests.plan import FileRef, Plan, ShardPlan, row_id_file
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.tables import STRUCT_KINDS, open_parquet, reading, values_of
+from relabel.manifests.tables import STRUCT_KINDS, mended_texts, open_parquet, reading
+
+logger = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------
 # An input's query ids, as its files hold them: a batch at a time, with the estimated tokens a row.
@@ -36,11 +39,10 @@ shards and to estimate.
 def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
     """For each run of rows within a row group: their query ids, the estimated tokens a row, and the file.
 
-    What looks into an id does so under `reading`, since Parquet holds bytes that are no text as text. A footer knows a
-    row group's bytes and no row's, so the estimate is flat within a row group.
+    A footer knows a row group's bytes and no row's, so the estimate is flat within a row group.
 
     Raises:
-        InputError: a null query id, or a file that can't be read.
+        InputError: a query id that is null or not UTF-8, or a file that can't be read.
     """
     name = dataset.columns.query_id
     done = 0
@@ -75,7 +77,6 @@ def _coded_batches(dataset: Dataset) -> Iterator[CodedBatch]:
     for column, weight, path in id_batches(dataset):
         with reading(path):
             coded = column.dictionary_encode()
-            coded.dictionary.validate(full=True)
         yield coded, weight
 
 
@@ -246,8 +247,42 @@ def make_plan(
 
 def pairs_of(rows: np.ndarray, batch: pa.RecordBatch, path: str, dataset: Dataset) -> Iterator[Pair]:
     names = dataset.columns
-    with reading(path):
-        held = {name: values_of(batch.column(name), path) for name in dataset.text_columns}
+    held: dict[str, list[Any]] = {}
+    broken: dict[int, str] = {}
+    for name in dataset.text_columns:
+        with reading(path):
+            column, places = mended_texts(batch.column(name))
+            held[name] = column.to_pylist()
+        if dataset.reads.document or name not in names.document:
+            broken |= dict.fromkeys(places, name)
+    pairs = _pairs(rows, held, dataset)
+    return _with_broken_texts(pairs, broken, dataset) if broken else pairs
+
+
+def _with_broken_texts(pairs: Iterator[Pair], broken: Mapping[int, str], dataset: Dataset) -> Iterator[Pair]:
+    """The pairs, with a note on those of which a column is not UTF-8.
+
+    Args:
+        broken: the column, by the pair's position.
+    """
+    for place, pair in enumerate(pairs):
+        if place not in broken:
+            yield pair
+            continue
+        path, row = dataset.file_row(pair.row_id)
+        if (path, broken[place]) not in dataset.warned:
+            dataset.warned.add((path, broken[place]))
+            logger.warning(
+                "%s: row %d: `%s` is not UTF-8; runs quarantine this row, and all others like it",
+                path,
+                row,
+                broken[place],
+            )
+        yield pair._replace(broken_text=f"`{broken[place]}` is not UTF-8 (row {row} of {path})")
+
+
+def _pairs(rows: np.ndarray, held: Mapping[str, list[Any]], dataset: Dataset) -> Iterator[Pair]:
+    names = dataset.columns
     query_ids, doc_ids = ([value or "" for value in held[name]] for name in dataset.id_columns)
     queries = [query or "" for query in held[names.query]]
     texts = [held[name] for name in names.document]

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, check_kind, is_url, out_of_files
 from relabel.manifests.labels import NODE, Reads
-from relabel.manifests.secrets import shortened
+from relabel.manifests.secrets import counted, shortened
 from relabel.manifests.specs import Columns, nearest
 from relabel.manifests.store import UrlFile, read_whole
 
@@ -175,33 +175,37 @@ class PlainParquet(pq.ParquetFile):  # type: ignore[misc]
         """Some columns, in this order, as plain types; those of `ids` as text.
 
         Raises:
-            InputError: an id is neither text nor a whole number.
+            InputError: an id is neither text nor a whole number, or is not UTF-8.
         """
         stored = [name for name in names if name not in self.folder_columns]
         for batch in self.iter_batches(batch_rows, row_groups, columns=stored, use_threads=use_threads):
             columns = [self.plain_column(batch, name, is_id=name in ids) for name in names]
             yield pa.RecordBatch.from_arrays(columns, names=[*names])
 
+    def first_broken_row(self, name: str) -> int:
+        """The first row whose value in a column is not UTF-8; a column that has one is read again from its start."""
+        first_row = 0
+        for batch in self.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
+            _, broken = mended_texts(plain(batch.column(name)))
+            if broken:
+                return first_row + broken[0]
+            first_row += batch.num_rows
+        raise ValueError(f"all of {name} is UTF-8")
+
     def plain_column(self, batch: pa.RecordBatch, name: str, *, is_id: bool = False) -> pa.Array:
         """A column of a batch that was read of this file, as its plain type; as text if it `is_id`.
 
         Raises:
-            InputError: an id is neither text nor a whole number.
+            InputError: an id is neither text nor a whole number, or is not UTF-8.
         """
         if name in self.folder_columns:
             return pa.repeat(pa.scalar(self.folder_columns[name], pa.large_string()), batch.num_rows)
-        stored = batch.column(name)
-        column = plain(stored)
-        if is_id and "binary" in str(stored.type):
-            # refuse bytes that are no text as ids: read with replacement characters, two ids would become one
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as exc:
-                raise InputError(
-                    f"{self.path}: column `{name}` holds bytes that are not UTF-8. Ids are text, whole numbers or "
-                    "UUIDs: store them as hexadecimal text."
-                ) from exc
-        return id_texts(column, path=self.path, name=name) if is_id else column
+        column = plain(batch.column(name))
+        if not is_id:
+            return column
+        if pa.types.is_large_string(column.type) and not is_utf8(column):
+            raise id_not_utf8(self.path, name, self.first_broken_row(name))
+        return id_texts(column, path=self.path, name=name)
 
 
 READ_BUFFER_BYTES = 1 << 20
@@ -227,32 +231,104 @@ def open_parquet(path: str, storage: Storage) -> PlainParquet:
 
 
 # ------------------------------------------------------------------------------
-# Columns as Python values, whatever bytes their texts hold.
+# Text that is not UTF-8. Spark, Hive and Arrow write bytes as text without a look at them. Two ids that differ in such
+# bytes alone would become one, so ids are refused; in other texts the bytes become U+FFFD, and that is reported.
 
 
 logger = logging.getLogger(__name__)
 
 
-def values_of(column: pa.Array | pa.ChunkedArray, path: str) -> list[Any]:
-    """The values of a column of texts, of lists of them or of numbers; bytes that are not UTF-8 are U+FFFD.
-
-    Args:
-        path: what the user called the file, for the log.
-    """
+def is_utf8(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether all texts of a column are UTF-8, those within its lists and structs too."""
     try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        # one bad document must not stop all others, so its bytes become replacement characters, with a warning
-        logger.warning("%s: text that is not UTF-8; its bad bytes are read as U+FFFD", path)
-        plain_kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        wanted = pa.large_list(pa.large_binary()) if pa.types.is_nested(plain_kind) else pa.large_binary()
-        return [_decoded(value) for value in column.cast(plain_kind).cast(wanted).to_pylist()]
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
-def _decoded(value: Any) -> Any:
+def mended_texts(column: pa.Array) -> tuple[pa.Array, list[int]]:
+    """A column of a plain type with U+FFFD in place of bytes that are not UTF-8, and the positions of the values that
+    had some, ascending.
+    """
+    if is_utf8(column):
+        return column, []
+    values: list[Any] = []
+    broken: list[int] = []
+    for place, value in enumerate(column.cast(_as_bytes(column.type)).to_pylist()):
+        try:
+            values.append(_decoded(value, "strict"))
+        except UnicodeDecodeError:
+            values.append(_decoded(value, "replace"))
+            broken.append(place)
+    return pa.array(values, column.type), broken
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """A plain type with bytes where it has text."""
+    if is_text(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_as_bytes(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _as_bytes(field.type)) for field in kind])
+    return kind
+
+
+def _decoded(value: Any, errors: Literal["strict", "replace"]) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors)
     if isinstance(value, list):
-        return [_decoded(inner) for inner in value]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return [_decoded(inner, errors) for inner in value]
+    if isinstance(value, dict):
+        return {name: _decoded(inner, errors) for name, inner in value.items()}
+    return value
+
+
+class BrokenTexts:
+    """Counts the texts that are not UTF-8 in the tables that a command reads."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], list[int]] = {}
+        """By file and column: the first such row, and how many there are."""
+
+    def mend(self, table: pa.Table, path: str, first_row: int, ids: Collection[str]) -> pa.Table:
+        """The rows of a table with U+FFFD in place of bytes that are not UTF-8, counted.
+
+        Args:
+            path, first_row: the file that they are from, and the number of the first of them in it.
+            ids: columns of ids.
+        Raises:
+            InputError: an id is not UTF-8.
+        """
+        for name in table.column_names:
+            if is_utf8(table[name]):
+                continue
+            column, broken = mended_texts(table[name].combine_chunks())
+            if name in ids:
+                raise id_not_utf8(path, name, first_row + broken[0])
+            table = table.set_column(table.column_names.index(name), name, column)
+            self._rows.setdefault((path, name), [first_row + broken[0], 0])[1] += len(broken)
+        return table
+
+    def report(self) -> None:
+        """Warn of each column of a file that had some."""
+        for (path, name), (first_row, count) in self._rows.items():
+            logger.warning(
+                "%s: %s of `%s` with bytes that are not UTF-8 (first in row %d); they became U+FFFD",
+                path,
+                counted(count, "value"),
+                name,
+                first_row,
+            )
+
+
+def id_not_utf8(path: str, name: str, row: int) -> InputError:
+    """The error for an id that is no text, in a row of a file."""
+    return InputError(
+        f"{path}: row {row}: `{name}` holds bytes that are not UTF-8, so that two ids could become one. Ids are text, "
+        "whole numbers or UUIDs: write the file again in UTF-8, or store bytes as hexadecimal text."
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -479,10 +555,9 @@ def read_parquet(parquet: PlainParquet, name: str) -> pa.ChunkedArray:
     # all columns of a row group at once took 60 MB with a million rows of 70 MB (2026-11-22)
     parts = parquet.plain_batches([name], batch_rows=BATCH_ROWS, use_threads=False)
     column = pa.chunked_array([part.column(name) for part in parts], parquet.plain_schema.field(name).type)
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid as exc:
-        raise InputError(f"{parquet.path}: column `{name}` holds text that is not UTF-8. Write it again.") from exc
+    if not is_utf8(column):
+        row = parquet.first_broken_row(name)
+        raise InputError(f"{parquet.path}: row {row}: `{name}` holds text that is not UTF-8. Write the file again.")
     return column
 
 
@@ -527,7 +602,15 @@ def read_text(path: str, storage: Storage) -> str:
         InputError: it can't be read, or is not UTF-8.
     """
     with reading(path):
-        return read_whole(path, storage).decode("utf-8-sig")
+        stored = read_whole(path, storage)
+    try:
+        return stored.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = stored.count(b"\n", 0, exc.start) + 1
+        raise InputError(
+            f"{path}: line {line} holds bytes that are not UTF-8 ({stored[exc.start : exc.end]!r}). Write the file "
+            "again in UTF-8 (`iconv -f latin1 -t utf-8`, if that is what it is in)."
+        ) from exc
 
 
 def from_jsonl(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:

@@ -19,7 +19,7 @@ from relabel.jobs.tables import OpenTables, add_columns, open_tables
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
-from relabel.manifests.tables import CHUNK, INPUT_KINDS, document_columns, is_text, values_of
+from relabel.manifests.tables import CHUNK, INPUT_KINDS, document_columns, is_text
 
 if TYPE_CHECKING:
     from relabel.distill.students.networks import Embedder
@@ -63,7 +63,7 @@ def add_page_columns(
     read = {*columns, *([TITLE] if TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type) else [])}
 
     def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
-        texts = [values_of(table[name], pairs_path) for name in sorted(read)]
+        texts = [table[name].to_pylist() for name in sorted(read)]
         held = (dict(zip(sorted(read), row, strict=True)) for row in zip(*texts, strict=True))
         rows = [values(*_read(row, columns, form, column)) for row in held]
         return dict(zip(added, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(added, ())
@@ -476,12 +476,12 @@ def add_cosines(pairs: OpenTables, to: str, embedder: Embedder, threshold: float
     counts = Counter[str]()
 
     def values(table: pa.Table) -> dict[str, Sequence[Any]]:
-        queries = [text or "" for text in values_of(table["query"], pairs.path)]
+        queries = [text or "" for text in table["query"].to_pylist()]
         chunks = table[_CHUNKS].to_pylist() if _CHUNKS in pairs.schema.names else None
         if chunks is not None:
             texts = [[chunk["text"] or "" for chunk in row or ()] for row in chunks]
         else:
-            parts = zip(*(values_of(table[name], pairs.path) for name in _documents(pairs)), strict=True)
+            parts = zip(*(table[name].to_pylist() for name in _documents(pairs)), strict=True)
             texts = [["\n\n".join(part for part in row if part)] for row in parts]
         cosines = cosines_of(queries, texts, embedder)
         best = [max((one for one in row if one is not None), default=None) for row in cosines]

@@ -96,7 +96,7 @@ class ChunkWork:
         if (reason := self.isolated_rows.get(index)) is not None:
             pair = self.pairs[index]
             return QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", reason, [], 0, 0)
-        return self.settled_rows.get(index)
+        return self.settled_rows.get(index) or quarantined_text(self.pairs[index])
 
     def take_over(self, index: int, row: LabelRow, source: int) -> None:
         """Settle a row by a label of an earlier output; before the loop sees the chunk."""
@@ -116,6 +116,22 @@ class ChunkWork:
             }
             for stage, seen in sorted(self.stages.items())
         }
+
+
+def quarantined_text(pair: Pair) -> QuarantineRow | None:
+    """The row of a pair whose text is not UTF-8; None for all others."""
+    if not pair.broken_text:
+        return None
+    return QuarantineRow(
+        row_id=pair.row_id,
+        query_id=pair.query_id,
+        doc_id=pair.doc_id,
+        status="text",
+        reason=pair.broken_text,
+        tries=[],
+        prompt_tokens=0,
+        output_tokens=0,
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -402,7 +418,11 @@ class Reuse:
             ManifestError: a file of an earlier output is missing or is not the one committed.
         """
         keys = [key for key in work.keys if key is not None]
-        known = [(index, place) for index, place in enumerate(self.find(work.pairs, keys)) if place is not None]
+        known = [
+            (index, place)
+            for index, place in enumerate(self.find(work.pairs, keys))
+            if place is not None and not work.pairs[index].broken_text
+        ]
         rows = self.labels.take([place for _, place in known])
         for (index, place), row in zip(known, rows, strict=True):
             pair = work.pairs[index]

@@ -745,7 +745,7 @@ def take_cheap(cascade: Cascade, work: ChunkWork) -> int:
     before, cheap = work.left, cascade.cheap
     place_N, by_N = cascade.places(work.pairs)
     for index in np.flatnonzero(by_N == "cheap").tolist():
-        if work.rows[index] is not None:
+        if work.rows[index] is not None or work.pairs[index].broken_text:
             continue
         pair, probs_K = work.pairs[index], cheap.probs_PK[place_N[index]]
         row = LabelRow(

@@ -589,3 +589,37 @@ def test_duplicates_are_settled_as_evaluate_settles_them(rows: list[tuple[str, s
         pairs = [(query, doc) for query, _, doc, _ in ours]
         assert len(set(pairs)) == len(pairs) == len(theirs.keys)
         assert [int(grade) for *_, grade in ours] == theirs.grades_of(pairs)
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out.parquet"])
+def test_text_that_is_not_utf8_is_counted_and_the_target_can_be_read(
+    convert: Callable[..., Any], folder: Path, caplog: pytest.LogCaptureFixture, target: str
+) -> None:
+    texts = pa.array([b"oak", b"caf\xe9", None, b"\xff"], pa.binary()).view(pa.string())
+    table = pa.table({"query_id": ["q"] * 4, "doc_id": list("abcd"), "grade": [1, 0, 1, 2], "body": texts})
+    pq.write_table(table, "in.parquet", row_group_size=2)
+    convert("in.parquet", target)
+    assert "in.parquet: 2 values of `body` with bytes that are not UTF-8 (first in row 1)" in caplog.text
+    assert [row["body"] for row in rows_of(target)] == ["oak", "caf\ufffd", None, "\ufffd"]
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out.parquet", "out.qrels", "out.run"])
+@pytest.mark.parametrize("name", ["query_id", "doc_id"])
+def test_id_that_is_not_utf8_is_refused(relabel: Callable[..., Any], folder: Path, name: str, target: str) -> None:
+    columns: dict[str, Any] = {"query_id": ["q", "q"], "doc_id": ["a", "b"], "grade": [1, 0], "score": [0.5, 0.25]}
+    columns[name] = pa.array([b"x", b"x\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table(columns), "in.parquet")
+    relabel("convert", "in.parquet", target).refused(3, f"in.parquet: row 1: `{name}` holds bytes that are not UTF-8")
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.qrels", "in.run"])
+def test_text_file_that_is_not_utf8_is_refused_with_its_line(
+    relabel: Callable[..., Any], folder: Path, name: str
+) -> None:
+    lines = {
+        "in.jsonl": '{"query_id": "q", "doc_id": "é", "grade": 1}\n',
+        "in.qrels": "q 0 é 1\n",
+        "in.run": "q Q0 é 1 0.5 t\n",
+    }
+    Path(name).write_bytes(lines[name].replace("é", "e").encode() + lines[name].encode("latin-1"))
+    relabel("convert", name, "out.parquet").refused(3, f"{name}: line 2 holds bytes that are not UTF-8")

@@ -160,7 +160,19 @@ def test_folder_without_permission_is_an_error_and_not_an_empty_one(
 # Folders
 
 
-@pytest.mark.parametrize(("path", "output"), [("./in", "in"), (["other", "in/"], "in/a/b")])
+@pytest.mark.parametrize(
+    ("path", "output"),
+    [
+        ("./in", "in"),
+        (["other", "in/"], "in/a/b"),
+        ("in/**/*.parquet", "in/out"),
+        ("in/**", "in/out"),
+        ("in/*", "in/out"),
+        ("*/a*", "in/a-labels"),
+        ("i?/*/labels/*/*.parquet", "in/out"),
+        (["other", "in/**/chunk-*"], "in/deep/out"),
+    ],
+)
 def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, folder: Path, path: str | list[str], output: str
 ) -> None:
@@ -169,7 +181,20 @@ def test_output_inside_the_input_is_refused_since_its_labels_would_be_input(
     job = write_job({"input": {"path": path}, "output": output})
     relabel("run", job).refused(3, f"job.yaml: `output` {output} is inside input.path", "Give an output elsewhere")
     assert not list(folder.rglob("plan.json"))
-    assert relabel("run", write_job({"input": {"path": path}, "output": "in/_labels"})).code == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "output"),
+    [("in", "in/_labels"), ("in/*.parquet", "in/out"), ("in/*/*.parquet", "in/sub/out"), ("in/a.parquet", "in/out")],
+)
+def test_output_below_the_input_that_is_not_read_with_it_can_be_run_twice(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, path: str, output: str
+) -> None:
+    write_pairs(path="in/a.parquet")
+    write_pairs(path="in/sub/a.parquet")
+    job = write_job({"input": {"path": path}, "output": output})
+    assert relabel("run", job).code == 0
+    assert relabel("run", job).code == 10
 
 
 # What no longer fits the plan
@@ -277,29 +302,80 @@ HOSTILE = [
 def test_hostile_text_is_labelled_row_for_row(
     relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, committed: Committed, labeler: str
 ) -> None:
-    """So are rows of scattered queries below names of odd letters, and bytes that are no UTF-8 become the replacement
-    letter.
-    """
+    """So are rows of scattered queries below names of odd letters."""
     for row, text in zip(pairs, HOSTILE * 3, strict=True):
         row["query"] = row["body"] = row["title"] = text
         row["context"] = [text, None, text]
     pairs[8]["context"], pairs[9]["context"] = None, ["x" * 9_999, ""]
     pairs = pairs[::2] + pairs[1::2]
-    table = pa.Table.from_pylist(pairs)
-    raw = [value.encode() for value in table["doc_id"].to_pylist()]
-    raw[9] = b"caf\xe9 \xff\xfe"
-    broken = pa.Array.from_buffers(pa.string(), len(raw), pa.array(raw, pa.binary()).buffers())
-    table = table.set_column(table.schema.get_field_index("doc_id"), "doc_id", broken)
-    write_pairs(table, path="day:1 [x]#?%20/schön.parquet")
+    write_pairs(pa.Table.from_pylist(pairs), path="day:1 [x]#?%20/schön.parquet")
     label_all(relabel, write_job({"labeler": {"name": labeler}, "input": {"path": "day:1 [x]#?%20"}}), 24)
     found = committed()
     assert sorted(found) == list(range(24))
-    pairs[9]["doc_id"] = "caf\ufffd \ufffd\ufffd"
     for row_id, label in found.items():
         assert (label["query_id"], label["doc_id"]) == (pairs[row_id]["query_id"], pairs[row_id]["doc_id"])
         document = "\n\n".join([pairs[row_id]["title"], pairs[row_id]["body"]])
         for span in label["evidence"]:
             assert document[span["start"] : span["end"]] == span["text"]
+
+
+LATIN = [b"caf\xe9 \xff\xfe", b"\xed\xa0\x80 half of a pair", b"cut off \xc3"]
+
+
+def with_bytes(rows: Rows, column: str, values: dict[int, bytes], *, kind: pa.DataType) -> pa.Table:
+    """A table whose column holds these bytes as text, as Spark and Hive write it."""
+    table = pa.Table.from_pylist(rows)
+    raw = [values.get(number, value.encode()) for number, value in enumerate(table[column].to_pylist())]
+    stored = pa.array(raw, pa.large_binary()).view(pa.large_string())
+    return table.set_column(table.schema.get_field_index(column), column, stored.cast(kind))
+
+
+@pytest.mark.parametrize("is_scattered", [False, True])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("column", ["query", "title", "body"])
+def test_row_whose_text_is_not_utf8_is_quarantined_alone(
+    relabel: Cli,
+    write_pairs: WritePairs,
+    write_job: WriteJob,
+    pairs: Rows,
+    committed: Committed,
+    column: str,
+    kind: pa.DataType,
+    is_scattered: bool,
+) -> None:
+    rows = pairs[::2] + pairs[1::2] if is_scattered else pairs
+    write_pairs(with_bytes(rows[:12], column, {5: LATIN[0]}, kind=kind), path="in/a.parquet")
+    write_pairs(with_bytes(rows[12:], column, {0: LATIN[1], 11: LATIN[2]}, kind=kind), path="in/b.parquet")
+    job = write_job({"input": {"path": "in"}, "run": {"max_failed_fraction": 0.5}})
+    done = relabel("run", job, "--output", "json")
+    assert done.code == 0, done
+    assert (done.json["labelled"], done.json["quarantined_by_status"]) == (21, {"text": 3})
+    assert f"in/a.parquet: row 5: `{column}` is not UTF-8" in done.err
+    reasons = {row_id: row["reason"] for row_id, row in committed("quarantine").items()}
+    assert reasons == {
+        5: f"`{column}` is not UTF-8 (row 5 of in/a.parquet)",
+        12: f"`{column}` is not UTF-8 (row 0 of in/b.parquet)",
+        23: f"`{column}` is not UTF-8 (row 11 of in/b.parquet)",
+    }
+    assert relabel("verify", job).code == 0
+    assert relabel("retry", job, "--output", "json").json["quarantined_by_status"] == {"text": 3}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize("column", ["query_id", "doc_id"])
+def test_id_that_is_not_utf8_is_refused_since_two_ids_could_become_one(
+    relabel: Cli, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, column: str, kind: pa.DataType
+) -> None:
+    write_pairs(pairs[:12], path="in/a.parquet")
+    table = with_bytes(pairs[12:], column, {7: b"d\xe9", 8: b"d\xe8"}, kind=pa.large_string())
+    place = table.schema.get_field_index(column)
+    if pa.types.is_dictionary(kind):
+        texts = table[column].combine_chunks().view(pa.large_binary()).dictionary_encode()
+        stored = pa.DictionaryArray.from_arrays(texts.indices, texts.dictionary.view(pa.large_string()))
+    else:
+        stored = table[column].combine_chunks().view(pa.large_binary()).cast(kind, safe=False)
+    write_pairs(table.set_column(place, column, stored), path="in/b.parquet")
+    relabel("run", write_job({"input": {"path": "in"}})).refused(3, f"in/b.parquet: row 7: `{column}`", "not UTF-8")
 
 
 @pytest.mark.parametrize("labeler", LABELERS)

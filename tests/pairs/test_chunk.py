@@ -158,17 +158,37 @@ def test_files_of_a_folder_are_read_in_order_and_have_to_agree(
     relabel("pairs", "chunk", "in", "--to", "o.parquet").refused(3, "in/d.parquet", "Make the files agree")
 
 
-@pytest.mark.parametrize("command", ["chunk", "tree"])
-def test_bytes_that_are_not_utf8_are_read_as_replacement_characters(
-    relabel: Callable[..., Any], folder: Path, command: str
+COMMANDS = {
+    "chunk": ("--format", "markdown"),
+    "tree": ("--format", "markdown"),
+    "context": (),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bytes_that_are_not_utf8_are_read_as_replacement_characters_and_counted(
+    relabel: Callable[..., Any], folder: Path, caplog: pytest.LogCaptureFixture, command: str
 ) -> None:
     texts = pa.array([b"# Roses\n\ncut \xed\xa0\x80 back", b"oak"], pa.binary()).view(pa.string())
     ids = {"query_id": ["q", "q"], "query": ["roses", "roses"], "doc_id": ["a", "b"]}
     pq.write_table(pa.table({**ids, "document": texts}), "p.parquet")
-    assert relabel("pairs", command, "p.parquet", "--to", "out.parquet", "--format", "markdown").code == 0
+    assert relabel("pairs", command, "p.parquet", "--to", "out.parquet", *COMMANDS[command]).code == 0
+    assert "p.parquet: 1 value of `document` with bytes that are not UTF-8 (first in row 0)" in caplog.text
     first, second = pq.read_table("out.parquet").column("document").to_pylist()
     assert "cut \ufffd" in first
     assert second == "oak"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["query_id", "doc_id"])
+def test_id_that_is_not_utf8_is_refused(relabel: Callable[..., Any], folder: Path, command: str, name: str) -> None:
+    columns: dict[str, Any] = {"query_id": ["q", "r"], "query": ["oak", "elm"], "doc_id": ["a", "b"]}
+    columns["document"] = ["oaks", "elms"]
+    columns[name] = pa.array([b"x", b"x\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table(columns), "p.parquet")
+    done = relabel("pairs", command, "p.parquet", "--to", "out.parquet", *COMMANDS[command])
+    done.refused(3, f"p.parquet: row 1: `{name}` holds bytes that are not UTF-8")
+    assert not Path("out.parquet").exists()
 
 
 def test_tokens_are_those_of_the_named_tokenizer(

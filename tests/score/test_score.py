@@ -181,6 +181,20 @@ def test_rows_whose_probabilities_are_nan_are_quarantined_and_never_grade_zero(
     assert relabel("verify", "out/scores").code == 0
 
 
+def test_row_whose_text_is_not_utf8_is_quarantined_alone(
+    score: Score, write_pairs: Callable[..., Path], committed: Callable[..., Any], pairs: Rows
+) -> None:
+    table = pa.Table.from_pylist(pairs)
+    raw = [row["body"].encode() for row in pairs]
+    raw[7] = b"caf\xe9"
+    broken = pa.array(raw, pa.binary()).view(pa.string())
+    write_pairs(table.set_column(table.schema.get_field_index("body"), "body", broken))
+    assert score().code == 0
+    lost = committed("quarantine", "out/scores")
+    assert {row: one["status"] for row, one in lost.items()} == {7: "text"}
+    assert len(committed("labels", "out/scores")) == 23
+
+
 def test_a_folder_that_is_not_the_whole_student_that_was_trained_is_refused(
     score: Score, write_pairs: Callable[..., Path], folder: Path, tiny: Path
 ) -> None:
