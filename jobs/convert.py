@@ -2,48 +2,32 @@
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast, get_args
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, write_grouped, written
+from relabel.jobs.output import values_table
+from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
+from relabel.manifests.forms import FORMS, LINE, PARQUET, QRELS, RUN, TREC, Form, form_by_suffix, write_grouped
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
 from relabel.manifests.run import RunLabels, file_schema, open_run_labels
-from relabel.manifests.secrets import shortened
+from relabel.manifests.secrets import one_line, shortened
 from relabel.manifests.store import map_concurrent
-from relabel.manifests.tables import (
-    JSON_SUFFIXES,
-    PARQUET_SUFFIXES,
-    QRELS_COLUMNS,
-    BrokenTexts,
-    from_jsonl,
-    from_trec,
-    read_text,
-    reading,
-    require_column,
-)
+from relabel.manifests.tables import BrokenTexts, reading, require_column
 
 # ------------------------------------------------------------------------------
-# File formats of `relabel convert`: which one a source or target has.
+# Which form a source or target has. A source may also be a run's output folder, whose form is `labels`.
 
-
-# TREC's two text forms: qrels (`qid 0 docid grade`) and run files (`qid Q0 docid rank score tag`), one row a line,
-# fields by white space.
-#
-# White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
-# among them): an id with any of it inside would fall apart, so it can't be written.
-
-RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
-EXAMPLES = {QRELS_COLUMNS: "`qid 0 docid grade`", RUN_COLUMNS: "`qid Q0 docid rank score tag`"}
 
 UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
 """What an id can't hold: white space (Python counts four separators of ASCII too), and the mark of byte order, which
@@ -52,40 +36,53 @@ readers drop at a file's beginning. Nor may it be empty.
 WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
 """A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
 
-Format = Literal["labels", "qrels", "run", "jsonl", "parquet"]
-SOURCES: tuple[str, ...] = get_args(Format)
-
-TREC: tuple[Format, ...] = ("qrels", "run")
-"""Text forms, in which a pair occurs once."""
-SUFFIXES: dict[str, Format] = {
-    **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
-    **dict.fromkeys(JSON_SUFFIXES, "jsonl"),
-    ".qrels": "qrels",
-    ".qrel": "qrels",
-    ".run": "run",
-}
+LABELS = "labels"
+WRITABLE = tuple(form for form in FORMS if form.write is not None)
+"""What a target may be, and a source besides a run."""
 
 
-def format_of(path: str, named: str | None, option: Literal["--from", "--to"], storage: Storage) -> Format:
-    """The form of a source (`--from`) or target: as named, else by its suffix; a source that is a folder with a plan is
-    a run's labels.
+def source_form(path: str, named: str | None, storage: Storage) -> Form | None:
+    """The form of a source: as named, else by its suffix; None for a run's output folder.
 
     Raises:
         UsageError: the form is unclear.
     """
-    found = named or SUFFIXES.get(PurePosixPath(path).suffix.lower())
-    if named is None and option == "--from":
-        # Spark writes folders named like files; what reads a run refuses rounds
-        has_plan = not is_url(path) and any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))
-        found = "labels" if has_plan or (found is None and is_run(path, storage)) else found
-    if found is None:
-        known = SOURCES if option == "--from" else SOURCES[1:]
-        suffixes = ", ".join(f"{suffix} ({form})" for suffix, form in SUFFIXES.items())
-        raise UsageError(
-            f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(known)}; known suffixes are "
-            f"{suffixes}."
-        )
-    return cast("Format", found)
+    if named == LABELS:
+        return None
+    if named is not None:
+        return _form_named(named)
+    form = form_by_suffix(path, WRITABLE)
+    # Spark writes folders named like files; what reads a run refuses rounds
+    has_plan = not is_url(path) and any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))
+    if has_plan or (form is None and is_run(path, storage)):
+        return None
+    if form is None:
+        raise _unclear(path, "--from", [LABELS, *(form.name for form in WRITABLE)])
+    return form
+
+
+def target_form(path: str, named: str | None) -> Form:
+    """The form of a target: as named, else by its suffix.
+
+    Raises:
+        UsageError: the form is unclear.
+    """
+    form = form_by_suffix(path, WRITABLE) if named is None else _form_named(named)
+    if form is None:
+        raise _unclear(path, "--to", [form.name for form in WRITABLE])
+    return form
+
+
+def _form_named(name: str) -> Form:
+    return next(form for form in WRITABLE if form.name == name)
+
+
+def _unclear(path: str, option: str, names: Sequence[str]) -> UsageError:
+    suffixes = ", ".join(f"{suffix} ({form.name})" for form in WRITABLE for suffix in form.suffixes)
+    return UsageError(
+        f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(names)}; known suffixes are "
+        f"{suffixes}."
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -93,6 +90,7 @@ def format_of(path: str, named: str | None, option: Literal["--from", "--to"], s
 
 
 Kind = Literal["grade", "score"]
+Rule = Literal["error", "first", "mean", "keep"]
 SCORES = ("score", "expected_grade")
 """Columns that rank without being named, the first that is there."""
 _TYPES = {"grade": pa.int64(), "score": pa.float64()}
@@ -100,15 +98,27 @@ SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `relabel convert` was given about a source; None where the user named no column."""
+class ConvertOptions:
+    """What `relabel convert` was given: forms and columns are None where the user named none.
 
+    Args:
+        by, doc: columns of query and document of a table.
+        tag: of a run file's rows.
+        duplicates: what becomes of a pair with several values.
+        texts: add a run's texts.
+    """
+
+    from_format: str | None = None
+    to_format: str | None = None
     by: str = "query_id"
     doc: str = "doc_id"
     grade: str | None = None
     score: str | None = None
-    allow_partial: bool = False
+    tag: str | None = None
+    duplicates: Rule = "error"
     texts: bool = False
+    allow_partial: bool = False
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,7 @@ class Source:
     """Rows to convert.
 
     Args:
+        form: None for a run's labels.
         files: Parquet on this machine, with all columns that the target wants.
         names: their columns.
         value: column of grades or scores; `kind` is which.
@@ -124,7 +135,7 @@ class Source:
     """
 
     path: str
-    form: Format
+    form: Form | None
     files: list[str]
     names: list[str]
     value: str
@@ -133,62 +144,71 @@ class Source:
     run: RunLabels | None = None
 
 
-def open_source(path: str, form: Format, target: Format, options: Options, scratch: Path, storage: Storage) -> Source:
-    """Read a source as far as a target wants it. TREC text and JSON lines are parsed whole into a scratch file, a run's
-    labels are checked and gathered there, a Parquet file is read where it is.
+def open_source(
+    path: str, form: Form | None, target: Form, options: ConvertOptions, scratch: Path, storage: Storage
+) -> Source:
+    """Read a source as far as a target wants it. A Parquet file is read where it is, a run's labels are checked and
+    gathered in a scratch file, all else is read whole into one.
 
     Raises:
         InputError: it can't be read, has another form, or lacks a column.
         ManifestError: a run is unfinished, over its limit or damaged.
     """
     file = scratch / "source.parquet"
-    if form == "labels":
+    if form is None:
         return _from_run(path, target, options, file, storage)
-    if form == "parquet":
+    if form is PARQUET:
         tables = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
         names = tables.schema.names
-        return Source(path, form, tables.files, names, *_columns(names, path, form, target, options))
-    text, row_column = read_text(path, storage), None
-    if form == "jsonl":
-        table = _json_table(path, text, target, options)
-    else:
-        columns, row_column = QRELS_COLUMNS if form == "qrels" else RUN_COLUMNS, "line"
-        wanted = ["line", *(name for name in columns if name not in ("iteration", "q0"))]
-        table = pa.table(from_trec(path, text, lambda _: wanted, columns))
-    names = [name for name in table.column_names if name != row_column]
+        value, kind = _columns(names, path, form, target, options)
+        return Source(path, form, tables.files, names, value, kind)
+    table = _table(path, form, target, options, storage)
+    names = [name for name in table.column_names if name != LINE]
     value, kind = _columns(names, path, form, target, options)
     if not names:
         names = [options.by, options.doc, value]
         table = pa.schema(zip(names, (pa.string(), pa.string(), _TYPES[kind]), strict=True)).empty_table()
     with reading(path):
         pq.write_table(table, file, row_group_size=1 << 16)
+    row_column = LINE if form in TREC else None
     return Source(path, form, [str(file)], names, value, kind, row_column)
 
 
-def _json_table(path: str, text: str, target: Format, options: Options) -> pa.Table:
-    """JSON lines as a table. Ids, all that a TREC file is made of, and columns with any text are text.
+def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage: Storage) -> pa.Table:
+    """A file that is read whole, as a table. Ids, all that a TREC file is made of, and columns with any text are text.
 
     Raises:
-        InputError: a line is no JSON object, or a column can't be held as one.
+        InputError: it is not of this form, or a column can't be held as one.
     """
-    columns, texts = {}, {options.by, options.doc}
-    if target in TREC:
-        texts |= {options.grade or "grade"} if target == "qrels" else {options.score or SCORES[0], *SCORES, "tag"}
-    found = from_jsonl(path, text, lambda names: [name for name in names if target not in TREC or name in texts])
-    for name, values in found.items():
-        is_text = name in texts or any(isinstance(one, str) for one in values)
-        written = (one if one is None or isinstance(one, str) else json.dumps(one) for one in values)
+    texts = {options.by, options.doc}
+    if target is QRELS:
+        texts.add(options.grade or "grade")
+    elif target is RUN:
+        texts |= {options.score or SCORES[0], *SCORES, "tag"}
+
+    def choose(names: list[str]) -> list[str]:
+        if form in TREC:
+            return [LINE, *(name for name in names if name not in ("iteration", "q0"))]
+        return [name for name in names if target not in TREC or name in texts]
+
+    columns = {}
+    for name, values in form.read(path, choose, storage).items():
+        is_text = name in texts or any(isinstance(value, str) for value in values)
         try:
-            columns[name] = pa.array(written if is_text else values)
+            columns[name] = pa.array(map(_as_text, values) if is_text else values)
         except (pa.ArrowException, UnicodeError, OverflowError) as exc:  # kinds mixed, half a surrogate pair, 65 bits
             raise InputError(f"{path}: column `{name}` can't be read as one: {shortened(str(exc), 200)}.") from exc
     return pa.table(columns)
 
 
-def _from_run(path: str, target: Format, options: Options, file: Path, storage: Storage) -> Source:
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, storage: Storage) -> Source:
     run = open_run_labels(path, storage, allow_partial=options.allow_partial)
     whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
-    value, kind = _columns(whole.names, path, "labels", target, options)
+    value, kind = _columns(whole.names, path, None, target, options)
     wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
     schema = pa.schema([whole.field(name) for name in wanted], whole.metadata)
     tables = map_concurrent(
@@ -197,26 +217,38 @@ def _from_run(path: str, target: Format, options: Options, file: Path, storage: 
         run.found.labels,
     )
     write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in joined or tables))
-    return Source(path, "labels", [str(file)], wanted, value, kind, "row_id", run)
+    return Source(path, None, [str(file)], wanted, value, kind, "row_id", run)
 
 
-def _columns(names: list[str], path: str, form: Format, target: Format, options: Options) -> tuple[str, Kind]:
+def _columns(names: list[str], path: str, form: Form | None, target: Form, options: ConvertOptions) -> tuple[str, Kind]:
     """The column of grades or scores by which rows are kept, and which of the two that is.
 
     Args:
         names: of the source; none where it is empty, and then none is missing.
     """
-    has_grades = options.score is None and (options.grade or "grade" in names or not names)
-    kind: Kind = "grade" if target == "qrels" or (target != "run" and has_grades) else "score"
-    usual = "expected_grade" if form == "labels" else next((name for name in SCORES if name in names), SCORES[0])
-    value = options.grade or "grade" if kind == "grade" else options.score or usual
-    roles = {"by": (options.by, "the query id"), "doc": (options.doc, "the document id"), kind: (value, f"the {kind}")}
-    for option, (name, role) in roles.items() if names else ():
-        require_column(name, names, path=path, role=role, option=f"--{option}")
+    kind = _kind(names, target, options)
+    if kind == "grade":
+        value = options.grade or "grade"
+    elif form is None:
+        value = options.score or "expected_grade"
+    else:
+        value = options.score or next((name for name in SCORES if name in names), SCORES[0])
+    if names:
+        require_column(options.by, names, path=path, role="the query id", option="--by")
+        require_column(options.doc, names, path=path, role="the document id", option="--doc")
+        require_column(value, names, path=path, role=f"the {kind}", option=f"--{kind}")
     return value, kind
 
 
-def read_pairs(polars: Any, source: Source, target: Format, options: Options) -> Any:
+def _kind(names: list[str], target: Form, options: ConvertOptions) -> Kind:
+    if target is QRELS:
+        return "grade"
+    if target is RUN or options.score is not None:
+        return "score"
+    return "grade" if options.grade or "grade" in names or not names else "score"
+
+
+def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOptions) -> Any:
     """All rows of a source as a frame: `row` (position in the source), `query_id` and `doc_id` as text, `value` as a
     number or null, and `tag` where a run file wants it and the source has one.
 
@@ -236,7 +268,7 @@ def read_pairs(polars: Any, source: Source, target: Format, options: Options) ->
         doc_id=polars.col(options.doc).cast(polars.String),
         value=value,
         odd=polars.when(is_odd).then(shown),
-        **({"tag": polars.col("tag")} if target == "run" and schema.get("tag") == polars.String else {}),
+        **({"tag": polars.col("tag")} if target is RUN and schema.get("tag") == polars.String else {}),
     )
     with translate_polars_errors(source.path):
         found = wanted.collect(engine="streaming")
@@ -244,11 +276,11 @@ def read_pairs(polars: Any, source: Source, target: Format, options: Options) ->
     return found.drop("at", "odd")
 
 
-def _is_whole(source: Source, target: Format) -> bool:
-    return target == "qrels" or (source.form == "qrels" and source.kind == "grade")
+def _is_whole(source: Source, target: Form) -> bool:
+    return target is QRELS or (source.form is QRELS and source.kind == "grade")
 
 
-def _value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[Any, Any]:
+def _value_of(polars: Any, source: Source, kind: Any, target: Form) -> tuple[Any, Any]:
     """The value as a number, null where it is null, NaN or blank; and which values are no such number.
 
     Raises:
@@ -271,7 +303,7 @@ def _value_of(polars: Any, source: Source, kind: Any, target: Format) -> tuple[A
     return polars.when(is_number).then(number), text.is_not_null() & ~is_number
 
 
-def _check(polars: Any, found: Any, source: Source, target: Format, options: Options) -> None:
+def _check(polars: Any, found: Any, source: Source, target: Form, options: ConvertOptions) -> None:
     """Raise for the first row that is at fault, in the order of values, missing ids, ids that TREC can't hold."""
     columns = {"query_id": options.by, "doc_id": options.doc, "tag": "tag"}
     kept = found.filter(polars.col("value").is_not_null())
@@ -297,11 +329,10 @@ def _check(polars: Any, found: Any, source: Source, target: Format, options: Opt
             )
         if held[name] is None:
             raise InputError(f"{where} has no `{columns[name]}`{others}. Give every row one, or leave the row out.")
-        form = EXAMPLES[QRELS_COLUMNS if target == "qrels" else RUN_COLUMNS]
         raise InputError(
             f"{where}: `{columns[name]}` is {held[name][:SHOWN_CHARACTERS]!r}{others}, which a TREC file can't hold "
-            f"({form}: fields end at white space). Write it otherwise in the source, in all files that name it, or "
-            "convert to .jsonl or .parquet."
+            f"({target.example}: fields end at white space). Write it otherwise in the source, in all files that name "
+            "it, or convert to .jsonl or .parquet."
         )
 
 
@@ -309,7 +340,6 @@ def _check(polars: Any, found: Any, source: Source, target: Format, options: Opt
 # Converts a source to TREC, JSON lines or Parquet: reads its pairs, settles duplicates, writes the target.
 
 
-Rule = Literal["error", "first", "mean", "keep"]
 SHOWN = 5
 BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
 """Rows of a table that are written at a time, and of about how many bytes where rows are long."""
@@ -317,18 +347,47 @@ _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
 """What the fields of TREC files are in a table; all others are text."""
 
 
-def convert(
-    source: str,
-    target: str,
-    storage: Storage,
-    *,
-    from_format: str | None = None,
-    to_format: str | None = None,
-    options: Options,
-    duplicates: Rule = "error",
-    tag: str | None = None,
-    force: bool = False,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Converted:
+    """What was converted.
+
+    Args:
+        rows: of the source: those `written`, and the next two.
+        nulls: without a grade or score.
+        quarantined: rows of a run, which are none of `rows`.
+        duplicates: rows beyond the first of their pair, of which `conflicts` pairs had several values.
+        value: the column that rows were kept by.
+        tag: of a run file; None for that of each row.
+        notes: on the run.
+        seconds: that it took.
+    """
+
+    source: str
+    source_format: str
+    target: str
+    target_format: str
+    rows: int
+    written: int
+    nulls: int
+    quarantined: int
+    duplicates: int
+    conflicts: int
+    value: str
+    tag: str | None
+    notes: list[str]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        head = f"Wrote {self.written:,} rows to {self.target} ({self.target_format})"
+        return [one_line(head), values_table(self.as_json())]
+
+
+def convert(source: str, target: str, options: ConvertOptions, storage: Storage) -> Converted:
     """Convert one file or run into one file, which is there whole or not at all.
 
     In memory are the ids and values of all rows, and of TREC text and JSON lines the whole source; other columns are
@@ -340,73 +399,80 @@ def convert(
         ManifestError: a run is unfinished, over its limit or damaged.
         DiskFullError, StoreError: the target or scratch files can't be written; what was there before stays.
         MissingExtraError: polars is absent.
-    Returns:
-        What was converted: `rows` of the source, which are those `written` plus `nulls` (without a grade or score) plus
-        `duplicates` (beyond the first of their pair, of which `conflicts` had several values); `quarantined` rows of a
-        run, which are none of these; the column `value`; the `tag` of a run file, null for that of each row; `notes`.
     """
-    form, to = format_of(source, from_format, "--from", storage), format_of(target, to_format, "--to", storage)
-    refusals = {
-        f"--texts: {source} is {form}, the target {to}. Texts are joined from a run's output folder (labels), which "
-        "knows its input, into a table, .parquet or .jsonl.": options.texts and (form != "labels" or to in TREC),
-        f"--duplicates keep: a pair occurs once in a TREC file ({to}). Choose first or mean.": (
-            duplicates == "keep" and to in TREC
-        ),
-        "--tag: only run files have one.": tag is not None and to != "run",
-        "--score: qrels hold grades. Name their column with --grade, or write a run file.": (
-            to == "qrels" and options.score is not None
-        ),
-        "--grade: a run file holds scores. Name their column with --score, which may be one of grades.": (
-            to == "run" and options.grade is not None
-        ),
-        "--grade and --score: rows are kept by one column. Name the one that must not be null.": (
-            options.grade is not None and options.score is not None
-        ),
-    }
-    for text, is_so in refusals.items():
-        if is_so:
-            raise UsageError(text)
-    check_free(target, (source,), storage, force=force)
+    started = time.perf_counter()
+    form = source_form(source, options.from_format, storage)
+    to = target_form(target, options.to_format)
+    check_options(source, form, to, options)
+    check_free(target, (source,), storage, force=options.force)
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
         opened = open_source(source, form, to, options, folder, storage)
         pairs = read_pairs(polars, opened, to, options)
         valued = pairs.filter(polars.col("value").is_not_null())
-        kept, conflicts = _settled(polars, opened, valued, duplicates)
-        if to == "run" and (tag is not None or "tag" not in pairs.columns):  # else rows have their own
-            tag = tag or (opened.run.plan.name if opened.run else "relabel")
+        kept, conflicts = _settled(polars, opened, valued, options.duplicates)
+        tag = options.tag
+        if tag is None and to is RUN and "tag" not in pairs.columns:  # else rows have their own
+            tag = opened.run.plan.name if opened.run else "relabel"
         if tag is not None and re.search(UNWRITABLE, tag):
             raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
         texts = BrokenTexts()
+        if to is QRELS:
+            schema, tables = _judgments(polars, kept)
+        elif to is RUN:
+            schema, tables = _ranked(polars, kept, tag)
+        else:
+            has_means = options.duplicates == "mean" and conflicts > 0
+            schema, tables = _batches(opened, kept, texts, has_means=has_means)
+        assert to.write is not None
         with written(target, storage) as file:
-            if to in TREC:
-                qrels = kept.select("query_id", polars.lit("0").alias("iteration"), "doc_id", "value")
-                lines = qrels if to == "qrels" else _ranked(polars, kept, tag)
-                lines.write_csv(file, include_header=False, separator=" ", quote_style="never")
-            else:
-                typed, batches = _batches(opened, kept, texts, has_means=duplicates == "mean" and conflicts > 0)
-                if to == "parquet":
-                    write_grouped(file, typed, batches)
-                else:
-                    with file.open("wb") as out:
-                        for batch in map(polars.from_arrow, batches):
-                            batch.with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
+            to.write(file, schema, tables)
         texts.report()
-    return {
-        "source": source,
-        "source_format": form,
-        "target": target,
-        "target_format": to,
-        "rows": pairs.height,
-        "written": kept.height,
-        "nulls": pairs.height - valued.height,
-        "quarantined": opened.run.found.tally.num_quarantined if opened.run else 0,
-        "duplicates": valued.height - kept.height,
-        "conflicts": conflicts,
-        "value": opened.value,
-        "tag": tag,
-        "notes": opened.run.notes if opened.run else [],
-    }
+    return Converted(
+        source=source,
+        source_format=_name_of(form),
+        target=target,
+        target_format=to.name,
+        rows=pairs.height,
+        written=kept.height,
+        nulls=pairs.height - valued.height,
+        quarantined=opened.run.found.tally.num_quarantined if opened.run else 0,
+        duplicates=valued.height - kept.height,
+        conflicts=conflicts,
+        value=opened.value,
+        tag=tag,
+        notes=opened.run.notes if opened.run else [],
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def check_options(source: str, form: Form | None, target: Form, options: ConvertOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: which, and what to give instead.
+    """
+    if options.texts and (form is not None or target in TREC):
+        raise UsageError(
+            f"--texts: {source} is {_name_of(form)}, the target {target.name}. Texts are joined from a run's output "
+            "folder (labels), which knows its input, into a table, .parquet or .jsonl."
+        )
+    if options.duplicates == "keep" and target in TREC:
+        raise UsageError(f"--duplicates keep: a pair occurs once in a TREC file ({target.name}). Choose first or mean.")
+    if options.tag is not None and target is not RUN:
+        raise UsageError("--tag: only run files have one.")
+    if options.score is not None and target is QRELS:
+        raise UsageError("--score: qrels hold grades. Name their column with --grade, or write a run file.")
+    if options.grade is not None and target is RUN:
+        raise UsageError(
+            "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
+        )
+    if options.grade is not None and options.score is not None:
+        raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")
+
+
+def _name_of(form: Form | None) -> str:
+    return LABELS if form is None else form.name
 
 
 def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, int]:
@@ -445,7 +511,13 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
     return kept, groups.height
 
 
-def _ranked(polars: Any, rows: Any, tag: str | None) -> Any:
+def _judgments(polars: Any, rows: Any) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The lines of qrels."""
+    judgments = rows.select("query_id", polars.lit("0").alias("iteration"), "doc_id", "value").to_arrow()
+    return judgments.schema, iter([judgments])
+
+
+def _ranked(polars: Any, rows: Any, tag: str | None) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """The lines of a run file: queries in the order in which they first come, documents by score. Equal scores are
     ordered by document id, descending by its bytes, which is how trec_eval breaks ties whatever the ranks say.
 
@@ -453,14 +525,15 @@ def _ranked(polars: Any, rows: Any, tag: str | None) -> Any:
         tag: of every line; None: the rows' own.
     """
     ranked = rows.sort(polars.col("row").min().over("query_id"), "value", "doc_id", descending=[False, True, True])
-    return ranked.select(
+    lines = ranked.select(
         "query_id",
         polars.lit("Q0").alias("q0"),
         "doc_id",
         polars.int_range(1, polars.len() + 1).over("query_id").alias("rank"),
         polars.col("value").cast(polars.String),
         polars.col("tag") if tag is None else polars.lit(tag).alias("tag"),
-    )
+    ).to_arrow()
+    return lines.schema, iter([lines])
 
 
 def _batches(source: Source, kept: Any, texts: BrokenTexts, *, has_means: bool) -> tuple[pa.Schema, Iterator[pa.Table]]:

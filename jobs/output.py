@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -52,6 +52,29 @@ def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) 
     return code
 
 
+class Result(Protocol):
+    """What a command found, as a record."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: one JSON object, of plain values."""
+        ...
+
+    def lines(self) -> list[str]:
+        """For people."""
+        ...
+
+
+def emit_result(result: Result, output: str, code: int = Exit.DONE) -> int:
+    """Print a result. Returns the exit code."""
+    text = "" if output == "json" else "\n".join(result.lines())
+    return emit(result.as_json(), text, output, code)
+
+
+def values_table(values: dict[str, Any]) -> str:
+    """JSON values as a table for people, without what is empty or zero."""
+    return grid([(name.replace("_", " "), value_text(value)) for name, value in values.items() if value])
+
+
 def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> int:
     """Print a record: as one JSON object, or as `head` over a table of its values. Returns the exit code.
 
@@ -60,8 +83,7 @@ def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> i
     from relabel.manifests.records import plain  # with pydantic, which no help needs
 
     values: dict[str, Any] = plain(result)
-    table = grid([(name.replace("_", " "), value_text(value)) for name, value in values.items() if value])
-    return emit(values, f"{one_line(head)}\n{table}", output, code)
+    return emit(values, f"{one_line(head)}\n{values_table(values)}", output, code)
 
 
 def value_text(value: Any) -> str:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from relabel.manifests.errors import DiskFullError, InputError, StoreError, UsageError
 from relabel.manifests.files import FULL, Storage, is_full, is_url, place_of, scheme_of, translate_errors
+from relabel.manifests.forms import ROWS_PER_GROUP, write_grouped
 from relabel.manifests.inputs import check_single, list_input, takes_file
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import sha256_file
@@ -413,23 +414,6 @@ def _files(path: str, role: str, storage: Storage) -> list[str]:
     return files
 
 
-_ROWS_PER_GROUP = 16_384
-_BYTES_PER_GROUP = 64 << 20
-
-
-def write_grouped(file: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write tables to a Parquet file, gathered to row groups of so many rows or bytes."""
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        held: list[pa.Table] = []
-        for table in tables:
-            held.append(table)
-            if sum(map(len, held)) >= _ROWS_PER_GROUP or sum(one.nbytes for one in held) >= _BYTES_PER_GROUP:
-                writer.write_table(pa.concat_tables(held))
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held))
-
-
 def add_columns(
     pairs: OpenTables,
     to: str,
@@ -494,5 +478,5 @@ def publish(frame: Any, to: str, storage: Storage, *, source: str) -> int:
     """
     with written(to, storage) as file:
         with translate_polars_errors(source):
-            frame.sink_parquet(file, compression="zstd", maintain_order=True, row_group_size=_ROWS_PER_GROUP)
+            frame.sink_parquet(file, compression="zstd", maintain_order=True, row_group_size=ROWS_PER_GROUP)
         return int(pq.read_metadata(file).num_rows)

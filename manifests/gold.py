@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
+from relabel.manifests.forms import load_columns
 from relabel.manifests.inputs import changed_files, list_input, open_dataset
 from relabel.manifests.labels import ids_of, texts_of
 from relabel.manifests.plan import Plan
@@ -19,7 +20,6 @@ from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import (
     Column,
     as_ids,
-    load_columns,
     open_parquet,
     read_grades,
     read_parquet,

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
+from relabel.manifests.forms import TABLE_SUFFIXES, load_columns
 from relabel.manifests.gold import GradeMap, check_scale, grades_seen, label_columns, load_gold_by_row, mapped
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LABELS
@@ -23,11 +24,9 @@ from relabel.manifests.run import RunFolder, RunLabels, file_schema, open_run_la
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent, open_run_store, read_if_there
 from relabel.manifests.tables import (
-    FILE_SUFFIXES,
     Column,
     as_ids,
     distinct,
-    load_columns,
     read_grades,
     require_column,
     rows_of,
@@ -178,7 +177,7 @@ def is_run(path: str, storage: Storage) -> bool:
     """Whether a path names a folder, as runs are; by URL, a folder is what holds a plan."""
     if not is_url(path):
         return Path(path).is_dir()
-    is_table = PurePosixPath(path).suffix.lower() in FILE_SUFFIXES
+    is_table = PurePosixPath(path).suffix.lower() in TABLE_SUFFIXES
     return not is_table and read_if_there(open_run_store(path, storage), PLAN_NAME) is not None
 
 

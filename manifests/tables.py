@@ -1,13 +1,10 @@
-"""Stored columns as plain types and values, and tables in any form: Parquet, JSONL, CSV, TSV and TREC text."""
+"""Stored columns as plain types and values: text that is none, which columns a job reads, ids and grades."""
 
 import contextlib
-import csv
-import io
-import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -21,7 +18,7 @@ from relabel.manifests.files import Storage, check_kind, is_url, out_of_files
 from relabel.manifests.labels import NODE, Reads
 from relabel.manifests.secrets import counted, shortened
 from relabel.manifests.specs import Columns, nearest
-from relabel.manifests.store import UrlFile, read_whole
+from relabel.manifests.store import UrlFile
 
 # ------------------------------------------------------------------------------
 # The boundary of all that reads input files: errors of the system and of Arrow name the file.
@@ -487,50 +484,13 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 # ------------------------------------------------------------------------------
-# Tables that people bring along, as columns: Parquet, JSONL, CSV, TSV, and TREC qrels text.
-#
-# Ids stay the text that they are (`007` is not 7) and rows are split at `\n` alone, since real ids and texts hold
-# other line-like characters.
+# Columns of the tables that people bring along (`forms.py` reads them).
 
-
-QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
-SHOWN_CHARS = 80
-"""Of a line that can't be read."""
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-FILE_SUFFIXES = (*PARQUET_SUFFIXES, *JSON_SUFFIXES, *DELIMITERS)
-"""Names that end so are tables, whatever lies there."""
 
 Column: TypeAlias = pa.ChunkedArray | list[Any]
 """A column of Parquet as it lies in Arrow; of text, a plain value each row, since JSON may mix kinds."""
 
-Choice = Callable[[list[str]], Sequence[str]]
-"""The names that a file has to the names that are wanted of it; raises where one is missing (see `require_column`)."""
-
 BATCH_ROWS = 1 << 16
-
-
-def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
-    """Read some columns of a file; its form is known by its suffix, and TREC qrels text (`qid 0 docid grade`) is what
-    has no known one.
-
-    Args:
-        path: local, or a URL.
-        choose: picks columns from those that are there.
-    Raises:
-        InputError: the file is absent, is not what its suffix says, or lacks a column.
-    """
-    suffix = PurePosixPath(path).suffix.lower()
-    if suffix in PARQUET_SUFFIXES:
-        with open_parquet(path, storage) as parquet, reading(path):
-            names = list(dict.fromkeys(choose(parquet.plain_schema.names)))
-            return {name: read_parquet(parquet, name) for name in names}
-    text = read_text(path, storage)
-    if suffix in JSON_SUFFIXES:
-        return from_jsonl(path, text, choose)
-    if suffix in DELIMITERS:
-        return _from_csv(path, text, choose, DELIMITERS[suffix])
-    return from_trec(path, text, choose)
 
 
 def require_column(name: str, names: Sequence[str], *, path: str, role: str, option: str = "") -> str:
@@ -593,78 +553,6 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
     if missing >= 0:
         raise InputError(f"{path}: row {missing} has no `{name}`. Give every row one, or leave the row out.")
     return ids
-
-
-def read_text(path: str, storage: Storage) -> str:
-    """A file's text.
-
-    Raises:
-        InputError: it can't be read, or is not UTF-8.
-    """
-    with reading(path):
-        stored = read_whole(path, storage)
-    try:
-        return stored.decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        line = stored.count(b"\n", 0, exc.start) + 1
-        raise InputError(
-            f"{path}: line {line} holds bytes that are not UTF-8 ({stored[exc.start : exc.end]!r}). Write the file "
-            "again in UTF-8 (`iconv -f latin1 -t utf-8`, if that is what it is in)."
-        ) from exc
-
-
-def from_jsonl(path: str, text: str, choose: Choice) -> dict[str, list[Any]]:
-    """Columns of JSON lines.
-
-    Raises:
-        InputError: a line is no JSON object, or a column is missing.
-    """
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as exc:
-            raise InputError(f"{path}: line {number} is not JSON ({exc}). One object a line is wanted.") from exc
-        if not isinstance(row, dict):
-            raise InputError(f"{path}: line {number} holds no object. One object a line is wanted.")
-        rows.append(row)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in choose(names)}
-
-
-def _from_csv(path: str, text: str, choose: Choice, delimiter: str) -> dict[str, list[Any]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        names = next(reader, [])
-        rows = [row for row in reader if row]
-    except csv.Error as exc:
-        raise InputError(f"{path}: line {reader.line_num} can't be read ({exc}).") from exc
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(names):
-            raise InputError(f"{path}: record {number} has {len(row)} fields, its first line names {len(names)}.")
-    place = {name: number for number, name in enumerate(names)}
-    return {name: [row[place[name]] for row in rows] for name in choose(names)}
-
-
-def from_trec(path: str, text: str, choose: Choice, columns: Sequence[str] = QRELS_COLUMNS) -> dict[str, list[Any]]:
-    """Columns of TREC text by their names, and the number of each row's line as `line`; blank lines are passed over.
-
-    Raises:
-        InputError: a line has another number of fields.
-    """
-    found: dict[str, list[Any]] = {name: [] for name in ("line", *columns)}
-    for number, line in enumerate(text.split("\n"), start=1):
-        fields = line.split()
-        if fields and len(fields) != len(columns):
-            raise InputError(
-                f"{path}: line {number} has {len(fields)} fields, and {len(columns)} are wanted ({' '.join(columns)}): "
-                f"{line.strip()[:SHOWN_CHARS]!r}. A table wants the suffix .parquet, .csv, .tsv or .jsonl."
-            )
-        for name, value in zip(found, (number, *fields), strict=True) if fields else ():
-            found[name].append(value)
-    return {name: found[name] for name in choose(list(columns))}
 
 
 # ------------------------------------------------------------------------------

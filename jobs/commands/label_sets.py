@@ -1,6 +1,5 @@
 """The commands over sets of labels: `evaluate`, `compare`, `report`, `combine`, `merge` and `convert`."""
 
-import time
 from typing import Any
 
 import click
@@ -21,11 +20,11 @@ from relabel.jobs.commands.options import (
     sigterm_ends,
 )
 from relabel.jobs.compare import compare_runs, comparison_sections
-from relabel.jobs.convert import Options
+from relabel.jobs.convert import ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.merge import merge_outputs
-from relabel.jobs.output import Exit, emit, emit_record
+from relabel.jobs.output import Exit, emit, emit_record, emit_result
 from relabel.jobs.sections import as_text, evaluation_blocks, sets_blocks
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
@@ -500,22 +499,20 @@ def convert(
     JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
     never written as 0. Both may be URLs.
     """
-    started = time.perf_counter()
-    found = convert_file(
-        source,
-        target,
-        Storage(),
+    options = ConvertOptions(
         from_format=from_format,
         to_format=to_format,
-        options=Options(by, doc, grade, score, allow_partial, texts),
-        duplicates=duplicates,
+        by=by,
+        doc=doc,
+        grade=grade,
+        score=score,
         tag=tag,
+        duplicates=duplicates,
+        texts=texts,
+        allow_partial=allow_partial,
         force=force,
     )
-    for note in found["notes"]:
+    converted = convert_file(source, target, options, Storage())
+    for note in converted.notes:
         logs.say(f"{note}.", event="convert")
-    return emit_record(
-        f"Wrote {found['written']:,} rows to {target} ({found['target_format']})",
-        {**found, "seconds": round(time.perf_counter() - started, 3)},
-        output,
-    )
+    return emit_result(converted, output)

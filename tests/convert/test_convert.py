@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relabel.jobs.api import read_labels
-from relabel.jobs.convert import Options, convert
+from relabel.jobs.convert import WRITABLE, ConvertOptions, convert
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import label_schema
@@ -500,7 +500,7 @@ def test_texts_are_of_runs_and_for_tables_alone_and_of_the_input_that_was_labell
 # What is written is read back as it was, by us and by ir_measures, whatever ids and numbers it holds.
 
 
-PLAIN = Options()
+PLAIN = ConvertOptions()
 IDS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\ufeff"), min_size=1, max_size=8).filter(
     lambda text: len(text.split()) == 1 and text.split()[0] == text
 )
@@ -530,8 +530,8 @@ def test_grades_come_back_from_qrels_from_jsonl_and_from_parquet(pairs: dict[tup
         _write(folder / "a.jsonl", pairs, "grade")
         chain = ["a.jsonl", "b.qrels", "c.parquet", "d.qrels", "e.jsonl", "f.parquet", "g.jsonl"]
         for source, target in itertools.pairwise(chain):
-            found = convert(str(folder / source), str(folder / target), Storage(), options=PLAIN)
-            assert (found["rows"], found["written"], found["nulls"]) == (len(pairs), len(pairs), 0)
+            found = convert(str(folder / source), str(folder / target), PLAIN, Storage())
+            assert (found.rows, found.written, found.nulls) == (len(pairs), len(pairs), 0)
         assert (folder / "b.qrels").read_bytes() == (folder / "d.qrels").read_bytes()
         assert list(_read(folder / "g.jsonl", "grade").items()) == list(pairs.items())
         lines = (folder / "b.qrels").read_text(encoding="utf-8").split("\n")
@@ -557,7 +557,7 @@ def test_scores_come_back_from_run_files_to_the_last_bit(pairs: dict[tuple[str, 
         pq.write_table(pa.table(columns), folder / "a.parquet")
         chain = ["a.parquet", "b.run", "c.parquet", "d.run", "e.jsonl", "f.run"]
         for source, target in itertools.pairwise(chain):
-            convert(str(folder / source), str(folder / target), Storage(), options=PLAIN)
+            convert(str(folder / source), str(folder / target), PLAIN, Storage())
         found = {(one.query_id, one.doc_id): one.score for one in ir_measures.read_trec_run(str(folder / "b.run"))}
         assert {pair: pa.scalar(score, pa.float32()).as_py() for pair, score in found.items()} == pairs
         held = _read(folder / "c.parquet", "score")
@@ -581,10 +581,10 @@ def test_duplicates_are_settled_as_evaluate_settles_them(rows: list[tuple[str, s
     with tempfile.TemporaryDirectory() as name:
         source, target = f"{name}/a.qrels", f"{name}/b.qrels"
         Path(source).write_text("".join(f"{query} 0 {doc} {grade}\n" for query, doc, grade in rows))
-        found = convert(source, target, Storage(), options=PLAIN, duplicates=rule)
+        found = convert(source, target, ConvertOptions(duplicates=rule), Storage())
         qrels = load_qrels(source, Storage(), grade="grade", by="query_id", doc="doc_id")
         theirs = grades_by_pair(qrels, rule, source)
-        assert (found["duplicates"], found["conflicts"]) == (theirs.num_repeated, theirs.num_conflicts)
+        assert (found.duplicates, found.conflicts) == (theirs.num_repeated, theirs.num_conflicts)
         ours = [tuple(line.split()) for line in Path(target).read_text().splitlines()]
         pairs = [(query, doc) for query, _, doc, _ in ours]
         assert len(set(pairs)) == len(pairs) == len(theirs.keys)
@@ -623,3 +623,12 @@ def test_text_file_that_is_not_utf8_is_refused_with_its_line(
     }
     Path(name).write_bytes(lines[name].replace("é", "e").encode() + lines[name].encode("latin-1"))
     relabel("convert", name, "out.parquet").refused(3, f"{name}: line 2 holds bytes that are not UTF-8")
+
+
+def test_every_form_that_can_be_written_is_a_choice_of_both_options() -> None:
+    from relabel.jobs.commands.label_sets import convert as command
+
+    choices = {one.name: one.type.choices for one in command.params if one.name in ("from_format", "to_format")}
+    names = [form.name for form in WRITABLE]
+    assert [*choices["from_format"]] == ["labels", *names]
+    assert [*choices["to_format"]] == names

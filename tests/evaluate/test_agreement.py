@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from relabel.manifests.errors import ConfigError, UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.forms import load_columns
 from relabel.manifests.gold import grades_by_pair
 from relabel.manifests.label_sets import gather
 from relabel.manifests.labels import codes_of, ids_of, texts_of
@@ -28,7 +29,7 @@ from relabel.manifests.metrics.metric import (
     tempered,
 )
 from relabel.manifests.metrics.metric import WeightedStatistic as Statistic
-from relabel.manifests.tables import as_ids, load_columns, read_grades
+from relabel.manifests.tables import as_ids, read_grades
 
 # nDCG, tau and bad cases by hand, and nDCG against ir_measures.
 

@@ -1,0 +1,248 @@
+"""The forms of tables that people bring along or take away: how each is known by its name, read and written.
+
+A form is one entry of `FORMS`. What reads judgments (`evaluate --qrels`, `report --gold`, `combine`) and what converts
+files asks there, so that a new form is a reader, a writer and an entry.
+
+Ids stay the text that they are (`007` is not 7) and rows are split at `\n` alone, since real ids and texts hold other
+line-like characters.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.manifests.errors import InputError
+from relabel.manifests.files import Storage
+from relabel.manifests.process import require
+from relabel.manifests.store import read_whole
+from relabel.manifests.tables import PARQUET_SUFFIXES, Column, open_parquet, read_parquet, reading
+
+Choice = Callable[[list[str]], Sequence[str]]
+"""The names that a file has to the names that are wanted of it; raises where one is missing (see `require_column`)."""
+
+Read = Callable[[str, Choice, Storage], dict[str, Column]]
+"""Reads the chosen columns of a file, whole. Raises InputError: it can't be read, is not of this form, or lacks one."""
+
+Write = Callable[[Path, pa.Schema, Iterable[pa.Table]], None]
+"""Writes tables of a schema to a local file."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of table.
+
+    Args:
+        name: as options name it.
+        suffixes: of names of such files.
+        read: what reads one.
+        write: what writes one; None for a form that is only read.
+        columns: the fields of a line, of text without names; empty where a file names its columns.
+        example: such a line.
+        has_grades: whether it can hold judgments.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    read: Read
+    write: Write | None = None
+    columns: tuple[str, ...] = ()
+    example: str = ""
+    has_grades: bool = True
+
+
+def form_by_suffix(path: str, forms: Iterable[Form]) -> Form | None:
+    """The form among these that a name has by its suffix."""
+    suffix = PurePosixPath(path).suffix.lower()
+    return next((form for form in forms if suffix in form.suffixes), None)
+
+
+def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
+    """Read some columns of a file of labels or judgments; its form is known by its suffix, and TREC qrels text
+    (`qid 0 docid grade`) is what has no known one.
+
+    Args:
+        path: local, or a URL.
+        choose: picks columns from those that are there.
+    Raises:
+        InputError: the file is absent, is not what its suffix says, or lacks a column.
+    """
+    form = form_by_suffix(path, GRADED) or QRELS
+    return form.read(path, choose, storage)
+
+
+def read_text(path: str, storage: Storage) -> str:
+    """A file's text.
+
+    Raises:
+        InputError: it can't be read, or is not UTF-8.
+    """
+    with reading(path):
+        stored = read_whole(path, storage)
+    try:
+        return stored.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = stored.count(b"\n", 0, exc.start) + 1
+        raise InputError(
+            f"{path}: line {line} holds bytes that are not UTF-8 ({stored[exc.start : exc.end]!r}). Write the file "
+            "again in UTF-8 (`iconv -f latin1 -t utf-8`, if that is what it is in)."
+        ) from exc
+
+
+# ------------------------------------------------------------------------------
+# Parquet.
+
+
+ROWS_PER_GROUP = 16_384
+_BYTES_PER_GROUP = 64 << 20
+
+
+def _read_parquet(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
+    with open_parquet(path, storage) as parquet, reading(path):
+        names = list(dict.fromkeys(choose(parquet.plain_schema.names)))
+        return {name: read_parquet(parquet, name) for name in names}
+
+
+def write_grouped(file: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write tables to a Parquet file, gathered to row groups of so many rows or bytes."""
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        held: list[pa.Table] = []
+        for table in tables:
+            held.append(table)
+            if sum(map(len, held)) >= ROWS_PER_GROUP or sum(one.nbytes for one in held) >= _BYTES_PER_GROUP:
+                writer.write_table(pa.concat_tables(held))
+                held = []
+        if held:
+            writer.write_table(pa.concat_tables(held))
+
+
+# ------------------------------------------------------------------------------
+# JSON lines.
+
+
+def _read_jsonl(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(path, storage).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as exc:
+            raise InputError(f"{path}: line {number} is not JSON ({exc}). One object a line is wanted.") from exc
+        if not isinstance(row, dict):
+            raise InputError(f"{path}: line {number} holds no object. One object a line is wanted.")
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in choose(names)}
+
+
+def _write_jsonl(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    polars = require("polars", extra="eval", purpose="relabel convert")
+    with file.open("wb") as out:
+        for table in tables:
+            frame = polars.from_arrow(table)
+            frame.with_columns(polars.selectors.binary().bin.encode("hex")).write_ndjson(out)
+
+
+# ------------------------------------------------------------------------------
+# CSV and TSV, with a line of names.
+
+
+def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
+    delimiter = "\t" if path.lower().endswith(TSV.suffixes) else ","
+    reader = csv.reader(io.StringIO(read_text(path, storage), newline=""), delimiter=delimiter, strict=True)
+    try:
+        names = next(reader, [])
+        rows = [row for row in reader if row]
+    except csv.Error as exc:
+        raise InputError(f"{path}: line {reader.line_num} can't be read ({exc}).") from exc
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            raise InputError(f"{path}: record {number} has {len(row)} fields, its first line names {len(names)}.")
+    place = {name: number for number, name in enumerate(names)}
+    return {name: [row[place[name]] for row in rows] for name in choose(names)}
+
+
+# ------------------------------------------------------------------------------
+# TREC's two text forms, qrels and run files: one row a line, fields by white space.
+#
+# White space is what Python's `str.split` takes for it, since that is what the readers of such files do (ir_measures
+# among them): an id with any of it inside would fall apart, so it can't be written.
+
+
+LINE = "line"
+"""The further column of what is read of such text: the number of each row's line."""
+SHOWN_CHARS = 80
+"""Of a line that can't be read."""
+
+
+QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
+RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
+
+
+def _read_trec(path: str, choose: Choice, storage: Storage, *, columns: tuple[str, ...]) -> dict[str, Column]:
+    """Columns by their names, and `LINE` where it is chosen; blank lines are passed over."""
+    values: dict[str, list[Any]] = {name: [] for name in (LINE, *columns)}
+    for number, line in enumerate(read_text(path, storage).split("\n"), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != len(columns):
+            raise InputError(
+                f"{path}: line {number} has {len(fields)} fields, and {len(columns)} are wanted "
+                f"({' '.join(columns)}): {line.strip()[:SHOWN_CHARS]!r}. A table wants the suffix .parquet, .csv, "
+                ".tsv or .jsonl."
+            )
+        values[LINE].append(number)
+        for name, value in zip(columns, fields, strict=True):
+            values[name].append(value)
+    return {name: values[name] for name in choose(list(columns))}
+
+
+def _write_trec(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    polars = require("polars", extra="eval", purpose="relabel convert")
+    with file.open("wb") as out:
+        for table in tables:
+            polars.from_arrow(table).write_csv(out, include_header=False, separator=" ", quote_style="never")
+
+
+# ------------------------------------------------------------------------------
+# The registry.
+
+
+PARQUET = Form("parquet", PARQUET_SUFFIXES, _read_parquet, write_grouped)
+JSONL = Form("jsonl", (".jsonl", ".ndjson"), _read_jsonl, _write_jsonl)
+CSV = Form("csv", (".csv",), _read_delimited)
+TSV = Form("tsv", (".tsv",), _read_delimited)
+QRELS = Form(
+    "qrels",
+    (".qrels", ".qrel"),
+    partial(_read_trec, columns=QRELS_COLUMNS),
+    _write_trec,
+    columns=QRELS_COLUMNS,
+    example="`qid 0 docid grade`",
+)
+RUN = Form(
+    "run",
+    (".run",),
+    partial(_read_trec, columns=RUN_COLUMNS),
+    _write_trec,
+    columns=RUN_COLUMNS,
+    example="`qid Q0 docid rank score tag`",
+    has_grades=False,
+)
+
+FORMS = (QRELS, RUN, JSONL, PARQUET, CSV, TSV)
+GRADED = tuple(form for form in FORMS if form.has_grades)
+"""Those that judgments and labels come in."""
+TREC = (QRELS, RUN)
+"""Text without names, in which a pair occurs once."""
+TABLE_SUFFIXES = tuple(suffix for form in FORMS if not form.columns for suffix in form.suffixes)
+"""Names that end so are tables, whatever lies there."""
