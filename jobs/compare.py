@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from relabel.jobs.evaluate import Golds, JudgingOptions, Sides, cut_sets, run_pairs
+from relabel.jobs.output import Exit
 from relabel.jobs.sections import (
     Block,
     Cell,
@@ -20,6 +21,7 @@ from relabel.jobs.sections import (
     Section,
     Series,
     Table,
+    as_text,
     both_table,
     cell_text,
     confusion_table,
@@ -33,7 +35,7 @@ from relabel.jobs.sections import (
 )
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
-from relabel.manifests.gold import GOLD, check_scale
+from relabel.manifests.gold import GOLD, check_scale, parse_map
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
 from relabel.manifests.labels import LABELS, QUARANTINE, texts_of
@@ -48,8 +50,11 @@ from relabel.manifests.metrics.comparison import (
     match_rows,
     paired_rows,
 )
+from relabel.manifests.metrics.evaluation import Evaluation
 from relabel.manifests.metrics.judged import title_of, with_columns
+from relabel.manifests.metrics.metric import Difference, MetricValue
 from relabel.manifests.plan import recipe_differences
+from relabel.manifests.records import plain
 from relabel.manifests.run import RunLabels, open_run_labels
 from relabel.manifests.secrets import shortened
 
@@ -91,11 +96,44 @@ def open_both(
     return ours, theirs, BY_IDS, [f"rows are matched by query_id and doc_id, since {why}"]
 
 
+@dataclass(frozen=True)
+class RowCounts:
+    """All rows of two runs by what each has of them: a label, a place in quarantine, or nothing.
+
+    Args:
+        both: labelled by both.
+        only_a, only_b: labelled by one, and absent from the other or in quarantine there.
+        repeated: rows beyond the first of pairs that occur several times in both runs.
+    """
+
+    both: int
+    labelled_a: int
+    labelled_b: int
+    only_a: int
+    only_b: int
+    quarantined_a_only: int
+    quarantined_b_only: int
+    quarantined_both: int
+    quarantined_elsewhere_absent: int
+    repeated: int
+
+    def notes(self) -> list[str]:
+        """A remark on each group of rows that is left out."""
+        texts = {
+            "rows that only run A has, left out": self.only_a,
+            "rows that run A alone has in quarantine, left out": self.quarantined_a_only,
+            "rows that only run B has, left out": self.only_b,
+            "rows that run B alone has in quarantine, left out": self.quarantined_b_only,
+            "rows in quarantine in one run and absent from the other": self.quarantined_elsewhere_absent,
+            "pairs that occur several times in both runs are matched in order; rows beyond the first": self.repeated,
+        }
+        return [f"{text}: {count:,}" for text, count in texts.items() if count]
+
+
 def match_runs(
     runs: Sequence[RunLabels], labels: Sequence[Labelled], sides: Sides, *, is_same_input: bool
-) -> tuple[Match, dict[str, int]]:
-    """The rows that both runs labelled, and all rows by what each run has of them: the grade, a place in quarantine
-    or nothing.
+) -> tuple[Match, RowCounts]:
+    """The rows that both runs labelled, and all rows by what each run has of them.
 
     Args:
         labels: of each run, on the side to compare.
@@ -110,19 +148,21 @@ def match_runs(
         for has_N, rows in zip(has_label, (found.teacher, found.student), strict=True)
     )
     labelled = [len(one.grades) for one in labels]
-    only = labelled[0] - int(is_a.sum()), labelled[1] - int(is_b.sum())
-    counts = {
-        "both": int((is_a & is_b).sum()),
-        "labelled_a": labelled[0],
-        "labelled_b": labelled[1],
-        "only_a": only[0],
-        "only_b": only[1],
-        "quarantined_a_only": int((~is_a & is_b).sum()),
-        "quarantined_b_only": int((is_a & ~is_b).sum()),
-        "quarantined_both": int((~is_a & ~is_b).sum()),
-        "quarantined_elsewhere_absent": sum(one.rows.num_rows - len(is_a) for one in whole) - sum(only),
-        "repeated": found.num_repeated,
-    }
+    only_a = labelled[0] - int(is_a.sum())
+    only_b = labelled[1] - int(is_b.sum())
+    num_unmatched = sum(one.rows.num_rows - len(is_a) for one in whole)
+    counts = RowCounts(
+        both=int((is_a & is_b).sum()),
+        labelled_a=labelled[0],
+        labelled_b=labelled[1],
+        only_a=only_a,
+        only_b=only_b,
+        quarantined_a_only=int((~is_a & is_b).sum()),
+        quarantined_b_only=int((is_a & ~is_b).sum()),
+        quarantined_both=int((~is_a & ~is_b).sum()),
+        quarantined_elsewhere_absent=num_unmatched - only_a - only_b,
+        repeated=found.num_repeated,
+    )
     return Match(found.how, place_a, place_b, found.num_repeated), counts
 
 
@@ -150,9 +190,30 @@ def _rounded(value: float) -> float | None:
     return value if not isinstance(value, float) else None if math.isnan(value) else round(value, 6)
 
 
+@dataclass(frozen=True)
+class MovedQueries:
+    """How many queries moved.
+
+    Args:
+        queries: all of them; of these `moved` have another mean score, `up` a higher and `down` a lower one.
+        top_changed: with other documents in their top `depth`.
+        first_changed: with another first document.
+        moved_most: the largest changes first: the query's id, and all that `PairedStatistics.moves` has of it.
+    """
+
+    queries: int
+    moved: int
+    up: int
+    down: int
+    top_changed: int
+    first_changed: int
+    depth: int
+    moved_most: list[dict[str, Any]]
+
+
 def moved_queries(
     moves: Mapping[str, np.ndarray], names: pa.LargeBinaryArray, count: int, *, depth: int
-) -> dict[str, Any]:
+) -> MovedQueries:
     """How many queries moved, and so many of them, the largest change first.
 
     Args:
@@ -169,16 +230,16 @@ def moved_queries(
         }
         for query, name in zip(shown, texts_of(names.take(pa.array(shown, pa.int64()))), strict=True)
     ]
-    return {
-        "queries": len(change_G),
-        "moved": int(is_moved_G.sum()),
-        "up": int((change_G > TINY).sum()),
-        "down": int((change_G < -TINY).sum()),
-        "top_changed": int((moves["entered_top"] > 0).sum()),
-        "first_changed": int(moves["first_changed"].sum()),
-        "depth": depth,
-        "moved_most": furthest,
-    }
+    return MovedQueries(
+        queries=len(change_G),
+        moved=int(is_moved_G.sum()),
+        up=int((change_G > TINY).sum()),
+        down=int((change_G < -TINY).sum()),
+        top_changed=int((moves["entered_top"] > 0).sum()),
+        first_changed=int(moves["first_changed"].sum()),
+        depth=depth,
+        moved_most=furthest,
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -206,13 +267,53 @@ def with_files(labels: LabelSet, run: RunLabels) -> LabelSet:
     return replace(labels, parts=parts)
 
 
+@dataclass(frozen=True)
+class ShownLabel:
+    """What one run says of a row; the reasoning is cut."""
+
+    grade: int | None
+    expected_grade: float | None
+    probs: list[float] | None
+    reasoning: str | None
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A row whose grade changed: its numbers in both runs, its texts where they can be read, and both labels."""
+
+    row_a: int
+    row_b: int
+    query_id: str
+    doc_id: str
+    query: str | None
+    document: str | None
+    change: float
+    a: ShownLabel
+    b: ShownLabel
+
+    @property
+    def row(self) -> str:
+        """The row in words."""
+        return str(self.row_a) if self.row_a == self.row_b else f"{self.row_a}, {self.row_b}"
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Rows that changed their grade: how many, and the largest changes."""
+
+    rows: int
+    up: int
+    down: int
+    examples: list[Flip]
+
+
 def examples(
     runs: Sequence[RunLabels],
     labels: Sequence[Labelled],
     places: Sequence[np.ndarray],
     change: Sequence[float],
     storage: Storage,
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[Flip], list[str]]:
     """Rows with both labels and their texts, and remarks: texts are left out, with the reason, where they can't be read
     any more.
 
@@ -230,22 +331,24 @@ def examples(
     except RelabelError as exc:
         pairs, notes = {}, [f"texts of the examples are left out: {exc}"]
     files = [set(one.rows[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)]
-    both = [_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True)]
-    found = [
-        {
-            "row_a": row_a,
-            "row_b": row_b,
-            "query_id": both[0][row_a]["query_id"],
-            "doc_id": both[0][row_a]["doc_id"],
-            "query": _cut(pair.query) if (pair := pairs.get(row_a)) else None,
-            "document": _cut(pair.document) if pair else None,
-            "change": round(step, 6),
-            "a": _shown(both[0][row_a]),
-            "b": _shown(both[1][row_b]),
-        }
-        for row_a, row_b, step in zip(*(ids.tolist() for ids in row_ids), change, strict=True)
-    ]
-    return found, notes
+    labels_a, labels_b = (_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True))
+    flips = list[Flip]()
+    for row_a, row_b, step in zip(row_ids[0].tolist(), row_ids[1].tolist(), change, strict=True):
+        pair = pairs.get(row_a)
+        flips.append(
+            Flip(
+                row_a=row_a,
+                row_b=row_b,
+                query_id=labels_a[row_a]["query_id"],
+                doc_id=labels_a[row_a]["doc_id"],
+                query=_cut(pair.query) if pair else None,
+                document=_cut(pair.document) if pair else None,
+                change=round(step, 6),
+                a=_shown(labels_a[row_a]),
+                b=_shown(labels_b[row_b]),
+            )
+        )
+    return flips, notes
 
 
 def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
@@ -262,11 +365,13 @@ def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
     return {row["row_id"]: row for table in tables for row in table.to_pylist()}
 
 
-def _shown(label: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **{name: label[name] for name in ("grade", "expected_grade", "probs")},
-        "reasoning": _cut(label["reasoning"]),
-    }
+def _shown(label: dict[str, Any]) -> ShownLabel:
+    return ShownLabel(
+        grade=label["grade"],
+        expected_grade=label["expected_grade"],
+        probs=label["probs"],
+        reasoning=_cut(label["reasoning"]),
+    )
 
 
 def _cut(text: str | None) -> str | None:
@@ -281,98 +386,197 @@ SHOWN = 60
 """Characters of a query or document in a table."""
 
 
-def comparison_sections(result: dict[str, Any]) -> list[Section]:
-    """All of what `compare_runs` finds: verdicts first."""
+@dataclass(frozen=True)
+class ComparedRun:
+    """One of the two runs."""
+
+    path: str
+    name: str
+    labeler: str
+    model: str | None
+    fingerprint: str
+    labelled: int
+    quarantined: int
+
+
+@dataclass(frozen=True)
+class ComparedByGold:
+    """Both runs by gold grades.
+
+    Args:
+        judged, unjudged, gold_null: matched rows with a grade, without one, with a null one.
+        queries: that have a judged row.
+        a, b, difference: figures of each run, and B minus A.
+        only_a_right, only_b_right: rows where one run alone is right.
+    """
+
+    qrels: str
+    joined_by: str
+    judged: int
+    unjudged: int
+    gold_null: int
+    queries: int
+    a: Evaluation
+    b: Evaluation
+    difference: Mapping[str, Difference]
+    only_a_right: int
+    only_b_right: int
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """All of what `compare_runs` finds.
+
+    Args:
+        differences: parts of the recipe that differ, each with its differing names.
+        matched_by: how rows were matched, in words.
+        side: of a split; all rows where no run is a student's.
+        confusion: rows by grade of A, columns by grade of B.
+        gold: None without gold grades.
+        html: the page that was written.
+    """
+
+    a: ComparedRun
+    b: ComparedRun
+    differences: Mapping[str, list[str]]
+    matched_by: str
+    grades: int
+    side: Sides
+    counts: RowCounts
+    figures: Mapping[str, MetricValue]
+    confusion: list[list[int]]
+    gold: ComparedByGold | None
+    flips: Flips
+    queries: MovedQueries
+    resamples: int
+    seed: int
+    notes: list[str]
+    html: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return {**plain(self), "exit_code": int(Exit.DONE)}
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        blocks = (block for section in comparison_sections(self) for block in section.blocks)
+        return [as_text(blocks)]
+
+
+def comparison_sections(result: ComparedRuns) -> list[Section]:
+    """The comparison for a terminal or a page: verdicts first."""
     return [
-        Section("matched", "Rows", [*top_texts(verdicts_of(result), result["side"]), _facts(result)]),
+        Section("matched", "Rows", [*top_texts(verdicts_of(result), result.side), _facts(result)]),
         Section("figures", "Figures", _figures(result)),
-        Section("gold", "Both against gold", _gold(result["gold"]) if result["gold"] else []),
-        Section("flips", "Flips", _flips(result["flips"])),
-        Section("queries", "Queries that moved", _queries(result["queries"])),
-        Section("remarks", "Remarks", [Remarks(result["notes"])] if result["notes"] else []),
+        Section("gold", "Both against gold", _gold(result.gold) if result.gold else []),
+        Section("flips", "Flips", _flips(result.flips)),
+        Section("queries", "Queries that moved", _queries(result.queries)),
+        Section("remarks", "Remarks", [Remarks(result.notes)] if result.notes else []),
     ]
 
 
-def verdicts_of(result: dict[str, Any]) -> list[str]:
+def verdicts_of(result: ComparedRuns) -> list[str]:
     """Whether B differs from A by gold, and both from the baselines; without gold, how far they agree."""
-    if (gold := result["gold"]) is None:
-        one = result["figures"]["agreement"]
-        interval = "no interval" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
-        return [f"B against A: equal grades in {cell_text(one.value)} of {one.over:,} rows ({interval})"]
+    gold = result.gold
+    if gold is None:
+        agreement = result.figures["agreement"]
+        interval = "no interval" if agreement.low is None else f"{agreement.low:.4f} to {agreement.high:.4f}"
+        return [f"B against A: equal grades in {cell_text(agreement.value)} of {agreement.over:,} rows ({interval})"]
     return [
-        difference_text("B against A, by gold", gold["difference"]),
-        *(level_text(gold[letter.lower()], who=f"{letter}: ") for letter in "AB"),
+        difference_text("B against A, by gold", gold.difference),
+        level_text(gold.a, who="A: "),
+        level_text(gold.b, who="B: "),
     ]
 
 
-def _facts(result: dict[str, Any]) -> Facts:
-    counts, queries = result["counts"], result["queries"]["queries"]
-    parts = [f"{part} ({', '.join(names)})" if names else part for part, names in result["differences"].items()]
-    scale = f"{result['grades']} grades"
+def _facts(result: ComparedRuns) -> Facts:
+    counts = result.counts
+    queries = result.queries.queries
+    parts = [f"{part} ({', '.join(names)})" if names else part for part, names in result.differences.items()]
     rows: list[tuple[str, Cell]] = [
-        *(
-            (letter, f"{run['path']}: {run['name']}, {run['labeler']}, {run['labelled']:,} rows labelled")
-            for letter, run in (("A", result["a"]), ("B", result["b"]))
-        ),
+        ("A", _run_text(result.a)),
+        ("B", _run_text(result.b)),
         ("made", f"differently in {'; '.join(parts) or 'nothing that either run records'}"),
-        ("both", f"{counts['both']:,} rows of {queries:,} queries, by {result['matched_by']}; {scale}"),
-        ("one", f"{counts['only_a']:,} rows that only A has, {counts['only_b']:,} that only B has"),
+        (
+            "both",
+            f"{counts.both:,} rows of {queries:,} queries, by {result.matched_by}; {result.grades} grades",
+        ),
+        ("one", f"{counts.only_a:,} rows that only A has, {counts.only_b:,} that only B has"),
         (
             "quarantined",
-            f"{counts['quarantined_a_only']:,} in A alone, {counts['quarantined_b_only']:,} in B alone, "
-            f"{counts['quarantined_both']:,} in both, {counts['quarantined_elsewhere_absent']:,} in one and absent "
+            f"{counts.quarantined_a_only:,} in A alone, {counts.quarantined_b_only:,} in B alone, "
+            f"{counts.quarantined_both:,} in both, {counts.quarantined_elsewhere_absent:,} in one and absent "
             "from the other",
         ),
-        ("resampled", resampled_text("queries", queries, result["resamples"], result["seed"])),
+        ("resampled", resampled_text("queries", queries, result.resamples, result.seed)),
     ]
     return Facts("The two runs", rows)
 
 
-def _figures(result: dict[str, Any]) -> list[Block]:
-    grades, confusion = list(map(str, range(result["grades"]))), result["confusion"]
-    ours, theirs = [sum(row) for row in confusion], [sum(row) for row in zip(*confusion, strict=True)]
+def _run_text(run: ComparedRun) -> str:
+    return f"{run.path}: {run.name}, {run.labeler}, {run.labelled:,} rows labelled"
+
+
+def _figures(result: ComparedRuns) -> list[Block]:
+    grades = list(map(str, range(result.grades)))
+    ours = [sum(row) for row in result.confusion]
+    theirs = [sum(row) for row in zip(*result.confusion, strict=True)]
     return [
-        figures_table("B and A", result["figures"], title=lambda figure: title_of(figure, PAIRED)),
-        confusion_table(confusion, "A", "B"),
+        figures_table("B and A", result.figures, title=lambda figure: title_of(figure, PAIRED)),
+        confusion_table(result.confusion, "A", "B"),
         Plot("Grades of both", "bars", [Series("A", grades, ours), Series("B", grades, theirs)], "grade", "rows"),
     ]
 
 
-def _gold(gold: dict[str, Any]) -> list[Block]:
-    judged = f"{gold['judged']:,} rows, joined by {gold['joined_by']}; {unjudged_text(gold)}"
-    right = f"A alone {gold['only_a_right']:,}, B alone {gold['only_b_right']:,} rows"
+def _gold(gold: ComparedByGold) -> list[Block]:
+    unjudged = unjudged_text({"unjudged": gold.unjudged, "gold_null": gold.gold_null})
+    judged = f"{gold.judged:,} rows, joined by {gold.joined_by}; {unjudged}"
+    right = f"A alone {gold.only_a_right:,}, B alone {gold.only_b_right:,} rows"
     return [
-        Facts("", [("gold", gold["qrels"]), ("judged", judged), ("right", right)]),
-        both_table(f"both against {gold['qrels']}", ("A", "B"), gold["a"], gold["b"], gold["difference"]),
-        figures_plot("A and B by gold grades", {"A": gold["a"].figures, "B": gold["b"].figures}),
+        Facts("", [("gold", gold.qrels), ("judged", judged), ("right", right)]),
+        both_table(f"both against {gold.qrels}", ("A", "B"), gold.a, gold.b, gold.difference),
+        figures_plot("A and B by gold grades", {"A": gold.a.figures, "B": gold.b.figures}),
     ]
 
 
-def _flips(found: dict[str, Any]) -> list[Block]:
+def _flips(flips: Flips) -> list[Block]:
     head = ("row", "A", "B", "change", "query", "document")
     rows: list[list[Cell]] = []
     folds: list[Fold] = []
-    for one in found["examples"]:
-        row = str(one["row_a"]) if one["row_a"] == one["row_b"] else f"{one['row_a']}, {one['row_b']}"
-        query, document = one["query"] or one["query_id"], one["document"] or one["doc_id"]
-        change = f"{one['change']:+.3f}"
+    for flip in flips.examples:
+        query = flip.query or flip.query_id
+        document = flip.document or flip.doc_id
+        change = f"{flip.change:+.3f}"
         texts = [shortened(" ".join(text.split()), SHOWN) for text in (query, document)]
-        rows.append([row, one["a"]["grade"], one["b"]["grade"], change, *texts])
-        facts = [("query", query), ("document", document)]
-        for letter in "ab":
-            probs, reasoning = one[letter]["probs"], one[letter]["reasoning"]
-            facts += [] if probs is None else [(f"{letter.upper()}: p", " · ".join(f"{p:.3f}" for p in probs))]
-            facts += [] if reasoning is None else [(f"{letter.upper()}: reasoning", reasoning)]
-        folds.append(Fold(f"row {row}, {change}: {texts[0]}", [Facts("", facts)]))
-    text = f"flips: {found['rows']:,} rows changed their grade, {found['up']:,} up, {found['down']:,} down"
-    return [Paragraph(text), *([Table("the largest flips", head, rows)] if rows else []), *folds]
+        rows.append([flip.row, flip.a.grade, flip.b.grade, change, *texts])
+        facts: list[tuple[str, Cell]] = [
+            ("query", query),
+            ("document", document),
+            *_label_facts("A", flip.a),
+            *_label_facts("B", flip.b),
+        ]
+        folds.append(Fold(f"row {flip.row}, {change}: {texts[0]}", [Facts("", facts)]))
+    text = f"flips: {flips.rows:,} rows changed their grade, {flips.up:,} up, {flips.down:,} down"
+    blocks: list[Block] = [Paragraph(text)]
+    if rows:
+        blocks.append(Table("the largest flips", head, rows))
+    return [*blocks, *folds]
 
 
-def _queries(found: dict[str, Any]) -> list[Block]:
-    depth = found["depth"]
+def _label_facts(letter: str, label: ShownLabel) -> list[tuple[str, Cell]]:
+    facts: list[tuple[str, Cell]] = []
+    if label.probs is not None:
+        facts.append((f"{letter}: p", " · ".join(f"{p:.3f}" for p in label.probs)))
+    if label.reasoning is not None:
+        facts.append((f"{letter}: reasoning", label.reasoning))
+    return facts
+
+
+def _queries(moved: MovedQueries) -> list[Block]:
+    depth = moved.depth
     text = (
-        f"queries: {found['moved']:,} of {found['queries']:,} moved, {found['up']:,} up, {found['down']:,} down; "
-        f"{found['top_changed']:,} have other documents in their top {depth}, {found['first_changed']:,} another first"
+        f"queries: {moved.moved:,} of {moved.queries:,} moved, {moved.up:,} up, {moved.down:,} down; "
+        f"{moved.top_changed:,} have other documents in their top {depth}, {moved.first_changed:,} another first"
     )
     head = ("query", "rows", "mean A", "mean B", "change", "tau", f"new in top {depth}")
     rows: list[list[Cell]] = [
@@ -383,128 +587,155 @@ def _queries(found: dict[str, Any]) -> list[Block]:
             one["kendall_tau"],
             f"{one['entered_top']} of {one['top']}",
         ]
-        for one in found["moved_most"]
+        for one in moved.moved_most
     ]
-    return [Paragraph(text), *([Table("queries that moved furthest", head, rows)] if rows else [])]
+    blocks: list[Block] = [Paragraph(text)]
+    if rows:
+        blocks.append(Table("queries that moved furthest", head, rows))
+    return blocks
 
 
 # ------------------------------------------------------------------------------
 # Compares two runs end to end, with gold grades where there are any.
 
 
-def compare_runs(
-    first: str,
-    second: str,
-    options: JudgingOptions,
-    storage: Storage,
-    *,
-    num_examples: int,
-    num_queries: int,
-    depth: int,
-    resamples: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Compare two finished runs, A and B; differences are B minus A.
+@dataclass(frozen=True)
+class CompareOptions:
+    """What `relabel compare` was given.
 
     Args:
-        options: of gold grades; `qrels` None where nobody judges.
-        num_examples, num_queries: flips and moved queries to show.
+        qrels, grade, by, doc, grade_map, duplicates, side, allow_partial: see `JudgingOptions`; no gold without
+            `qrels`.
+        examples, queries: flips and moved queries to show.
         depth: of the top of a query that is compared.
-    Returns:
-        `a`, `b`: path, name, recipe digests and rows of each. `differences`: parts of the recipe that differ, each with
-        its differing names. `matched_by`: how rows were matched, in words. `counts`: rows by what each run has of them,
-        see `match_runs`. `figures`: each a `MetricValue`. `confusion`: rows by grade of A, columns by grade of B.
-        `gold`: None without gold grades; else both runs, `a` and `b`, by them, and their `difference`; matched rows
-        that are `judged`, that have no grade, that have a null one; rows where one run alone is right. `flips`: rows
-        whose grade changed, with the largest as `examples`. `queries`: those whose order or mean changed, with the
-        largest as `moved_most`.
+        html: the page to write, over one that is there with `force`.
+    """
+
+    qrels: str | None
+    html: str | None
+    grade: str | None
+    by: str | None
+    doc: str
+    grade_map: str | None
+    duplicates: Any
+    examples: int
+    queries: int
+    depth: int
+    resamples: int
+    seed: int
+    side: Any
+    allow_partial: bool
+    force: bool
+
+    @property
+    def judging(self) -> JudgingOptions:
+        """How gold grades are read.
+
+        Raises:
+            UsageError: `grade_map` is no map.
+        """
+        return JudgingOptions(
+            qrels=self.qrels,
+            grade=self.grade,
+            by=self.by,
+            doc=self.doc,
+            grade_map=parse_map(self.grade_map, "--map"),
+            duplicates=self.duplicates,
+            allow_partial=self.allow_partial,
+            side=self.side,
+        )
+
+
+def compare_runs(first: str, second: str, options: CompareOptions, storage: Storage) -> ComparedRuns:
+    """Compare two finished runs, A and B; differences are B minus A.
+
     Raises:
         UsageError: one run twice.
         InputError: not a run, different scales, no row in common, or qrels that are off.
         ManifestError: a run is unfinished, over its limit or damaged.
     """
+    judging = options.judging
     ours, theirs, how, notes = open_both(first, second, storage, allow_partial=options.allow_partial)
     sets = with_files(label_set(ours), ours), with_files(label_set(theirs), theirs)
     sides = cut_sets(sets, options.side, storage)
-    golds = None if options.qrels is None else Golds(sets, options, storage)
+    golds = None if options.qrels is None else Golds(sets, judging, storage)
     if golds is not None:
         check_scale(golds.seen, ours.grades, where=golds.qrels, option="--map")
     first_labels, second_labels = labels = tuple(
         gather(one.parts(), grades=ours.grades, where=one.where) for one in sets
     )
     match, counts = match_runs((ours, theirs), labels, sides, is_same_input=how == BY_ROW)
-    if not counts["both"]:
+    if not counts.both:
         sides.check()
         raise InputError(
-            f"{first} and {second} have no labelled row in common: {counts['labelled_a']:,} and "
-            f"{counts['labelled_b']:,} labels were compared by {how}. Did both label the same pairs?"
+            f"{first} and {second} have no labelled row in common: {counts.labelled_a:,} and {counts.labelled_b:,} "
+            f"labels were compared by {how}. Did both label the same pairs?"
         )
     rows, query_names = paired_rows(first_labels, second_labels, match, ours.grades)
-    statistics = PairedStatistics(rows, len(query_names), ours.grades, depth=depth)
-    change_N, changed = rows.scores[1] - rows.scores[0], np.flatnonzero(rows.grades[0] != rows.grades[1])
-    flips = changed[np.argsort(-np.abs(change_N)[changed], kind="stable")][:num_examples]
-    places = match.teacher[flips], match.student[flips]
-    shown, more = examples((ours, theirs), labels, places, change_N[flips].tolist(), storage)
-    num_up, num_down = (int((rows.grades[1 - side] > rows.grades[side]).sum()) for side in (0, 1))
-    texts = {
-        "only_a": "rows that only run A has, left out",
-        "quarantined_a_only": "rows that run A alone has in quarantine, left out",
-        "only_b": "rows that only run B has, left out",
-        "quarantined_b_only": "rows that run B alone has in quarantine, left out",
-        "quarantined_elsewhere_absent": "rows in quarantine in one run and absent from the other",
-        "repeated": "pairs that occur several times in both runs are matched in order; rows beyond the first",
-    }
-    notes = [
-        *ours.notes,
-        *theirs.notes,
-        *notes,
-        *(f"{text}: {counts[name]:,}" for name, text in texts.items() if counts[name]),
-        *more,
-    ]
+    statistics = PairedStatistics(rows, len(query_names), ours.grades, depth=options.depth)
+    change_N = rows.scores[1] - rows.scores[0]
+    changed = np.flatnonzero(rows.grades[0] != rows.grades[1])
+    furthest = changed[np.argsort(-np.abs(change_N)[changed], kind="stable")][: options.examples]
+    places = match.teacher[furthest], match.student[furthest]
+    shown, more = examples((ours, theirs), labels, places, change_N[furthest].tolist(), storage)
+    notes = [*ours.notes, *theirs.notes, *notes, *counts.notes(), *more]
+    num_up = int((rows.grades[1] > rows.grades[0]).sum())
+    num_down = int((rows.grades[0] > rows.grades[1]).sum())
     by_gold = None
     if golds is not None:
-        found, lexical = golds.of_both(sets, labels, match, notes)
-        drawn: dict[str, Any] = {"grades": ours.grades, "resamples": resamples, "seed": seed}
-        both = judge_both(first_labels, second_labels, match, found, **drawn, lexical=lexical, qrels=golds.qrels)
-        gold_N = found.columns[GOLD].fill_null(-1).to_numpy()
-        is_a, is_b = (one == gold_N for one in rows.grades)
-        by_gold = {
-            "qrels": golds.qrels,
-            "joined_by": found.how,
-            **found.counts,
-            "queries": both.teacher.num_groups,
-            "a": both.teacher,
-            "b": both.student,
-            "difference": both.difference,
-            "only_a_right": int((is_a & ~is_b).sum()),
-            "only_b_right": int((~is_a & is_b).sum()),
-        }
-    return {
-        "a": _about(ours),
-        "b": _about(theirs),
-        "differences": recipe_differences(ours.plan.parts, theirs.plan.parts),
-        "matched_by": how,
-        "grades": ours.grades,
-        "side": sides,
-        "counts": counts,
-        "figures": statistics.figures(resamples=resamples, seed=seed),
-        "confusion": statistics.counts.by_group.sum(0).tolist(),
-        "gold": by_gold,
-        "flips": {"rows": num_up + num_down, "up": num_up, "down": num_down, "examples": shown},
-        "queries": moved_queries(statistics.moves, query_names, num_queries, depth=depth),
-        "resamples": resamples,
-        "seed": seed,
-        "notes": notes,
-    }
+        gold_rows, lexical = golds.of_both(sets, labels, match, notes)
+        both = judge_both(
+            first_labels,
+            second_labels,
+            match,
+            gold_rows,
+            grades=ours.grades,
+            resamples=options.resamples,
+            seed=options.seed,
+            lexical=lexical,
+            qrels=golds.qrels,
+        )
+        gold_N = gold_rows.columns[GOLD].fill_null(-1).to_numpy()
+        is_a = rows.grades[0] == gold_N
+        is_b = rows.grades[1] == gold_N
+        by_gold = ComparedByGold(
+            qrels=golds.qrels,
+            joined_by=gold_rows.how,
+            **gold_rows.counts,
+            queries=both.teacher.num_groups,
+            a=both.teacher,
+            b=both.student,
+            difference=both.difference,
+            only_a_right=int((is_a & ~is_b).sum()),
+            only_b_right=int((~is_a & is_b).sum()),
+        )
+    return ComparedRuns(
+        a=_about(ours),
+        b=_about(theirs),
+        differences=recipe_differences(ours.plan.parts, theirs.plan.parts),
+        matched_by=how,
+        grades=ours.grades,
+        side=sides,
+        counts=counts,
+        figures=statistics.figures(resamples=options.resamples, seed=options.seed),
+        confusion=statistics.counts.by_group.sum(0).tolist(),
+        gold=by_gold,
+        flips=Flips(rows=num_up + num_down, up=num_up, down=num_down, examples=shown),
+        queries=moved_queries(statistics.moves, query_names, options.queries, depth=options.depth),
+        resamples=options.resamples,
+        seed=options.seed,
+        notes=notes,
+        html=options.html,
+    )
 
 
-def _about(run: RunLabels) -> dict[str, Any]:
-    return {
-        "path": run.root,
-        "name": run.plan.name,
-        "labeler": run.plan.facts.labeler.name,
-        "model": run.plan.facts.model,
-        "fingerprint": run.plan.fingerprint,
-        "labelled": sum(file.rows for file in run.found.labels),
-        "quarantined": run.found.tally.num_quarantined,
-    }
+def _about(run: RunLabels) -> ComparedRun:
+    return ComparedRun(
+        path=run.root,
+        name=run.plan.name,
+        labeler=run.plan.facts.labeler.name,
+        model=run.plan.facts.model,
+        fingerprint=run.plan.fingerprint,
+        labelled=sum(file.rows for file in run.found.labels),
+        quarantined=run.found.tally.num_quarantined,
+    )

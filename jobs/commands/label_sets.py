@@ -19,7 +19,7 @@ from relabel.jobs.commands.options import (
     side_option,
     sigterm_ends,
 )
-from relabel.jobs.compare import compare_runs, comparison_sections
+from relabel.jobs.compare import CompareOptions, compare_runs, comparison_sections
 from relabel.jobs.convert import ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
@@ -198,26 +198,7 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
 @click.option("--force", is_flag=True, help="Replace the page if it is there.")
 @output_option
 @sigterm_ends()
-def compare(
-    a: str,
-    b: str,
-    qrels: str | None,
-    html: str | None,
-    grade: str | None,
-    by: str | None,
-    doc: str,
-    grade_map: str | None,
-    duplicates: Any,
-    examples: int,
-    queries: int,
-    depth: int,
-    resamples: int,
-    seed: int,
-    side: Any,
-    allow_partial: bool,
-    force: bool,
-    output: str,
-) -> int:
+def compare(a: str, b: str, output: str, **values: Any) -> int:
     """Compare two label runs over the same pairs: two prompts, two teachers, or one teacher twice.
 
     A and B are outputs of finished runs. Rows are matched by row where both labelled the same input, else by query and
@@ -225,36 +206,30 @@ def compare(
     texts, and the queries whose order moved; with --qrels also who is right. Differences are B minus A, intervals are
     over queries. docs/compare.md says what each figure is.
     """
-    check_grade_options(qrels, "--qrels", grade=grade, by=by, doc=doc, grade_map=grade_map, duplicates=duplicates)
-    options = JudgingOptions(
-        qrels=qrels,
-        grade=grade,
-        by=by,
-        doc=doc,
-        grade_map=parse_map(grade_map, "--map"),
-        duplicates=duplicates,
-        allow_partial=allow_partial,
-        side=side,
+    options = CompareOptions(**values)
+    check_grade_options(
+        options.qrels,
+        "--qrels",
+        grade=options.grade,
+        by=options.by,
+        doc=options.doc,
+        grade_map=options.grade_map,
+        duplicates=options.duplicates,
     )
     storage = Storage()
-    if html is not None:
-        check_free(html, (a, b, *gold_files(qrels)), storage, force=force)
-    found = compare_runs(
-        a, b, options, storage, num_examples=examples, num_queries=queries, depth=depth, resamples=resamples, seed=seed
-    )
-    sections = comparison_sections(found)
-    if html is not None:
+    if options.html is not None:
+        check_free(options.html, (a, b, *gold_files(options.qrels)), storage, force=options.force)
+    compared = compare_runs(a, b, options, storage)
+    if options.html is not None:
         from relabel.jobs.report.build import render_page
 
-        title, about = f"{found['a']['name']} and {found['b']['name']}", f"A {a}, B {b}; differences are B minus A"
-        with written(html, storage) as file:
-            file.write_text(render_page(title, about, sections), encoding="utf-8", errors="replace")
-        logs.say(f"wrote {html}", event="page", path=html)
-    return emit(
-        {**plain(found), "html": html, "exit_code": int(Exit.DONE)},
-        as_text(block for one in sections for block in one.blocks),
-        output,
-    )
+        title = f"{compared.a.name} and {compared.b.name}"
+        about = f"A {a}, B {b}; differences are B minus A"
+        page = render_page(title, about, comparison_sections(compared))
+        with written(options.html, storage) as file:
+            file.write_text(page, encoding="utf-8", errors="replace")
+        logs.say(f"wrote {options.html}", event="page", path=options.html)
+    return emit_result(compared, output)
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -477,42 +452,14 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
 @click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
 @output_option
 @sigterm_ends()
-def convert(
-    source: str,
-    target: str,
-    from_format: str | None,
-    to_format: str | None,
-    by: str,
-    doc: str,
-    grade: str | None,
-    score: str | None,
-    tag: str | None,
-    duplicates: Any,
-    texts: bool,
-    allow_partial: bool,
-    force: bool,
-    output: str,
-) -> int:
+def convert(source: str, target: str, output: str, **values: Any) -> int:
     """Turn labels into TREC files and tables, and these into each other.
 
     SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag),
     JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
     never written as 0. Both may be URLs.
     """
-    options = ConvertOptions(
-        from_format=from_format,
-        to_format=to_format,
-        by=by,
-        doc=doc,
-        grade=grade,
-        score=score,
-        tag=tag,
-        duplicates=duplicates,
-        texts=texts,
-        allow_partial=allow_partial,
-        force=force,
-    )
-    converted = convert_file(source, target, options, Storage())
+    converted = convert_file(source, target, ConvertOptions(**values), Storage())
     for note in converted.notes:
         logs.say(f"{note}.", event="convert")
     return emit_result(converted, output)
