@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from relabel.jobs.output import Exit, values_table
 from relabel.jobs.run.results import load_results
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ConfigError, GateError, InputError, LockHeldError, ManifestError, StaleRunError
@@ -32,7 +34,7 @@ from relabel.manifests.plan import (
     shard_row_ids,
     write_plan,
 )
-from relabel.manifests.records import digest_of, sealed_json
+from relabel.manifests.records import digest_of, plain, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
 from relabel.manifests.run import (
     EngineMix,
@@ -47,6 +49,7 @@ from relabel.manifests.run import (
     load_manifest,
     write_manifest,
 )
+from relabel.manifests.secrets import one_line
 from relabel.manifests.specs import RunSpec
 from relabel.manifests.store import map_concurrent, open_run_store
 
@@ -289,6 +292,58 @@ def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
 # Each receipt says what it repeats (`MergedFrom`). So the same merge again goes on where it was stopped, and follows
 # sources that changed since: a retry there is an attempt more here, and a chunk that was done again replaces what was
 # here. Nothing is committed before it is proven, and where the target was whole before, nothing before all of it is.
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What a merge made, or found made already.
+
+    Args:
+        output: where the merged output lies.
+        outputs: that it is made of.
+        was_written_now: whether this call wrote its manifest.
+    """
+
+    output: str
+    outputs: list[str]
+    manifest: RunManifest
+    was_written_now: bool
+
+    @property
+    def code(self) -> Exit:
+        """How the command ends."""
+        if self.manifest.over_limit:
+            return Exit.OVER_LIMIT
+        return Exit.DONE if self.was_written_now else Exit.NOTHING_TO_DO
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        manifest = self.manifest
+        return {
+            "exit_code": int(self.code),
+            "output": self.output,
+            "name": manifest.name,
+            "fingerprint": manifest.fingerprint,
+            "outputs": self.outputs,
+            "rows": manifest.rows.in_,
+            "labelled": manifest.rows.labelled,
+            "reused": manifest.rows.reused,
+            "quarantined": manifest.rows.quarantined,
+            "over_limit": manifest.over_limit,
+            "mixed": plain(manifest.mixed),
+            "files": len(manifest.labels) + len(manifest.quarantine),
+        }
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        manifest = self.manifest
+        state = "merged, every row accounted for" if self.was_written_now else "nothing to do, merged already"
+        if manifest.over_limit:
+            state += (
+                f", but {manifest.failed_fraction:.1%} of rows are quarantined, over the limit of "
+                f"{manifest.max_failed_fraction:.1%}; everything is kept"
+            )
+        return [one_line(f"{manifest.name}: {state}, {self.output}"), values_table(self.as_json())]
 
 
 def merge_outputs(

@@ -1,4 +1,4 @@
-"""Stored columns as plain types and values: text that is none, which columns a job reads, ids and grades."""
+"""Stored columns as plain types and values: which of them a job reads, ids, grades, and text that is not UTF-8."""
 
 import contextlib
 import logging

@@ -23,7 +23,7 @@ from relabel.jobs.compare import CompareOptions, compare_runs, comparison_sectio
 from relabel.jobs.convert import ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
-from relabel.jobs.merge import merge_outputs
+from relabel.jobs.merge import MergeResult, merge_outputs
 from relabel.jobs.output import Exit, emit, emit_record, emit_result
 from relabel.jobs.sections import as_text, evaluation_blocks, sets_blocks
 from relabel.jobs.tables import check_free, written
@@ -386,34 +386,9 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     refused (exit 5) with what differs. The same command again continues where it was stopped, and follows OUTPUTs that
     were retried or redone since.
     """
-    merged, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
-    code = Exit.OVER_LIMIT if merged.over_limit else Exit.DONE if was_written_now else Exit.NOTHING_TO_DO
-    state = "merged, every row accounted for" if was_written_now else "nothing to do, merged already"
-    failed = (
-        f", but {merged.failed_fraction:.1%} of rows are quarantined, over the limit of "
-        f"{merged.max_failed_fraction:.1%}; everything is kept"
-        if merged.over_limit
-        else ""
-    )
-    return emit_record(
-        f"{merged.name}: {state}{failed}, {to}",
-        {
-            "exit_code": int(code),
-            "output": to,
-            "name": merged.name,
-            "fingerprint": merged.fingerprint,
-            "outputs": list(outputs),
-            "rows": merged.rows.in_,
-            "labelled": merged.rows.labelled,
-            "reused": merged.rows.reused,
-            "quarantined": merged.rows.quarantined,
-            "over_limit": merged.over_limit,
-            "mixed": plain(merged.mixed),
-            "files": len(merged.labels) + len(merged.quarantine),
-        },
-        output,
-        code,
-    )
+    manifest, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
+    result = MergeResult(output=to, outputs=list(outputs), manifest=manifest, was_written_now=was_written_now)
+    return emit_result(result, output, result.code)
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
