@@ -134,7 +134,14 @@ def lineage_pairs(manifest: Mapping[str, Any], storage: Storage, *, grades: int)
     check_scale(set(grade_N[grade_N != NO_GRADE].tolist()), grades, where="the student's labels", option="gold.map")
     about = {"from": "lineage", "split_sha256": split_digest, "side": SIDES[TEST]}
     _, query_N = np.unique(examples.queries, return_inverse=True)
-    whole = PairSet(examples.texts, examples.names, query_N, grade_N, judge, about)
+    whole = PairSet(
+        pairs=examples.texts,
+        names=examples.names,
+        queries=query_N,
+        grades=grade_N,
+        judge=judge,
+        about=about,
+    )
     return whole.take(examples.rows_of(TEST)), whole.take(examples.rows_of(TRAIN))
 
 
@@ -158,12 +165,12 @@ def file_pairs(source: PairsFile, columns: Mapping[str, Any], storage: Storage, 
         grade_N[:] = known.fill_null(NO_GRADE).to_numpy()
     _, query_N = np.unique([pair.query_id for pair in found], return_inverse=True)
     return PairSet(
-        [(pair.query, pair.document) for pair in found],
-        [(source.path, pair.row_id) for pair in found],
-        query_N,
-        grade_N,
-        "gold" if (grade_N != NO_GRADE).any() else None,
-        {
+        pairs=[(pair.query, pair.document) for pair in found],
+        names=[(source.path, pair.row_id) for pair in found],
+        queries=query_N,
+        grades=grade_N,
+        judge="gold" if (grade_N != NO_GRADE).any() else None,
+        about={
             "from": "file",
             "name": Path(source.path).name,
             "inputs_sha256": digest_of([list(file.identity) for file in dataset.files]),
@@ -227,7 +234,8 @@ def kept_orders(query_N: np.ndarray, ours_N: np.ndarray, theirs_N: np.ndarray, m
     Source:
         Kendall 1938, "A new measure of rank correlation": tau; here over the pairs beyond the margin only.
     """
-    weighted, ordered = [np.zeros((0, 2))], 0
+    weighted = [np.zeros((0, 2))]
+    ordered = 0
     for rows in rows_by_group(query_N, int(query_N.max()) + 1):
         score, count = _balance(ours_N[rows], theirs_N[rows], margin)
         if count:
@@ -271,9 +279,16 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
     rows = np.flatnonzero(has_N) if judge_name != "student" else np.arange(len(ours_NK))
     grade_N = pairs.grades[rows] if judge_name != "student" else ours_NK.argmax(1)
     _, query_N = np.unique(pairs.queries[rows], return_inverse=True)
-    queries, grades = int(query_N.max()) + 1, ours_NK.shape[1]
+    queries = int(query_N.max()) + 1
+    grades = ours_NK.shape[1]
     counts = [
-        confusion_by_group(grade_N, probs_NK[rows].argmax(1), query_N, num_groups=queries, grades=grades)
+        confusion_by_group(
+            grade_N,
+            probs_NK[rows].argmax(1),
+            query_N,
+            num_groups=queries,
+            grades=grades,
+        )
         for probs_NK in (ours_NK, theirs_NK)
     ]
     ours, theirs = (float(_f1_macro(count_GKK.sum(0))) for count_GKK in counts)
@@ -289,7 +304,15 @@ def _judged(ours_NK: np.ndarray, theirs_NK: np.ndarray, pairs: PairSet, spec: Pa
     low, high = (0 - interval.high * POINTS, 0 - interval.low * POINTS) if interval else (loss, loss)
     doc_N, _ = codes_of(ids_of(map(str, rows.tolist())))
     first_ndcg, second_ndcg = (
-        _mean(rank_queries(query_N, doc_N, expected_grade(probs_NK)[rows], grade_N, num_queries=queries).ndcg)
+        _mean(
+            rank_queries(
+                query_N,
+                doc_N,
+                expected_grade(probs_NK)[rows],
+                grade_N,
+                num_queries=queries,
+            ).ndcg
+        )
         for probs_NK in (ours_NK, theirs_NK)
     )
     ndcg_loss = None if first_ndcg is None or second_ndcg is None else first_ndcg - second_ndcg
@@ -403,7 +426,8 @@ def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigu
     if FAMILY[precision] == "fp32":
         return []
     count_K = np.bincount(student_NK.argmax(1))
-    others, given = int(count_K.sum() - count_K.max()), int((count_K > 0).sum())
+    others = int(count_K.sum() - count_K.max())
+    given = int((count_K > 0).sum())
     said = []
     loss = max(
         one.f1_macro["loss_high"] if one.judged_queries > 1 else one.f1_macro["student"] * POINTS for one in figures
@@ -459,7 +483,8 @@ def worst_rows(
 def _figures(
     reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], pairs: PairSet, spec: ParitySpec
 ) -> SizeFigures:
-    ours_NK, theirs_NK = reference[HEAD], found[HEAD]
+    ours_NK = reference[HEAD]
+    theirs_NK = found[HEAD]
     ordered, by_query_G2 = kept_orders(
         pairs.queries, expected_grade(ours_NK), expected_grade(theirs_NK), least_difference(ours_NK.shape[1])
     )

@@ -190,14 +190,28 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
         )
     folder = f"engines/{flavour}-{trt.__version__}-sm{aimed.replace('.', '')}"
     profile = plan_profile(student.inputs.lengths, student.inputs.max_tokens)
-    made = build(trt, source / graph.path, profile, precision=precision, capability=capability)
+    made = build(
+        trt,
+        source / graph.path,
+        profile,
+        precision=precision,
+        capability=capability,
+    )
     shutil.copytree(
         source, part, dirs_exist_ok=True, ignore=lambda at, _: {MANIFEST_NAME} if Path(at) == source else set()
     )
     (part / folder).mkdir(parents=True, exist_ok=True)
-    engine, context = f"{folder}/{precision}.engine", f"{folder}/{precision}.onnx"
+    engine = f"{folder}/{precision}.engine"
+    context = f"{folder}/{precision}.onnx"
     (part / engine).write_bytes(made)
-    write_context(part / graph.path, part / context, Path(engine).name, PROVIDERS[flavour], aimed, trt.__version__)
+    write_context(
+        plain=part / graph.path,
+        target=part / context,
+        engine=Path(engine).name,
+        provider=PROVIDERS[flavour],
+        capability=aimed,
+        version=trt.__version__,
+    )
     entry = EngineFile(
         path=context,
         format="tensorrt",

@@ -102,14 +102,24 @@ def main(args: list[str] | None = None) -> None:
         # the whole process is ours, and so are those it starts: none imports what lies in the working directory
         os.environ["PYTHONSAFEPATH"] = "1"
         own_process()
-        if (instruction := os.environ.get(COMPLETION)) is not None:
+        instruction = os.environ.get(COMPLETION)
+        if instruction is not None:
             add_completion_class(_Bash)
             add_completion_class(_Zsh)
-            sys.exit(shell_complete(relabel, {}, "relabel", COMPLETION, instruction))
+            sys.exit(
+                shell_complete(
+                    relabel,
+                    {},
+                    "relabel",
+                    COMPLETION,
+                    instruction,
+                )
+            )
     arguments = [_with_home(argument) for argument in (sys.argv[1:] if args is None else args)]
     forget_secrets()  # of a command before, in a process that runs several
     keep_environment(os.environ)
-    if region := os.environ.get("AWS_REGION"):  # botocore reads the other of the two names alone
+    region = os.environ.get("AWS_REGION")
+    if region:  # botocore reads the other of the two names alone
         os.environ.setdefault("AWS_DEFAULT_REGION", region)
     try:
         getpass.getuser()
@@ -154,23 +164,31 @@ def _ended(arguments: list[str]) -> Any:
         refuse_secret_arguments(arguments)
         return relabel.main(args=arguments, prog_name="relabel", standalone_mode=False)
     except click.ClickException as exc:
-        code, name, message = exc.exit_code, "UsageError", exc.format_message()
+        code = exc.exit_code
+        name = "UsageError"
+        message = exc.format_message()
         if is_json():
             _say_error(message, "usage", exit_code=code)
         else:
             exc.show()
     except (KeyboardInterrupt, click.Abort) as exc:
         is_asked = isinstance(exc.__cause__ or exc, Terminated)  # click puts its own error around it
-        code, name, message = Exit.STOPPED, "Stopped", "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
+        code = Exit.STOPPED
+        name = "Stopped"
+        message = "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
         _say_error(message, "stopped")
     except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
-        code, name, message = _failed(broken), type(broken).__name__, str(broken)
+        code = _failed(broken)
+        name = type(broken).__name__
+        message = str(broken)
     except SaidElsewhereError as exc:
         return int(exit_for(exc))
     except Exception as exc:  # noqa: BLE001 (the top: see `_failed`)
         found = exc if isinstance(exc, RelabelError) else refusal(exc) or exc
-        code, name, message = _failed(found), type(found).__name__, str(found)
+        code = _failed(found)
+        name = type(found).__name__
+        message = str(found)
     joined = " ".join(arguments)
     if "--output json" in joined or "--output=json" in joined:
         click.echo(json.dumps({"error": name, "message": redacted(message), "exit_code": code}, ensure_ascii=False))
@@ -294,7 +312,8 @@ def refuse_secret_arguments(arguments: Sequence[str]) -> None:
     for place, (before, argument) in enumerate(zip(("", *arguments), arguments, strict=False), start=1):
         option, equals, value = argument.partition("=")
         if not (argument.startswith("--") and equals):
-            option, value = before, argument
+            option = before
+            value = argument
         if option in _KEY_OPTIONS or value.startswith(STORAGE_KEY):
             continue
         found = secret_in(value)

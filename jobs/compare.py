@@ -141,7 +141,8 @@ def match_runs(
     whole = [_with_quarantined(run, one, sides) for run, one in zip(runs, labels, strict=True)]
     found = match_rows(*whole, is_same_input=is_same_input)
     has_label = [one.rows["grade"].is_valid().to_numpy(zero_copy_only=False) for one in whole]
-    is_a, is_b = has_label[0][found.teacher], has_label[1][found.student]
+    is_a = has_label[0][found.teacher]
+    is_b = has_label[1][found.student]
     # both are in the order of row ids, so a label's place is the number of labels before it
     place_a, place_b = (
         (np.cumsum(has_N) - 1)[rows[is_a & is_b]]
@@ -329,7 +330,8 @@ def examples(
         pairs = {pair.row_id: pair for pair in run_pairs(runs[0].root, runs[0].plan, storage, row_ids[0])}
         notes = []
     except RelabelError as exc:
-        pairs, notes = {}, [f"texts of the examples are left out: {exc}"]
+        pairs = {}
+        notes = [f"texts of the examples are left out: {exc}"]
     files = [set(one.rows[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)]
     labels_a, labels_b = (_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True))
     flips = list[Flip]()
@@ -524,7 +526,13 @@ def _figures(result: ComparedRuns) -> list[Block]:
     return [
         figures_table("B and A", result.figures, title=lambda figure: title_of(figure, PAIRED)),
         confusion_table(result.confusion, "A", "B"),
-        Plot("Grades of both", "bars", [Series("A", grades, ours), Series("B", grades, theirs)], "grade", "rows"),
+        Plot(
+            "Grades of both",
+            "bars",
+            [Series("A", grades, ours), Series("B", grades, theirs)],
+            "grade",
+            "rows",
+        ),
     ]
 
 
@@ -534,7 +542,13 @@ def _gold(gold: ComparedByGold) -> list[Block]:
     right = f"A alone {gold.only_a_right:,}, B alone {gold.only_b_right:,} rows"
     return [
         Facts("", [("gold", gold.qrels), ("judged", judged), ("right", right)]),
-        both_table(f"both against {gold.qrels}", ("A", "B"), gold.a, gold.b, gold.difference),
+        both_table(
+            f"both against {gold.qrels}",
+            ("A", "B"),
+            gold.a,
+            gold.b,
+            gold.difference,
+        ),
         figures_plot("A and B by gold grades", {"A": gold.a.figures, "B": gold.b.figures}),
     ]
 
@@ -677,7 +691,13 @@ def compare_runs(first: str, second: str, options: CompareOptions, storage: Stor
     changed = np.flatnonzero(rows.grades[0] != rows.grades[1])
     furthest = changed[np.argsort(-np.abs(change_N)[changed], kind="stable")][: options.examples]
     places = match.teacher[furthest], match.student[furthest]
-    shown, more = examples((ours, theirs), labels, places, change_N[furthest].tolist(), storage)
+    shown, more = examples(
+        (ours, theirs),
+        labels,
+        places,
+        change_N[furthest].tolist(),
+        storage,
+    )
     notes = [*ours.notes, *theirs.notes, *notes, *counts.notes(), *more]
     num_up = int((rows.grades[1] > rows.grades[0]).sum())
     num_down = int((rows.grades[0] > rows.grades[1]).sum())

@@ -156,22 +156,67 @@ def open_source(
     """
     file = scratch / "source.parquet"
     if form is None:
-        return _from_run(path, target, options, file, storage)
+        return _from_run(
+            path,
+            target,
+            options,
+            file,
+            storage,
+        )
     if form is PARQUET:
-        tables = open_tables(path, {}, storage, role="SOURCE", ids=(options.by, options.doc))
+        tables = open_tables(
+            path,
+            {},
+            storage,
+            role="SOURCE",
+            ids=(options.by, options.doc),
+        )
         names = tables.schema.names
-        value, kind = _columns(names, path, form, target, options)
-        return Source(path, form, tables.files, names, value, kind)
-    table = _table(path, form, target, options, storage)
+        value, kind = _columns(
+            names,
+            path,
+            form,
+            target,
+            options,
+        )
+        return Source(
+            path=path,
+            form=form,
+            files=tables.files,
+            names=names,
+            value=value,
+            kind=kind,
+        )
+    table = _table(
+        path,
+        form,
+        target,
+        options,
+        storage,
+    )
     names = [name for name in table.column_names if name != LINE]
-    value, kind = _columns(names, path, form, target, options)
+    value, kind = _columns(
+        names,
+        path,
+        form,
+        target,
+        options,
+    )
     if not names:
         names = [options.by, options.doc, value]
         table = pa.schema(zip(names, (pa.string(), pa.string(), _TYPES[kind]), strict=True)).empty_table()
     with reading(path):
         pq.write_table(table, file, row_group_size=1 << 16)
     row_column = LINE if form in TREC else None
-    return Source(path, form, [str(file)], names, value, kind, row_column)
+    return Source(
+        path=path,
+        form=form,
+        files=[str(file)],
+        names=names,
+        value=value,
+        kind=kind,
+        row_column=row_column,
+    )
 
 
 def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage: Storage) -> pa.Table:
@@ -208,7 +253,13 @@ def _as_text(value: Any) -> str | None:
 def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, storage: Storage) -> Source:
     run = open_run_labels(path, storage, allow_partial=options.allow_partial)
     whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
-    value, kind = _columns(whole.names, path, None, target, options)
+    value, kind = _columns(
+        whole.names,
+        path,
+        None,
+        target,
+        options,
+    )
     wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
     schema = pa.schema([whole.field(name) for name in wanted], whole.metadata)
     tables = map_concurrent(
@@ -217,7 +268,16 @@ def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, stor
         run.found.labels,
     )
     write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in joined or tables))
-    return Source(path, None, [str(file)], wanted, value, kind, "row_id", run)
+    return Source(
+        path=path,
+        form=None,
+        files=[str(file)],
+        names=wanted,
+        value=value,
+        kind=kind,
+        row_column="row_id",
+        run=run,
+    )
 
 
 def _columns(names: list[str], path: str, form: Form | None, target: Form, options: ConvertOptions) -> tuple[str, Kind]:
@@ -234,9 +294,27 @@ def _columns(names: list[str], path: str, form: Form | None, target: Form, optio
     else:
         value = options.score or next((name for name in SCORES if name in names), SCORES[0])
     if names:
-        require_column(options.by, names, path=path, role="the query id", option="--by")
-        require_column(options.doc, names, path=path, role="the document id", option="--doc")
-        require_column(value, names, path=path, role=f"the {kind}", option=f"--{kind}")
+        require_column(
+            options.by,
+            names,
+            path=path,
+            role="the query id",
+            option="--by",
+        )
+        require_column(
+            options.doc,
+            names,
+            path=path,
+            role="the document id",
+            option="--doc",
+        )
+        require_column(
+            value,
+            names,
+            path=path,
+            role=f"the {kind}",
+            option=f"--{kind}",
+        )
     return value, kind
 
 
@@ -272,7 +350,13 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
     )
     with translate_polars_errors(source.path):
         found = wanted.collect(engine="streaming")
-    _check(polars, found, source, target, options)
+    _check(
+        polars,
+        found,
+        source,
+        target,
+        options,
+    )
     return found.drop("at", "odd")
 
 
@@ -341,7 +425,8 @@ def _check(polars: Any, found: Any, source: Source, target: Form, options: Conve
 
 
 SHOWN = 5
-BATCH_ROWS, BATCH_BYTES = 1 << 16, 16 << 20
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 16 << 20
 """Rows of a table that are written at a time, and of about how many bytes where rows are long."""
 _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
 """What the fields of TREC files are in a table; all others are text."""
@@ -407,7 +492,14 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     check_free(target, (source,), storage, force=options.force)
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
-        opened = open_source(source, form, to, options, folder, storage)
+        opened = open_source(
+            path=source,
+            form=form,
+            target=to,
+            options=options,
+            scratch=folder,
+            storage=storage,
+        )
         pairs = read_pairs(polars, opened, to, options)
         valued = pairs.filter(polars.col("value").is_not_null())
         kept, conflicts = _settled(polars, opened, valued, options.duplicates)
@@ -481,7 +573,8 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
     Raises:
         InputError: pairs have several values and nobody said which counts.
     """
-    pair, value = ["query_id", "doc_id"], polars.col("value")
+    pair = ["query_id", "doc_id"]
+    value = polars.col("value")
     num_pairs = rows.select(polars.struct(pair).hash().n_unique()).item()  # or more, where hashes collide
     if rule == "keep" or num_pairs == rows.height:
         return rows, 0
@@ -504,7 +597,8 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
             "--duplicates keep."
         )
     if groups.height and rule == "mean":
-        total, count = value.list.sum(), value.list.len().cast(polars.Int64)
+        total = value.list.sum()
+        count = value.list.len().cast(polars.Int64)
         mean = (2 * total + count) // (2 * count) if source.kind == "grade" else value.list.mean()
         kept = kept.join(groups.select(*pair, mean=mean), on=pair, how="left", maintain_order="left")
         kept = kept.with_columns(value=polars.coalesce("mean", "value")).drop("mean")
@@ -542,10 +636,12 @@ def _batches(source: Source, kept: Any, texts: BrokenTexts, *, has_means: bool) 
     Args:
         texts: counts those that are not UTF-8, which become such.
     """
-    rows, values = kept["row"].to_numpy(), kept["value"].to_arrow()
+    rows = kept["row"].to_numpy()
+    values = kept["value"].to_arrow()
     held = pq.read_schema(source.files[0])
     schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
-    typed, is_read = schema, has_means or source.form in TREC
+    typed = schema
+    is_read = has_means or source.form in TREC
     if source.form in TREC:
         typed = pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names])
     if has_means and source.kind == "score":

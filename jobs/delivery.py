@@ -187,20 +187,24 @@ def follow(
         every_s: pause between pulls, seconds.
         say: called with each switch, and with what goes wrong, once for as long as it stays the same.
     """
-    watch, asked = ChannelWatch(), threading.Event()
+    watch = ChannelWatch()
+    asked = threading.Event()
     with _stopping(watch, asked):
         while not asked.is_set():
             watch.pulls += 1
-            was, watch.is_pulling = destination.serving(), True
+            was = destination.serving()
+            watch.is_pulling = True
             try:
                 pulled = pull_once()
-                watch.is_pulling, watch.last_error = False, None
+                watch.is_pulling = False
+                watch.last_error = None
                 if pulled.has_switched:
                     watch.switches += 1
                     say(str(pulled))
             except StoppedError:
                 if destination.serving() != was:  # the switch was made, and the tidying up interrupted
-                    watch.switches, watch.last_error = watch.switches + 1, None
+                    watch.switches = watch.switches + 1
+                    watch.last_error = None
                 break
             except RelabelError as exc:
                 watch.is_pulling = False

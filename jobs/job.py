@@ -146,7 +146,8 @@ class Job:
         Raises:
             ModelError: the model is not here.
         """
-        model, args = self.spec.engine.model, self.spec.engine.args
+        model = self.spec.engine.model
+        args = self.spec.engine.args
         if model is None or not isinstance(args, KeepsModels) or getattr(args, "mode", "") == "chat":
             return None
         return tokenizer_folder(model, args.cache_dir)
@@ -166,7 +167,8 @@ class Job:
 
     def _says_day(self, folder: TokenizerFolder) -> bool:
         """Whether the day is in the prompts: many templates say it only where there is no system turn."""
-        asks, engine = self.labeler.probe(), self.spec.engine
+        asks = self.labeler.probe()
+        engine = self.spec.engine
         several = ({**engine.chat_template_kwargs, DAY: day} for day in ("1999-12-31", "2026-01-01"))
         specs = (engine.model_copy(update={"chat_template_kwargs": kwargs}) for kwargs in several)
         with contextlib.suppress(MissingExtraError):  # then it may be
@@ -241,7 +243,8 @@ def load_job(
         UsageError: an override without `=`, or an invalid day.
     """
     settings = read_settings(spec, overrides=overrides, environment=environment, day=day)
-    path, cache = settings.places.where, environment.get(CACHE_VARIABLE)
+    path = settings.places.where
+    cache = environment.get(CACHE_VARIABLE)
     try:
         job = build_job(settings.values, where=path, cache_dir=cache, places=settings.places)
     except ConfigError as exc:
@@ -258,7 +261,8 @@ def output_of(path: str, *, day: str | None = None) -> tuple[str, Storage, dict[
         ConfigError, UsageError: see `load_job`.
     """
     settings = read_settings(path, day=day)
-    storage, output = storage_of(settings.values, where=path), settings.values.get("output", "")
+    storage = storage_of(settings.values, where=path)
+    output = settings.values.get("output", "")
     if not isinstance(output, str) or not output:
         raise ConfigError(f"{path}: `output` is missing")
     return path_of(output, PathMark.PATH, settings.places, ("output",)), storage, settings.values
@@ -295,11 +299,13 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
         cache_dir: where engines keep fetched models, unless the values say.
         places: what relative paths count from; the working directory by default.
     """
-    values, here = dict(values), str(Path.cwd())
+    values = dict(values)
+    here = str(Path.cwd())
     places = places or Places(where, here, here)
     labeler, engine = (_section(values, key, where) for key in ("labeler", "engine"))
     try:
-        found_labeler, found_engine = labeler_class(labeler["name"]), engine_class(engine["name"])
+        found_labeler = labeler_class(labeler["name"])
+        found_engine = engine_class(engine["name"])
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
     values["labeler"] = validate_spec(found_labeler.Options, labeler, where=f"{where}, labeler")
@@ -328,7 +334,13 @@ def build_job(values: dict[str, Any], *, where: str, cache_dir: str | None = Non
         )
     storage = Storage.of(spec.storage_options, retry_s=spec.run.store_retry_s, lease_s=spec.run.lease_s)
     with local_templates(spec.labeler, storage) as options:
-        job = Job(spec, found_labeler(options), found_engine, where, storage)
+        job = Job(
+            spec,
+            found_labeler(options),
+            found_engine,
+            where,
+            storage,
+        )
     if spec.cascade is not None and (job.reads.whole_query or not spec.labeler.grades):
         raise ConfigError(f"{where}: `cascade`: labeler {spec.labeler.name} grades no pair by itself")
     return job
@@ -367,7 +379,13 @@ class OpenRun:
         """Rows of some chunks of a shard, see `read_chunks`."""
         planned = self.plan.shards[shard]
         row_ids = None if planned.row_ids is None or not chunks else shard_row_ids(self.store, planned)
-        return read_chunks(self.dataset, planned, row_ids, chunks, wanted=wanted)
+        return read_chunks(
+            self.dataset,
+            planned,
+            row_ids,
+            chunks,
+            wanted=wanted,
+        )
 
 
 def other_rounds(job: Job) -> Iterator[RunFolder]:
@@ -376,7 +394,8 @@ def other_rounds(job: Job) -> Iterator[RunFolder]:
         return
     for name in map("round-{}".format, count(1)):
         store = open_run_store(f"{job.ledger}/{name}", job.storage, single_writer=job.spec.run.single_writer)
-        if (plan := load_plan(store)) is None:
+        plan = load_plan(store)
+        if plan is None:
             return
         if PurePosixPath(job.spec.output).name != name:  # the folder before it may be written in two ways
             yield RunFolder(store, plan)
@@ -405,7 +424,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         )
     job_as_given = job
     store = open_run_store(job.spec.output, job.storage, single_writer=job.spec.run.single_writer)
-    if (plan := load_plan(store)) is not None:
+    plan = load_plan(store)
+    if plan is not None:
         job = _at_planned_snapshot(job, plan)
     else:
         job.model_digest()  # which fetches the model
@@ -413,9 +433,17 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     dataset = job.open_dataset()
     if dataset.table is not None:
         job = job.changed("input", snapshot=dataset.table.snapshot)
-    parts, cascade, was_planned_now = job.parts(dataset), None, False
+    parts = job.parts(dataset)
+    cascade = None
+    was_planned_now = False
     if job.spec.cascade is not None:
-        cascade = open_cascade(job.spec.cascade, job.storage, parts, rows=dataset.rows, where=job.where)
+        cascade = open_cascade(
+            job.spec.cascade,
+            job.storage,
+            parts,
+            rows=dataset.rows,
+            where=job.where,
+        )
         parts["cascade"] = asdict(cascade.certificate)
     if plan is None:
         if not may_plan:
@@ -433,7 +461,11 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             # a store that can't keep commits single is refused before anything is read or written
             store.check_conditional_writes()
         plan, more_files = make_plan(
-            dataset, parts, name=job.spec.name, shards=job.spec.shards, chunk_rows=job.spec.run.chunk_rows
+            dataset,
+            parts,
+            name=job.spec.name,
+            shards=job.spec.shards,
+            chunk_rows=job.spec.run.chunk_rows,
         )
         templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
         more_files |= {template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)}
@@ -446,7 +478,15 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
                 # the table or the day changed between this worker's reading of it and the planner's
                 return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
     check_plan(plan, dataset, parts, output=job.spec.output)
-    return OpenRun(job, dataset, store, plan, RunFolder(store, plan), was_planned_now, cascade)
+    return OpenRun(
+        job=job,
+        dataset=dataset,
+        store=store,
+        plan=plan,
+        folder=RunFolder(store, plan),
+        was_planned_now=was_planned_now,
+        cascade=cascade,
+    )
 
 
 def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
@@ -455,7 +495,8 @@ def _at_planned_snapshot(job: Job, plan: Plan) -> Job:
     Raises:
         StaleRunError: the job names another one.
     """
-    asked, planned = job.spec.input, plan.facts.table
+    asked = job.spec.input
+    planned = plan.facts.table
     if planned is None or asked.table != planned.format:
         return job  # `check_plan` says what differs
     snapshot = planned.snapshot if asked.snapshot is None else str(asked.snapshot)
@@ -517,8 +558,19 @@ def read_auto(store: Store) -> dict[str, str]:
     """
     held = read_if_there(store, AUTO_NAME)
     advice = "Move it away, and set the engine's `auto` options as the labels that are there were made."
-    where, what = f"{store.root}/{AUTO_NAME}", "not the options of an engine"
-    return {} if held is None else read_record(AutoOptions, held, where, what, advice).resolved
+    where = f"{store.root}/{AUTO_NAME}"
+    what = "not the options of an engine"
+    return (
+        {}
+        if held is None
+        else read_record(
+            AutoOptions,
+            held,
+            where,
+            what,
+            advice,
+        ).resolved
+    )
 
 
 def start_engine(job: Job) -> tuple[Engine, list[str]]:

@@ -130,7 +130,8 @@ class RedactedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        held, self._begun.text = self._begun.text, ""
+        held = self._begun.text
+        self._begun.text = ""
         if held:
             self._show(redacted(held))
         self.stream.flush()
@@ -147,14 +148,16 @@ def redacted_streams() -> Iterator[None]:
     """Stdout and stderr are redacted while the block runs. Again within it, where something wraps lines before they get
     here.
     """
-    out, err = sys.stdout, sys.stderr
+    out = sys.stdout
+    err = sys.stderr
     sys.stdout, sys.stderr = doors = RedactedStream(out), RedactedStream(err)
     try:
         yield
     finally:
         for door in doors:
             door.flush()
-        sys.stdout, sys.stderr = out, err
+        sys.stdout = out
+        sys.stderr = err
 
 
 # What goes to stderr: lines of text for people, or one JSON object a line for a log collector (`--log-format json`).
@@ -212,7 +215,8 @@ def json_lines() -> Iterator[None]:
         yield
     finally:
         _lines.write("\n")  # which ends an unfinished line
-        _lines, sys.stderr = None, earlier
+        _lines = None
+        sys.stderr = earlier
 
 
 def is_json() -> bool:

@@ -74,7 +74,11 @@ class MergedRun:
         """What it is made of, for the manifest."""
         return [
             MergedSource(
-                source.path, self.plan.fingerprint, source.manifest_sha256, source.found.digest, self.first_row
+                source.path,
+                self.plan.fingerprint,
+                source.manifest_sha256,
+                source.found.digest,
+                self.first_row,
             )
             for source in self.sources
         ]
@@ -111,7 +115,8 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
             ("columns", lambda one: [one.parts.get("columns"), one.parts.get("input_columns")]),
             ("grades", lambda one: one.facts.labeler.grades),
         ):
-            if (ours := of(run.plan)) != (theirs := of(runs[0].plan)):
+            ours = of(run.plan)
+            if ours != (theirs := of(runs[0].plan)):
                 raise ManifestError(
                     f"merge: {run.path} has other {what} than {runs[0].path}: {ours} and {theirs}. One manifest can't "
                     "describe both; label one of them again."
@@ -203,7 +208,13 @@ def _staged(
                 return None
             table = _rebased(source.folder.table(file, schema), run.first_row, run.plan.fingerprint)
             table = table if wanted == schema else conformed(table, wanted)
-            written = put_data(merged.store, kind, target, table_bytes(table), file.rows)
+            written = put_data(
+                merged.store,
+                kind,
+                target,
+                table_bytes(table),
+                file.rows,
+            )
             tables[written.path] = table
             return written
 
@@ -265,7 +276,15 @@ def _steps(run: MergedRun, merged: RunFolder) -> Iterator[Callable[[], list[Rece
             todo = receipts[len(done) :] if goes_on else receipts
             if todo:
                 yield partial(
-                    _staged, run, source, merged, moved, held, todo, rows_by_chunk[chunk], replaces_held=not goes_on
+                    _staged,
+                    run,
+                    source,
+                    merged,
+                    moved,
+                    held,
+                    todo,
+                    rows_by_chunk[chunk],
+                    replaces_held=not goes_on,
                 )
 
 
@@ -383,7 +402,8 @@ def merge_outputs(
         )
     plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
-    if (held := load_plan(store)) is None:
+    held = load_plan(store)
+    if held is None:
         store.check_conditional_writes()
         write_plan(store, plan, plan_files)
         held = load_plan(store) or plan
@@ -400,8 +420,10 @@ def merge_outputs(
 def _merge(
     runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool
 ) -> tuple[RunManifest, bool]:
-    store, held = folder.store, load_manifest(folder.store)
-    sources, facts = [source for run in runs for source in run.sources], [fact for run in runs for fact in run.facts()]
+    store = folder.store
+    held = load_manifest(folder.store)
+    sources = [source for run in runs for source in run.sources]
+    facts = [fact for run in runs for fact in run.facts()]
     steps: Iterable[list[Receipt]] = (
         receipts for run in runs for receipts in map_concurrent(store, lambda one: one(), _steps(run, folder))
     )
@@ -419,7 +441,8 @@ def _merge(
                 )
         steps = list(steps)  # what is there was whole: it is left alone until all that is to come has been proven
     for receipt in itertools.chain.from_iterable(steps):
-        name, data = receipt.id.receipt_name, sealed_json(asdict(receipt))
+        name = receipt.id.receipt_name
+        data = sealed_json(asdict(receipt))
         failpoints.hit("before_receipt")
         if not store.create(name, data) and store.read(name) != data:
             raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")

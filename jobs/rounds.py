@@ -140,7 +140,8 @@ class Search:
         summary = review.summary if useful else None
         self.rounds.append(review._replace(query=self.next_query, shown=shown, useful=useful, summary=summary))
         self.useful |= {doc: offered[doc] for doc in useful}
-        num_rounds, is_sufficient = len(self.rounds), bool(review.is_sufficient)
+        num_rounds = len(self.rounds)
+        is_sufficient = bool(review.is_sufficient)
         found = stop_reason(self.useful_tokens, is_sufficient=is_sufficient, num_rounds=num_rounds, limits=limits)
         self.stopped = found if review.failure is None else "failed"
 
@@ -176,7 +177,8 @@ class Corpus:
     """
 
     def __init__(self, documents: list[tuple[str, str]], count: CountTokens, num_left_out: int = 0) -> None:
-        self.num_documents, self.num_left_out = len(documents), num_left_out
+        self.num_documents = len(documents)
+        self.num_left_out = num_left_out
         self.digest = digest_of_rows(documents)
         self._ids = {text: doc_id for doc_id, text in documents}
         self._count = functools.cache(count)
@@ -201,7 +203,13 @@ def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:
         InputError: a file or column is off, a document has no id or occurs with two texts, or none has any text.
     """
     polars = load_polars()
-    docs, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role=CORPUS_KEY)
+    docs, text_columns = scan(
+        path,
+        {"doc_id": "id"},
+        storage,
+        has_text=True,
+        role=CORPUS_KEY,
+    )
     refuse_null(docs, "doc_id", path=path)
     with translate_polars_errors(path):
         held = (
@@ -223,7 +231,9 @@ def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
     Raises:
         InputError: a file or column is off, a row has no id or text, one id has two texts, or there is no row.
     """
-    polars, names, where = load_polars(), spec.columns, ", ".join(spec.path)
+    polars = load_polars()
+    names = spec.columns
+    where = ", ".join(spec.path)
     frames = []
     for path in spec.path:
         frame, _ = scan(path, {names.query_id: "id", names.query: "string"}, storage, role="input.path")
@@ -314,7 +324,8 @@ def read_round(store: Store, number: int, searches: Sequence[Search]) -> Offered
     Raises:
         StaleRunError: the rows are those of other searches: an earlier round was changed since.
     """
-    offered, asked = Offered(), dict[str, str]()
+    offered = Offered()
+    asked = dict[str, str]()
     for name in store.names(folder_of(number)):
         table = table_of(store.read(name), ["query_id", "doc_id", "num_tokens", ASPECT.name])
         for query_id, doc_id, num_tokens, aspect in zip(*(column.to_pylist() for column in table.columns), strict=True):
@@ -336,7 +347,8 @@ def _changed(store: Store, number: int, what: str) -> StaleRunError:
 
 def read_reviews(run: RunLabels) -> dict[str, RoundReview]:
     """What a finished round says of each question."""
-    labels, reviews = dict[str, list[dict[str, Any]]](), dict[str, RoundReview]()
+    labels = dict[str, list[dict[str, Any]]]()
+    reviews = dict[str, RoundReview]()
     for file in run.found.labels:
         for row in read_labels(run.folder, file, ["row_id", "query_id", "doc_id", *SAID]).to_pylist():
             labels.setdefault(row["query_id"], []).append(row)
@@ -362,7 +374,8 @@ def claim(store: Store, parts: dict[str, Any]) -> None:
     Raises:
         StaleRunError: it is for something else; names what differs.
     """
-    if (held := read_if_there(store, ROUNDS_NAME)) is None:
+    held = read_if_there(store, ROUNDS_NAME)
+    if held is None:
         if any(read_if_there(store, name) is not None for name in (PLAN_NAME, MANIFEST_NAME)):
             raise StaleRunError(f"{store.root}: belongs to something else, say to a run. Name another `output`.")
         store.check_conditional_writes()
@@ -370,8 +383,15 @@ def claim(store: Store, parts: dict[str, Any]) -> None:
         store.create(ROUNDS_NAME, readable_json(parts))
         held = store.read(ROUNDS_NAME)
     advice = "Restore it from a copy, or name another `output`."
-    was = read_record(dict[str, Any], held, f"{store.root}/{ROUNDS_NAME}", "not the record of a search", advice)
-    if listed := "\n  ".join(differences(was, parts)):
+    was = read_record(
+        dict[str, Any],
+        held,
+        f"{store.root}/{ROUNDS_NAME}",
+        "not the record of a search",
+        advice,
+    )
+    listed = "\n  ".join(differences(was, parts))
+    if listed:
         raise StaleRunError(
             f"{store.root}: belongs to another search. Different:\n  {listed}\n  Use another `output`, or restore what "
             "changed."
@@ -432,7 +452,8 @@ def run_rounds(
         ConfigError, InputError: the job is no search in rounds, or its questions or its corpus are off.
         StaleRunError: the output belongs to something else, or a round was changed after a later one was begun.
     """
-    limits, spec = _limits(job), job.spec
+    limits = _limits(job)
+    spec = job.spec
     count = token_counter(
         limits.tokenizer, job.storage, cache_dir=cache_dir, purpose="relabel rounds (rounds.tokenizer)"
     )
@@ -458,7 +479,13 @@ def run_rounds(
         number = len(report.runs) + 1
         round_job = job_of_round(job, number)
         if load_plan(open_run_store(round_job.spec.output, job.storage, single_writer=spec.run.single_writer)) is None:
-            write_round(store, number, going, corpus, limits.k)
+            write_round(
+                store,
+                number,
+                going,
+                corpus,
+                limits.k,
+            )
         offered = read_round(store, number, going)
         say(f"round {number}: {len(going):,} of {len(questions):,} questions")
         run = label_round(round_job)
@@ -471,7 +498,8 @@ def run_rounds(
             search.take(reviews[search.query_id], offered[search.query_id], limits)
         if run.stopped is not None and report.num_open:
             return report
-    data, report.exit = table_bytes(trajectories(report.searches)), Exit.NOTHING_TO_DO
+    data = table_bytes(trajectories(report.searches))
+    report.exit = Exit.NOTHING_TO_DO
     if read_if_there(store, TRAJECTORIES_NAME) != data:
         failpoints.hit("before_trajectories")
         store.put(TRAJECTORIES_NAME, data)
@@ -486,14 +514,16 @@ def job_of_round(job: Job, number: int) -> Job:
     """The job of a round, an ordinary one: its rows lie in the output's `inputs`, its labels in `round-N`. What all
     rounds spend is counted in the output itself.
     """
-    spec, root = job.spec, job.spec.output.rstrip("/")
+    spec = job.spec
+    root = job.spec.output.rstrip("/")
     rows = InputSpec(path=(f"{root}/{folder_of(number)}",), overlong=spec.input.overlong)
     own = {"rounds": None, "input": rows, "output": f"{root}/round-{number}"}
     return replace(job, spec=spec.model_copy(update=own), ledger=root)
 
 
 def _limits(job: Job) -> RoundsSpec:
-    if (spec := job.spec).rounds is None:
+    spec = job.spec
+    if spec.rounds is None:
         raise ConfigError(
             f"{job.where}: `rounds` is missing; it needs at least `rounds: {{corpus: docs.parquet}}`. A job without it "
             "is for `relabel run`."

@@ -77,7 +77,8 @@ class SpecLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
-            key, mark = key_node.value, key_node.start_mark
+            key = key_node.value
+            mark = key_node.start_mark
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a list or mapping can't be a key", mark)
             if key in lines:
@@ -185,7 +186,8 @@ def working_directory(environment: Mapping[str, str]) -> str:
         ConfigError: there is none any more.
     """
     try:
-        physical, named = Path.cwd(), Path(environment.get("PWD", ""))
+        physical = Path.cwd()
+        named = Path(environment.get("PWD", ""))
     except FileNotFoundError as exc:
         raise ConfigError("the working directory is gone (removed, or remounted). Change to one that exists.") from exc
     with contextlib.suppress(OSError):
@@ -430,9 +432,11 @@ def read_settings(
         UsageError: a flag without `=`, an invalid day, or one that the spec has no use for.
     """
     if isinstance(spec, str):
-        path, values = spec, read_spec_file(spec, kind, fields)
+        path = spec
+        values = read_spec_file(spec, kind, fields)
     else:
-        path, values = f"the {kind}'s spec", copy.deepcopy(dict(spec))
+        path = f"the {kind}'s spec"
+        values = copy.deepcopy(dict(spec))
     laid_over = []
     outside = {tuple(override.partition("=")[0].split(".")) for override in overrides}
     for name, text in sorted(environment.items()):
@@ -451,7 +455,9 @@ def read_settings(
             )
     lay_over(values, overrides)
     laid_over += map(_shown, overrides)
-    storage, means, used = values.pop(STORAGE_KEY, None), _day(environment, day), dict[str, str]()
+    storage = values.pop(STORAGE_KEY, None)
+    means = _day(environment, day)
+    used = dict[str, str]()
 
     def variable(found: re.Match[str], key: str) -> str:
         if found[0] == "$${":
@@ -472,7 +478,8 @@ def read_settings(
 
     plain = _replaced(values, re.compile(r"\$\$\{|\$\{([^{}]*)(\})?"), variable)
     for key, text in texts_in(plain):
-        if (found := secret_in(text)) is not None:
+        found = secret_in(text)
+        if found is not None:
             raise ConfigError(
                 f"{path}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys "
                 "from the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "

@@ -184,7 +184,13 @@ def scan(
         InputError: no file, a damaged one, a missing column or one of the wrong type, files that disagree.
     """
     texts = BrokenTexts()
-    tables = open_tables(path, wanted, storage, role=role, texts=texts)
+    tables = open_tables(
+        path,
+        wanted,
+        storage,
+        role=role,
+        texts=texts,
+    )
     texts.report()
     text = document_columns(tables.schema.names, f"{tables.named} ({role})") if has_text else ()
     tables.check_columns(dict.fromkeys(text, "string"))
@@ -214,7 +220,13 @@ class OpenTables(NamedTuple):
         """
         for name, kind in wanted.items():
             require_column(name, self.schema.names, path=self.named, role=self.role)
-            check_kind_of(name, self.schema.field(name).type, kind, self.named, self.role)
+            check_kind_of(
+                name,
+                self.schema.field(name).type,
+                kind,
+                self.named,
+                self.role,
+            )
 
     def refuse_taken(self, added: Iterable[str]) -> None:
         """Raise where a column that will be added is there already.
@@ -256,9 +268,25 @@ def open_tables(
     ids = {*ids, *(name for name, kind in wanted.items() if kind == "id")}
     read = {*ids, *wanted, *_TEXTS}
     types = _common_types(files, read, ids, storage)
-    here = [_local_copy(file, read, ids, types, texts, storage) for file in files]
+    here = [
+        _local_copy(
+            file=file,
+            read=read,
+            ids=ids,
+            types=types,
+            texts=texts,
+            storage=storage,
+        )
+        for file in files
+    ]
     with open_parquet(here[0], storage) as first:
-        found = OpenTables(path, role, files[0], here, first.schema_arrow.remove_metadata())
+        found = OpenTables(
+            path,
+            role,
+            files[0],
+            here,
+            first.schema_arrow.remove_metadata(),
+        )
     found.check_columns(wanted)
     return found
 
@@ -446,7 +474,8 @@ def add_columns(
                     stored = _cast(batch, pairs.schema, name, pairs.named)
                     table = texts.mend(stored, name, first_row, _IDS)
                     first_row += batch.num_rows
-                    found, columns = table.select([one.name for one in kept]), values(table)
+                    found = table.select([one.name for one in kept])
+                    columns = values(table)
                     for one in new:
                         found = found.append_column(one, pa.array(columns[one.name], type=one.type))
                     yield found

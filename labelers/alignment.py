@@ -38,7 +38,8 @@ def align(passage: str, document: str) -> PassagePlace | None:
     Raises:
         MissingExtraError: the passage is not in the document verbatim, and rapidfuzz is not installed.
     """
-    size, start = len(passage), document.find(passage)
+    size = len(passage)
+    start = document.find(passage)
     if size >= len(document):
         return PassagePlace(0, len(document), 0)
     if start >= 0:
@@ -46,13 +47,15 @@ def align(passage: str, document: str) -> PassagePlace | None:
     rapidfuzz = require("rapidfuzz", extra="pairs", purpose="Finding a passage that is not there verbatim")
     distance = rapidfuzz.distance.Levenshtein.distance
     head = passage[:MOST_CHARS]
-    least, at = len(head) // 2 + 1, 0
+    least = len(head) // 2 + 1
+    at = 0
     for _ in range(_MOST_WINDOWS * len(document) // len(head)):
         if at > len(document) - size:
             break
         found = distance(head, document[at : at + len(head)])
         if found < least:
-            start, least = at, found
+            start = at
+            least = found
         # A window moved by one character loses one and gains one, so its distance changes by two at most: from a window
         # that is far off, those that can't be better are stepped over.
         at += (found - least) // 2 + 1

@@ -20,7 +20,8 @@ def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> tuple[tuple[int,
     Args:
         sizes: tokens of each chunk, by document.
     """
-    counts, totals = [len(one) for one in sizes], [sum(one) for one in sizes]
+    counts = [len(one) for one in sizes]
+    totals = [sum(one) for one in sizes]
     longest = [(-total, -place) for place, total in enumerate(totals) if counts[place]]
     heapq.heapify(longest)
     num_tokens = sum(totals)
@@ -54,7 +55,8 @@ def first_fault(pairs: Sequence[Pair]) -> str | None:
     """What is wrong with the first chunk that is not of its document; None where all are."""
     for pair in pairs:
         for number, one in enumerate(chunks_of(pair), start=1):
-            if why := _fault(one, number, pair.document):
+            why = _fault(one, number, pair.document)
+            if why:
                 return f"document {pair.doc_id}: chunk {number} {why}"
     return None
 
@@ -63,7 +65,9 @@ def _fault(chunk: Chunk, number: int, document: str) -> str | None:
     """Chunks are numbered from 1, each is a piece of the document, and none is of less than no tokens. An input may
     hold null anywhere.
     """
-    start, end, size = chunk["start"], chunk["end"], chunk["token_len"]
+    start = chunk["start"]
+    end = chunk["end"]
+    size = chunk["token_len"]
     if None in (chunk["n"], start, end, size, *chunk["heading_path"]):
         return "is null, or has a null in it"
     if chunk["n"] != number or not 0 <= start <= end <= len(document) or document[start:end] != chunk["text"]:

@@ -86,12 +86,12 @@ class Ensemble(Labeler):
     def _asks(self, pair: Pair) -> list[Ask]:
         return [
             Ask(
-                f"judge_{number}",
-                (self._system, user.message(pair.query, pair.document)),
-                None,
-                0,
-                (self._decision,),
-                "<score>",
+                stage=f"judge_{number}",
+                messages=(self._system, user.message(pair.query, pair.document)),
+                format=None,
+                max_tokens=0,
+                decisions=(self._decision,),
+                prefill="<score>",
             )
             for number, user in enumerate(self._users, 1)
         ]

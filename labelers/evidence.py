@@ -45,11 +45,13 @@ def read_evidence(content: str, document: str) -> tuple[Span, ...]:
     if at >= 0:
         return (Span(at, at + len(content), content),)
     index = _Index(document)
-    if (whole := index.find(content)) is not None:
+    whole = index.find(content)
+    if whole is not None:
         return (whole,)
     spans = []
     for line in lines_of(content):
-        if (span := index.find(line)) is None:
+        span = index.find(line)
+        if span is None:
             raise VerdictError("format", f"the extract is not in the document: {line[:60]!r}")
         spans.append(span)
     return tuple(spans)
@@ -64,7 +66,8 @@ class _Index:
     """
 
     def __init__(self, document: str) -> None:
-        self._document, self._names = document, dict[str, str]()
+        self._document = document
+        self._names = dict[str, str]()
         self._symbols, self._starts, self._ends = self._symbolise(document, is_document=True)
 
     def find(self, fragment: str) -> Span | None:
@@ -78,7 +81,8 @@ class _Index:
         at = self._symbols.find(wanted)
         if at < 0:
             return None
-        start, end = self._starts[at], self._ends[at + len(wanted) - 1]
+        start = self._starts[at]
+        end = self._ends[at + len(wanted) - 1]
         return Span(start, end, self._document[start:end])
 
     def _symbolise(self, text: str, *, is_document: bool) -> tuple[str, list[int], list[int]]:

@@ -73,9 +73,8 @@ class EvidenceSet(Labeler):
                 answer is not the JSON object wanted; `overlong` for a row of whose document nothing was shown.
         """
         pair = with_siblings(pair)
-        if fault := self._faults.get(
-            (pair.siblings,), lambda: first_fault(pair.siblings[: self._options.max_documents])
-        ):
+        fault = self._faults.get((pair.siblings,), lambda: first_fault(pair.siblings[: self._options.max_documents]))
+        if fault:
             raise VerdictError("format", fault)
         chunks = chunks_of(pair)
         ask, counts, num_tokens = self._ask(pair, self._options.window_tokens)
@@ -124,7 +123,11 @@ class EvidenceSet(Labeler):
         ends = list(itertools.accumulate(counts))
         settings = {"documents": list(zip([0, *ends], ends, strict=False))}
         turn = self._prompts.turn(
-            "user", "user.j2", data=("query", "chunks"), settings=settings, counts={"chunks": len(texts)}
+            "user",
+            "user.j2",
+            data=("query", "chunks"),
+            settings=settings,
+            counts={"chunks": len(texts)},
         )
         format = AnswerFormat(
             (JsonIndices(tuple(f"Document_{number}" for number in range(1, len(documents) + 1)), counts),)

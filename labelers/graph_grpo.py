@@ -82,11 +82,19 @@ class GraphGrpo(OneAsk):
         LabelColumn("phi_agrees", "bool", "Whether that is the grade."),
     )
     template_set = "graph-grpo"
-    example = Pair(0, "q", "red running shoes size 42", "d", "Trail shoe for runners, scarlet, sizes 40 to 45.")
+    example = Pair(
+        0,
+        "q",
+        "red running shoes size 42",
+        "d",
+        "Trail shoe for runners, scarlet, sizes 40 to 45.",
+    )
 
     def __init__(self, options: GraphGrpoOptions) -> None:
-        self._phi, self._phi_in_prompt = options.phi, options.phi_in_prompt
-        if unreached := unreached_grades(options.phi, options.grades):
+        self._phi = options.phi
+        self._phi_in_prompt = options.phi_in_prompt
+        unreached = unreached_grades(options.phi, options.grades)
+        if unreached:
             _logger.warning(
                 "labeler.phi gives no pair of scores grade %s: wherever the teacher writes it, phi_agrees is false.",
                 " or ".join(map(str, unreached)),

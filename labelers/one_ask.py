@@ -52,7 +52,9 @@ class OneAsk(Labeler):
         self._user = prompts.turn("user", "user.j2", data=self.data, settings=settings)
         self.template_digests = prompts.digests
         self._reader = Reader(AnswerFormat(tuple(sections)))
-        self._decisions, self._prefill, self._stage = tuple(decisions), prefill, stage
+        self._decisions = tuple(decisions)
+        self._prefill = prefill
+        self._stage = stage
         self._sampling = Sampling(options.temperature, options.top_p)
 
     def probe(self) -> list[Ask]:
@@ -62,12 +64,12 @@ class OneAsk(Labeler):
         messages = (self._system, self._user.message(*(getattr(pair, name) for name in self.data)))
         format = self._reader.format
         return Ask(
-            self._stage,
-            messages,
-            format if format.sections else None,
-            token_budget(format),
-            self._decisions,
-            self._prefill,
+            stage=self._stage,
+            messages=messages,
+            format=format if format.sections else None,
+            max_tokens=token_budget(format),
+            decisions=self._decisions,
+            prefill=self._prefill,
             shared_by=None if self.reads_document else pair.query_id,
             sampling=self._sampling,
         )
@@ -113,7 +115,14 @@ class DecisionAlone(OneAsk):
     """
 
     def __init__(self, options: LabelerOptions, decision: Decision, prefill: str, settings: Mapping[str, Any]) -> None:
-        super().__init__(options, (), (decision,), settings, prefill=prefill, stage=decision.name)
+        super().__init__(
+            options,
+            (),
+            (decision,),
+            settings,
+            prefill=prefill,
+            stage=decision.name,
+        )
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask, whose answer holds no text but the distribution.

@@ -109,7 +109,8 @@ class Prompts:
         self._paths: dict[str, Path] = {path.name: path for path in files if path.suffix == ".j2"}
         if override is not None:
             self._paths |= _overrides(override, sorted(self._paths))
-        self._sources, self._digests = dict[str, str](), dict[str, str]()
+        self._sources = dict[str, str]()
+        self._digests = dict[str, str]()
         self._env = ImmutableSandboxedEnvironment(
             loader=FunctionLoader(self._include),
             autoescape=False,  # prompts are no HTML

@@ -54,6 +54,7 @@ class Query(OneAsk):
         query = " ".join(self._reader.read(answer)["query"].split())
         if not any(char.isalnum() for char in query):
             raise VerdictError("format", f"the query {query[:40]!r} has no word")
-        if (count := len(query.split())) > self._max_words:
+        count = len(query.split())
+        if count > self._max_words:
             raise VerdictError("format", f"the query has {count} words, expected {self._max_words} at most")
         return Label(None, None, {MADE_QUERY: query}, flags=list(answer.flags))

@@ -102,7 +102,8 @@ class R3A(Labeler):
         self.template_digests = self._prompts.digests
 
         grades = tuple(map(str, range(options.grades)))
-        think, score = Text("think", options.max_think_tokens), Choice("score", grades)
+        think = Text("think", options.max_think_tokens)
+        score = Choice("score", grades)
         understood: tuple[Section, ...] = (
             (think, Text("intent", options.max_text_tokens, may_be_empty=False)) if options.intent else (think,)
         )
@@ -128,18 +129,28 @@ class R3A(Labeler):
         first = ""
         if self._options.stages == 2:
             answer = yield self._intent_ask(pair)
-            said, first = self._intent.read(answer), answer.text
+            said = self._intent.read(answer)
+            first = answer.text
             flags += answer.flags
         answer = yield self._verdict_ask(pair, first)
         said |= self._verdict.read(answer)
         flags += answer.flags
-        grade, distribution = int(said["score"]), answer.distributions.get("score")
+        grade = int(said["score"])
+        distribution = answer.distributions.get("score")
         evidence = read_evidence(said["extract"], pair.document) if self._options.extract else ()
         if self._options.extract and bool(evidence) != (grade > 0):
             flags.append("evidence_missing" if grade > 0 else "evidence_unneeded")
         if distribution is None:
             flags.append("no_distribution")
-        return Label(grade, distribution, {}, evidence, said.get("intent"), said["think"], list(dict.fromkeys(flags)))
+        return Label(
+            grade=grade,
+            distribution=distribution,
+            columns={},
+            evidence=evidence,
+            intent=said.get("intent"),
+            reasoning=said["think"],
+            flags=list(dict.fromkeys(flags)),
+        )
 
     def probe(self) -> list[Ask]:
         """Both turns (or the one) for a made-up pair; the second goes on from a made-up first answer."""
@@ -175,15 +186,15 @@ class R3A(Labeler):
         source = pair.document if self._options.extract else None
         format = self._verdict.format if pair.document.strip() else self._empty_format
         return Ask(
-            "verdict",
-            messages,
-            format,
-            token_budget(self._verdict.format),
-            self._decisions,
-            "",
-            source,
-            None,
-            self._sampling,
+            stage="verdict",
+            messages=messages,
+            format=format,
+            max_tokens=token_budget(self._verdict.format),
+            decisions=self._decisions,
+            prefill="",
+            fragment_source=source,
+            shared_by=None,
+            sampling=self._sampling,
         )
 
     def _opening(self, pair: Pair, *document: str) -> tuple[Message, ...]:
@@ -198,4 +209,10 @@ class R3A(Labeler):
 
     def _make_turn(self, file: str, data: tuple[str, ...] = (), num_context: int = 0) -> Turn:
         role: Role = "user" if data else "system"
-        return self._prompts.turn(role, file, data=data, settings=self._settings, num_context=num_context)
+        return self._prompts.turn(
+            role,
+            file,
+            data=data,
+            settings=self._settings,
+            num_context=num_context,
+        )

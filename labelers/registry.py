@@ -32,7 +32,13 @@ LABELERS: dict[str, str] = {
 }
 _LABELERS = Registry("labeler", "relabel.labelers", LABELERS)
 
-EXAMPLE = Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter.")
+EXAMPLE = Pair(
+    0,
+    "q",
+    "how to prune roses",
+    "d",
+    "Cut back to an outward bud in late winter.",
+)
 """The made-up pair of `probe`."""
 
 
@@ -95,7 +101,8 @@ class Labeler(ABC):
                     f"a-z, 0-9 and _ that no other column of label files has, and a kind of {', '.join(KINDS)}."
                 )
             taken.add(column.name)
-        if unknown := [one.kind for one in cls.input_columns if one.kind not in INPUT_KINDS]:
+        unknown = [one.kind for one in cls.input_columns if one.kind not in INPUT_KINDS]
+        if unknown:
             raise ConfigError(
                 f"labeler {cls.__name__}: input columns can't be of kind {unknown[0]!r}; there are "
                 f"{', '.join(INPUT_KINDS)}."

@@ -72,7 +72,13 @@ class Review(Labeler):
         self._prompts = Prompts(BUILT_IN / "review", options.templates)
         self._turns = functools.lru_cache(maxsize=64)(self._make_turns)
         for count in (0, 1):  # a bad template fails here
-            self._turns(bool(count), count, count, count, bool(count))
+            self._turns(
+                bool(count),
+                count,
+                count,
+                count,
+                bool(count),
+            )
         self.template_digests = self._prompts.digests
         self._asks: OfOneQuery[tuple[Ask, Shown]] = OfOneQuery()
 
@@ -129,7 +135,13 @@ class Review(Labeler):
         kept_ids = set(pair.columns.get(PREVIOUS_DOCS.name, ()))
         places = enumerate(pair.siblings[: len(shown.texts)], start=1)
         kept = ", ".join(str(number) for number, sibling in places if sibling.doc_id in kept_ids)
-        system, user = self._turns(bool(aspect), len(queries), len(summaries), len(shown.texts), bool(kept))
+        system, user = self._turns(
+            bool(aspect),
+            len(queries),
+            len(summaries),
+            len(shown.texts),
+            bool(kept),
+        )
         said = (*filter(None, (aspect,)), *queries, *summaries, *shown.texts, *filter(None, (kept,)))
         most = self._options.max_text_tokens
         words = WORDS if any(text.strip() for text in shown.texts) else WORDS[:1]  # without any text none can suffice
@@ -168,7 +180,13 @@ class Review(Labeler):
         }
         data = ("query", *["aspect"] * has_aspect, *counts, *["kept"] * has_kept)
         system = self._prompts.turn("system", "system.j2", data=(), settings=settings)
-        return system, self._prompts.turn("user", "user.j2", data=data, settings=settings, counts=counts)
+        return system, self._prompts.turn(
+            "user",
+            "user.j2",
+            data=data,
+            settings=settings,
+            counts=counts,
+        )
 
 
 def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair: Pair) -> None:
@@ -178,7 +196,8 @@ def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair
         VerdictError: `format`: a new query was searched before, or is the question or what is searched now; or a
             document is named twice or was kept before.
     """
-    columns, new_query = pair.columns, said["new-query"]
+    columns = pair.columns
+    new_query = said["new-query"]
     # the side that is searched now was a query too
     searched = ("", pair.query, *columns.get(PREVIOUS_QUERIES.name, ()), columns.get(ASPECT.name, ""))
     if new_query and folded(new_query) in map(folded, searched):
@@ -187,5 +206,6 @@ def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair
         )
     if len(set(useful)) < len(useful):
         raise VerdictError("format", f"a document is named twice: {said['useful-docs'][:60]!r}")
-    if again := [number for number in useful if shown_ids[number - 1] in columns.get(PREVIOUS_DOCS.name, ())]:
+    again = [number for number in useful if shown_ids[number - 1] in columns.get(PREVIOUS_DOCS.name, ())]
+    if again:
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")

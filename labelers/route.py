@@ -109,7 +109,8 @@ class Route(Labeler):
     recalls = True
 
     def __init__(self, options: RouteOptions) -> None:
-        self._options, self._room = options, options.window_tokens * CHARS_PER_TOKEN
+        self._options = options
+        self._room = options.window_tokens * CHARS_PER_TOKEN
         self._prompts = Prompts(BUILT_IN / "route", options.templates)
         self._system = self._prompts.turn("system", "system.j2", data=(), settings={"words": OPTION_WORDS}).message()
         self.probe()  # a bad template fails here
@@ -130,7 +131,8 @@ class Route(Labeler):
         matches: dict[tuple[int, ...], None] = {}
         for passage in pair.columns.get(PASSAGES.name, ())[: self._options.passages]:
             place = align(passage, pair.document)
-            if matched := content_at(subtree.tree, place) if place is not None else []:
+            matched = content_at(subtree.tree, place) if place is not None else []
+            if matched:
                 matches[tuple(matched)] = None
             else:
                 flags["passage_not_found"] = None
@@ -140,11 +142,13 @@ class Route(Labeler):
             subtree = subtree.light(ids)
             waiting: list[int | None] = [None]
             while waiting:
-                if (heading := waiting.pop(0)) is not None:
+                heading = waiting.pop(0)
+                if heading is not None:
                     unfolded = subtree.expand(heading)
                     if unfolded is subtree or not left:
                         continue
-                    subtree, left = unfolded, left - 1
+                    subtree = unfolded
+                    left = left - 1
                 steps.append((yield from self._step(pair, subtree, heading, flags)))
                 waiting += steps[-1].expands
         answers = list(dict.fromkeys(id for step in steps for id in step.answers))
@@ -157,7 +161,13 @@ class Route(Labeler):
             "steps": [json.dumps(plain(step)) for step in steps],
         }
         evidence = tuple(Span(node.start, node.end, node.text) for node in (subtree.tree.nodes[id] for id in answers))
-        return Label(2 if answers else int(bool(expands)), None, columns, evidence, flags=list(flags))
+        return Label(
+            2 if answers else int(bool(expands)),
+            None,
+            columns,
+            evidence,
+            flags=list(flags),
+        )
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
         """What a step of a label answers; see `Labeler.recall`. A line that was expelled, whose text it does
@@ -165,7 +175,8 @@ class Route(Labeler):
         """
         if number >= len(row["steps"]):
             raise VerdictError("format", "the label has fewer steps than are asked")
-        step, turn = read_step(row["steps"][number]), ask.messages[-1]
+        step = read_step(row["steps"][number])
+        turn = ask.messages[-1]
         shown = (part for name, part in zip(turn.fields, turn.parts[1::2], strict=True) if name == NODES_FIELD)
         if step.chars != sum(map(len, shown)):
             return Recalled(Answer(0, "", "overlong"), "")
@@ -181,7 +192,26 @@ class Route(Labeler):
 
     def probe(self) -> list[Ask]:
         text = EXAMPLE.document
-        nodes = (Node(0, "structure", 0, "Roses", 0, 0, -1), Node(1, "content", 1, text, 0, len(text), 0))
+        nodes = (
+            Node(
+                0,
+                "structure",
+                0,
+                "Roses",
+                0,
+                0,
+                -1,
+            ),
+            Node(
+                1,
+                "content",
+                1,
+                text,
+                0,
+                len(text),
+                0,
+            ),
+        )
         subtree = Subtree(read_tree([node._asdict() for node in nodes], text)).light([1])
         return [self._ask(EXAMPLE.query, subtree, _view(subtree, self._room)[0])]
 
@@ -196,7 +226,8 @@ class Route(Labeler):
         view = _view(subtree, self._room)
         ask = self._ask(pair.query, subtree, view[0])
         while (answer := (yield ask)).finish == "overlong":
-            before, view = view, _view(subtree, int(view[1] * SHRINK))
+            before = view
+            view = _view(subtree, int(view[1] * SHRINK))
             if view == before:
                 break
             ask = self._ask(pair.query, subtree, view[0])
@@ -207,13 +238,29 @@ class Route(Labeler):
         texts, _, is_cut = view
         held = {"document_truncated": is_cut, "expelled": said.expelled, "collapsed": not any(said[:4])}
         flags |= dict.fromkeys([*(flag for flag, holds in held.items() if holds), *answer.flags])
-        lit, num_chars = tuple(sorted(subtree.lit)), sum(map(len, texts))
-        return RouteStep(heading, lit, said.answers, said.expands, said.refused, said.expelled, num_chars)
+        lit = tuple(sorted(subtree.lit))
+        num_chars = sum(map(len, texts))
+        return RouteStep(
+            expanded=heading,
+            lit=lit,
+            answers=said.answers,
+            expands=said.expands,
+            refused=said.refused,
+            expelled=said.expelled,
+            chars=num_chars,
+        )
 
     def _ask(self, query: str, subtree: Subtree, texts: tuple[str, ...]) -> Ask:
         marks = ["\t" * node.level + str(node.id) for node in subtree.visible]
-        data, settings = ("query", NODES_FIELD), {"marks": marks}
-        turn = self._prompts.turn("user", "user.j2", data=data, settings=settings, counts={NODES_FIELD: len(marks)})
+        data = ("query", NODES_FIELD)
+        settings = {"marks": marks}
+        turn = self._prompts.turn(
+            "user",
+            "user.j2",
+            data=data,
+            settings=settings,
+            counts={NODES_FIELD: len(marks)},
+        )
         format = AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
         return Ask(
             "route",

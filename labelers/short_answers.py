@@ -34,8 +34,15 @@ class ShortAnswers:
             jsonld: what the documents' pages say of themselves, an object each.
         """
         counts = {"evidence": len(evidence), "jsonld": len(jsonld)}
-        turn = self._prompts.turn("user", "user.j2", data=("query", *counts), settings={}, counts=counts)
-        messages, format = (self._system, turn.message(query, *evidence, *jsonld)), self._reader.format
+        turn = self._prompts.turn(
+            "user",
+            "user.j2",
+            data=("query", *counts),
+            settings={},
+            counts=counts,
+        )
+        messages = (self._system, turn.message(query, *evidence, *jsonld))
+        format = self._reader.format
         return Ask("answer", messages, format, token_budget(format))
 
     def read(self, answer: Answer) -> list[str]:

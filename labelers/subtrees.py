@@ -101,7 +101,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-ANSWER, EXPAND, REFUSE = "[ANSWER]", "[EXPAND]", "[REFUSE]"
+ANSWER = "[ANSWER]"
+EXPAND = "[EXPAND]"
+REFUSE = "[REFUSE]"
 OPTION_WORDS = 5
 """Words of the prefixes that a grammar admits."""
 _WORD_CHARS = 40
@@ -160,17 +162,26 @@ def read_actions(text: str, subtree: Subtree) -> Actions:
     has_actions = any(ids.values())
     if num_refusals and has_actions:
         faults.append(f"{REFUSE} is given together with actions")
-        expelled, num_refusals = expelled + num_refusals, 0
+        expelled = expelled + num_refusals
+        num_refusals = 0
     if not (has_actions or num_refusals or faults):
         faults.append("there is no action")
-    return Actions(tuple(ids[ANSWER]), tuple(ids[EXPAND]), num_refusals > 0, expelled, next(iter(faults), None))
+    return Actions(
+        tuple(ids[ANSWER]),
+        tuple(ids[EXPAND]),
+        num_refusals > 0,
+        expelled,
+        next(iter(faults), None),
+    )
 
 
 def _fault(line: str, subtree: Subtree) -> str | None:
     said = _ACTION.fullmatch(line)
     if said is None:
         return "no action"
-    kind, id, prefix = said[1], int(said[2]), said[3] or ""
+    kind = said[1]
+    id = int(said[2])
+    prefix = said[3] or ""
     if not subtree.is_visible(id):
         return f"node {id} is not visible"
     node = subtree.tree.nodes[id]
@@ -178,7 +189,8 @@ def _fault(line: str, subtree: Subtree) -> str | None:
         return f"node {id} is a heading, which answers nothing"
     if kind == EXPAND and id not in subtree.collapsed:
         return f"node {id} is no collapsed heading"
-    words, wanted = _words(prefix), _words(node.text)
+    words = _words(prefix)
+    wanted = _words(node.text)
     is_prefix = words == wanted[: len(words)] and len(words) >= min(3, len(wanted))
     return None if is_prefix else f"the text does not begin that of node {id}"
 

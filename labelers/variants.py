@@ -67,17 +67,30 @@ class Variants(Labeler):
         if len(variants) < _FEWEST:
             raise VerdictError("format", f"{len(variants)} queries that differ from the question, expected {_FEWEST}")
         return Label(
-            None, None, {"variants": list(variants.values())}, reasoning=sections["think"], flags=list(answer.flags)
+            None,
+            None,
+            {"variants": list(variants.values())},
+            reasoning=sections["think"],
+            flags=list(answer.flags),
         )
 
     def probe(self) -> list[Ask]:
         return [self._ask(EXAMPLE)]
 
     def _ask(self, pair: Pair) -> Ask:
-        aspect, previous = pair.columns.get(ASPECT.name, ""), pair.columns.get(PREVIOUS_QUERIES.name, ())
-        turn, format = self._turn(bool(aspect), len(previous)), self._reader.format
+        aspect = pair.columns.get(ASPECT.name, "")
+        previous = pair.columns.get(PREVIOUS_QUERIES.name, ())
+        turn = self._turn(bool(aspect), len(previous))
+        format = self._reader.format
         messages = (self._system, turn.message(pair.query, *filter(None, (aspect,)), *previous))
-        return Ask("variants", messages, format, token_budget(format), shared_by=pair.query_id, sampling=self._sampling)
+        return Ask(
+            "variants",
+            messages,
+            format,
+            token_budget(format),
+            shared_by=pair.query_id,
+            sampling=self._sampling,
+        )
 
     def _make_turn(self, has_aspect: bool, num_previous: int) -> Turn:
         counts = {"previous_queries": num_previous}

@@ -45,7 +45,8 @@ PULL_FAILPOINTS = ("during_download",)
 TRAINING_FAILPOINTS = ("after_training_step", "before_checkpoint", "after_checkpoint", "before_model")
 """Places of `relabel distill` and `relabel train`; tests/distill and tests/teachers loop over them."""
 
-_armed, _hits_left = "", 0
+_armed = ""
+_hits_left = 0
 
 
 def arm(place: str) -> None:

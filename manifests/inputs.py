@@ -72,7 +72,8 @@ def list_input(pattern: str, storage: Storage) -> Listing:
         if not is_url(path):
             with reading(path):
                 check_kind(path, Path(path).stat())
-        if (oddity := oddity_of(path)) is not None:
+        oddity = oddity_of(path)
+        if oddity is not None:
             raise InputError(f"{shown(path)}: its name {oddity}, so no plan can hold it. Rename it.")
     return found
 
@@ -116,7 +117,8 @@ def _split_glob(pattern: str) -> tuple[str, list[str]]:
 def takes_file(pattern: str, file: str) -> bool:
     """Whether a path of input (a file, folder or glob) means a file that lies in a place, or will."""
     root, parts = _split_glob(pattern)
-    above, place = place_of(root or ".").rstrip("/"), place_of(file)
+    above = place_of(root or ".").rstrip("/")
+    place = place_of(file)
     if place == above:
         return True
     return place.startswith(f"{above}/") and bool(_picked([place], above, parts).files)
@@ -187,10 +189,13 @@ def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
     whole = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
     matches = re.compile(glob_translate("/".join(whole))).match
     names_hidden = any(part.startswith(HIDDEN) for part in parts)
-    files, rules = list[str](), set[tuple[str, str]]()
+    files = list[str]()
+    rules = set[tuple[str, str]]()
     for key in keys:
-        inside, is_folder = key[len(root) :].strip("/"), key.endswith("/")
-        steps, named = inside.split("/"), [folder for folder in folders_above(inside) if parts and matches(folder)]
+        inside = key[len(root) :].strip("/")
+        is_folder = key.endswith("/")
+        steps = inside.split("/")
+        named = [folder for folder in folders_above(inside) if parts and matches(folder)]
         is_meant = matches(inside) and (names_hidden or not any(step.startswith(".") for step in steps))
         if parts and not named and not is_meant:
             continue
@@ -299,7 +304,8 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
         InputError: no file, an unreadable or truncated one, a missing column or one of the wrong type, files that
             disagree.
     """
-    table, where = spec.table and open_table(spec, storage), f"input.path {', '.join(spec.path)}"
+    table = spec.table and open_table(spec, storage)
+    where = f"input.path {', '.join(spec.path)}"
     listings = [list_input(pattern, storage) for pattern in spec.path] if table is None else []
     paths = [path for listing in listings for path in listing.files] if table is None else table.paths
     left_out = sum((listing.left_out for listing in listings), Counter[str]()).most_common()
@@ -310,18 +316,36 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
             + ". Give a .parquet file, a folder that holds some, or a glob."
         )
     check_single(paths, where)
-    files, groups = list[InputFile](), list[tuple[tuple[int, int], ...]]()
-    columns, found, first_types = spec.columns, reads, dict[str, str]()
+    files = list[InputFile]()
+    groups = list[tuple[tuple[int, int], ...]]()
+    columns = spec.columns
+    found = reads
+    first_types = dict[str, str]()
     for number, (file, metadata, schema) in enumerate(_footers(paths, storage)):
-        path, folders = file.path, folder_columns(file.path, schema.names)
+        path = file.path
+        folders = folder_columns(file.path, schema.names)
         with reading(path):  # a damaged footer may hold names that are not text, and more
             if number == 0:
                 names = [*schema.names, *folders] if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
                 found = reads._replace(columns=tuple(c for c in reads.columns if c.is_required or c.name in names))
             if table is not None:
-                table.check_file(number, path, file.size_bytes, _read_columns(columns, found, gold=True), schema)
-            check_types(columns, found, schema, path, first_types, first_path=paths[0], folders=folders)
+                table.check_file(
+                    number,
+                    path,
+                    file.size_bytes,
+                    _read_columns(columns, found, gold=True),
+                    schema,
+                )
+            check_types(
+                columns,
+                found,
+                schema,
+                path,
+                first_types,
+                first_path=paths[0],
+                folders=folders,
+            )
             names = _read_columns(columns, found)
             groups.append(_group_bytes(metadata, {*names}))
         files.append(file._replace(footer_sha256=_with_folders(file.footer_sha256, path, names)))
@@ -329,7 +353,16 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
     if rows == 0:
         raise InputError(f"{where}: {counted(len(files), 'file')}, no rows. There is nothing to label.")
     used = min(rows, spec.limit or rows)
-    return Dataset(tuple(files), columns, used, tuple(groups), storage, tuple(left_out), found, table)
+    return Dataset(
+        files=tuple(files),
+        columns=columns,
+        rows=used,
+        group_bytes=tuple(groups),
+        storage=storage,
+        left_out=tuple(left_out),
+        reads=found,
+        table=table,
+    )
 
 
 def left_out_text(left_out: Iterable[tuple[str, int]]) -> str:
@@ -344,7 +377,8 @@ def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlainParquet]:
     Raises:
         InputError: it can't be read, or is not the file any more that was read when this run began.
     """
-    path, storage = file.path, dataset.storage
+    path = file.path
+    storage = dataset.storage
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb", buffering=0) as source:
         size, footer = _read_footer(source, path)
         plain_sha256 = hashlib.sha256(footer).hexdigest()

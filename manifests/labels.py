@@ -207,7 +207,8 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
     Raises:
         ConfigError: a wrong number of rows or columns, or a cell that is not a grade.
     """
-    sizes, cells = [len(row) for row in table], {grade for row in table for grade in row}
+    sizes = [len(row) for row in table]
+    cells = {grade for row in table for grade in row}
     if sizes != [NODE_SCORES] * NODE_SCORES or not cells <= set(range(grades)):
         raise ConfigError(
             f"phi has rows of {sizes} cells, {sorted(cells)} among them; expected {NODE_SCORES} rows (subject score 0 "
@@ -289,7 +290,8 @@ def over_budget(num_selected: int, num_chunks: int) -> float:
 
 def set_f1(selected: Collection[int], gold: Collection[int]) -> float:
     """F1 of two sets: 1 where both are empty, 0 where one is."""
-    found, wanted = set(selected), set(gold)
+    found = set(selected)
+    wanted = set(gold)
     return 2 * len(found & wanted) / (len(found) + len(wanted)) if found or wanted else 1.0
 
 
@@ -446,7 +448,8 @@ def _is_sound(place: int, nodes: Sequence[Node], document: str) -> bool:
         return is_inside and (node.id, node.type, node.level, node.parent) == (ROOT, STRUCTURE, 0, NO_PARENT)
     if node.id != place or not ROOT <= node.parent < place:
         return False
-    parent, before = nodes[node.parent], nodes[place - 1]
+    parent = nodes[node.parent]
+    before = nodes[place - 1]
     return (
         is_inside
         and document[node.start : node.end] == node.text
@@ -636,7 +639,8 @@ def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[
     values: dict[str, Sequence[Any]] = dict(zip(fields, zip(*table, strict=True), strict=True))
     own = values.pop("columns", ())
     names = schema.names[len(values) :]
-    if strange := {name for row in own for name in row}.difference(names):
+    strange = {name for row in own for name in row}.difference(names)
+    if strange:
         raise ValueError(f"no column for {', '.join(sorted(strange))}")
     values |= {name: [row.get(name) for row in own] for name in names}
     arrays = [_array(list(values[field.name]), field.type) for field in schema]
@@ -650,7 +654,12 @@ def table_bytes(table: pa.Table) -> bytes:
     # checksums, so that a
     # flipped bit is an error and not a label.
     with pq.ParquetWriter(
-        sink, table.schema, compression="zstd", use_dictionary=False, write_statistics=False, write_page_checksum=True
+        sink,
+        table.schema,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+        write_page_checksum=True,
     ) as writer:
         writer.write_table(table)
     return sink.getvalue()
@@ -713,7 +722,8 @@ def codes_of(ids: pa.LargeBinaryArray) -> tuple[np.ndarray, pa.LargeBinaryArray]
 
 def pair_codes(query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
     """A number for each (query, document), equal pairs alike: int64 [N]; which one says nothing."""
-    query, doc = query_ids.dictionary_encode(), doc_ids.dictionary_encode()
+    query = query_ids.dictionary_encode()
+    doc = doc_ids.dictionary_encode()
     return np.asarray(query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy())
 
 

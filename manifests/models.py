@@ -103,7 +103,13 @@ def wheel_of(reference: str, cache: Path) -> WheelModel:
         raise ModelError(f"model {reference!r}: expected pypi:PACKAGE==VERSION, with #sha256=… after it or without.")
     package, version, pin = match.group("package", "version", "sha256")
     slot = cache / "models" / f"pypi-{re.sub('[-_.]+', '-', package).lower()}-{version}"
-    return WheelModel(reference, package, version, (pin or "").lower(), slot)
+    return WheelModel(
+        reference,
+        package,
+        version,
+        (pin or "").lower(),
+        slot,
+    )
 
 
 def check_pin(wheel: WheelModel, got: str) -> None:
@@ -221,7 +227,8 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
     fresh: dict[str, list[Any]] = {}
     files = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
     for name, file in ((name.as_posix(), file) for name, file in files.items() if "/." not in f"/{name.as_posix()}"):
-        stamp, held = file_stamp(file.stat()), known.get(name, [None])
+        stamp = file_stamp(file.stat())
+        held = known.get(name, [None])
         fresh[name] = held if held[0] == stamp else [stamp, sha256_file(file)]
     if fresh != known:
         try:
@@ -336,7 +343,8 @@ def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
             "The files are incomplete, config.json is another model's, the model was saved with what wraps it, or "
             f"another class was saved than {type(model).__name__} (a classifier has no lm_head)."
         )
-    if other := sorted(loading["mismatched_keys"]):
+    other = sorted(loading["mismatched_keys"])
+    if other:
         name, held, wanted = other[0]
         raise ModelError(
             f"{where}: {len(other)} tensors in its weights have another shape than config.json says; {name} has "
@@ -362,7 +370,8 @@ def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
 PLAIN = ("red shoes for women", "size 40\nred")
 """Lower-case words: a tokenizer may lawfully change case, accents and runs of blanks, so none of these is in question.
 """
-SPACED, JOINED = "q z x j k", "qzxjk"
+SPACED = "q z x j k"
+JOINED = "qzxjk"
 """Letters that no vocabulary merges: a tokenizer that keeps no spaces makes the same of both; all others distinguish
 them, if by the number of unknown tokens alone.
 """
@@ -393,14 +402,16 @@ def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
         # otherwise
         names = held.get("model_input_names", ["input_ids", "attention_mask"])
         own, _ = _load(library.PreTrainedTokenizerFast, path, model_input_names=names)
-        if (own_kept := _kept(own, rows)) > kept:
+        own_kept = _kept(own, rows)
+        if own_kept > kept:
             if tokenizer is not None:
                 logger.warning(
                     "model %r: the tokenizer class %s changes what tokenizer.json says; the file is used as it is",
                     reference,
                     held.get("tokenizer_class"),
                 )
-            tokenizer, kept = own, own_kept
+            tokenizer = own
+            kept = own_kept
     if tokenizer is None:
         raise ModelError(f"model {reference!r}: its tokenizer can't be loaded from {path}.") from fault
     keeps_spaces, fits_table, _ = kept
@@ -527,18 +538,22 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> None:
-        self._tokenizer, self._kwargs = tokenizer, dict(kwargs or {})
-        if taken := sorted(SET_BY_US & self._kwargs.keys()):
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs or {})
+        taken = sorted(SET_BY_US & self._kwargs.keys())
+        if taken:
             raise ConfigError(f"chat_template_kwargs: `{taken[0]}` is set by relabel itself. Leave it out.")
         day = self._kwargs.pop(DAY, DEFAULT_DAY)
         try:
             noon = datetime.combine(date.fromisoformat(str(day)), time(12))
         except ValueError as exc:
             raise ConfigError(f"chat_template_kwargs.{DAY}: want a day such as 2026-11-25, got {day!r}.") from exc
-        own, chosen = tokenizer.chat_template, self._kwargs.get("chat_template")
+        own = tokenizer.chat_template
+        chosen = self._kwargs.get("chat_template")
         self.is_own = bool(own or chosen)
         """Whether the model has a template, or one was named."""
-        named, wanted = sorted(own) if isinstance(own, dict) else [], str(chosen or "default")
+        named = sorted(own) if isinstance(own, dict) else []
+        wanted = str(chosen or "default")
         if (chosen or named) and wanted not in named and "{" not in wanted:
             raise ConfigError(
                 f"{tokenizer.name_or_path}: has no chat template named {wanted!r}"
@@ -599,7 +614,8 @@ class ChatTemplate:
                 failure = exc
                 continue
             found = _MARK.split(rendered)
-            failure, order = None, [int(number) for number in found[1::2]]
+            failure = None
+            order = [int(number) for number in found[1::2]]
             if list(dict.fromkeys(order)) == list(range(len(shape))):
                 return Around(found[::2], order, is_folded)
         advice = "Take another one (chat_template_kwargs.chat_template: a name or the text), or another model."

@@ -119,7 +119,8 @@ class FsspecObjects:
     """
 
     def __init__(self, filesystem: Any, where: str) -> None:
-        self._filesystem, self._where = filesystem, where
+        self._filesystem = filesystem
+        self._where = where
         # their code hands the condition to the server; most others read first and write then, which is not a commit
         self.has_atomic_conditions = scheme_of(where) in ("s3", "gs", "gcs", "abfs", "abfss", "az")
 
@@ -369,7 +370,8 @@ class S3Objects(FsspecObjects):
         """Ours for theirs. Their texts stay in the chain: some repeat what was sent."""
         place = f"{self._where.partition('://')[0]}://{key}"
         reply: Any = getattr(exc.__cause__, "response", None) or getattr(exc, "response", None)
-        status, code = 0, type(exc).__name__
+        status = 0
+        code = type(exc).__name__
         if isinstance(reply, dict):
             status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             code = str(reply.get("Error", {}).get("Code", ""))
@@ -450,8 +452,12 @@ class CheckFirstObjects:
     """
 
     def __init__(self, objects: FsspecObjects) -> None:
-        self._objects, self.get, self.age_s = objects, objects.get, objects.age_s
-        self.page, self.delete, self.request = objects.page, objects.delete, objects.request
+        self._objects = objects
+        self.get = objects.get
+        self.age_s = objects.age_s
+        self.page = objects.page
+        self.delete = objects.delete
+        self.request = objects.request
 
     def put(self, key: str, data: bytes, *, is_new: bool = False, tag: str | None = None) -> str:
         found: str | None = None
@@ -509,11 +515,17 @@ class Lease:
     """
 
     def __init__(self, objects: Objects, key: str, what: str, ttl_s: float, retry_s: float) -> None:
-        self.key, self.what, self._objects, self._retry_s = key, what, objects, retry_s
+        self.key = key
+        self.what = what
+        self._objects = objects
+        self._retry_s = retry_s
         self._mine = LeaseRecord(0, f"{HERE}-{os.getpid()}", secrets.token_hex(8), ttl_s)
         self._tag: str | None = None
-        self._renewed_s, self.is_lost, self.epoch = 0.0, False, 0
-        self._guard, self._let_go = threading.Lock(), threading.Event()
+        self._renewed_s = 0.0
+        self.is_lost = False
+        self.epoch = 0
+        self._guard = threading.Lock()
+        self._let_go = threading.Event()
 
     def acquire(self, *, waits: bool = False) -> None:
         """Take the lease: create it, or replace one that is released or dead.
@@ -561,7 +573,8 @@ class Lease:
         """
         self._let_go.set()
         with self._guard:
-            tag, self._tag = self._tag, None
+            tag = self._tag
+            self._tag = None
             if tag is None or self.is_lost:
                 return
             try:  # not for long: an end that is held up costs more than a lease that dies by itself
@@ -620,7 +633,10 @@ class Lease:
             if found is None or found[0] != record:
                 raise self._held_by(found[0].worker if found else "another worker") from exc
             new_tag = found[1]
-        self._mine, self._tag, self._renewed_s, self.epoch = record, new_tag, time.monotonic(), record.epoch
+        self._mine = record
+        self._tag = new_tag
+        self._renewed_s = time.monotonic()
+        self.epoch = record.epoch
 
     def _read(self) -> tuple[LeaseRecord, str] | None:
         try:

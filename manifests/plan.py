@@ -218,16 +218,27 @@ def load_receipt(store: Store, name: str) -> Receipt:
     Raises:
         ManifestError: it is damaged, or another version of relabel wrote it.
     """
-    what, advice = "not a receipt", "Restore it from a copy, or move it away to have the chunk done again."
-    where, data = f"{store.root}/{name}", store.read(name)
-    return read_record(Receipt, data, where, what, advice, version=RECEIPT_VERSION, check=_check_counts)
+    what = "not a receipt"
+    advice = "Restore it from a copy, or move it away to have the chunk done again."
+    where = f"{store.root}/{name}"
+    data = store.read(name)
+    return read_record(
+        Receipt,
+        data,
+        where,
+        what,
+        advice,
+        version=RECEIPT_VERSION,
+        check=_check_counts,
+    )
 
 
 def _check_counts(receipt: Receipt) -> None:
     for moment in (receipt.started, receipt.committed):
         datetime.fromisoformat(moment)
     for stage, counts in receipt.stages.items():
-        if missing := {"asks", "prompt_tokens", "cached_tokens", "output_tokens"} - counts.keys():
+        missing = {"asks", "prompt_tokens", "cached_tokens", "output_tokens"} - counts.keys()
+        if missing:
             raise ValueError(f"`stages.{stage}.{min(missing)}` is missing")
 
 
@@ -283,11 +294,29 @@ def commit_chunk(
         for row in quarantine
     ]
     failpoints.hit("before_labels")
-    label_file = _put_rows(store, "labels", chunk, labels, schema)
+    label_file = _put_rows(
+        store,
+        "labels",
+        chunk,
+        labels,
+        schema,
+    )
     failpoints.hit("after_labels")
-    quarantine_file = _put_rows(store, "quarantine", chunk, quarantine, QUARANTINE)
+    quarantine_file = _put_rows(
+        store,
+        "quarantine",
+        chunk,
+        quarantine,
+        QUARANTINE,
+    )
     failpoints.hit("after_quarantine")
-    answer_file = _put_rows(store, "answers", chunk, list(answers), ANSWERS)
+    answer_file = _put_rows(
+        store,
+        "answers",
+        chunk,
+        list(answers),
+        ANSWERS,
+    )
     failpoints.hit("after_answers")
     receipt = Receipt(
         fingerprint=fingerprint,
@@ -327,7 +356,17 @@ def commit_chunk(
 
 
 def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:
-    return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows)) if rows else None
+    return (
+        put_data(
+            store,
+            kind,
+            chunk,
+            parquet_bytes(rows, schema),
+            len(rows),
+        )
+        if rows
+        else None
+    )
 
 
 def put_data(store: Store, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:
@@ -421,7 +460,8 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
     """
     labelled = reused = 0
     quarantined: Counter[str] = Counter()
-    waiting_R, odd_as = planned_R, "doubled or foreign ({})"
+    waiting_R = planned_R
+    odd_as = "doubled or foreign ({})"
     for receipt in receipts:
         where = f"{root}/{receipt.id.receipt_name}"
         labels = _read(receipt.labels, LABELS, ["row_id", "status", "reused"], read)
@@ -444,7 +484,8 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
             )
         labelled += labels.num_rows - taken
         reused += taken
-        waiting_R, odd_as = failures["row_id"].to_numpy(), "doubled or not in quarantine: {}"
+        waiting_R = failures["row_id"].to_numpy()
+        odd_as = "doubled or not in quarantine: {}"
     return Fates(labelled, reused, quarantined)
 
 
@@ -465,8 +506,10 @@ def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd
     found_R = np.concatenate([np.zeros(0, np.int64), *files.values()])
     if np.array_equal(np.sort(wanted_R), np.sort(found_R)):
         return
-    want, have = Counter(wanted_R.tolist()), Counter(found_R.tolist())
-    lost, odd = want - have, have - want
+    want = Counter(wanted_R.tolist())
+    have = Counter(found_R.tolist())
+    lost = want - have
+    odd = have - want
     named = [path for path, rows_R in files.items() if not odd.keys().isdisjoint(rows_R.tolist())] or list(files)
     raise ManifestError(
         f"{where}: {lost.total()} rows lost (row ids {sorted(lost)[:SHOWN]}), {odd.total()} "
@@ -612,8 +655,15 @@ def facts_of(parts: dict[str, Any]) -> PlanFacts:
     Raises:
         ManifestError: one is missing or is not what it should be.
     """
-    what, advice = "its `parts` are not a job's", "Restore it, or use another output folder."
-    return read_record(PlanFacts, parts, PLAN_NAME, what, advice)
+    what = "its `parts` are not a job's"
+    advice = "Restore it, or use another output folder."
+    return read_record(
+        PlanFacts,
+        parts,
+        PLAN_NAME,
+        what,
+        advice,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -721,7 +771,14 @@ def parse_plan(data: bytes, where: str) -> Plan:
         ManifestError: as `load_plan`.
     """
     advice = "Restore it, or use another output folder."
-    plan = read_record(Plan, data, where, "not a plan", advice, version=PLAN_VERSION)
+    plan = read_record(
+        Plan,
+        data,
+        where,
+        "not a plan",
+        advice,
+        version=PLAN_VERSION,
+    )
     if digest_of(plan.parts) != plan.fingerprint:
         raise ManifestError(f"{where}: damaged: its fingerprint is not that of its parts. Restore it from a copy.")
     return plan

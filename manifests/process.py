@@ -131,7 +131,13 @@ def usable_cores() -> int:
 # launcher passes signals on, the first alone counts: who stops the launcher often signals its processes too, so that
 # each gets it again, and the launcher itself kills those that take too long.
 
-_signals = SimpleNamespace(came=False, wish=False, is_draining=False, has_launcher=False, is_term=False)
+_signals = SimpleNamespace(
+    came=False,
+    wish=False,
+    is_draining=False,
+    has_launcher=False,
+    is_term=False,
+)
 """One for the process, as signals are; whether the last signal that counted was SIGTERM."""
 
 

@@ -51,7 +51,13 @@ def canonical_json(value: Any) -> bytes:
     """One byte string per value: keys sorted, no white space, UTF-8. Raises TypeError for what JSON can't hold,
     ValueError for NaN.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    ).encode()
 
 
 def readable_json(value: Any) -> bytes:

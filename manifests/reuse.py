@@ -211,7 +211,14 @@ class EarlierOutput:
     def taken(self, rows: int) -> ReusedRows:
         """What a receipt says of rows that came from here."""
         engines = [engine_identity(facts) for facts in self.found.all_engines]
-        return ReusedRows(self.path, self.plan.fingerprint, self.manifest_sha256, self.found.digest, rows, engines)
+        return ReusedRows(
+            output=self.path,
+            fingerprint=self.plan.fingerprint,
+            manifest_sha256=self.manifest_sha256,
+            receipts_sha256=self.found.digest,
+            rows=rows,
+            engines=engines,
+        )
 
 
 def open_earlier(path: str, storage: Storage, what: str = "reuse") -> EarlierOutput:
@@ -235,7 +242,8 @@ def why_nothing(earlier: EarlierOutput, parts: dict[str, Any]) -> dict[str, list
     """
     if not earlier.is_readable:
         return {"schema": [f"was {earlier.plan.parts.get('schema')}, is {SCHEMA_VERSION}"]}
-    if lacking := columns_lacking(earlier, labeler_columns(parts)):
+    lacking = columns_lacking(earlier, labeler_columns(parts))
+    if lacking:
         return {"label_columns": lacking}
     is_alike = recipe_digest(parts) in recipes_of(earlier.plan.parts)
     return {} if is_alike else recipe_differences(earlier.plan.parts, parts)
@@ -404,7 +412,14 @@ def answer_of(row: AnswerRow) -> Answer:
     """A kept answer as an engine would give it; its request is nobody's."""
     held = {one["name"]: Distribution(tuple(one["probs"]), one["outside_mass"]) for one in row["distributions"]}
     tokens = row["prompt_tokens"], row["output_tokens"]
-    return Answer(-1, row["text"], row["finish"], held, *tokens, flags=tuple(row["flags"]))
+    return Answer(
+        -1,
+        row["text"],
+        row["finish"],
+        held,
+        *tokens,
+        flags=tuple(row["flags"]),
+    )
 
 
 def answer_row(key: bytes, stage: str, answer: Answer) -> AnswerRow:
@@ -497,13 +512,15 @@ class CheapAnswers:
 
     def __init__(self, judges: Sequence[Labelled], loss_KK: np.ndarray) -> None:
         grades = len(loss_KK)
-        keys_P2, is_known_P = keys_of(judges[0]), np.ones(len(judges[0].grades), dtype=bool)
+        keys_P2 = keys_of(judges[0])
+        is_known_P = np.ones(len(judges[0].grades), dtype=bool)
         total_PK = _distributions(judges[0], grades)
         for judge in judges[1:]:
             has_P, at_P = KeyIndex(keys_of(judge), np.arange(len(judge.grades), dtype=np.uint64)).find(keys_P2)
             is_known_P &= has_P
             total_PK[has_P] += _distributions(judge, grades)[at_P[has_P]]
-        keys_P2, self.probs_PK = keys_P2[is_known_P], (total_PK[is_known_P] / len(judges)).astype(np.float32)
+        keys_P2 = keys_P2[is_known_P]
+        self.probs_PK = (total_PK[is_known_P] / len(judges)).astype(np.float32)
         # added up grade by grade: a product of matrices may round otherwise on another machine
         expected_PK = sum(self.probs_PK[:, [grade]].astype(np.float64) * loss_KK[grade] for grade in range(grades))
         self.grade_P = np.argmin(expected_PK, axis=1)
@@ -572,7 +589,8 @@ class Cascade:
 
     def places(self, pairs: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
         """Where the cheap answer of each pair is, -1 for none; and who labels it, by name."""
-        query_ids, doc_ids = ids_of(pair.query_id for pair in pairs), ids_of(pair.doc_id for pair in pairs)
+        query_ids = ids_of(pair.query_id for pair in pairs)
+        doc_ids = ids_of(pair.doc_id for pair in pairs)
         keys_N2 = pair_keys(query_ids.to_pylist(), doc_ids.to_pylist())
         place_N = self.cheap.places(keys_N2)
         is_sure_N = (place_N >= 0) & (self.cheap.confidence_P[place_N] > self.certificate.threshold)
@@ -604,7 +622,8 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
         _check_teacher(teacher.plan.parts, parts, f"{where}: `cascade.calibration` {spec.calibration}")
     place_N = cheap.places(keys_of(answered))
     both_N = np.flatnonzero(place_N >= 0)
-    place_N, grade_N = place_N[both_N], answered.grades[both_N]
+    place_N = place_N[both_N]
+    grade_N = answered.grades[both_N]
     query_N = answered.query_ids.dictionary_encode().indices.to_numpy()
     confidence_N = cheap.confidence_P[place_N]
     try:
@@ -619,20 +638,35 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
         raise ConfigError(f"{where}: {exc}") from exc
     share = float((confidence_N > threshold).mean())
     certificate = Certificate(
-        spec.alpha,
-        loss_KK.tolist(),
-        len(np.unique(query_N[both_N])),
-        len(both_N),
-        threshold,
-        round(share, _DIGITS),
-        round(min(1.0, max(spec.audit, spec.audit_pairs / max(1.0, rows * share))), _DIGITS),
-        cheap.digest,
-        hashlib.sha256(keys_of(answered).tobytes() + answered.grades.tobytes()).hexdigest(),
+        alpha=spec.alpha,
+        loss=loss_KK.tolist(),
+        queries=len(np.unique(query_N[both_N])),
+        pairs=len(both_N),
+        threshold=threshold,
+        cheap_share=round(share, _DIGITS),
+        audit=round(min(1.0, max(spec.audit, spec.audit_pairs / max(1.0, rows * share))), _DIGITS),
+        cheap=cheap.digest,
+        calibration=hashlib.sha256(keys_of(answered).tobytes() + answered.grades.tobytes()).hexdigest(),
     )
     prints = [cheap.digest if found.plan is None else found.plan.fingerprint for found, _ in sets]
-    judges = [ReusedRows(path, mark, None, cheap.digest, 0) for path, mark in zip(spec.cheap, prints, strict=True)]
+    judges = [
+        ReusedRows(
+            path,
+            mark,
+            None,
+            cheap.digest,
+            0,
+        )
+        for path, mark in zip(spec.cheap, prints, strict=True)
+    ]
     origin = prints[0] if len(prints) == 1 else cheap.digest
-    return Cascade(certificate, cheap, judges, origin, frozenset(texts_of(answered.query_ids.unique())))
+    return Cascade(
+        certificate,
+        cheap,
+        judges,
+        origin,
+        frozenset(texts_of(answered.query_ids.unique())),
+    )
 
 
 def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[LabelSet, Labelled]:

@@ -96,7 +96,9 @@ def scan_queries(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Raises:
         InputError: as `id_batches`.
     """
-    known, codes, weights = pa.array([], pa.large_string()), list[np.ndarray](), list[float]()
+    known = pa.array([], pa.large_string())
+    codes = list[np.ndarray]()
+    weights = list[float]()
     batches = _coded_batches(dataset)
     while some := list(_next_rows(batches, max(CODED_ROWS, len(known)))):  # each time all that are known are hashed
         nobody = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
@@ -119,7 +121,8 @@ def scan_queries(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 CHUNKS_OF_A_SHARD = 16
 """About as many chunks has a shard by default: what a kill costs is then a small part of it, however slow the engine
 is."""
-FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS = 8, 256
+FEWEST_CHUNK_ROWS = 8
+MOST_CHUNK_ROWS = 256
 """Below it a commit costs more than the rows that it saves; a shard of 4,096 rows or more has the larger size."""
 
 
@@ -294,10 +297,27 @@ def _pairs(rows: np.ndarray, held: Mapping[str, list[Any]], dataset: Dataset) ->
     contexts = [_texts(context)[:4] for context in held[names.context]] if names.context else [()] * len(rows)
     own = dataset.reads.columns
     if not own:
-        return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts)
+        return map(
+            Pair,
+            rows.tolist(),
+            query_ids,
+            queries,
+            doc_ids,
+            documents,
+            contexts,
+        )
     of_rows = zip(*([_READ_AS[one.kind](value) for value in held[one.name]] for one in own), strict=True)
     columns = [dict(zip((one.name for one in own), values, strict=True)) for values in of_rows]
-    return map(Pair, rows.tolist(), query_ids, queries, doc_ids, documents, contexts, columns)
+    return map(
+        Pair,
+        rows.tolist(),
+        query_ids,
+        queries,
+        doc_ids,
+        documents,
+        contexts,
+        columns,
+    )
 
 
 def _texts(values: list[str | None] | None) -> tuple[str, ...]:
@@ -332,14 +352,16 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
 # Batches of an input's rows, held together where a query is, within a limit of memory.
 
 
-BATCH_ROWS, BATCH_BYTES = 2048, 16 << 20
+BATCH_ROWS = 2048
+BATCH_BYTES = 16 << 20
 """Rows decoded at a time, a few megabytes of ordinary text, and of about how many bytes where rows are long."""
 
 
 def batches_in(dataset: Dataset, start: int, stop: int) -> Iterator[tuple[np.ndarray, pa.RecordBatch, str]]:
     """Row ids, columns and file of the rows start..stop, in order, touching only the row groups that hold them."""
     for row, batch, path in _group_batches(dataset, lambda low, high: low < stop and high > start):
-        low, high = max(start, row), min(stop, row + batch.num_rows)
+        low = max(start, row)
+        high = min(stop, row + batch.num_rows)
         if low < high:
             yield np.arange(low, high), batch.slice(low - row, high - low), path
 
@@ -352,7 +374,8 @@ def _group_batches(dataset: Dataset, wants: Callable[[int, int], bool]) -> Itera
     for file, groups in zip(dataset.files, dataset.group_bytes, strict=True):
         starts = list(itertools.accumulate((rows for rows, _ in groups), initial=file_first))
         bounds = enumerate(itertools.pairwise(starts))
-        if touched := [group for group, (low, high) in bounds if low < high and wants(low, high)]:
+        touched = [group for group, (low, high) in bounds if low < high and wants(low, high)]
+        if touched:
             stamp = stamp_of(file.path)
             longest = max(size / rows for rows, size in groups if rows)
             batch_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(longest, 1))))
@@ -527,7 +550,14 @@ def pairs_by_number(dataset: Dataset, rows: Sequence[int]) -> Iterator[Pair]:
         InputError: a file can't be read.
     """
     chunks = [len(rows)] if dataset.reads.siblings else [1] * len(rows)
-    picked = ShardPlan(len(rows), None, None, chunks, 0, 0)
+    picked = ShardPlan(
+        rows=len(rows),
+        first_row=None,
+        row_ids=None,
+        chunks=chunks,
+        estimated_tokens=0,
+        read_bytes=0,
+    )
     for chunk in read_chunks(dataset, picked, np.array(rows, np.int64), range(len(chunks))):
         yield from chunk.pairs
 
@@ -539,14 +569,16 @@ def rows_of_queries(dataset: Dataset, query_ids: Collection[str]) -> dict[str, l
         InputError: a query id is null, or no row has one that is wanted.
     """
     found: dict[str, list[int]] = {one: [] for one in query_ids}
-    names, first = list(found), 0
+    names = list(found)
+    first = 0
     for column, _, path in id_batches(dataset):
         with reading(path):
             query_N = pc.index_in(column, pa.array(names, pa.large_string())).fill_null(-1).to_numpy()
         for place in np.flatnonzero(query_N >= 0).tolist():
             found[names[query_N[place]]].append(first + place)
         first += len(column)
-    if missing := [one for one, rows in found.items() if not rows]:
+    missing = [one for one, rows in found.items() if not rows]
+    if missing:
         raise InputError(f"no row of the input has the query id `{missing[0]}` (of {dataset.rows:,} rows).")
     return found
 
@@ -573,7 +605,8 @@ def open_run_input(root: str, plan: Plan, storage: Storage, *, reads: Reads = QU
         dataset = open_dataset(wanted, storage, reads=reads)
     except InputError as exc:
         raise InputError(f"{root}: the texts that it labelled can't be read: {exc}") from exc
-    if changed := changed_files(plan.files, dataset.files):
+    changed = changed_files(plan.files, dataset.files)
+    if changed:
         raise ManifestError(
             f"{root}: the inputs that it labelled changed since: {'; '.join(changed[:5])}. Restore them, or label "
             "again."

@@ -275,8 +275,17 @@ def load_manifest(store: Store) -> RunManifest | None:
     data = read_if_there(store, MANIFEST_NAME)
     if data is None:
         return None
-    where, advice = f"{store.root}/{MANIFEST_NAME}", "Move it away and run the job again."
-    return read_record(RunManifest, data, where, "not a manifest", advice, version=MANIFEST_VERSION, check=_check_rows)
+    where = f"{store.root}/{MANIFEST_NAME}"
+    advice = "Move it away and run the job again."
+    return read_record(
+        RunManifest,
+        data,
+        where,
+        "not a manifest",
+        advice,
+        version=MANIFEST_VERSION,
+        check=_check_rows,
+    )
 
 
 def _check_rows(manifest: RunManifest) -> None:
@@ -351,7 +360,9 @@ class Snapshot(NamedTuple):
 
 def digest_of_listing(etags: Mapping[str, str]) -> str:
     """`Snapshot.listing_digest`: sha256 of the canonical JSON of sorted names and their etags, written in parts."""
-    digest, left, before = hashlib.sha256(b"{"), iter(etags.items()), b""
+    digest = hashlib.sha256(b"{")
+    left = iter(etags.items())
+    before = b""
     while some := dict(itertools.islice(left, NAMES_AT_A_TIME)):
         digest.update(before + canonical_json(some)[1:-1])
         before = b","
@@ -366,9 +377,13 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
         chunks: of each all of its receipts, by attempt; the rows' states are those of the last.
     """
     num_chunks = labelled = reused = 0
-    quarantined, stages = Counter[str](), defaultdict[str, Counter[str]](Counter)
-    labels, quarantine, answers = list[FileRef](), list[FileRef](), list[FileRef]()
-    engines, sources = dict[str, dict[str, Any]](), dict[str, ReusedRows]()
+    quarantined = Counter[str]()
+    stages = defaultdict[str, Counter[str]](Counter)
+    labels = list[FileRef]()
+    quarantine = list[FileRef]()
+    answers = list[FileRef]()
+    engines = dict[str, dict[str, Any]]()
+    sources = dict[str, ReusedRows]()
     spans: dict[str, tuple[str, str]] = {}
     """By worker: its first start and last commit."""
     digest = hashlib.sha256()
@@ -403,15 +418,15 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
         worker_seconds=round(sum((last - first).total_seconds() for first, last in moments), 3),
     )
     return Snapshot(
-        tally,
-        labels,
-        quarantine,
-        answers,
-        list(engines.values()),
-        list(sources.values()),
-        digest.hexdigest(),
-        listing_digest,
-        etags,
+        tally=tally,
+        labels=labels,
+        quarantine=quarantine,
+        answers=answers,
+        engines=list(engines.values()),
+        reused_from=list(sources.values()),
+        digest=digest.hexdigest(),
+        listing_digest=listing_digest,
+        etags=etags,
     )
 
 
@@ -572,8 +587,17 @@ class RunFolder:
                     worker_seconds=manifest.worker_seconds,
                 )
                 files = manifest.labels, manifest.quarantine, manifest.answers
-                digest, sources = manifest.receipts_sha256, manifest.reused_from
-                return Snapshot(tally, *files, manifest.engines_asked, sources, digest, listing_digest, etags)
+                digest = manifest.receipts_sha256
+                sources = manifest.reused_from
+                return Snapshot(
+                    tally,
+                    *files,
+                    manifest.engines_asked,
+                    sources,
+                    digest,
+                    listing_digest,
+                    etags,
+                )
         return sum_receipts(self.receipts_in(etags), listing_digest, etags)
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
@@ -704,7 +728,8 @@ def build_manifest(
     Raises:
         ManifestError: a row is lost or doubled, or a chunk is missing.
     """
-    plan, tally = folder.plan, found.tally
+    plan = folder.plan
+    tally = found.tally
     fates = folder.prove(found, check_bytes=False)
     failed = fates.num_quarantined / fates.rows if fates.rows else 0.0
     return RunManifest(
@@ -862,4 +887,10 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
             f"{root}: {state}; no labels but those of the whole run are a fair sample. {advice[state]}, or judge what "
             "is there with --allow-partial."
         )
-    return RunLabels(root, folder.plan, folder, found, [f"{root} is {state}" for state in advice])
+    return RunLabels(
+        root,
+        folder.plan,
+        folder,
+        found,
+        [f"{root} is {state}" for state in advice],
+    )

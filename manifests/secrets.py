@@ -81,7 +81,8 @@ class Shape(NamedTuple):
 
 def _masked_word(match: re.Match[str]) -> str:
     """A long word of base64 without the key that it is, if it is one."""
-    word, before = match[0], match.string[max(0, match.start() - 1) : match.start()]
+    word = match[0]
+    before = match.string[max(0, match.start() - 1) : match.start()]
     escape = re.match(r"ufeff|[nrt]", word) if before == "\\" else None  # of `repr` or JSON, right before the key
     kept = escape[0] if escape else ""
     word = word[len(kept) :]
@@ -222,8 +223,20 @@ SHAPES = (
         rf"\1{MASK}",
         is_sure=False,
     ),
-    Shape("a password", (" -u", " --user"), r"( (?:-u|--user)[ =])[^\s:]+:(?!\*\*\*)\S+", rf"\1{MASK}", is_sure=False),
-    Shape("a password", ("login ",), rf"(\blogin \S+\s+password\s+){_FIRST}{_VALUE}+", rf"\1{MASK}", is_sure=False),
+    Shape(
+        "a password",
+        (" -u", " --user"),
+        r"( (?:-u|--user)[ =])[^\s:]+:(?!\*\*\*)\S+",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
+    Shape(
+        "a password",
+        ("login ",),
+        rf"(\blogin \S+\s+password\s+){_FIRST}{_VALUE}+",
+        rf"\1{MASK}",
+        is_sure=False,
+    ),
     Shape("a password", ("jdbc:oracle:",), r"(?i)(jdbc:oracle:\w+:)[^/\s:]+/[^\s\"']+@", rf"\1{MASK}@"),
     Shape("a token", tuple(prefix.lower() for prefix in _TOKENS), rf"\b(?:{'|'.join(_TOKENS.values())})", MASK),
     Shape(
@@ -274,7 +287,8 @@ def secret_in_url(url: str) -> bool:
     """
     is_whole = re.match(r"\S{0,200}?://", url) is not None
     for match in (_WHOLE_URL if is_whole else _URL).finditer(url):
-        scheme, rest = match[1].lower(), match[2]
+        scheme = match[1].lower()
+        rest = match[2]
         bare, pairs = rest.partition("?")[2], re.findall(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)", rest)
         if (
             _userinfo_end(scheme, rest)
@@ -286,7 +300,8 @@ def secret_in_url(url: str) -> bool:
 
 
 def _masked(match: re.Match[str]) -> str:
-    scheme, rest = match[1], match[2]
+    scheme = match[1]
+    rest = match[2]
     end = _userinfo_end(scheme.lower(), rest)
     shown = f"{MASK}@{rest[end:]}" if end else rest
     if scheme.lower() in ("http", "https"):
@@ -334,7 +349,8 @@ _kept_pattern = re.compile("(?!)")
 
 def _keep(forms: dict[str, str]) -> None:
     global _kept, _kept_pattern
-    _kept, _kept_pattern = forms, re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or "(?!)")
+    _kept = forms
+    _kept_pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or "(?!)")
 
 
 def keep_secret(value: str, what: str) -> None:
@@ -404,7 +420,8 @@ def _forms(value: str) -> set[str]:
     plain |= {part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS}
     forms = set(plain)
     for one in plain:
-        raw, escaped = one.encode(errors="surrogateescape"), json.dumps(one)[1:-1]
+        raw = one.encode(errors="surrogateescape")
+        escaped = json.dumps(one)[1:-1]
         quoted = {
             quote(one, safe="", errors="replace"),
             quote(one, errors="replace"),

@@ -118,7 +118,8 @@ class TableSnapshot:
         Raises:
             InputError: its size is another; or which column, and what it is called there.
         """
-        if (wanted := self.files[number][1]) != size_bytes:
+        wanted = self.files[number][1]
+        if wanted != size_bytes:
             raise InputError(
                 f"{path}: has {size_bytes:,} bytes, and snapshot {self.snapshot} of {self.folder} names "
                 f"a file of {wanted:,}. It was written over: restore it."
@@ -156,7 +157,8 @@ def name_below(folder: str, path: str) -> str:
         InputError: it lies elsewhere.
     """
     path = re.sub(r"^file:(?://)?(?=/)", "", path)
-    outer, inner = place_of(folder), place_of(path)
+    outer = place_of(folder)
+    inner = place_of(path)
     name = inner.removeprefix(f"{outer}/")
     if name == inner or ".." in name.split("/"):
         raise InputError(
@@ -212,7 +214,8 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
                 raise InputError(f"{folder}: input.since {since} is newer than snapshot {version}. Give another.")
             before = _delta_files(table, since).keys()
         files = _delta_files(table, version)
-        if removed := sorted(before - files.keys()):
+        removed = sorted(before - files.keys())
+        if removed:
             raise InputError(
                 f"{folder}: files of version {since} (input.since) were removed or rewritten up to version {version}, "
                 f"{first_of(removed)}: which rows are new can't be determined. Give a later input.since, or label the "
@@ -223,7 +226,8 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
                 f"{folder}: version {version} has deleted rows (deletion vectors), which relabel does not read. Write "
                 "the files again first: REORG TABLE … APPLY (PURGE), or OPTIMIZE."
             )
-        metadata, history = table.metadata(), table.history(1)
+        metadata = table.metadata()
+        history = table.history(1)
         is_mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
         # without the commit's own file, the library gives another commit's time
         has_commit = Path(place, DELTA_LOG, f"{version:020}.json").is_file()
@@ -388,12 +392,14 @@ def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Sto
         for entry in manifest.fetch_manifest_entry(files)
         for one in (entry.data_file,)
     ]
-    if deletes := {path for _, path, _, content, _ in held if content != "DATA"}:
+    deletes = {path for _, path, _, content, _ in held if content != "DATA"}
+    if deletes:
         raise InputError(
             f"{folder}: snapshot {snapshot.snapshot_id} has deleted rows in {first_of(deletes)} (delete files), which "
             "relabel does not read. Write the data files again first: rewrite_data_files with delete-file-threshold 1."
         )
-    if other := {path for _, path, _, _, kind in held if kind != "PARQUET"}:
+    other = {path for _, path, _, _, kind in held if kind != "PARQUET"}
+    if other:
         raise InputError(f"{folder}: {first_of(other)} is no Parquet. Write the table's files again as Parquet.")
     wanted = ((path, size) for number, path, size, _, _ in held if added is None or number in added)
     return tuple(sorted((name_below(folder, path), size) for path, size in wanted))

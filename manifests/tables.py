@@ -393,11 +393,23 @@ def check_types(
         if schema.names.count(name) > 1:
             raise InputError(f"{path}: {schema.names.count(name)} columns named `{name}` ({role}).")
         if name in folders:  # always text, which a grade is read from as from a file of text
-            check_kind_of(name, pa.large_string(), "id" if wanted_kind == "number" else wanted_kind, path, role)
+            check_kind_of(
+                name,
+                pa.large_string(),
+                "id" if wanted_kind == "number" else wanted_kind,
+                path,
+                role,
+            )
             continue
         require_column(name, [*schema.names, *folders], path=path, role=role)
         kind = schema.field(name).type
-        check_kind_of(name, kind, wanted_kind, path, role)
+        check_kind_of(
+            name,
+            kind,
+            wanted_kind,
+            path,
+            role,
+        )
         family = _family(plain_type(kind))
         if family is not None and first_types.setdefault(name, family) != family:
             raise InputError(

@@ -119,9 +119,11 @@ def consistency(
     if direction == "induced_to_direct":
         is_reached_K = mask_KC.any(-1)
         # a grade without a cell has p_ind = 0 and adds nothing; it is left out, since 0 · (-inf) is NaN
-        log_p_BK, log_q_BK = log_induced_BK[:, is_reached_K], log_direct_BK[:, is_reached_K]
+        log_p_BK = log_induced_BK[:, is_reached_K]
+        log_q_BK = log_direct_BK[:, is_reached_K]
     else:
-        log_p_BK, log_q_BK = log_direct_BK, log_induced_BK
+        log_p_BK = log_direct_BK
+        log_q_BK = log_induced_BK
     return (log_p_BK.exp() * (log_p_BK - log_q_BK)).sum(-1)
 
 
@@ -160,7 +162,8 @@ class Objective:
     """
 
     def __init__(self, spec: LossSection, heads: Mapping[str, int], phi: PhiTable) -> None:
-        self._spec, self._mask_KC = spec, phi_mask(phi, heads["relevance"])
+        self._spec = spec
+        self._mask_KC = phi_mask(phi, heads["relevance"])
         self.weights = {name: getattr(spec, name) for name in heads if getattr(spec, name) > 0}
         if set(NODE_HEADS) <= set(heads) and spec.consistency > 0:
             self.weights[CONSISTENCY] = spec.consistency
@@ -173,13 +176,18 @@ class Objective:
 
     def sums(self, logits: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Σ_i w_i l_i by part, scalars that carry gradients."""
-        found, temperature = {}, self._spec.temperature
+        found = {}
+        temperature = self._spec.temperature
         for name, weight_B in self.row_weights(batch).items():
             if name == CONSISTENCY:
                 mask_KC = self._mask_KC.to(logits["relevance"].device)
                 relevance_BK, subject_BS, attribute_BA = (logits[head] for head in HEADS)
                 losses_B = consistency(
-                    relevance_BK, subject_BS, attribute_BA, mask_KC, direction=self._spec.consistency_direction
+                    relevance_BK,
+                    subject_BS,
+                    attribute_BA,
+                    mask_KC,
+                    direction=self._spec.consistency_direction,
                 )
             else:
                 smoothing = self._spec.label_smoothing if name == "relevance" else 0.0  # eq. 17; eq. 16 has none
@@ -299,7 +307,8 @@ class StudentLearner(SupervisedLearner):
         halvings: int,
     ) -> None:
         self._inputs = inputs
-        spec, examples = inputs.spec, inputs.examples
+        spec = inputs.spec
+        examples = inputs.examples
         settings = spec.train
         module = build_module(spec, inputs.base, inputs.record)
         if settings.gradient_checkpointing:
@@ -320,7 +329,11 @@ class StudentLearner(SupervisedLearner):
             ),
             settings,
             plan=plan_batches(
-                [len(row.ids) for row in inputs.tokens], examples.rows_of(TRAIN), settings, accelerator, halvings
+                [len(row.ids) for row in inputs.tokens],
+                examples.rows_of(TRAIN),
+                settings,
+                accelerator,
+                halvings,
             ),
             collate=Collator(examples, inputs.tokens, inputs.texts, pad_multiple=pad_multiple),
             step_loss=Objective(spec.loss, examples.heads, examples.phi),
@@ -426,7 +439,9 @@ def fit_student(
         InputError: a query of dev or test is one of training under another id.
         TrainingError: the loss is not finite, or has no minimum.
     """
-    spec, examples, say = inputs.spec, inputs.examples, inputs.say
+    spec = inputs.spec
+    examples = inputs.examples
+    say = inputs.say
     split = examples.about.split
     for name, side in (("dev", split.dev), ("test", split.test)):
         if side.texts_seen_in_train:
@@ -447,7 +462,11 @@ def fit_student(
     say(f"the vectors of {len(chosen):,} queries, on {device}")
     student = module.to(device).eval()
     found = answers_of(
-        lambda **batch: {"columns": student.columns(**batch)}, inputs.texts, chosen, {"columns": width}, device
+        lambda **batch: {"columns": student.columns(**batch)},
+        inputs.texts,
+        chosen,
+        {"columns": width},
+        device,
     )["columns"]
     if not np.isfinite(found).all():
         raise TrainingError(
@@ -469,7 +488,8 @@ def fit_student(
     with torch.no_grad():
         module.heads[HEAD].weight.copy_(torch.from_numpy(weight))
         module.heads[HEAD].bias.copy_(torch.from_numpy(bias))
-    seconds, steps = time.perf_counter() - began, len(curve.points)
+    seconds = time.perf_counter() - began
+    steps = len(curve.points)
     if len(examples.rows_of(DEV)):
         curve.add(steps, "dev", dev_figures(module))
     notes = [
@@ -478,7 +498,11 @@ def fit_student(
     ]
     say(notes[0])
     facts = TrainingFacts(
-        steps=steps, epochs=float(steps), device=device, rows_per_s=round(len(rows) / seconds, 2), batch_size=len(rows)
+        steps=steps,
+        epochs=float(steps),
+        device=device,
+        rows_per_s=round(len(rows) / seconds, 2),
+        batch_size=len(rows),
     )
     return module.cpu(), Outcome(facts, curve, notes)
 
@@ -511,12 +535,14 @@ def fit_softmax(
         "row_weight": torch.ones(len(columns), dtype=torch.float64),
     }
     totals = {name: weight.sum() for name, weight in objective.row_weights(batch).items()}
-    grades, width = targets[HEAD].shape[1], columns_NC.shape[1]
+    grades = targets[HEAD].shape[1]
+    width = columns_NC.shape[1]
     losses: list[float] = []
 
     def loss_at(flat: np.ndarray) -> tuple[float, np.ndarray]:
         whole = torch.from_numpy(flat).requires_grad_()
-        weight, bias = whole[: grades * width].view(grades, width), whole[grades * width :]
+        weight = whole[: grades * width].view(grades, width)
+        bias = whole[grades * width :]
         sums = objective.sums({HEAD: columns @ weight.T + bias}, batch)
         loss = objective.loss(sums, totals) + decay / 2 * weight.square().sum()
         loss.backward()

@@ -33,7 +33,8 @@ def group_advantages(reward_NG: Tensor, *, epsilon: float = 0.0) -> Tensor:
     """
     if bool(reward_NG.isnan().any()):
         return torch.stack([_of_known(reward_G, epsilon) for reward_G in reward_NG])
-    lowest_N1, highest_N1 = reward_NG.amin(-1, keepdim=True), reward_NG.amax(-1, keepdim=True)
+    lowest_N1 = reward_NG.amin(-1, keepdim=True)
+    highest_N1 = reward_NG.amax(-1, keepdim=True)
     # Equal rewards leave a mean that is off by rounding; only their range says that they are equal.
     rounding = 4 * torch.finfo(reward_NG.dtype).eps
     is_equal_N1 = (highest_N1 - lowest_N1) <= rounding * torch.maximum(lowest_N1.abs(), highest_N1.abs())
@@ -98,9 +99,12 @@ class Credit(nn.Module):  # type: ignore[misc]
         """R of all nodes [..., V] from b of r, s, a [..., 3]."""
         r_s, r_a, s_qs, s_ps, a_qa, a_pa, qa_qs, qs_qa, pa_ps, ps_pa = self.coefficients()
         r, own_s, own_a = base_3.unbind(-1)
-        s, a = own_s + r_s * r, own_a + r_a * r
-        q_s, p_s = s_qs * s, s_ps * s
-        q_a, p_a = a_qa * a, a_pa * a
+        s = own_s + r_s * r
+        a = own_a + r_a * r
+        q_s = s_qs * s
+        p_s = s_ps * s
+        q_a = a_qa * a
+        p_a = a_pa * a
         return torch.stack([r, s, a, q_s + qa_qs * q_a, q_a + qs_qa * q_s, p_s + pa_ps * p_a, p_a + ps_pa * p_s], -1)
 
     def advantages(self, base_NG3: Tensor, *, epsilon: float = 1e-6) -> Tensor:

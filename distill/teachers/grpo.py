@@ -54,7 +54,8 @@ class GrpoTeacher(TeacherTrainer):
 
     def __init__(self, spec: RolloutSpec, base: TeacherBase, storage: Storage) -> None:
         require("trl", extra="train", purpose=f"method {spec.method}")
-        if (vllm := spec.rollouts.vllm) is not None:
+        vllm = spec.rollouts.vllm
+        if vllm is not None:
             if vllm.url is not None:
                 server_address(vllm.url, key="rollouts.vllm.url")
             require("vllm", extra="train-gpu", purpose="rollouts.vllm")
@@ -63,7 +64,8 @@ class GrpoTeacher(TeacherTrainer):
                     "rollouts.vllm: torch finds no GPU here, and vLLM takes a model's new weights over CUDA alone. "
                     "Leave rollouts.vllm out: transformers writes the answers then."
                 )
-        self._spec, self._base = spec, base
+        self._spec = spec
+        self._base = base
         labeler = labeler_class(spec.labeler.name)(spec.labeler)
         self._max_answer = (
             spec.rollouts.max_answer_tokens if isinstance(spec.rollouts, EvidenceRollouts) else longest_answer(labeler)
@@ -81,7 +83,8 @@ class GrpoTeacher(TeacherTrainer):
         if not gold.rows:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gold.dropped.items())
             raise InputError(f"{gold.about.path}: no row to learn from: {listed}.")
-        self.labeler, self.templates = spec.labeler.model_dump(mode="json"), labeler.template_digests
+        self.labeler = spec.labeler.model_dump(mode="json")
+        self.templates = labeler.template_digests
         self.digest = digest_of([gold.prompts, *self._learned(gold), self.labeler, self.templates])
         self._gold, self._held_out = gold.split(spec.split)
         rows = self._gold.rows
@@ -120,7 +123,13 @@ class GrpoTeacher(TeacherTrainer):
                 "Take one whose are (`r1`, `umbrela`, `r3a`, `graph-grpo`), or `method: sft`; `method: res-rag` is for "
                 "evidence-set."
             )
-        return load_gold_rows(self._spec.data.gold, labeler, self._dialogues, storage, grades=options.grades)
+        return load_gold_rows(
+            self._spec.data.gold,
+            labeler,
+            self._dialogues,
+            storage,
+            grades=options.grades,
+        )
 
     def _learned(self, gold: GoldRows) -> list[Any]:
         """What is learned from, in addition to prompts and labeler."""
@@ -128,7 +137,9 @@ class GrpoTeacher(TeacherTrainer):
 
     def estimate(self) -> TrainingEstimate:
         """What training would do, each answer as long as it may be."""
-        train, updates, rows = self._spec.train, self._spec.rollouts.updates, self._gold.rows
+        train = self._spec.train
+        updates = self._spec.rollouts.updates
+        rows = self._gold.rows
         batches = len(rows) // self._spec.prompts_per_step
         steps = train.max_steps or max(1, math.ceil(train.epochs * batches * updates))
         examples = math.ceil(steps / updates) * train.batch_size * train.accumulation
@@ -153,7 +164,8 @@ class GrpoTeacher(TeacherTrainer):
             keys="rollouts.at_once, train.batch_size (and raise train.accumulation as much) or train.max_tokens",
             can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
         )
-        curve, log = trained.outcome.curve, self._log
+        curve = trained.outcome.curve
+        log = self._log
         trained.outcome.notes += self._watch.notes(curve)
         shares = [share for _, share in curve.series("train", "no_variance_share")]
         if shares and min(shares) == 1.0 and not self._gold.has_node_gold:  # nodes have rewards of their own
@@ -173,9 +185,14 @@ class GrpoTeacher(TeacherTrainer):
         say("loading TRL's trainer")
         from relabel.distill.teachers.grpo_trainer import grpo_arguments
 
-        spec, settings = self._spec, self._spec.train
+        spec = self._spec
+        settings = self._spec.train
         arguments = grpo_arguments(
-            settings, spec.rollouts, folder, max_answer_tokens=self._max_answer, halvings=halvings
+            settings,
+            spec.rollouts,
+            folder,
+            max_answer_tokens=self._max_answer,
+            halvings=halvings,
         )
         if arguments.world_size > 1:
             raise ConfigError(f"method {spec.method} trains in one process; {arguments.world_size} were started.")
@@ -189,7 +206,11 @@ class GrpoTeacher(TeacherTrainer):
             dialogues=self._dialogues,
             rows=self._gold.rows,
             place=TrainingPlace(
-                folder, settings.keep_checkpoints, say, [row.name for row in self._gold.rows], spec.name
+                folder,
+                settings.keep_checkpoints,
+                say,
+                [row.name for row in self._gold.rows],
+                spec.name,
             ),
             log=self._log,
             held_out=self._held_out,

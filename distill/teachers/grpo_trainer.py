@@ -170,7 +170,8 @@ def greedy(trainer: Any) -> Iterator[None]:
     """The most probable token each time, and generators as they were, while TRL's trainer generates."""
     if trainer.use_vllm:  # which draws from a generator of its own
         vllm = trainer.vllm_generation
-        temperature, vllm.temperature = vllm.temperature, 0.0
+        temperature = vllm.temperature
+        vllm.temperature = 0.0
         try:
             yield
         finally:
@@ -245,10 +246,16 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         at_once: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.place, self.eval_every, self.watch = place, eval_every, watch
+        self.place = place
+        self.eval_every = eval_every
+        self.watch = watch
         self.choice = Choice("reward", patience) if held_out else None
-        self._dialogues, self._rows, self._held_out = dialogues, rows, held_out
-        self._scored, self._advantages, self._at_once = scored, advantages, at_once
+        self._dialogues = dialogues
+        self._rows = rows
+        self._held_out = held_out
+        self._scored = scored
+        self._advantages = advantages
+        self._at_once = at_once
         self._rollout_log = log if log is not None else RolloutLog(place.folder)
         self._rollouts: list[Rollout] = []
         self._logprobs: list[TurnLogprobs] = []
@@ -270,7 +277,8 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 
     def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
         self.state.global_step = step  # TRL gives vLLM the weights of each step once
-        self._pending, self._places = {}, []
+        self._pending = {}
+        self._places = []
         epoch, place = divmod(step, self.epoch_steps)
         if place == 0:
             self._upcoming = self._batches(epoch)
@@ -357,7 +365,8 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = self._loss(model, inputs)
-        shown, places = float(loss.detach()), inputs["place"].tolist()
+        shown = float(loss.detach())
+        places = inputs["place"].tolist()
         if not math.isfinite(shown):
             what = f"the loss is not finite (loss {shown:.4g})"
             raise self.place.not_finite(what, places, step=self.state.global_step + 1)
@@ -449,7 +458,8 @@ class CreditTrainer(RolloutTrainer):
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """With advantages by token, never detached, and the coefficients' own term."""
-        segment_BT, node_BV = inputs["segment_ids"], self._node_advantages(inputs)
+        segment_BT = inputs["segment_ids"]
+        node_BV = self._node_advantages(inputs)
         if node_BV.requires_grad:
             node_BV.register_hook(
                 functools.partial(self._note_rounding, self._credit.rounding(inputs["group_rewards"]))
@@ -529,7 +539,8 @@ class GrammarMasks:
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler, self.num_words = compiler, -(-compiler.vocab_size // 32)
+        self._compiler = compiler
+        self.num_words = -(-compiler.vocab_size // 32)
         self.clear()
 
     def clear(self) -> None:
@@ -548,7 +559,8 @@ class GrammarMasks:
         Raises:
             ValueError: the grammar does not admit a token.
         """
-        matcher, found = self.matcher(ask), list[int]()
+        matcher = self.matcher(ask)
+        found = list[int]()
         for token in ids:
             words = self.words_of(matcher)
             if not words[token // 32] >> (token % 32) & 1:
@@ -592,7 +604,9 @@ class GrammarHold:
     """
 
     def __init__(self, masks: GrammarMasks, matchers: Sequence[Any], prompt_width: int) -> None:
-        self._masks, self._matchers, self._prompt_width = masks, matchers, prompt_width
+        self._masks = masks
+        self._matchers = matchers
+        self._prompt_width = prompt_width
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Logits with -inf at what the grammars do not admit, float [B, V]."""
@@ -626,7 +640,8 @@ class HeldTrainer(RolloutTrainer):
     """
 
     def __init__(self, *, masks: GrammarMasks, lowest: float, **kwargs: Any) -> None:
-        self._masks, self._lowest = masks, lowest
+        self._masks = masks
+        self._lowest = lowest
         self._numbers_BC: Tensor | None = None
         super().__init__(**kwargs)
 
@@ -699,7 +714,8 @@ class HeldTrainer(RolloutTrainer):
         assert not compute_aux_loss, "no mixture of experts is trained under a grammar yet"
         assert self._numbers_BC is not None
         size = batch_size or len(input_ids)
-        logps, entropies = [], []
+        logps = []
+        entropies = []
         for start in range(0, len(input_ids), size):
             rows = slice(start, start + size)
             with self.accelerator.autocast():

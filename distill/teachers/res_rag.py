@@ -99,7 +99,13 @@ def load_evidence_queries(
             "name another as `data.gold.sets`."
         )
     return [
-        _query(pair, held[sets], path=path, column=sets, answers=answers)
+        _query(
+            pair,
+            held[sets],
+            path=path,
+            column=sets,
+            answers=answers,
+        )
         for pair in whole_queries(read_pairs(dataset, np.arange(dataset.rows)))
     ], dataset
 
@@ -125,7 +131,13 @@ def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: s
             )
     sets = () if all(one is None for one in said) else tuple(tuple(one or ()) for one in said)
     named = () if answers is None else (tuple(pair.columns.get(answers, ())) for pair in rows)
-    return EvidenceRow(first, {"grade": None}, path, sets=sets, answers=next(filter(None, named), ()))
+    return EvidenceRow(
+        first,
+        {"grade": None},
+        path,
+        sets=sets,
+        answers=next(filter(None, named), ()),
+    )
 
 
 def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialogues, storage: Storage) -> GoldRows:
@@ -135,7 +147,12 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
         InputError: as `load_evidence_queries`.
     """
     queries, dataset = load_evidence_queries(
-        source.path, source.columns, source.sets, labeler, storage, answers=source.answers
+        source.path,
+        source.columns,
+        source.sets,
+        labeler,
+        storage,
+        answers=source.answers,
     )
     rows: list[GoldRow] = []
     dropped = Counter[str]()
@@ -225,7 +242,9 @@ class Generator:
         secrets: Mapping[str, Any] | None = None,
         start: Callable[[], Engine] | None = None,
     ) -> None:
-        self._spec, self._folder, self._secrets = spec, folder, dict(secrets or {})
+        self._spec = spec
+        self._folder = folder
+        self._secrets = dict(secrets or {})
         self._start = start or self._started
         self._answers = ShortAnswers()
         self._identity = identity_of(spec, self._answers)
@@ -267,7 +286,8 @@ class Generator:
 
     def close(self) -> None:
         """Free the engine's device and memory."""
-        engine, self._engine = self._engine, None
+        engine = self._engine
+        self._engine = None
         if engine is not None:
             engine.close()
 
@@ -298,7 +318,8 @@ class Generator:
 
     def _polled(self, asks: Mapping[str, Ask]) -> Iterable[tuple[str, Answer]]:
         assert self._engine is not None
-        waiting, open_keys = list(asks), dict[int, str]()
+        waiting = list(asks)
+        open_keys = dict[int, str]()
         last_s = time.monotonic()
         while waiting or open_keys:
             while waiting and self._engine.capacity:
@@ -365,7 +386,8 @@ class EvidenceJudge:
     """
 
     def __init__(self, generator: Generator, weights: RewardWeights = PAPER_WEIGHTS) -> None:
-        self._generator, self._weights = generator, weights
+        self._generator = generator
+        self._weights = weights
 
     def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
         """What each earned, all asked together; NaN where the generator failed. An answer that is cut off has chosen
@@ -389,7 +411,13 @@ class EvidenceJudge:
 
     def _score(self, rollout: Rollout, row: EvidenceRow, chosen: Chosen, said: Generated) -> Score:
         f1_ans = token_f1(said.answers, row.answers) if said.answers else None
-        found = evidence_reward(chosen, row.shown.mosts, row.sets, f1_ans, self._weights)
+        found = evidence_reward(
+            chosen,
+            row.shown.mosts,
+            row.sets,
+            f1_ans,
+            self._weights,
+        )
         is_lost = said.fault == "engine"
         num_chosen = sum(len(set(one)) for one in chosen)
         of_choice = {"f1_ret": found.agreement, "penalty": found.penalty}
@@ -413,7 +441,8 @@ class EvidenceJudge:
         return Score(found.reward, parts=parts, columns=columns)
 
     def _cut_off(self, rollout: Rollout) -> Score:
-        worth, cost = self._weights.empty_answer, self._weights.cost
+        worth = self._weights.empty_answer
+        cost = self._weights.cost
         parts = {"usefulness": worth, "f1_ret": 0.0, "penalty": cost}
         return Score(
             min(self._weights.highest, max(self._weights.lowest, worth - cost)),
@@ -485,7 +514,8 @@ class ResRagTeacher(GrpoTeacher):
     def _method(self) -> tuple[Any, dict[str, Any]]:
         from relabel.distill.teachers.grpo_trainer import GrammarMasks, HeldTrainer
 
-        reward, base = self._spec.reward, self._base
+        reward = self._spec.reward
+        base = self._base
         weights = RewardWeights(
             cost=reward.eta,
             answer=reward.alpha_ans,

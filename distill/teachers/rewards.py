@@ -146,14 +146,16 @@ def answer_figures(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
     `top_grade_share`, the share of the most frequent grade among those that have one.
     """
     values: dict[str, list[float]] = {}
-    if known := [score.reward for score in scores if not math.isnan(score.reward)]:
+    known = [score.reward for score in scores if not math.isnan(score.reward)]
+    if known:
         values["reward"] = known
     for score in scores:
         for name, value in score.parts.items():
             values.setdefault(name, []).append(value)
     found = {name: sum(held) / len(held) for name, held in values.items()}
     labels = [rollout.label for rollout in rollouts if rollout.label is not None]
-    if grades := Counter(label.grade for label in labels if label.grade is not None):
+    grades = Counter(label.grade for label in labels if label.grade is not None)
+    if grades:
         found["top_grade_share"] = max(grades.values()) / grades.total()
     return found
 
@@ -233,13 +235,22 @@ def load_gold_rows(
     trusted: dict[str, list[int | None]] = {}
     for node in NODE_GOLD:  # nothing maps the scores of subject and attribute
         most, grade_map = (grades, source.map) if node == "grade" else (NODE_SCORES, None)
-        if (column := getattr(source, node, None)) is not None:
-            where, option = f"{source.path}, column `{column}`", "data.gold.map"
-            held = load_gold_by_row(files, column, storage, role="what is trusted", option=f"data.gold.{node}")
+        column = getattr(source, node, None)
+        if column is not None:
+            where = f"{source.path}, column `{column}`"
+            option = "data.gold.map"
+            held = load_gold_by_row(
+                files,
+                column,
+                storage,
+                role="what is trusted",
+                option=f"data.gold.{node}",
+            )
             read = mapped(read_grades(held).readable(source.path, column), grade_map, where=where, option=option)
             trusted[node] = read.to_pylist()
             check_scale(set(read.drop_null().to_pylist()), most, where=where, option=option)
-    rows, dropped = [], Counter[str]()
+    rows = []
+    dropped = Counter[str]()
     for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows))):
         gold = {node: values[number] for node, values in trusted.items()}
         if gold["grade"] is None:

@@ -33,7 +33,8 @@ class RolloutLog:
     """
 
     def __init__(self, folder: Path, *, columns: Sequence[pa.Field] = ()) -> None:
-        self._schema, self._folder = pa.schema([*ROLLOUT_SCHEMA, *columns]), folder / PARTS
+        self._schema = pa.schema([*ROLLOUT_SCHEMA, *columns])
+        self._folder = folder / PARTS
         self._pending: list[dict[str, Any]] = []
         self._parts: dict[str, str] = {}  # sha256 by name
         self.edges: list[list[Any]] = []
@@ -92,9 +93,12 @@ class RolloutLog:
         Raises:
             ManifestError: a part is missing, or not as it was written.
         """
-        self._parts, self._pending = dict(held["parts"]), []
-        self.edges, self.counts = [list(one) for one in held["edges"]], Counter(held["counts"])
-        if (bad := first_changed(self._folder, self._parts)) is not None:
+        self._parts = dict(held["parts"])
+        self._pending = []
+        self.edges = [list(one) for one in held["edges"]]
+        self.counts = Counter(held["counts"])
+        bad = first_changed(self._folder, self._parts)
+        if bad is not None:
             raise ManifestError(
                 f"{self._folder / bad}: rollouts that the checkpoint names are missing, or not as they were written. "
                 "Train again with --restart."

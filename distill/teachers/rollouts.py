@@ -175,18 +175,22 @@ class Dialogues:
     def __init__(
         self, labeler: Labeler, encoder: PromptEncoder, tokens: AnswerTokens, *, max_prompt_tokens: int
     ) -> None:
-        self.labeler, self.tokens = labeler, tokens
-        self._encoder, self._max_prompt = encoder, max_prompt_tokens
+        self.labeler = labeler
+        self.tokens = tokens
+        self._encoder = encoder
+        self._max_prompt = max_prompt_tokens
 
     def first_prompt(self, pair: Pair) -> FirstPrompt | None:
         """The first prompt that fits: where one does not, a labeler may show less. None where none does,
         or nothing can be asked.
         """
-        asker, overlong = self.labeler.label(pair), 0
+        asker = self.labeler.label(pair)
+        overlong = 0
         try:
             ask = next(asker)
             while isinstance(prompt := self._encoder.encode(ask, max_prompt_tokens=self._max_prompt), Overlong):
-                ask, overlong = asker.send(_OVERLONG), overlong + 1
+                ask = asker.send(_OVERLONG)
+                overlong = overlong + 1
         except (StopIteration, VerdictError):
             return None
         return FirstPrompt(ask, prompt.ids, overlong)
@@ -231,11 +235,13 @@ class Dialogues:
             rollout.label = end.value
             return False
         except VerdictError as exc:
-            rollout.fault, rollout.detail = exc.status, exc.reason
+            rollout.fault = exc.status
+            rollout.detail = exc.reason
             return False
         prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
         if isinstance(prompt, Overlong):
-            rollout.fault, rollout.detail = "overlong", f"turn {ask.stage} does not fit"
+            rollout.fault = "overlong"
+            rollout.detail = f"turn {ask.stage} does not fit"
             return False
         between = self._between(talk.rendered, ids, prompt.ids)
         if ids[-1] == between[0]:
@@ -244,7 +250,8 @@ class Dialogues:
             rollout.completion_ids.pop()
             rollout.is_own.pop()
         rollout.add(between, is_own=False)
-        talk.ask, talk.rendered = ask, prompt.ids
+        talk.ask = ask
+        talk.rendered = prompt.ids
         return True
 
     def _between(self, before: list[int], answer: list[int], after: list[int]) -> list[int]:

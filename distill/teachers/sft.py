@@ -181,7 +181,9 @@ def check_learnable(found: AnsweredRows, *, has_answers: bool) -> None:
     Raises:
         ConfigError: the labeler's answers can't be rebuilt from what there is.
     """
-    name, labeler, asks = found.options.name, found.labeler, found.labeler.probe()
+    name = found.options.name
+    labeler = found.labeler
+    asks = found.labeler.probe()
     tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
     if labeler.reads.siblings or ("" in tags and not labeler.recalls) or not found.options.grades:
         raise ConfigError(
@@ -210,13 +212,25 @@ def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage)
     """
     if found.options.name != EVIDENCE_SET:
         raise ConfigError(f"data.gold.sets: labeler {found.options.name} chooses no chunks; want {EVIDENCE_SET}.")
-    queries, dataset = load_evidence_queries(gold.path, gold.columns, column, found.labeler, storage)
+    queries, dataset = load_evidence_queries(
+        gold.path,
+        gold.columns,
+        column,
+        found.labeler,
+        storage,
+    )
     wanted = [query for query in queries if query.sets]
     if not wanted:
         raise InputError(f"{gold.path}: no query with chunks in `{column}`. There is nothing to learn from.")
     found.rows = [AnsweredRow(query.pair, int(any(query.sets)), sets=query.sets) for query in wanted]
     found.dropped += Counter({"queries without chunks wanted": len(queries) - len(wanted)})
-    found.gold = LearnedGold(path=gold.path, grade=None, sets=column, rows=dataset.rows, graded_rows=len(wanted))
+    found.gold = LearnedGold(
+        path=gold.path,
+        grade=None,
+        sets=column,
+        rows=dataset.rows,
+        graded_rows=len(wanted),
+    )
 
 
 def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, storage: Storage) -> None:
@@ -335,7 +349,8 @@ def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask, number: int) -> tu
         probs = tuple(float(place == row.grade) for place in range(len(decision.labels)))
         answer = Answer(0, "", "stop", {decision.name: Distribution(probs, 0.0)})
         return AnsweredTurn(ask, (decision.labels[row.grade],), label=row.grade), answer
-    reader, sections = Reader(ask.format), ask.format.sections
+    reader = Reader(ask.format)
+    sections = ask.format.sections
     for text in shared_texts(answered, row, ask) if ask.shared_by is not None else [own_text(row, sections)]:
         answer = Answer(0, text, "stop")
         intent = reader.read(answer).get("intent")
@@ -351,7 +366,8 @@ def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask, number: int) -> tu
 def own_text(row: AnsweredRow, sections: Sequence[Section]) -> str:
     """An answer put together from its label's columns; a section that they hold nothing of says `none`."""
     assert row.label is not None
-    label, own = row.label, row.label.columns
+    label = row.label
+    own = row.label.columns
     said = {name: "none" if value is None else str(value) for name, value in own.items()}
     said |= {f"{name}_score": str(own[name]) for name in ("subject", "attribute") if own.get(name) is not None}
     said |= {"think": label.reasoning or "", "intent": label.intent or ""}
@@ -488,7 +504,8 @@ def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, c
     """
     if not isinstance(spec, SftSpec):
         raise ConfigError(f"--export: `method: {spec.method}` samples its answers itself; only sft learns given ones.")
-    file, scratch = folder / CONVERSATIONS_NAME, folder / f".{CONVERSATIONS_NAME}"
+    file = folder / CONVERSATIONS_NAME
+    scratch = folder / f".{CONVERSATIONS_NAME}"
     if file.exists():
         raise ConfigError(f"{file}: is there already. Name another folder, or remove it.")
     base = check_teacher_base(spec, resolve_model(spec.init, cache_dir=cache_dir))
@@ -528,13 +545,15 @@ class AnswerEncoder:
         """
         if turn.label is not None:
             (place,) = self._places.of(turn.ask)
-            answer, is_reasoning = [place.label_ids[turn.label]], [False]
+            answer = [place.label_ids[turn.label]]
+            is_reasoning = [False]
         else:
             opened = self._base.encoder.opened_for(turn.ask).strip()  # in the prompt already
             answer = self._base.encoder.encode_answer((turn.parts[0].removeprefix(opened), *turn.parts[1:]))
             pieces = [opened.encode(), *map(self._compiler.token_bytes, answer)]
             is_reasoning = [part == REASONING for part in token_parts(pieces, {REASONING: turn.reasoning})[1:]]
-            answer, is_reasoning = [*answer, self._base.end_id], [*is_reasoning, False]
+            answer = [*answer, self._base.end_id]
+            is_reasoning = [*is_reasoning, False]
         prompt = self._base.encoder.encode(turn.ask, max_prompt_tokens=max_tokens - len(answer))
         if isinstance(prompt, Overlong):
             raise UnlearnableError(f"too long for {max_tokens} tokens")
@@ -586,7 +605,10 @@ class MaskedCollator:
     """
 
     def __init__(self, examples: Sequence[Example], *, mask: float, seed: int, pad_id: int | None) -> None:
-        self._examples, self._mask, self._seed, self._pad_id = examples, mask, seed, pad_id or 0
+        self._examples = examples
+        self._mask = mask
+        self._seed = seed
+        self._pad_id = pad_id or 0
 
     def learned(self, number: int, epoch: int = 0) -> np.ndarray:
         """Which tokens of an example's answer are learned in an epoch, bool [C]."""
@@ -665,7 +687,8 @@ class SftTrainer(TeacherTrainer):
     """
 
     def __init__(self, spec: SftSpec, base: TeacherBase, storage: Storage) -> None:
-        self._spec, self._base = spec, base
+        self._spec = spec
+        self._base = base
         answered = load_answered_rows(spec, storage)
         found = make_examples(answered, base, max_tokens=spec.train.max_tokens)
         listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
@@ -681,7 +704,8 @@ class SftTrainer(TeacherTrainer):
             total.update(np.array(example.ids, dtype="<i4").tobytes())
             total.update(example.is_reasoning)
         self.digest = total.hexdigest()
-        self.labeler, self.templates = answered.options.model_dump(mode="json"), answered.labeler.template_digests
+        self.labeler = answered.options.model_dump(mode="json")
+        self.templates = answered.labeler.template_digests
         self.notes = [*answered.notes, *([f"rows left out: {listed}"] if listed else [])]
         self.data = TeacherData(
             runs=answered.runs,
@@ -695,7 +719,8 @@ class SftTrainer(TeacherTrainer):
 
     def estimate(self) -> TrainingEstimate:
         """What training would do."""
-        train, data = self._spec.train, self.data
+        train = self._spec.train
+        data = self.data
         per_pass = math.ceil(data.examples / (train.batch_size * train.accumulation))
         steps = train.max_steps or max(1, math.ceil(train.epochs * per_pass))
         passes = steps / per_pass
@@ -712,14 +737,26 @@ class SftTrainer(TeacherTrainer):
         return train_learner(self._spec, checkpoints, say, functools.partial(self._learner, checkpoints, say))
 
     def _learner(self, folder: Path, say: Say, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
-        settings, examples, name = self._spec.train, self._examples, self._spec.name
+        settings = self._spec.train
+        examples = self._examples
+        name = self._spec.name
         return SupervisedLearner(
             accelerator,
             load_model(self._spec, self._base),
-            TrainingPlace(folder, settings.keep_checkpoints, say, self._names, name),
+            TrainingPlace(
+                folder,
+                settings.keep_checkpoints,
+                say,
+                self._names,
+                name,
+            ),
             settings,
             plan=plan_batches(
-                [len(example.ids) for example in examples], np.arange(len(examples)), settings, accelerator, halvings
+                [len(example.ids) for example in examples],
+                np.arange(len(examples)),
+                settings,
+                accelerator,
+                halvings,
             ),
             collate=MaskedCollator(
                 examples, mask=settings.mask, seed=settings.seed, pad_id=self._base.tokenizer.pad_token_id

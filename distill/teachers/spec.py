@@ -288,7 +288,8 @@ class RolloutSpec(TeacherSpec):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RolloutSpec:
-        rollouts, train = self.rollouts, self.train
+        rollouts = self.rollouts
+        train = self.train
         together = train.batch_size * train.accumulation
         if together % rollouts.group:
             raise ValueError(
@@ -610,7 +611,8 @@ def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
                 found |= {"labeler": validate_spec(labeler_class(name).Options, section, where=f"{where}, labeler")}
             case dict():
                 raise ConfigError(f"`labeler.name` is missing; there are {', '.join(labeler_names())}")
-        if isinstance(generator := values.get("generator"), dict):
+        generator = values.get("generator")
+        if isinstance(generator, dict):
             found |= {"generator": _with_engine_options(generator, where=f"{where}, generator")}
     except ConfigError as exc:
         raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
@@ -622,7 +624,8 @@ def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpe
     name = section.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"{where}: `name` is missing; there are {', '.join(engine_names())}")
-    args, known = section.get("args") or {}, engine_class(name).Args
+    args = section.get("args") or {}
+    known = engine_class(name).Args
     args = validate_spec(known, args, where=f"{where}.args") if isinstance(args, dict) else args
     return validate_spec(GeneratorSpec, {**section, "args": args}, where=where)
 

@@ -53,7 +53,8 @@ class RewardWatch:
     """
 
     def __init__(self, section: WatchSection, *, gold_share: float) -> None:
-        self._section, self._gold_share = section, gold_share
+        self._section = section
+        self._gold_share = gold_share
 
     def episodes(self, curve: Curve) -> list[Episode]:
         """All of them, figure by figure."""
@@ -81,7 +82,8 @@ class RewardWatch:
     def notes(self, curve: Curve) -> list[str]:
         """Remarks for the manifest."""
         found = [str(one) for one in self.episodes(curve)]
-        if (ending := self.ended_by(curve)) is not None:
+        ending = self.ended_by(curve)
+        if ending is not None:
             found.append(f"ended early: {WATCHED[ending.key][0]} was beyond its threshold since step {ending.start}")
         return found
 
@@ -91,7 +93,8 @@ class RewardWatch:
     def _of_figure(self, key: str, points: list[tuple[int, float]]) -> list[Episode]:
         """One figure's episodes: the mean of its last window is judged, from the first whole one on."""
         size = self._section.window
-        steps, values = [step for step, _ in points], [value for _, value in points]
+        steps = [step for step, _ in points]
+        values = [value for _, value in points]
         means = [sum(values[end - size : end]) / size for end in range(size, len(values) + 1)]
         found: list[Episode] = []
         num_fine = 0
@@ -100,7 +103,15 @@ class RewardWatch:
             num_fine = 0 if is_beyond else num_fine + 1
             is_open = bool(found) and found[-1].end is None
             if is_beyond and not is_open:
-                found.append(Episode(key, step, mean, limit, is_first=step == steps[size - 1]))
+                found.append(
+                    Episode(
+                        key,
+                        step,
+                        mean,
+                        limit,
+                        is_first=step == steps[size - 1],
+                    )
+                )
             elif is_open and num_fine >= size:
                 found[-1].end = step
         return found

@@ -124,7 +124,8 @@ class BatchPlan:
         process: int = 0,
         num_processes: int = 1,
     ) -> None:
-        self._rows, self._seed = rows, seed
+        self._rows = rows
+        self._seed = seed
         self._lengths = np.asarray(lengths, dtype=np.int64)[rows]
         self._groups = groups or tokens_per_batch is not None
         batches = min(max(1, len(rows) // (FEWEST_STRETCHES * batch_size)), STRETCH_BATCHES)
@@ -132,7 +133,9 @@ class BatchPlan:
         self._sizes = batch_sizes(
             np.sort(self._lengths)[::-1], batch_size=batch_size, tokens_per_batch=tokens_per_batch
         )
-        self._accumulation, self._process, self._num_processes = accumulation, process, num_processes
+        self._accumulation = accumulation
+        self._process = process
+        self._num_processes = num_processes
         self._num_own = math.ceil(len(self._sizes) / num_processes)
         self.epoch_steps = math.ceil(self._num_own / accumulation)
         """Optimizer steps of an epoch; the last one may have fewer batches."""
@@ -184,7 +187,8 @@ def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch:
 
     With `tokens_per_batch` as many as fit, padding included, and at least one; else `batch_size`.
     """
-    sizes, start = [], 0
+    sizes = []
+    start = 0
     while start < len(longest_first):
         most = batch_size if tokens_per_batch is None else max(1, tokens_per_batch // int(longest_first[start]))
         sizes.append(min(most, len(longest_first) - start))
@@ -203,7 +207,8 @@ NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_no
 def make_optimizer(model: Any, settings: TrainingSection) -> torch.optim.AdamW:
     """AdamW over what training changes; each group has its peak rate as `initial_lr`, a student's heads their own."""
     decayed = set(get_parameter_names(model, [nn.LayerNorm], NOT_DECAYED))
-    rates, heads = [settings.learning_rate], set[int]()
+    rates = [settings.learning_rate]
+    heads = set[int]()
     head_rate = getattr(settings, "head_learning_rate", None)
     if head_rate is not None:
         rates.append(head_rate)
@@ -347,9 +352,17 @@ class SupervisedLearner(Learner):
         choice: Choice | None = None,
         eval_every: int | None = None,
     ) -> None:
-        self.accelerator, self.model, self.place = accelerator, model, place
-        self._settings, self._plan, self._collate, self._step_loss, self._dev = settings, plan, collate, step_loss, dev
-        self.choice, self.eval_every, self.epoch_steps = choice, eval_every, plan.epoch_steps
+        self.accelerator = accelerator
+        self.model = model
+        self.place = place
+        self._settings = settings
+        self._plan = plan
+        self._collate = collate
+        self._step_loss = step_loss
+        self._dev = dev
+        self.choice = choice
+        self.eval_every = eval_every
+        self.epoch_steps = plan.epoch_steps
         # shards reduce their own gradients: they get autocast as for evaluation, and no DDP around them
         is_sharded = checkpoints.is_sharded(model)
         self._model = accelerator.prepare_model(
@@ -407,13 +420,18 @@ class Training:
     """
 
     def __init__(self, learner: Learner, settings: TrainingSection, halvings: int = 0) -> None:
-        self.learner, self.accelerator = learner, learner.accelerator
-        self._settings, self._place, self._halvings = settings, learner.place, halvings
+        self.learner = learner
+        self.accelerator = learner.accelerator
+        self._settings = settings
+        self._place = learner.place
+        self._halvings = halvings
         self.last_step = settings.max_steps or math.ceil(settings.epochs * learner.epoch_steps)
-        self.step, self.curve = 0, Curve()
+        self.step = 0
+        self.curve = Curve()
         self.best_step: int | None = None
         self.stopped_by: str | None = None
-        self._rows_seen, self._seconds = 0, 0.0
+        self._rows_seen = 0
+        self._seconds = 0.0
         optimizer = learner.create_optimizer()
         name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
         schedule = get_scheduler(name, optimizer, math.ceil(self.last_step * settings.warmup), self.last_step)
@@ -461,7 +479,8 @@ class Training:
         )
 
     def _train(self) -> None:
-        is_over, is_stopped = self._is_done, False
+        is_over = self._is_done
+        is_stopped = False
         while not is_over:
             self._take_step()
             if self.step == self.last_step or self._is_due(self.learner.eval_every):
@@ -533,7 +552,8 @@ class Training:
 
     def _judge_evaluations(self) -> None:
         """The first of the best evaluations, and whether it is time to end, where there is a choice."""
-        choice, watch = self.learner.choice, self.learner.watch
+        choice = self.learner.choice
+        watch = self.learner.watch
         points = [] if choice is None else self.curve.series("dev", choice.figure)
         if choice is None or not points:
             return
@@ -541,7 +561,8 @@ class Training:
         for step, value in points:
             is_better = best is None or choice.sign * value > best
             if is_better and (best is None or watch is None or not watch.is_suspect(self.curve.until(step))):
-                self.best_step, best = step, choice.sign * value
+                self.best_step = step
+                best = choice.sign * value
         if watch is not None and watch.ended_by(self.curve) is not None:
             self.stopped_by = "watch"
             self._place.say("ended by watch: stopping")
@@ -561,7 +582,12 @@ class Training:
             "random": checkpoints.random_states(),
         }
         checkpoints.write_checkpoint(
-            self._place, self.step, self.learner.model, state, is_writer=is_writer, best=self.best_step
+            self._place,
+            self.step,
+            self.learner.model,
+            state,
+            is_writer=is_writer,
+            best=self.best_step,
         )
 
     def _resume(self, checkpoint: Path) -> None:
@@ -616,7 +642,9 @@ def train_to_end(
                 "students are sharded by `train.strategy: fsdp`, teachers are not (where memory is short, train "
                 "adapters alone: `lora: {}`)."
             )
-    size, notes, halvings = settings.batch_size, list[str](), 0
+    size = settings.batch_size
+    notes = list[str]()
+    halvings = 0
     while True:
         accelerator = make_accelerator(settings)
         try:

@@ -165,7 +165,8 @@ def check_targets(model: Any, lora: LoraSpec, *, key: str) -> None:
         for name, module in model.named_modules()
         if getattr(getattr(module, "weight", None), "ndim", 0) > 1 and module not in matrices
     }
-    if wrong := [target for target in lora.targets if target.rpartition(".")[2] not in known]:
+    wrong = [target for target in lora.targets if target.rpartition(".")[2] not in known]
+    if wrong:
         raise ConfigError(
             f"{key}.targets: no layer that can be adapted is called {wrong[0]}; there are {', '.join(sorted(known))}. "
             "Name some of these, or leave `targets` out to adapt every linear layer but the output matrix."

@@ -41,7 +41,8 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
     ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
     with sigterm_ends():
         estimate = estimate_run(opened, ask)
-    found, budget = opened.plan, budget_so_far(opened)
+    found = opened.plan
+    budget = budget_so_far(opened)
     num_open = found.num_chunks - sum(map(len, opened.folder.attempts_of_all().values()))
     return emit(
         {
@@ -97,12 +98,22 @@ def run_job(
     """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
     `duration` that of `--for`; a job, with its deadline, is that of `relabel score`.
     """
-    pool, deadline = WorkerPool(gpus, workers, backend, address), deadline or choose_deadline(until, duration)
+    pool = WorkerPool(gpus, workers, backend, address)
+    deadline = deadline or choose_deadline(until, duration)
     logs.bind(shard=shard or "all")
     if dry_run:
-        session = open_session(job_file, overrides, shard, is_retry=is_retry, may_write=False, day=day)
+        session = open_session(
+            job_file,
+            overrides,
+            shard,
+            is_retry=is_retry,
+            may_write=False,
+            day=day,
+        )
         verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
-        num_open, rows, shards = session.left.rows_to_ask(), session.opened.plan.rows, session.shards
+        num_open = session.left.rows_to_ask()
+        rows = session.opened.plan.rows
+        shards = session.shards
         done = {"output": session.opened.job.spec.output, "shards": shards, "rows_to_ask": num_open, "rows": rows}
         said = f"{num_open:,} of {rows:,} rows in {counted(len(shards), 'shard')} of {done['output']}."
         return emit(done, f"Would {verb if isinstance(job_file, str) else 'score'} {said}", output)
@@ -111,7 +122,14 @@ def run_job(
     reason = ""
     try:
         session = open_session(
-            job_file, overrides, shard, is_retry=is_retry, day=day, deadline=deadline, part_of=part_of, ledger=ledger
+            job_file,
+            overrides,
+            shard,
+            is_retry=is_retry,
+            day=day,
+            deadline=deadline,
+            part_of=part_of,
+            ledger=ledger,
         )
         report = execute(session, kept, pool, shows_refused=verbose)
         code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
@@ -124,7 +142,8 @@ def run_job(
         logs.say(str(exc), event="end", only_json=True, exit_code=int(code))
         return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), output, code)
     except RelabelError as exc:
-        code, reason = exit_for(exc), type(exc).__name__
+        code = exit_for(exc)
+        reason = type(exc).__name__
         raise
     finally:
         if kept is not None:
@@ -202,7 +221,9 @@ def execute(
     """Do a session's work with progress on stderr, the last refused answer too if wanted; signals and a deadline drain
     it.
     """
-    spec, stop, planned = session.opened.job.spec, session.stop, session.opened.plan.shards
+    spec = session.opened.job.spec
+    stop = session.stop
+    planned = session.opened.plan.shards
     total = session.left.rows_to_ask()
     before = 0 if session.is_retry else sum(planned[shard].rows for shard in session.shards) - total
     with (
@@ -210,7 +231,8 @@ def execute(
         stopping(stop, display.say),
     ):
         if metrics is not None:
-            metrics.job, metrics.progress = spec.name, session.progress
+            metrics.job = spec.name
+            metrics.progress = session.progress
             metrics.update()
         if stop.deadline is not None:
             display.say(f"ends by {stop.deadline.shown()}")
@@ -225,7 +247,13 @@ def execute(
             for remark in remarks:
                 display.say(f"note: {remark}", event="remark")
 
-        report = label_with(pool or WorkerPool(), session, on_progress=on_progress, say=display.say, on_engine=announce)
+        report = label_with(
+            pool or WorkerPool(),
+            session,
+            on_progress=on_progress,
+            say=display.say,
+            on_engine=announce,
+        )
     if metrics is not None:
         metrics.whole = report.tally, report.rows, report.engine_start_s
     return report
@@ -247,7 +275,9 @@ def run_search(
     output: str,
 ) -> int:
     """Run the rounds of a search, and print what they found."""
-    started, deadline, pool = time.perf_counter(), choose_deadline(until, duration), WorkerPool(gpus, workers)
+    started = time.perf_counter()
+    deadline = choose_deadline(until, duration)
+    pool = WorkerPool(gpus, workers)
     job = load_job(job_file, overrides=overrides, day=day)
     logs.bind(job=job.spec.name)
 

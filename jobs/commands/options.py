@@ -123,7 +123,13 @@ grades_option = click.option(
 """`--grades`: how many there are."""
 
 resamples_options = together(
-    click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Of resamples."),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        default=7,
+        show_default=True,
+        help="Of resamples.",
+    ),
     click.option(
         "--resamples",
         type=click.IntRange(0, 100_000),

@@ -41,7 +41,11 @@ page_options = together(
 )
 @page_options
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Tokens of a chunk at most."
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Tokens of a chunk at most.",
 )
 @click.option(
     "--tokenizer",
@@ -66,10 +70,19 @@ def chunk(
     A chunk is text under one heading, a table or a list, with its headings and its place in `document`. What is too
     long is cut at sentences, rows or items. Scripts, styles, navigation and hidden parts of HTML are left out.
     """
-    started, storage = time.perf_counter(), Storage()
+    started = time.perf_counter()
+    storage = Storage()
     check_target(to, (pairs_file,), storage, force=force)
     count = token_counter(tokenizer, storage, cache_dir=cache_dir())
-    counts = chunk_pairs(pairs_file, to, form, column, storage, max_tokens=max_tokens, count=count)
+    counts = chunk_pairs(
+        pairs_file,
+        to,
+        form,
+        column,
+        storage,
+        max_tokens=max_tokens,
+        count=count,
+    )
     return emit_record(
         f"Wrote {counts['pairs']:,} pairs with their chunks to {to}",
         {
@@ -98,9 +111,16 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     The root is the title (the column title, where there is one). A heading is a structure node below the last heading
     of a lower level; a paragraph, a table or an item of a list is a content node. Each has its place in `document`.
     """
-    started, storage = time.perf_counter(), Storage()
+    started = time.perf_counter()
+    storage = Storage()
     check_target(to, (pairs_file,), storage, force=force)
-    counts = tree_pairs(pairs_file, to, form, column, storage)
+    counts = tree_pairs(
+        pairs_file,
+        to,
+        form,
+        column,
+        storage,
+    )
     return emit_record(
         f"Wrote {counts['pairs']:,} pairs with their trees to {to}",
         {
@@ -122,7 +142,11 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
 @click.option("--model", required=True, metavar="MODEL", help="The encoder: a directory, hf:org/name, ...")
 @click.option(
-    "--threshold", type=Number(-1.0, 1.0), default=0.4, show_default=True, help="A chunk is similar above this cosine."
+    "--threshold",
+    type=Number(-1.0, 1.0),
+    default=0.4,
+    show_default=True,
+    help="A chunk is similar above this cosine.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=8), help="Cut a text there. Default: what the model takes.")
 @click.option(
@@ -132,7 +156,11 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
     help="Tokens of a batch, padding included.",
 )
 @click.option(
-    "--device", default="auto", show_default=True, metavar="NAME", help="What torch calls it: cpu, cuda, cuda:1."
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="What torch calls it: cpu, cuda, cuda:1.",
 )
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
@@ -154,7 +182,8 @@ def similar(
     """
     from relabel.distill.students.networks import Embedder  # with torch, which no help needs
 
-    started, storage = time.perf_counter(), Storage()
+    started = time.perf_counter()
+    storage = Storage()
     check_target(to, (pairs_file,), storage, force=force)
     compared = open_compared(pairs_file, storage)
     fetch_model(model, storage, cache_dir=cache_dir())
@@ -162,7 +191,13 @@ def similar(
     embedder = Embedder(path, max_tokens=max_tokens, batch_tokens=batch_tokens, device=device)
     if not embedder.settings.is_stated:
         note(f"{model} does not say how it pools: the mean over its tokens is taken")
-    counts = add_cosines(compared, to, embedder, threshold, storage)
+    counts = add_cosines(
+        compared,
+        to,
+        embedder,
+        threshold,
+        storage,
+    )
     return emit_record(
         f"Wrote {counts['pairs']:,} pairs with their cosines to {to}",
         {
@@ -224,7 +259,13 @@ pairs.add_command(tree)
     show_default=True,
     help="Documents sampled for each query.",
 )
-@click.option("--seed", type=int, default=7, show_default=True, help="Seed of the sampling.")
+@click.option(
+    "--seed",
+    type=int,
+    default=7,
+    show_default=True,
+    help="Seed of the sampling.",
+)
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def cited(
@@ -244,7 +285,8 @@ def cited(
     in N of M answers is a likely positive, one shown and cited less a hard negative. Queries with fewer than M answers
     are left out.
     """
-    started, storage = time.perf_counter(), Storage()
+    started = time.perf_counter()
+    storage = Storage()
     check_target(to, (answers, docs), storage, force=force)
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     frame, counts = cited_pairs(answers, docs, rule, storage)
@@ -268,10 +310,20 @@ def cited(
 )
 @click.argument("pairs_file", metavar="PAIRS")
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
-@click.option("--k", type=click.IntRange(1, 4), default=4, show_default=True, help="Context documents a query.")
+@click.option(
+    "--k",
+    type=click.IntRange(1, 4),
+    default=4,
+    show_default=True,
+    help="Context documents a query.",
+)
 @click.option("--corpus", metavar="FILE", help="Take them from this corpus. Default: from the documents of PAIRS.")
 @click.option(
-    "--max-chars", type=click.IntRange(min=1), default=2000, show_default=True, help="Cut each to this many characters."
+    "--max-chars",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Cut each to this many characters.",
 )
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
@@ -288,9 +340,16 @@ def context(
 
     Replaces high-click documents where there are no clicks. Grades are never read.
     """
-    started, storage = time.perf_counter(), Storage()
+    started = time.perf_counter()
+    storage = Storage()
     check_target(to, (pairs_file, corpus) if corpus else (pairs_file,), storage, force=force)
-    frame, counts = with_context(pairs_file, storage, k=k, max_chars=max_chars, corpus_path=corpus)
+    frame, counts = with_context(
+        pairs_file,
+        storage,
+        k=k,
+        max_chars=max_chars,
+        corpus_path=corpus,
+    )
     rows = publish(frame, to, storage, source=pairs_file)
     return emit_record(
         f"Wrote {rows:,} pairs with up to {k} context documents to {to}",
@@ -316,7 +375,13 @@ _LANGUAGES = (
 )
 @click.argument("docs", metavar="DOCS")
 @click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
-@click.option("--queries", type=click.IntRange(min=1), default=1200, show_default=True, help="How many, at most.")
+@click.option(
+    "--queries",
+    type=click.IntRange(min=1),
+    default=1200,
+    show_default=True,
+    help="How many, at most.",
+)
 @click.option("--column", metavar="NAME", help="Cut them out of this column. Default: title, or else the document.")
 @click.option("--queries-in", metavar="NAME", help="Take all of this column, and cut none.")
 @click.option("--by", metavar="RUN", help="Take the queries that a run of the labeler `query` over DOCS wrote.")
@@ -351,12 +416,22 @@ _LANGUAGES = (
     "--candidates", metavar="STUDENT|BUNDLE", help="Rank the first --depth by its expected grade. Default: BM25 ranks."
 )
 @click.option(
-    "--depth", type=click.IntRange(min=1), default=200, show_default=True, help="Documents that it ranks for a query."
+    "--depth",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Documents that it ranks for a query.",
 )
 @click.option(
     "--margin", type=Number(0.0, 1.0), help="Leave out candidates above this share of the score of a query's own."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the drawing.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the drawing.",
+)
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
 def queries(
@@ -371,11 +446,19 @@ def queries(
         raise UsageError("--by takes its queries of a run; leave out --column and --queries-in.")
     if rule["candidates"] and (beyond := max(rule["ranks"])) >= rule["depth"]:
         raise UsageError(f"--rank {beyond}: the student ranks --depth {rule['depth']} documents, from 0.")
-    started, storage = time.perf_counter(), Storage()
+    started = time.perf_counter()
+    storage = Storage()
     check_target(to, (docs, *unlike, *filter(None, (rule["by"], rule["candidates"]))), storage, force=force)
     if rule["candidates"]:
         rule["candidates"] = local_student(rule["candidates"], storage)
-    counts = made_pairs(docs, to, QueryRule(**rule), storage, unlike=unlike, allow_partial=allow_partial)
+    counts = made_pairs(
+        docs,
+        to,
+        QueryRule(**rule),
+        storage,
+        unlike=unlike,
+        allow_partial=allow_partial,
+    )
     if counts.get("without_query"):
         note(f"{rule['by']}: {counts['without_query']:,} of its rows have no query and are left out")
     if counts.get("of_other_documents"):

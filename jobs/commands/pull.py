@@ -33,7 +33,13 @@ from relabel.manifests.store import LocalStore, open_bundle_store
     metavar="FILE",
     help="Public ed25519 key (PEM) that must have signed; or RELABEL_TRUST_KEY.",
 )
-@click.option("--keep", type=click.IntRange(1, 1000), default=3, show_default=True, help="Versions that stay in DEST.")
+@click.option(
+    "--keep",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    help="Versions that stay in DEST.",
+)
 @click.option(
     "--watch",
     type=Number(1, LONGEST_S),
@@ -98,7 +104,8 @@ def pull(
     address = parse_address(arguments[0])
     destination = ServingFolder(local_folder(arguments[1], "DEST"))
     own = os.environ.get("RELABEL_TRUST_KEY")
-    bundle_store, trust = open_bundle_store(address.url, Storage()), trusted_keys(keys or ((own,) if own else ()))
+    bundle_store = open_bundle_store(address.url, Storage())
+    trust = trusted_keys(keys or ((own,) if own else ()))
     with TransferDisplay() as display:
 
         def pull_once() -> Pulled:

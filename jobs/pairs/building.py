@@ -61,7 +61,13 @@ class Bm25Index:
     def __init__(self, texts: list[str]) -> None:
         bm25s = require("bm25s", extra="pairs", purpose="relabel pairs context")
         self._texts = texts
-        tokens = bm25s.tokenize(texts, lower=True, token_pattern=_WORD, stopwords=None, show_progress=False)
+        tokens = bm25s.tokenize(
+            texts,
+            lower=True,
+            token_pattern=_WORD,
+            stopwords=None,
+            show_progress=False,
+        )
         self._has_words = any(len(one) for one in tokens.ids)
         self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
         if self._has_words:
@@ -101,15 +107,28 @@ def with_context(
         InputError: a file or column is off, the pairs have a context already, or a query has two texts.
     """
     polars = load_polars()
-    pairs, text_columns = scan(pairs_path, {"query_id": "id", "query": "string"}, storage, has_text=True, role="PAIRS")
+    pairs, text_columns = scan(
+        pairs_path,
+        {"query_id": "id", "query": "string"},
+        storage,
+        has_text=True,
+        role="PAIRS",
+    )
     if COLUMN in (names := pairs.collect_schema().names()):
         raise InputError(f"{pairs_path}: has a column `{COLUMN}` already. Drop or rename it first.")
     for name in ("query_id", "query"):
         refuse_null(pairs, name, path=pairs_path)
-    source, source_path = pairs, pairs_path
+    source = pairs
+    source_path = pairs_path
     if corpus_path is not None:
         source_path = corpus_path
-        source, text_columns = scan(corpus_path, {}, storage, has_text=True, role="--corpus")
+        source, text_columns = scan(
+            corpus_path,
+            {},
+            storage,
+            has_text=True,
+            role="--corpus",
+        )
     with translate_polars_errors(source_path):
         texts = source.select(text=document_of(text_columns)).filter(polars.col("text").str.strip_chars() != "")
         documents = texts.unique().collect(engine="streaming")["text"]
@@ -243,7 +262,13 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
     polars = load_polars()
     col = polars.col
     answers = load_answers(answers_path, storage)
-    docs, text_columns = scan(docs_path, {"doc_id": "id"}, storage, has_text=True, role="--docs")
+    docs, text_columns = scan(
+        docs_path,
+        {"doc_id": "id"},
+        storage,
+        has_text=True,
+        role="--docs",
+    )
     refuse_null(docs, "doc_id", path=docs_path)
     docs = docs.select(col("doc_id").cast(polars.String), *text_columns)
     text = document_of(text_columns)
@@ -287,7 +312,14 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
         .with_columns(kind=col("kind").replace_strict(dict(enumerate(KINDS)), return_dtype=polars.String))
         .join(queries, on="query_id", how="left", maintain_order="left")
         .join(needed, on="doc_id", how="left", maintain_order="left")
-        .select("query_id", "query", "doc_id", *text_columns, "kind", "cited_in")
+        .select(
+            "query_id",
+            "query",
+            "doc_id",
+            *text_columns,
+            "kind",
+            "cited_in",
+        )
     )
     return frame, counts
 
@@ -295,7 +327,8 @@ def cited_pairs(answers_path: str, docs_path: str, rule: CitationRule, storage: 
 def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: dict[str, int]) -> Any:
     """Likely positives and hard negatives: what the answers were shown, by how many of them cited it."""
     polars = load_polars()
-    kind, pair = polars.col("kind"), ["query_id", "doc_id"]
+    kind = polars.col("kind")
+    pair = ["query_id", "doc_id"]
     shown = id_texts(used, "candidates").unique()
     cited = id_texts(used.with_columns(polars.col("cited").list.unique()), "cited").group_by(pair).len("cited_in")
     counts["citations_ignored"] = int(cited.join(shown, on=pair, how="anti")["cited_in"].sum())
@@ -304,7 +337,8 @@ def _judged_by_citations(used: Any, known: Any, rule: CitationRule, counts: dict
     found = shown.join(known, on="doc_id").with_columns(
         kind=polars.when(polars.col("cited_in") >= rule.cited_in).then(0).otherwise(1)
     )
-    positives, negatives = found.filter(kind == 0), found.filter(kind == 1)
+    positives = found.filter(kind == 0)
+    negatives = found.filter(kind == 1)
     apart = negatives.join(positives.select("query_id", "text_key").unique(), on=["query_id", "text_key"], how="anti")
     counts["same_text_left_out"] = negatives.height - apart.height
     return polars.concat([positives, apart]).select(*pair, "kind", "cited_in")
@@ -321,7 +355,8 @@ def _draw(seen_pairs: Any, known: Any, queries: Sequence[str], rule: CitationRul
     # one document for each text, in the order of ids, so that the draw depends on the corpus and not on how it is
     # written
     deck = known.filter(~polars.col("is_blank")).sort("doc_id").unique("text_key", keep="first", maintain_order=True)
-    ids, keys = deck["doc_id"].to_list(), deck["text_key"].to_list()
+    ids = deck["doc_id"].to_list()
+    keys = deck["text_key"].to_list()
     seen = defaultdict[str, set[int]](set)
     for query, key in (
         seen_pairs.select("query_id", "text_key").unique().join(deck, on="text_key", how="semi").iter_rows()
@@ -431,13 +466,21 @@ def made_pairs(
             f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query. Words "
             f"have to be in {_LEAST_DOCUMENTS} documents or more, and no stop words; --column names another column."
         )
-    index, student = Bm25Index(list(place_of)), None
+    index = Bm25Index(list(place_of))
+    student = None
     if rule.candidates:
         job = score_job(rule.candidates, [docs_path], to, storage)
         student = StudentEngine(job.spec.engine, overlong=job.spec.input.overlong)
     rows = []
     for query, own in made.items():
-        chosen = _candidates(query, documents[own]["text"], place_of, index, student, rule)
+        chosen = _candidates(
+            query=query,
+            own_text=documents[own]["text"],
+            place_of=place_of,
+            index=index,
+            student=student,
+            rule=rule,
+        )
         query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
         rows += [{"query_id": query_id, "query": query, "doc_id": documents[one]["doc_id"],
                   **{name: documents[one][name] for name in text_columns}, "origin": origin, "share": share}
@@ -462,7 +505,8 @@ class _Held:
     """
 
     def __init__(self, paths: Sequence[str], storage: Storage) -> None:
-        self.texts, self.ids = set[str](), set[str]()
+        self.texts = set[str]()
+        self.ids = set[str]()
         self._with_word = defaultdict[str, list[frozenset[str]]](list)
         for path in paths:
             frame, _ = scan(path, {"query": "string"}, storage, role="--unlike")
@@ -492,10 +536,18 @@ def _documents(
     """The distinct documents that are not held out, the columns that make up their text, and the one that queries are
     cut out of, or taken from. Of a document: `doc_id`, these columns, `text` and `source`.
     """
-    frame, text_columns = scan(path, {"doc_id": "id"}, storage, has_text=True, role="DOCS")
-    if (source := rule.queries_in or rule.column or text_columns[0]) not in frame.collect_schema():
+    frame, text_columns = scan(
+        path,
+        {"doc_id": "id"},
+        storage,
+        has_text=True,
+        role="DOCS",
+    )
+    source = rule.queries_in or rule.column or text_columns[0]
+    if source not in frame.collect_schema():
         raise InputError(f"{path} (DOCS): no column `{source}`. It has {', '.join(frame.collect_schema())}.")
-    if (kind := str(frame.collect_schema()[source])) not in ("String", "List(String)"):
+    kind = str(frame.collect_schema()[source])
+    if kind not in ("String", "List(String)"):
         raise InputError(f"{path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
     with translate_polars_errors(path):
         found = (
@@ -522,10 +574,13 @@ def _candidates(
     """A query's own document, and those at the rule's places of its ranking: by number their origin, and their score
     over that of the query's own.
     """
-    own, kind, scores = place_of[own_text], "bm25", index.scores(query)
+    own = place_of[own_text]
+    kind = "bm25"
+    scores = index.scores(query)
     if student:
         ranked = index.ranked(scores, rule.depth)
-        kind, seen = "student", [own_text, *(text for text in ranked if text != own_text)]
+        kind = "student"
+        seen = [own_text, *(text for text in ranked if text != own_text)]
         encoded = student.model.encode([(query, text) for text in seen])
         probs_BK = (student.model.score(encoded) or {})["relevance"].astype(np.float64)
         scores = np.zeros_like(scores)  # 0, which is no candidate's, where probabilities are NaN

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # Reads the document of each pair and adds columns to the pairs. Memory does not grow with the file.
 
 
-DOCUMENT, TITLE = "document", "title"
+DOCUMENT = "document"
+TITLE = "title"
 TEXT = pa.large_string()
 _BATCH_ROWS = 32
 """Rows read at a time; a page may have megabytes."""
@@ -68,7 +69,14 @@ def add_page_columns(
         rows = [values(*_read(row, columns, form, column)) for row in held]
         return dict(zip(added, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(added, ())
 
-    add_columns(pairs, to, added, values_of_rows, storage, batch_rows=_BATCH_ROWS)
+    add_columns(
+        pairs,
+        to,
+        added,
+        values_of_rows,
+        storage,
+        batch_rows=_BATCH_ROWS,
+    )
 
 
 def _document_columns(column: str | None, pairs: OpenTables) -> tuple[str, ...]:
@@ -125,7 +133,15 @@ def tree_pairs(pairs_path: str, to: str, form: Form, column: str | None, storage
         )
         return page.text, [node._asdict() for node in nodes]
 
-    add_page_columns(pairs_path, to, form, column, {DOCUMENT: TEXT, COLUMN: NODES}, values, storage)
+    add_page_columns(
+        pairs_path=pairs_path,
+        to=to,
+        form=form,
+        column=column,
+        added={DOCUMENT: TEXT, COLUMN: NODES},
+        values=values,
+        storage=storage,
+    )
     return counts
 
 
@@ -139,19 +155,39 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
     blocks = list(page.blocks)
     span = blocks.pop(0).span if has_title else Extent(0, 0)
     text = page.text[span.start : span.end] if has_title else fit(title)
-    nodes = [Node(ROOT, STRUCTURE, 0, text, *span, NO_PARENT)]
+    nodes = [
+        Node(
+            ROOT,
+            STRUCTURE,
+            0,
+            text,
+            *span,
+            NO_PARENT,
+        )
+    ]
     above = [(0, nodes[0])]
     """The headings that the next block is under, each with its level on the page."""
     for block in blocks:
         if block.kind == "heading":
             while above[-1][0] >= block.level:
                 above.pop()
-        parent, is_heading = above[-1][1], block.kind == "heading"
+        parent = above[-1][1]
+        is_heading = block.kind == "heading"
         # a heading without its marks, a list's items each
         bare = Extent(block.span.end - len(block.title), block.span.end)
         for start, end in (bare,) if is_heading else block.parts if block.kind == "list" else (block.span,):
             kind = STRUCTURE if is_heading else CONTENT
-            nodes.append(Node(len(nodes), kind, parent.level + 1, page.text[start:end], start, end, parent.id))
+            nodes.append(
+                Node(
+                    len(nodes),
+                    kind,
+                    parent.level + 1,
+                    page.text[start:end],
+                    start,
+                    end,
+                    parent.id,
+                )
+            )
         if is_heading:
             above.append((block.level, nodes[-1]))
     return nodes
@@ -244,7 +280,8 @@ def split(text: str, parts: Sequence[Extent], max_tokens: int, count: CountToken
         max_tokens: at least 1; only a single character that has more tokens by itself is a piece with more.
     """
     whole = Extent(parts[0].start, parts[-1].end)
-    if (num_tokens := count(text[whole.start : whole.end])) <= max_tokens:
+    num_tokens = count(text[whole.start : whole.end])
+    if num_tokens <= max_tokens:
         yield Piece(whole, num_tokens)
         return
     yield from _packed(text, [*_fitting(text, parts, max_tokens, count)], max_tokens, count)
@@ -256,12 +293,14 @@ def _packed(text: str, units: Sequence[Piece], max_tokens: int, count: CountToke
     """
     first = 0
     while first < len(units):
-        last, total = first, units[first].num_tokens
+        last = first
+        total = units[first].num_tokens
         while last + 1 < len(units) and total + units[last + 1].num_tokens <= max_tokens:
             last += 1
             total += units[last].num_tokens
         while last > first:
-            if (total := count(text[units[first].span.start : units[last].span.end])) <= max_tokens:
+            total = count(text[units[first].span.start : units[last].span.end])
+            if total <= max_tokens:
                 break
             last -= 1
         yield units[first] if last == first else Piece(Extent(units[first].span.start, units[last].span.end), total)
@@ -273,11 +312,18 @@ def _fitting(
 ) -> Iterator[Piece]:
     """The spans, those that are too long cut up by the levels below."""
     for span in spans:
-        if (num_tokens := count(text[span.start : span.end])) <= max_tokens or span.end - span.start == 1:
+        num_tokens = count(text[span.start : span.end])
+        if num_tokens <= max_tokens or span.end - span.start == 1:
             yield Piece(span, num_tokens)
         else:
             finer = [*_stretches(text, span, _LEVELS[level])] if level < len(_LEVELS) else [*_cuts(span, max_tokens)]
-            yield from _fitting(text, finer, max_tokens, count, level + 1)
+            yield from _fitting(
+                text,
+                finer,
+                max_tokens,
+                count,
+                level + 1,
+            )
 
 
 def _stretches(text: str, span: Extent, ends: re.Pattern[str]) -> Iterator[Extent]:
@@ -344,11 +390,21 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
             text = page.text[span.start : span.end]
             # equal for texts that differ in white space and case alone, under the same headings
             normal = "\n".join(" ".join(one.casefold().split()) for one in (*heading_path, text))
-            if (key := hashlib.blake2b(normal.encode(), digest_size=16).digest()) in seen:
+            key = hashlib.blake2b(normal.encode(), digest_size=16).digest()
+            if key in seen:
                 num_duplicates += 1
                 continue
             seen.add(key)
-            chunks.append(PageChunk(len(chunks) + 1, kind, heading_path, text, num_tokens, *span))
+            chunks.append(
+                PageChunk(
+                    len(chunks) + 1,
+                    kind,
+                    heading_path,
+                    text,
+                    num_tokens,
+                    *span,
+                )
+            )
     return chunks, num_duplicates
 
 
@@ -424,7 +480,15 @@ def chunk_pairs(
         counts.update(f"{chunk.type}_chunks" for chunk in cut)
         return page.text, cut, page.json_ld
 
-    add_page_columns(pairs_path, to, form, column, _CHUNK_COLUMNS, values, storage)
+    add_page_columns(
+        pairs_path=pairs_path,
+        to=to,
+        form=form,
+        column=column,
+        added=_CHUNK_COLUMNS,
+        values=values,
+        storage=storage,
+    )
     return counts
 
 
@@ -434,7 +498,9 @@ def chunk_pairs(
 # embedding model, chunks above 0.4).
 
 
-COSINE, COSINES, SIMILAR = "cosine", "cosines", "similar"
+COSINE = "cosine"
+COSINES = "cosines"
+SIMILAR = "similar"
 _CHUNKS = "chunks"
 _ADDED = {COSINE: pa.float32(), COSINES: pa.large_list(pa.float32()), SIMILAR: pa.large_list(pa.int32())}
 _EMBEDDED_ROWS = 256
@@ -495,7 +561,14 @@ def add_cosines(pairs: OpenTables, to: str, embedder: Embedder, threshold: float
         counts["similar"] += sum(map(len, chosen))
         return {COSINE: best, COSINES: cosines, SIMILAR: chosen}
 
-    add_columns(pairs, to, _added(pairs), values, storage, batch_rows=_EMBEDDED_ROWS)
+    add_columns(
+        pairs,
+        to,
+        _added(pairs),
+        values,
+        storage,
+        batch_rows=_EMBEDDED_ROWS,
+    )
     return counts
 
 

@@ -103,7 +103,15 @@ def read_page(texts: Iterable[tuple[str, Form]]) -> CleanedPage:
     for kind, parts, level, title in drafts:
         starts = itertools.accumulate((len(part) + 1 for part in parts), initial=at)
         spans = tuple(Extent(start, start + len(part)) for start, part in zip(starts, parts, strict=False))
-        blocks.append(PageBlock(kind, Extent(at, spans[-1].end), spans, level, title))
+        blocks.append(
+            PageBlock(
+                kind,
+                Extent(at, spans[-1].end),
+                spans,
+                level,
+                title,
+            )
+        )
         at = spans[-1].end + len(_BETWEEN)
     return CleanedPage(_BETWEEN.join("\n".join(parts) for _, parts, *_ in drafts), tuple(blocks), *json_ld_of(scripts))
 
@@ -150,10 +158,12 @@ def drafts_of(node: Node) -> Iterator[Draft]:
         if isinstance(child, str):
             yield "text", [child], 0, ""
         elif child.kind == "heading":
-            level, (title,) = child.number or 1, child.texts()
+            level = child.number or 1
+            (title,) = child.texts()
             yield "heading", [f"{'#' * level} {title}"], level, title
         elif child.kind == "list" and not child.is_layout:
-            if parts := ["\n".join(lines) for lines in _items(child, 0)]:
+            parts = ["\n".join(lines) for lines in _items(child, 0)]
+            if parts:
                 yield "list", [parts[0].lstrip(), *parts[1:]], 0, ""
         elif child.kind == "table" and not child.is_layout and (table := _table(child)):
             yield table
@@ -163,7 +173,9 @@ def drafts_of(node: Node) -> Iterator[Draft]:
 
 def _items(node: Node, depth: int) -> list[list[str]]:
     """The lines of each item of a list, indented; what is in none belongs to the one before."""
-    indent, number, items = "  " * min(depth, _MOST_INDENT), node.number, list[list[str]]()
+    indent = "  " * min(depth, _MOST_INDENT)
+    number = node.number
+    items = list[list[str]]()
     for child in node.children:
         lines: list[str] = []
         marker = ""
@@ -217,7 +229,8 @@ def json_ld_of(scripts: Iterable[str]) -> tuple[tuple[str, ...], int]:
     """What scripts of JSON-LD hold, and how many are no JSON: their objects, those of an array at the outside one by
     one, as extruct has it. Line ends within texts are borne with.
     """
-    items, unreadable = list[str](), 0
+    items = list[str]()
+    unreadable = 0
     for script in filter(str.strip, scripts):
         try:
             value = json.loads(script, strict=False, parse_constant=_refuse)
@@ -318,7 +331,8 @@ class _Reader:
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self.open.append(None)
-        self.is_raw, depth = _RAW.fullmatch(tag) is not None, len(self.open)
+        self.is_raw = _RAW.fullmatch(tag) is not None
+        depth = len(self.open)
         if tag == "script" and attributes.get("type", "").partition(";")[0].strip().lower() == "application/ld+json":
             self._script = []
         if self._hidden_at is not None:
@@ -344,7 +358,9 @@ class _Reader:
             self._open_node(kind, tag, attributes)
 
     def end(self, tag: str) -> None:
-        depth, node, self.is_raw = len(self.open), self.open.pop(), False
+        depth = len(self.open)
+        node = self.open.pop()
+        self.is_raw = False
         if tag == "script" and self._script is not None:
             self.scripts.append("".join(self._script))
             self._script = None
@@ -396,7 +412,8 @@ class _Reader:
         if self._heading is not None:
             level = self._heading[1]
             self._heading = None
-            if title := " ".join("".join(self._taken()).replace(_LINE_BREAK, " ").split()):
+            title = " ".join("".join(self._taken()).replace(_LINE_BREAK, " ").split())
+            if title:
                 self._nodes[-1].children.append(Node("heading", [title], level))
 
     def _end_text(self) -> None:
@@ -412,7 +429,8 @@ class _Reader:
             self._nodes[-1].children.append(text)
 
     def _taken(self) -> list[str]:
-        taken, self._text = self._text, []
+        taken = self._text
+        self._text = []
         return taken
 
 
@@ -504,7 +522,8 @@ class _Wiki:
                     self._nest("")
                     self.pieces.append("<p>")
                 self.pieces.append("\n")
-                self._mark, self._is_line_empty = "", True
+                self._mark = ""
+                self._is_line_empty = True
             if line.strip() or (line and not self._is_line_empty):
                 self.inline(html.escape(line, quote=False))
 
@@ -516,7 +535,8 @@ class _Wiki:
 
     def block(self, written: str) -> None:
         """HTML that is a block, which ends all lists."""
-        self._mark, self._is_line_empty = "", True
+        self._mark = ""
+        self._is_line_empty = True
         self._nest("")
         self.pieces.append(written)
 
@@ -580,7 +600,8 @@ def _write_template(node: Any, page: _Wiki) -> None:
 
 
 def _write_tag(node: Any, page: _Wiki) -> None:
-    name, mark = str(node.tag).strip().lower(), node.wiki_markup
+    name = str(node.tag).strip().lower()
+    mark = node.wiki_markup
     if name in _NOT_SHOWN:
         return
     if mark in ("*", "#", ":", ";"):
@@ -605,7 +626,9 @@ def _write_tag(node: Any, page: _Wiki) -> None:
 
 def _rows_of(code: Any) -> str:
     """The rows of a table; the first may have no mark of its own, after a caption."""
-    rows, cells, caption = [], [], ""
+    rows = []
+    cells = []
+    caption = ""
     for node in code.nodes:
         name = str(node.tag) if type(node).__name__ == "Tag" else ""
         if name == "tr":

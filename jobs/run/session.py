@@ -81,7 +81,8 @@ _INDEXES = {
 
 
 def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
-    if (name := next((one for one in _INDEXES if one in environment), None)) is None:
+    name = next((one for one in _INDEXES if one in environment), None)
+    if name is None:
         raise UsageError(f"--shard auto: no scheduler's variable is set ({', '.join(_INDEXES)}). Give INDEX/COUNT.")
     # a task of Slurm that failed and is submitted again is an array of its own; the count says what it was part of
     for count_name in (SHARD_COUNT_VARIABLE, _INDEXES[name]):
@@ -91,7 +92,8 @@ def _from_scheduler(environment: Mapping[str, str]) -> tuple[int, int]:
         raise UsageError(
             f"--shard auto: {name} gives an index but no count. Set {SHARD_COUNT_VARIABLE} to the number of workers."
         )
-    first, last = _number(environment, "SLURM_ARRAY_TASK_MIN", "0"), _number(environment, "SLURM_ARRAY_TASK_MAX")
+    first = _number(environment, "SLURM_ARRAY_TASK_MIN", "0")
+    last = _number(environment, "SLURM_ARRAY_TASK_MAX")
     step = max(1, _number(environment, "SLURM_ARRAY_TASK_STEP", "1"))
     count = (last - first) // step + 1
     if _number(environment, "SLURM_ARRAY_TASK_COUNT", str(count)) != count:
@@ -123,7 +125,9 @@ class WorkLeft:
     """
 
     def __init__(self, opened: OpenRun, shards: list[int], *, is_retry: bool, execution: str = "") -> None:
-        self.opened, self.shards, self.is_retry = opened, shards, is_retry
+        self.opened = opened
+        self.shards = shards
+        self.is_retry = is_retry
         self.whole: Mapping[str, str] | None = None
         self.retries = self._retry_round(execution) if is_retry else {}
 
@@ -142,12 +146,14 @@ class WorkLeft:
         Args:
             now: attempts by chunk, from a recent listing.
         """
-        before, rows = self.seen.get(shard, {}), self.opened.plan.shards[shard].chunks
+        before = self.seen.get(shard, {})
+        rows = self.opened.plan.shards[shard].chunks
         return 0 if self.is_retry else sum(rows[chunk] for chunk in now if chunk not in before)
 
     def rows_to_ask(self) -> int:
         """Rows of the chunks to work on, as of the first listing."""
-        planned, folder = self.opened.plan.shards, self.opened.folder
+        planned = self.opened.plan.shards
+        folder = self.opened.folder
         if not self.is_retry:
             return sum(planned[shard].chunks[chunk] for shard in self.shards for chunk in self.todo(shard, self.seen))
         return sum(
@@ -185,13 +191,15 @@ class WorkLeft:
         ends where an undisturbed one ends. Workers of one execution begin one round: one that starts late finds the
         receipts of the others, and does not begin the next.
         """
-        own, found = 0, dict[int, dict[int, int]]()
+        own = 0
+        found = dict[int, dict[int, int]]()
         level = max((len(attempts) for done in self.seen.values() for attempts in done.values()), default=1)
         for shard in self.shards:
             for receipts in self.opened.folder.chunk_receipts(shard):
                 own = max([own, *(one.attempt for one in receipts if one.execution == execution)])
                 # whether any quarantined row of a chunk may be asked again
-                if (file := receipts[-1].quarantine) is not None and len(self._settled(receipts)) < file.rows:
+                file = receipts[-1].quarantine
+                if file is not None and len(self._settled(receipts)) < file.rows:
                     found.setdefault(shard, {})[receipts[0].chunk] = receipts[-1].attempt + 1
         lagging = {
             shard: late
@@ -232,7 +240,8 @@ class WorkLeft:
         Raises:
             StoreUnreachableError: a listing lacks receipts that were seen before.
         """
-        folder, attempts = self.opened.folder, self.retries.get(shard, {})
+        folder = self.opened.folder
+        attempts = self.retries.get(shard, {})
         found = {
             receipt.chunk: {row["row_id"] for row in folder.quarantined_rows(receipt)}
             for receipts in folder.chunk_receipts(shard)
@@ -274,9 +283,13 @@ class Allowance:
     """
 
     def __init__(self, opened: OpenRun, limits: Limits, worker: str, stop: Stop) -> None:
-        self._opened, self._limits, self._worker, self._stop = opened, limits, worker, stop
+        self._opened = opened
+        self._limits = limits
+        self._worker = worker
+        self._stop = stop
         self._engine: Engine | None = None
-        self._spec, self._probe = opened.job.spec.engine, opened.job.labeler.probe()
+        self._spec = opened.job.spec.engine
+        self._probe = opened.job.labeler.probe()
         self._seen = opened.folder.attempts_of_all()
         tallies = _tallies(opened)
         self._rows_asked = sum(tally.rows - tally.reused for tally in tallies)
@@ -308,7 +321,8 @@ class Allowance:
 
     def uses(self, engine: Engine) -> None:
         """The engine that is asked, from its start on."""
-        self._trials, self._engine = Charge(), engine
+        self._trials = Charge()
+        self._engine = engine
 
     def takes(self, request: Request, *, is_idle: bool) -> bool:
         """Hold the most that a request may be charged, if there is room for it.
@@ -333,7 +347,8 @@ class Allowance:
     def answered(self, answers: Sequence[Answer]) -> None:
         """Count what answers were charged, instead of the most that they might have been."""
         for answer in answers:
-            if (most := self._flying.pop(answer.request_id, None)) is not None:
+            most = self._flying.pop(answer.request_id, None)
+            if most is not None:
                 self._held = self._held.minus(most) if self._flying else self._gone
                 charge = charge_of(self._spec.args, answer.prompt_tokens, answer.output_tokens)
                 self._answered = self._answered.plus(charge)
@@ -353,7 +368,8 @@ class Allowance:
             need = _sum(self._most(ask) for ask in self._probe).times(
                 self._opened.job.spec.labeler.samples * (rows + rows_begun)
             )
-        if not (has_room := self._has_room(need)) and not rows_begun:
+        has_room = self._has_room(need)
+        if not has_room and not rows_begun:
             self._end()
         return has_room
 
@@ -363,11 +379,13 @@ class Allowance:
 
     def _read_others(self) -> None:
         """Add what other workers have committed since."""
-        folder, started_s = self._opened.folder, time.perf_counter()
+        folder = self._opened.folder
+        started_s = time.perf_counter()
         etags = folder.listing()
         now = folder.attempts_of_all(etags)
         new = (one for one in folder.new_receipts(self._seen, now, etags) if one.worker != self._worker)
-        self._others, self._seen = self._others.plus(charge_of_receipts(self._spec.args, new)), now
+        self._others = self._others.plus(charge_of_receipts(self._spec.args, new))
+        self._seen = now
         took_s = time.perf_counter() - started_s
         self._next_read_s = started_s + took_s + max(READ_EVERY_S, 20 * took_s)
 
@@ -403,7 +421,8 @@ def spent_so_far(opened: OpenRun, tallies: Sequence[Tally]) -> Charge:
     Args:
         tallies: of these rounds.
     """
-    spec, folders = opened.job.spec.engine, [opened.folder, *other_rounds(opened.job)]
+    spec = opened.job.spec.engine
+    folders = [opened.folder, *other_rounds(opened.job)]
     lost = (charge_of_receipts(spec.args, folder.lost_receipts()) for folder in folders)
     return _sum([*(charge_of(spec.args, *one.tokens) for one in tallies), *lost])
 
@@ -424,7 +443,8 @@ def charge_of_receipts(args: EngineArgs | None, receipts: Iterable[Receipt]) -> 
 
 def most_charge(spec: EngineSpec, ask: Ask) -> Charge:
     """What an ask takes at most, of an engine that does not know better: one that cuts a prompt by its own tokens."""
-    prompt, output = min(most_prompt_tokens(ask), spec.max_prompt_tokens), most_output_tokens(ask)
+    prompt = min(most_prompt_tokens(ask), spec.max_prompt_tokens)
+    output = most_output_tokens(ask)
     return charge_of(spec.args, prompt, output)
 
 
@@ -444,7 +464,8 @@ def _sum(charges: Iterable[Charge]) -> Charge:
 COMMITS_IN_FLIGHT = 8
 MAX_OPEN_SHARDS = 32
 """Shards under way at once. Each holds an open lock file, and what one worker holds no other can take."""
-FREED_EVERY_S, FREED_ON_DISK_EVERY_S = 5.0, 0.2
+FREED_EVERY_S = 5.0
+FREED_ON_DISK_EVERY_S = 0.2
 """How often the locks of busy shards are checked, seconds: on a store, and on a disk."""
 LIST_EVERY_S = 30.0
 """How often the receipts of all shards are listed for the progress shown, seconds for each request to a store."""
@@ -464,7 +485,8 @@ class CommitThreads:
     """
 
     def __init__(self, commit: Callable[[ChunkWork], bool], progress: Progress, *, threads: int = 2) -> None:
-        self._commit, self._progress = commit, progress
+        self._commit = commit
+        self._progress = progress
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="commit")
         self._under_way: set[Future[bool]] = set()
 
@@ -531,7 +553,11 @@ class Session:
         progress: Progress,
         part_of: str | None = None,
     ) -> None:
-        self.opened, self.shards, self.is_retry, self.stop, self.progress = opened, shards, is_retry, stop, progress
+        self.opened = opened
+        self.shards = shards
+        self.is_retry = is_retry
+        self.stop = stop
+        self.progress = progress
         self.busy: list[int] = []
         self.taken: list[int] = []
         self.facts: EngineFacts | None = None
@@ -568,7 +594,8 @@ class Session:
                 logger.info("%s", exc)
                 self.busy += [] if shard in self.busy else [shard]
                 continue
-            if not (todo := self.left.todo(shard)):  # its last holder finished between the listing and the lock
+            todo = self.left.todo(shard)
+            if not todo:  # its last holder finished between the listing and the lock
                 lock.release()
                 continue
             self._locks[shard], self._chunks_left[shard], self._reached = lock, len(todo), (shard, todo)
@@ -604,12 +631,14 @@ class Session:
             for folder in ("labels", "quarantine", "answers", "receipts", "lost"):
                 opened.store.sweep(f"{folder}/shard-{shard:05d}")
             wanted = self.left.quarantined_ids(shard) if self.is_retry else None
-            rows_of, num_rows = self._rows_of(shard, wanted or {}), sum(opened.plan.shards[shard].chunks)
+            rows_of = self._rows_of(shard, wanted or {})
+            num_rows = sum(opened.plan.shards[shard].chunks)
             self.journal.opens(shard, attempts, rows_of, num_rows=num_rows)
             settled = self.left.settled_rows(shard) if self.is_retry else {}
             for chunk, pairs in opened.read(shard, sorted(attempts), wanted=wanted):
                 # whether another worker has the lease by now
-                if (lock := self._locks.get(shard)) and lock.is_lost and shard not in self._given_up:
+                lock = self._locks.get(shard)
+                if lock and lock.is_lost and shard not in self._given_up:
                     self._give_up(shard, [one for one in attempts if one >= chunk])
                     break
                 self._count_others()
@@ -637,7 +666,8 @@ class Session:
     def _count_others(self) -> None:
         """Now and then: count what was committed of shards that this worker has not taken."""
         if time.monotonic() >= self._next_listing_s and len(self.shards) > 1:
-            seen, theirs = self.opened.folder.attempts_of_all(), set(self.shards) - set(self.taken)
+            seen = self.opened.folder.attempts_of_all()
+            theirs = set(self.shards) - set(self.taken)
             self._next_listing_s = time.monotonic() + list_every_s(self.opened.plan)
             self.progress.rows_of_others = sum(self.left.rows_since(shard, seen.get(shard, {})) for shard in theirs)
 
@@ -645,7 +675,8 @@ class Session:
         """Note that so many chunks of a shard need no more of this session; with the last its lock is released."""
         with self._guard:
             self._chunks_left[shard] -= count
-            if is_last := self._chunks_left[shard] == 0:
+            is_last = self._chunks_left[shard] == 0
+            if is_last:
                 del self._chunks_left[shard]
         if is_last:
             self.journal.closes(shard)
@@ -655,10 +686,12 @@ class Session:
         work = ChunkWork(chunk, pairs, self.keys.keys(pairs))
         work.settled_rows = {index: settled[pair.row_id] for index, pair in enumerate(pairs) if pair.row_id in settled}
         self.progress.reused += self.reuse.fill(work)
-        if (cascade := self.opened.cascade) is not None and not self.is_retry:
+        cascade = self.opened.cascade
+        if cascade is not None and not self.is_retry:
             self.progress.reused += take_cheap(cascade, work)
         if chunk in self._kept:
-            store, fingerprint = self.opened.store, self.opened.plan.fingerprint
+            store = self.opened.store
+            fingerprint = self.opened.plan.fingerprint
             work.known = work.answered = known_answers(store, fingerprint, self.facts, chunk)
         return work
 
@@ -677,15 +710,19 @@ class Session:
         """What earlier outputs know; opened when the first chunk is read, so that a run with
         nothing to do opens none.
         """
-        job, plan = self.opened.job, self.opened.plan
+        job = self.opened.job
+        plan = self.opened.plan
         return Reuse(job, plan, [] if self.is_retry else earlier_outputs(job))
 
     def commit(self, work: ChunkWork) -> bool:
         """Make a finished chunk durable. Runs in a committer thread."""
-        cascade, reused, labels = self.opened.cascade, self.reuse.sources(work), work.rows
+        cascade = self.opened.cascade
+        reused = self.reuse.sources(work)
+        labels = work.rows
         if cascade is not None:
             labels = with_sources(cascade, work)
-            if cheap := work.sources[CHEAP]:  # all of them under the first judge
+            cheap = work.sources[CHEAP]
+            if cheap:  # all of them under the first judge
                 reused += [replace(judge, rows=0 if at else cheap) for at, judge in enumerate(cascade.judges)]
         receipt = commit_chunk(
             self.opened.store,
@@ -742,12 +779,14 @@ def take_cheap(cascade: Cascade, work: ChunkWork) -> int:
     """Settle the rows of a chunk that the cheap judges are sure of, but for those that are known or drawn for the
     audit. Returns how many.
     """
-    before, cheap = work.left, cascade.cheap
+    before = work.left
+    cheap = cascade.cheap
     place_N, by_N = cascade.places(work.pairs)
     for index in np.flatnonzero(by_N == "cheap").tolist():
         if work.rows[index] is not None or work.pairs[index].broken_text:
             continue
-        pair, probs_K = work.pairs[index], cheap.probs_PK[place_N[index]]
+        pair = work.pairs[index]
+        probs_K = cheap.probs_PK[place_N[index]]
         row = LabelRow(
             row_id=pair.row_id,
             query_id=pair.query_id,

@@ -206,7 +206,8 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     Args:
         say: called with what was asked for and what will happen.
     """
-    has_interrupt, main = False, threading.get_ident()
+    has_interrupt = False
+    main = threading.get_ident()
 
     def on_near() -> None:
         """Wake the main thread by a signal if it starts an engine; the loop minds the deadline by itself."""

@@ -51,18 +51,37 @@ def grouped_attention(
     B, num_heads, S, D = query.shape
     if attention_mask is None or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None:
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            **kwargs,
         )
         return plain
     if S == 1:
         folded = query.view(B, key.shape[1], -1, D)
         mask = attention_mask.expand(B, 1, folded.shape[2], key.shape[2])
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        out = scaled_dot_product_attention(
+            folded,
+            key,
+            value,
+            attn_mask=mask,
+            scale=scaling,
+        )
         return out.reshape(B, num_heads, 1, -1).transpose(1, 2), None
     is_causal = getattr(attention_mask, "is_plain_causal", False)
     mask = None if is_causal else attention_mask
     out = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=is_causal, scale=scaling, enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=scaling,
+        enable_gqa=True,
     )
     return out.transpose(1, 2), None
 
@@ -147,7 +166,9 @@ class RowCache(Cache):  # type: ignore[misc]
     def point(self, block: slice, columns: slice, ends: torch.Tensor | None = None) -> None:
         """Have the next forward pass write a block of rows in these columns, or, with `ends`, one column per row."""
         rows = block if ends is None else torch.arange(len(ends), device=ends.device)
-        self.block, self.columns, self.place = block, columns, (rows, slice(None), columns if ends is None else ends)
+        self.block = block
+        self.columns = columns
+        self.place = (rows, slice(None), columns if ends is None else ends)
 
     def reserve(self, num_rows: int, num_columns: int, *, used_rows: int, used_columns: int) -> None:
         """Have at least `num_rows` x `num_columns`. Buffers shrink only while no row is in use."""
@@ -202,12 +223,15 @@ class Forward:
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
-        self.model, self.device = model, device
-        config, kind = model.config.get_text_config(), model.config.model_type
+        self.model = model
+        self.device = device
+        config = model.config.get_text_config()
+        kind = model.config.model_type
         self.sliding_window: int | None = getattr(config, "sliding_window", None)
         default = ["sliding_attention" if self.sliding_window else "full_attention"]
         self.layer_types = sorted(set(getattr(config, "layer_types", None) or default))
-        if unknown := set(self.layer_types) - {"full_attention", "sliding_attention"}:
+        unknown = set(self.layer_types) - {"full_attention", "sliding_attention"}
+        if unknown:
             raise ModelError(
                 f"models of type {kind} have layers of kind {', '.join(sorted(unknown))}, which this engine can't run; "
                 "try vllm."
@@ -249,7 +273,8 @@ class Forward:
         """How far the last logits of rows that we run together, with a prefix that they share, lie from those that the
         model gives each alone; in standard deviations, of the worst row.
         """
-        first, B = rows[0], len(rows)
+        first = rows[0]
+        B = len(rows)
         try:
             with torch.inference_mode():
                 own = (self.model(input_ids=torch.tensor([row], device=self.device), use_cache=False) for row in rows)
@@ -278,7 +303,8 @@ class Forward:
             Raw logits after each row's last token, float32 [B, V].
         """
         lengths = [len(suffix) for suffix in suffixes]
-        B, S = len(lengths), max(lengths)
+        B = len(lengths)
+        S = max(lengths)
         ids_BS = torch.tensor([[*suffix, *[0] * (S - len(suffix))] for suffix in suffixes], device=self.device)
         positions_S = torch.arange(prefix, prefix + S, device=self.device)
         columns_T = torch.arange(prefix + S, device=self.device)
@@ -295,7 +321,8 @@ class Forward:
         """Append one token to each of the first rows, whose columns in use are `lengths`. Returns raw logits, float32
         [B, V].
         """
-        B, T = len(tokens), max(lengths) + 1
+        B = len(tokens)
+        T = max(lengths) + 1
         ends_B = torch.tensor(lengths, device=self.device)
         self.cache.point(slice(0, B), slice(T - 1, T), ends_B)
         masks = self._masks(torch.arange(T, device=self.device)[None, None, None, :], ends_B[:, None, None, None])
@@ -404,7 +431,9 @@ def shared_length(leader: NDArray[np.int64], others: Sequence[NDArray[np.int64]]
         known: tokens of the leader that are kept already.
     """
     lengths = np.array([min(common_length(leader, other), len(leader) - 1) for other in others], dtype=np.int64)
-    best, limit, floor = known, len(leader), 0
+    best = known
+    limit = len(leader)
+    floor = 0
     while True:
         candidates = np.unique(lengths[(lengths >= known + MIN_SHARED) & (lengths <= limit)])
         if not len(candidates):
@@ -414,7 +443,8 @@ def shared_length(leader: NDArray[np.int64], others: Sequence[NDArray[np.int64]]
         place = int(spared.argmax())
         if spared[place] < MIN_SHARED:
             return best
-        best, floor = int(candidates[place]), int(sharers[place])
+        best = int(candidates[place])
+        floor = int(sharers[place])
         limit = best - MIN_SHARED
 
 
@@ -495,9 +525,13 @@ class Batch:
         prefill_tokens: int,
         shares_prefixes: bool,
     ) -> None:
-        self._forward, self._compiler, self._encode_text = forward, compiler, encode_text
-        self._max_sequences, self._max_columns = max_sequences, max_columns
-        self._prefill_tokens, self._shares_prefixes = prefill_tokens, shares_prefixes
+        self._forward = forward
+        self._compiler = compiler
+        self._encode_text = encode_text
+        self._max_sequences = max_sequences
+        self._max_columns = max_columns
+        self._prefill_tokens = prefill_tokens
+        self._shares_prefixes = shares_prefixes
         self._waiting: list[TokenSequence] = []
         self._active: list[TokenSequence] = []
         self._done: list[TokenSequence] = []
@@ -525,7 +559,8 @@ class Batch:
                     [sequence.length - 1 for sequence in self._active],
                 )
                 self._advance(list(self._active), logits_BV)
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         return done
 
     def _next_group(self) -> tuple[list[TokenSequence], Prefix]:
@@ -534,7 +569,8 @@ class Batch:
         if not self._fits([leader]):
             return [], NO_PREFIX
         prefix = self._share(leader) if self._shares_prefixes else NO_PREFIX
-        shared, wanted = len(prefix.ids), len(leader.prompt)
+        shared = len(prefix.ids)
+        wanted = len(leader.prompt)
         fitting = [sequence for sequence in self._waiting if prefix.begins(sequence.prompt)]
         fitting.sort(key=lambda sequence: (sequence is not leader, abs(len(sequence.prompt) - wanted)))
         group = self._take(fitting, shared)
@@ -586,7 +622,8 @@ class Batch:
 
     def _reserve(self, group: Sequence[TokenSequence], prefix: Prefix) -> int:
         """Rows for a group, each begun with the prefix; returns the first."""
-        first, count = len(self._active), len(self._active) + len(group)
+        first = len(self._active)
+        count = len(self._active) + len(group)
         longest = max(sequence.max_length for sequence in [*self._active, *group])
         used = max((sequence.length for sequence in self._active), default=0)
         self._forward.cache.reserve(
@@ -600,7 +637,8 @@ class Batch:
         return first
 
     def _prefill(self, group: list[TokenSequence], prefix: Prefix) -> None:
-        shared, first = len(prefix.ids), self._reserve(group, prefix)
+        shared = len(prefix.ids)
+        first = self._reserve(group, prefix)
         for sequence in group:
             sequence.cached = shared - sequence.num_paid
         logits_BV = self._forward.prefill(
@@ -612,7 +650,8 @@ class Batch:
     def _advance(self, sequences: list[TokenSequence], logits_BV: torch.Tensor) -> None:
         """Read decisions from the raw logits, draw the next token of each sequence, and drop those that are done."""
         for number, sequence in enumerate(sequences):
-            if here := sequence.places_here():
+            here = sequence.places_here()
+            if here:
                 logits_V = logits_BV[number].cpu().numpy()
                 for place in here:
                     sequence.note(place, distribution(logits_V, place.label_ids))
@@ -644,7 +683,8 @@ class Batch:
     def _leave(self, sequence: TokenSequence) -> None:
         """Free the sequence's place: the last one moves there. A decision that never came by is asked for first."""
         self._has_news = True
-        place, last = self._active.index(sequence), len(self._active) - 1
+        place = self._active.index(sequence)
+        last = len(self._active) - 1
         if place != last:
             mover = self._active[last]
             self._forward.cache.move(last, place, mover.length)

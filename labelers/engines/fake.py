@@ -174,7 +174,8 @@ _OFF_SCALE = ("1.", "2/2", "-1", "11", "two", "0 or 1", "²", "")
 
 def made_garbage(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
     """An answer that no reader may take for a verdict."""
-    if (untagged := _UNTAGGED_GARBAGE.get(type(sections[0]))) is not None:
+    untagged = _UNTAGGED_GARBAGE.get(type(sections[0]))
+    if untagged is not None:
         return untagged[(bits >> 8) % len(untagged)](text)
     return _GARBAGE[(bits >> 8) % len(_GARBAGE)](sections, contents, text, bits >> 16)
 
@@ -390,7 +391,8 @@ class Fake(Engine):
         args = self._args
         ready: list[Answer] = []
         while self._queue and not ready:
-            taken, self._queue = self._queue[: args.batch], self._queue[args.batch :]
+            taken = self._queue[: args.batch]
+            self._queue = self._queue[args.batch :]
             for request in taken:
                 if self._is_fatal(request):
                     self._go_down()
@@ -412,14 +414,21 @@ class Fake(Engine):
         return ready
 
     def facts(self) -> EngineFacts:
-        return EngineFacts("fake", VERSION, "fake", self._digest, notes=("answers are made up",))
+        return EngineFacts(
+            "fake",
+            VERSION,
+            "fake",
+            self._digest,
+            notes=("answers are made up",),
+        )
 
     def close(self) -> None:
         self._queue.clear()
         self._slow.clear()
 
     def _is_fatal(self, request: Request) -> bool:
-        chance, wanted = self._args.p_crash, self._args.crash_on
+        chance = self._args.p_crash
+        wanted = self._args.crash_on
         is_named = wanted and any(wanted in text for one in request.ask.messages for text in one.parts[1::2])
         return bool(is_named) or (chance > 0 and random.random() < chance)
 
@@ -456,21 +465,38 @@ class Fake(Engine):
         if num_chars > self._max_chars:
             kept = len(document) - (num_chars - self._max_chars)
             if not self._may_cut or kept <= 0:
-                tokens, limit = num_chars // CHARS_PER_TOKEN, self._max_chars // CHARS_PER_TOKEN
+                tokens = num_chars // CHARS_PER_TOKEN
+                limit = self._max_chars // CHARS_PER_TOKEN
                 return Answer(
                     request.id,
                     "",
                     "overlong",
                     detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}",
                 )
-            document, num_chars, flags = document[:kept], self._max_chars, ("document_truncated",)
+            document = document[:kept]
+            num_chars = self._max_chars
+            flags = ("document_truncated",)
         num_tokens = num_chars // CHARS_PER_TOKEN + 1
 
         roll = draw & 0xFFFFFF
         if self._below_truncated <= roll < self._below_refused:
             if ask.format is not None and draw >> 24 & 1:
-                return _finished(request.id, REFUSALS[(draw >> 25) % len(REFUSALS)], "stop", {}, num_tokens, flags)
-            return _finished(request.id, "", "refused", {}, num_tokens, flags)
+                return _finished(
+                    id=request.id,
+                    text=REFUSALS[(draw >> 25) % len(REFUSALS)],
+                    finish="stop",
+                    distributions={},
+                    num_tokens=num_tokens,
+                    flags=flags,
+                )
+            return _finished(
+                id=request.id,
+                text="",
+                finish="refused",
+                distributions={},
+                num_tokens=num_tokens,
+                flags=flags,
+            )
 
         words, head = _words_of(query), document[:8192].lower()  # so that one of 400 KB costs no more than another
         hits = sum(word in head for word in words)
@@ -486,7 +512,12 @@ class Fake(Engine):
         distributions = {name: chosen(labels, marker) for name, marker, labels in ask.decisions}
         if ask.format is None:
             return _finished(
-                request.id, "", "length", distributions if roll >= self._below_garbage else {}, num_tokens, flags
+                id=request.id,
+                text="",
+                finish="length",
+                distributions=distributions if roll >= self._below_garbage else {},
+                num_tokens=num_tokens,
+                flags=flags,
             )
 
         sections = ask.format.sections
@@ -497,16 +528,44 @@ class Fake(Engine):
         thought = (
             f"{hits} of {len(words)} words of the query stand here. {_THOUGHTS[bits & 7]} {_THOUGHTS[bits >> 3 & 7]}"
         )
-        contents = made_contents(sections, choices, subject, thought, source, bits)
+        contents = made_contents(
+            sections=sections,
+            choices=choices,
+            query=subject,
+            thought=thought,
+            source=source,
+            bits=bits,
+        )
         text = written(sections, contents)
         if roll < self._below_garbage:
-            return _finished(request.id, made_garbage(sections, contents, text, bits), "stop", {}, num_tokens, flags)
+            return _finished(
+                id=request.id,
+                text=made_garbage(sections, contents, text, bits),
+                finish="stop",
+                distributions={},
+                num_tokens=num_tokens,
+                flags=flags,
+            )
         text = text.removeprefix(ask.prefill)
         is_cut = roll < self._below_truncated
         most = bits % max(1, len(text)) if is_cut else ask.max_tokens * CHARS_PER_TOKEN
         if is_cut or len(text) > most:
-            return _finished(request.id, text[:most], "length", {}, num_tokens, flags)
-        return _finished(request.id, text, "stop", distributions, num_tokens, flags)
+            return _finished(
+                id=request.id,
+                text=text[:most],
+                finish="length",
+                distributions={},
+                num_tokens=num_tokens,
+                flags=flags,
+            )
+        return _finished(
+            id=request.id,
+            text=text,
+            finish="stop",
+            distributions=distributions,
+            num_tokens=num_tokens,
+            flags=flags,
+        )
 
 
 def _parts_of(ask: Ask) -> tuple[str, str, int]:
@@ -529,7 +588,15 @@ def _finished(
     id: int, text: str, finish: Finish, distributions: dict[str, Distribution], num_tokens: int, flags: tuple[str, ...]
 ) -> Answer:
     return Answer(
-        id, text, finish, distributions, num_tokens, len(text) // CHARS_PER_TOKEN + (1 if text else 0), 0, "", flags
+        request_id=id,
+        text=text,
+        finish=finish,
+        distributions=distributions,
+        prompt_tokens=num_tokens,
+        output_tokens=len(text) // CHARS_PER_TOKEN + (1 if text else 0),
+        cached_tokens=0,
+        detail="",
+        flags=flags,
     )
 
 

@@ -53,7 +53,8 @@ def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_s
     row: list[str] = []
     rules: list[str] = []
     for number, section in enumerate(sections):
-        is_open, name = number == 0 and open_content is not None, f"s{number}"
+        is_open = number == 0 and open_content is not None
+        name = f"s{number}"
         before = [] if is_open or not section.tag else [_literal(opening_of(section))]
         row += [*before, name, *([_literal(closing_of(section))] if section.tag else [])]
         rules += _rules(section, name, (open_content or "") if is_open else "", fragment_source)
@@ -141,7 +142,8 @@ def _remaining(answer_format: AnswerFormat, prefill: str) -> tuple[Sequence[Sect
     """Sections that are not closed in the prefill, and the content so far of the first of them, or None if it is not
     open.
     """
-    rest, sections = prefill, answer_format.sections
+    rest = prefill
+    sections = answer_format.sections
     if "think" not in {section.tag for section in sections}:
         # an empty thought put before the answer, as templates of thinking models do
         rest = re.sub(r"\A\s*<think>.*?</think>", "", rest, flags=re.DOTALL)
@@ -265,7 +267,8 @@ def _grammar_tokenizer(library: Any, tokenizer: Any, *, vocab_size: int, eos_ids
     with only the special ones marked.
     """
     hf = require("llguidance.hf", extra="cpu", purpose="Constrained decoding")
-    plain, added = hf.from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids), tokenizer.added_tokens_decoder
+    plain = hf.from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids)
+    added = tokenizer.added_tokens_decoder
     if not any(plain.is_special_token(token) and not kind.special for token, kind in added.items()):
         return plain
     return library.LLTokenizer(
@@ -282,7 +285,8 @@ class _ByteVocabulary:
         known = len(tokenizer)
         unused = range(known, vocab_size)  # logits are often padded to a round width
         self._backend = tokenizer.backend_tokenizer
-        self.eos_token_id, self.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
+        self.eos_token_id = tokenizer.eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
         self.tokens = [plain.decode_bytes([token]) for token in range(known)] + [
             f"<|unused_{token}|>".encode() for token in unused
         ]

@@ -79,18 +79,21 @@ class OpenAi(Engine):
             )
         self._version = f"httpx-{httpx.__version__}"
         self._digest = _served_digest(args, folder)
-        self._server, self._remarks = dict[str, Any](), list[str]()
+        self._server = dict[str, Any]()
+        self._remarks = list[str]()
         self._capacity = args.concurrency * 2  # so that a freed slot finds the next one ready
         self._in_flight = 0
         self._answers: queue.SimpleQueue[list[Answer] | Exception] = queue.SimpleQueue()
         self._fault: Exception | None = None
         self._batches: Batches | None = None
-        self._unsent, self._running = list[ChatWork](), set[asyncio.Task[Any]]()
+        self._unsent = list[ChatWork]()
+        self._running = set[asyncio.Task[Any]]()
         self._client = ApiClient(args, key, pause=pause)
         portals = require("anyio.from_thread", extra="openai", purpose="The openai engine")
         self._until_closed = contextlib.ExitStack()
         self._loop: BlockingPortal = self._until_closed.enter_context(portals.start_blocking_portal())
-        self._is_open, self._is_broken = True, False
+        self._is_open = True
+        self._is_broken = False
         try:
             self._mode = self._start(spec, folder, overlong)
         except BaseException:
@@ -124,7 +127,8 @@ class OpenAi(Engine):
             remarks = engine.prepare(asks)
         finally:
             engine.close()
-        client, listed = engine._client, counted(len(engine._client.listed), "model")
+        client = engine._client
+        listed = counted(len(engine._client.listed), "model")
         head = f"{client.at} lists {listed} and answers as {args.served_model} ({engine._mode.name} mode)"
         return ". ".join([head, *(remark.removesuffix(".") for remark in remarks)])
 
@@ -155,7 +159,8 @@ class OpenAi(Engine):
         if not self._in_flight:
             return []
         if self._batches is not None and self._unsent:
-            works, self._unsent = self._unsent, []
+            works = self._unsent
+            self._unsent = []
             self._loop.start_task_soon(self._reporting_faults, partial(self._batches.answer, works))
         ready: list[Answer] = []
         with contextlib.suppress(queue.Empty):
@@ -221,7 +226,8 @@ class OpenAi(Engine):
         """What was charged so far at most, without what is in flight. Once it is closed, less what is in flight in
         batches that an earlier execution paid for.
         """
-        client, counts = self._client, self._client.counts
+        client = self._client
+        counts = self._client.counts
         charge = client.lost.plus(Charge(counts["prompt_tokens"] + counts["output_tokens"], client.cost))
         if self._batches is not None and not self._is_open:
             for ask in self._batches.adopted.values():
@@ -237,7 +243,8 @@ class OpenAi(Engine):
     def close(self) -> None:
         if not self._is_open:
             return
-        self._is_open, self._is_broken = False, True
+        self._is_open = False
+        self._is_broken = True
         self._loop.call(self._end)
         self._until_closed.close()
         logger.info("openai engine: %s", ", ".join(f"{name} {n}" for name, n in self.costs().items() if n is not None))
@@ -246,7 +253,9 @@ class OpenAi(Engine):
         self, spec: EngineSpec, folder: TokenizerFolder | None, overlong: Literal["truncate", "quarantine"]
     ) -> ChatMode | TokensMode:
         """Find out what is served, and choose the mode."""
-        args, client, loop = self._args, self._client, self._loop
+        args = self._args
+        client = self._client
+        loop = self._loop
         models = loop.call(client.model_names)
         if models and args.served_model not in models:
             self._remarks.append(
@@ -262,14 +271,28 @@ class OpenAi(Engine):
             self._server["max_model_len"] = context
         if args.mode != "chat" and folder is not None:
             tokens = TokensMode(
-                client, loop, spec, args, overlong=overlong, folder=folder, context=self._server.get("max_model_len")
+                client,
+                loop,
+                spec,
+                args,
+                overlong=overlong,
+                folder=folder,
+                context=self._server.get("max_model_len"),
             )
-            if (why := tokens.detect()) is None:
+            why = tokens.detect()
+            if why is None:
                 return tokens
             if args.mode == "tokens":
                 raise ModelError(f"engine.args.mode is tokens, which the server at {client.at} can't: {why}.")
             self._remarks.append(f"The server at {client.at} is used as a chat API: {why}.")
-        return ChatMode(client, loop, spec, args, overlong=overlong, folder=folder)
+        return ChatMode(
+            client,
+            loop,
+            spec,
+            args,
+            overlong=overlong,
+            folder=folder,
+        )
 
     async def _ask(self, work: Any) -> None:
         """One ask from its first request to its answer."""

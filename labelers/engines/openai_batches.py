@@ -495,4 +495,10 @@ def _given_up(line: Line | None, work: ChatWork, tries: int) -> Answer:
     detail = f"no usable answer in {tries} batches of this run"
     if line is not None and line.text:
         detail += f"; the last one: {line.text}"
-    return Answer(work.request.id, "", "error", detail=detail, flags=work.flags)
+    return Answer(
+        work.request.id,
+        "",
+        "error",
+        detail=detail,
+        flags=work.flags,
+    )

@@ -94,7 +94,8 @@ def adapter_dir(lora: str) -> Path:
         raise ModelError(
             f"engine.args.lora: {lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter."
         )
-    if pickled := sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in adapter.glob(kind)):
+    pickled = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in adapter.glob(kind))
+    if pickled:
         raise ModelError(
             f"engine.args.lora: {lora!r} holds {pickled[0]}, which is pickle. Save the adapter as safetensors and "
             "remove the file."
@@ -251,7 +252,8 @@ class CheckpointEngine(Engine):
 
     def __init__(self, spec: EngineSpec) -> None:
         args: Any = self.Args.of(spec)
-        self._spec, self._args = spec, args
+        self._spec = spec
+        self._args = args
         self._resolved = resolve_checkpoint(spec, args.cache_dir)
         self._ready: list[Answer] = []
 
@@ -408,7 +410,14 @@ class Transformers(CheckpointEngine):
             )
         tokenizer = load_tokenizer(library, self._resolved)
         attention = GROUPED if args.attention == "grouped" else args.attention
-        model = _load_model(library, self._resolved, args, self._dtype, self._device, attention)
+        model = _load_model(
+            library=library,
+            resolved=self._resolved,
+            args=args,
+            dtype=self._dtype,
+            device=self._device,
+            attention=attention,
+        )
         forward = Forward(model, self._device)
         batch_size = args.batch_size
         if not forward.check():
@@ -473,7 +482,8 @@ class Transformers(CheckpointEngine):
 
     def poll(self) -> list[Answer]:
         batch = self._open_batch()
-        answers, self._ready = self._ready, []
+        answers = self._ready
+        self._ready = []
         until = time.perf_counter() + POLL_S
         try:
             while not answers and len(batch) and time.perf_counter() < until:

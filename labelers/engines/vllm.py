@@ -204,7 +204,8 @@ class Vllm(CheckpointEngine):
         self._encoders = ThreadPoolExecutor(1, thread_name_prefix="relabel-encode")
         self._encoding: deque[Future[TokenSequence | Answer]] = deque()
         try:
-            config, folder = self._engine.model_config, self._resolved.path
+            config = self._engine.model_config
+            folder = self._resolved.path
             ends = getattr(config.hf_text_config, "eos_token_id", None)
             if (folder / "generation_config.json").is_file():
                 ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
@@ -290,14 +291,17 @@ class Vllm(CheckpointEngine):
                 f"vLLM failed with {loop.num_open} requests in flight: {type(exc).__name__}. "
                 "If memory ran out, lower engine.args.max_num_seqs or engine.args.gpu_memory_utilization."
             ) from exc
-        answers, self._ready = self._ready, []
+        answers = self._ready
+        self._ready = []
         return answers
 
     def facts(self) -> EngineFacts:
         return self._described
 
     def close(self) -> None:
-        engine, self._engine, self._loop = self._engine, None, None
+        engine = self._engine
+        self._engine = None
+        self._loop = None
         if engine is None:
             return
         self._encoders.shutdown(cancel_futures=True)

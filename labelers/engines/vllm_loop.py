@@ -35,7 +35,8 @@ class GrammarRegistry(StructuredOutputBackend):  # type: ignore[misc]
     """
 
     def __init__(self, ll_tokenizer: Any, vocab_size: int) -> None:
-        self.ll_tokenizer, self.vocab_size = ll_tokenizer, vocab_size
+        self.ll_tokenizer = ll_tokenizer
+        self.vocab_size = vocab_size
         self._numbers = itertools.count()
         self.held: dict[str, Any] = {}
         """One insertion or removal of a dict is atomic."""
@@ -99,8 +100,12 @@ class StepLoop:
         is_inline: bool,
         slots: int,
     ) -> None:
-        self._engine, self._compiler, self._encode_text = engine, compiler, encode_text
-        self._lora, self._is_inline, self._slots = lora, is_inline, slots
+        self._engine = engine
+        self._compiler = compiler
+        self._encode_text = encode_text
+        self._lora = lora
+        self._is_inline = is_inline
+        self._slots = slots
         core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
         manager = getattr(core, "structured_output_manager", None)
         if manager is None or not hasattr(manager, "backend"):
@@ -145,7 +150,8 @@ class StepLoop:
         if self._sequences:
             for output in self._engine.step():
                 self._take(output)
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         self.num_open -= len(done)
         return done
 
@@ -171,7 +177,8 @@ class StepLoop:
             self._bound.add(name)
 
     def _params(self, sequence: TokenSequence, grammar_id: str | None) -> SamplingParams:
-        sampling, is_free = sequence.request.ask.sampling, grammar_id is None
+        sampling = sequence.request.ask.sampling
+        is_free = grammar_id is None
         if sequence.max_new == 0:
             return SamplingParams(
                 max_tokens=1,

@@ -196,9 +196,11 @@ class TeacherStatistics:
         self.tau_by_query = tau_by_query(rows.query, *rows.scores, num_queries=num_queries)
         self.tau = mean_of_queries(self.tau_by_query)
         self.notes = []
-        if without := num_rows - self.distances[0].over:
+        without = num_rows - self.distances[0].over
+        if without:
             self.notes.append(f"matched rows without a distribution on both sides, left out of KL: {without:,}")
-        if flat := num_queries - self.tau.over:
+        flat = num_queries - self.tau.over
+        if flat:
             self.notes.append(
                 f"queries where teacher or student scores every row alike, left out of their Kendall tau: {flat:,}"
             )
@@ -209,33 +211,40 @@ def _distance(place: int) -> Callable[[Any], Mapping[str, Measured]]:
 
 
 TAU = measured(lambda rows: rows.tau, mean)
-AGREEMENT = Metric("agreement", "agreement", "higher", "rows", OfCounts(accuracy), "share of equal grades")
+AGREEMENT = Metric(
+    name="agreement",
+    title="agreement",
+    direction="higher",
+    unit="rows",
+    measure=OfCounts(accuracy),
+    what="share of equal grades",
+)
 KAPPA = Metric(
-    "kappa",
-    "Cohen kappa",
-    "higher",
-    "rows",
-    OfCounts(lambda counts_KK: kappa(counts_KK, power=0)),
-    "the same beyond chance",
+    name="kappa",
+    title="Cohen kappa",
+    direction="higher",
+    unit="rows",
+    measure=OfCounts(lambda counts_KK: kappa(counts_KK, power=0)),
+    what="the same beyond chance",
 )
 AGAINST_TEACHER = (
     Metric(
-        "kl",
-        "mean KL(teacher ‖ student), nats",
-        "lower",
-        "rows",
-        _distance(0),
-        "over rows where both have a distribution",
+        name="kl",
+        title="mean KL(teacher ‖ student), nats",
+        direction="lower",
+        unit="rows",
+        measure=_distance(0),
+        what="over rows where both have a distribution",
     ),
     AGREEMENT,
     KAPPA,
     Metric(
-        "kendall_tau",
-        "Kendall tau of expected grades, by query",
-        "higher",
-        "queries",
-        TAU,
-        "tau-b of the expected grades; mean over queries where both vary",
+        name="kendall_tau",
+        title="Kendall tau of expected grades, by query",
+        direction="higher",
+        unit="queries",
+        measure=TAU,
+        what="tau-b of the expected grades; mean over queries where both vary",
     ),
 )
 """Metrics of a student against its teacher, in the order in which they are shown."""
@@ -268,7 +277,8 @@ def query_moves(rows: PairedRows, tau_G: np.ndarray, *, depth: int) -> dict[str,
     """
     count = np.bincount(rows.query)
     first, second = rows.scores
-    entered, changed = np.zeros(len(count), dtype=np.int64), np.zeros(len(count), dtype=bool)
+    entered = np.zeros(len(count), dtype=np.int64)
+    changed = np.zeros(len(count), dtype=bool)
     tops = [np.lexsort((-rows.docs, -score, rows.query)) for score in (first, second)]
     start = 0
     for query, size in enumerate(count):
@@ -318,7 +328,8 @@ class PairedStatistics(TeacherStatistics):
         self.depth = depth
         self.moves = moves = query_moves(rows, self.tau_by_query, depth=depth)
         has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
-        query_M, probs = rows.query[has_probs], [side[has_probs] for side in rows.probs]
+        query_M = rows.query[has_probs]
+        probs = [side[has_probs] for side in rows.probs]
         means = [side @ np.arange(grades) for side in probs]
         sums = [np.bincount(query_M, one, minlength=num_queries) for one in (np.ones(len(query_M)), *means)]
         self.expected = Sums(np.stack(sums, axis=1), len(query_M))
@@ -350,89 +361,108 @@ PAIRED = (
     AGREEMENT,
     KAPPA,
     Metric(
-        "kappa_quadratic",
-        "Cohen kappa, quadratic",
-        "higher",
-        "rows",
-        OfCounts(lambda counts: kappa(counts, power=2)),
-        "with a disagreement of (a − b)²",
+        name="kappa_quadratic",
+        title="Cohen kappa, quadratic",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(lambda counts: kappa(counts, power=2)),
+        what="with a disagreement of (a − b)²",
     ),
     Metric(
-        "mean_grade_a",
-        "mean grade, A",
-        "neither",
-        "rows",
-        OfCounts(lambda counts: _mean_grade(counts, 0)),
-        "of A's labels",
+        name="mean_grade_a",
+        title="mean grade, A",
+        direction="neither",
+        unit="rows",
+        measure=OfCounts(lambda counts: _mean_grade(counts, 0)),
+        what="of A's labels",
     ),
     Metric(
-        "mean_grade_b",
-        "mean grade, B",
-        "neither",
-        "rows",
-        OfCounts(lambda counts: _mean_grade(counts, 1)),
-        "of B's labels",
+        name="mean_grade_b",
+        title="mean grade, B",
+        direction="neither",
+        unit="rows",
+        measure=OfCounts(lambda counts: _mean_grade(counts, 1)),
+        what="of B's labels",
     ),
     Metric(
-        "mean_grade_difference",
-        "mean grade, B - A",
-        "neither",
-        "rows",
-        OfCounts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
-        "how much higher B grades",
+        name="mean_grade_difference",
+        title="mean grade, B - A",
+        direction="neither",
+        unit="rows",
+        measure=OfCounts(lambda counts: _mean_grade(counts, 1) - _mean_grade(counts, 0)),
+        what="how much higher B grades",
     ),
     Metric(
-        "mean_expected_a",
-        "mean expected grade, A",
-        "neither",
-        "rows",
-        _of_expected(lambda sums: sums[..., 1] / sums[..., 0]),
-        "of A's distributions",
+        name="mean_expected_a",
+        title="mean expected grade, A",
+        direction="neither",
+        unit="rows",
+        measure=_of_expected(lambda sums: sums[..., 1] / sums[..., 0]),
+        what="of A's distributions",
     ),
     Metric(
-        "mean_expected_b",
-        "mean expected grade, B",
-        "neither",
-        "rows",
-        _of_expected(lambda sums: sums[..., 2] / sums[..., 0]),
-        "of B's distributions",
+        name="mean_expected_b",
+        title="mean expected grade, B",
+        direction="neither",
+        unit="rows",
+        measure=_of_expected(lambda sums: sums[..., 2] / sums[..., 0]),
+        what="of B's distributions",
     ),
     Metric(
-        "mean_expected_difference",
-        "mean expected grade, B - A",
-        "neither",
-        "rows",
-        _of_expected(lambda sums: sums[..., 2] / sums[..., 0] - sums[..., 1] / sums[..., 0]),
-        "how much higher B's distributions lie",
-    ),
-    Metric("kl_a_b", "mean KL(A ‖ B), nats", "lower", "rows", _distance(0), "over rows where both have a distribution"),
-    Metric("kl_b_a", "mean KL(B ‖ A), nats", "lower", "rows", _distance(1), "over rows where both have a distribution"),
-    Metric(
-        "js", "mean Jensen-Shannon, nats", "lower", "rows", _distance(2), "over rows where both have a distribution"
+        name="mean_expected_difference",
+        title="mean expected grade, B - A",
+        direction="neither",
+        unit="rows",
+        measure=_of_expected(lambda sums: sums[..., 2] / sums[..., 0] - sums[..., 1] / sums[..., 0]),
+        what="how much higher B's distributions lie",
     ),
     Metric(
-        "kendall_tau",
-        "Kendall tau, by query",
-        "higher",
-        "queries",
-        TAU,
-        "tau-b of the two orders; mean over queries where both vary",
+        name="kl_a_b",
+        title="mean KL(A ‖ B), nats",
+        direction="lower",
+        unit="rows",
+        measure=_distance(0),
+        what="over rows where both have a distribution",
     ),
     Metric(
-        "overlap@{}",
-        "share of the top {} that stays",
-        "higher",
-        "queries",
-        lambda rows: {str(rows.depth): Measured(rows.stayed, share)},
-        "documents of B's top that are in A's",
+        name="kl_b_a",
+        title="mean KL(B ‖ A), nats",
+        direction="lower",
+        unit="rows",
+        measure=_distance(1),
+        what="over rows where both have a distribution",
     ),
     Metric(
-        "first_changed",
-        "queries with another first",
-        "lower",
-        "queries",
-        measured(lambda rows: rows.first_changed, share),
-        "share of queries where another document comes first",
+        name="js",
+        title="mean Jensen-Shannon, nats",
+        direction="lower",
+        unit="rows",
+        measure=_distance(2),
+        what="over rows where both have a distribution",
+    ),
+    Metric(
+        name="kendall_tau",
+        title="Kendall tau, by query",
+        direction="higher",
+        unit="queries",
+        measure=TAU,
+        what="tau-b of the two orders; mean over queries where both vary",
+    ),
+    Metric(
+        name="overlap@{}",
+        title="share of the top {} that stays",
+        direction="higher",
+        unit="queries",
+        measure=lambda rows: {str(rows.depth): Measured(rows.stayed, share)},
+        what="documents of B's top that are in A's",
+    ),
+    Metric(
+        name="first_changed",
+        title="queries with another first",
+        direction="lower",
+        unit="queries",
+        measure=measured(lambda rows: rows.first_changed, share),
+        what="share of queries where another document comes first",
     ),
 )
 """Metrics of two label sets of which neither is the truth, in the order in which they are shown."""
@@ -495,11 +525,21 @@ def judge_both(
     shared = {"query_id": teacher.query_ids.take(named), "doc_id": teacher.doc_ids.take(named), **gold.columns}
     ours, theirs = (
         judged_rows(
-            with_columns(one.rows.take(pa.array(places)), shared), grades, where=one.where, qrels=qrels, lexical=lexical
+            with_columns(one.rows.take(pa.array(places)), shared),
+            grades,
+            where=one.where,
+            qrels=qrels,
+            lexical=lexical,
         )
         for one, places in ((teacher, match.teacher), (student, match.student))
     )
-    return evaluate_both(ours, theirs, resamples=resamples, seed=seed, pass_at=pass_at)
+    return evaluate_both(
+        ours,
+        theirs,
+        resamples=resamples,
+        seed=seed,
+        pass_at=pass_at,
+    )
 
 
 def compare(
@@ -527,7 +567,14 @@ def compare(
     against_gold = None
     if gold is not None and gold.counts["judged"]:
         drawn: dict[str, Any] = {"grades": grades, "resamples": resamples, "seed": seed}
-        against_gold = judge_both(teacher, student, match, gold, **drawn, **judging)
+        against_gold = judge_both(
+            teacher,
+            student,
+            match,
+            gold,
+            **drawn,
+            **judging,
+        )
         notes += dict.fromkeys([*against_gold.teacher.notes, *against_gold.student.notes])
     counts = {
         "teacher": len(teacher.grades),
@@ -540,4 +587,11 @@ def compare(
         **(gold.counts if gold else {"judged": 0, "unjudged": 0, "gold_null": 0}),
     }
     confusion = statistics.counts.by_group.sum(0).tolist()
-    return StudentComparison(match.how, counts, metrics.with_intervals(intervals), confusion, against_gold, notes)
+    return StudentComparison(
+        matched_by=match.how,
+        counts=counts,
+        against_teacher=metrics.with_intervals(intervals),
+        confusion=confusion,
+        against_gold=against_gold,
+        notes=notes,
+    )
