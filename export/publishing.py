@@ -40,7 +40,7 @@ from relabel.manifests.files import translate_errors
 from relabel.manifests.process import require
 from relabel.manifests.records import checked, digest_of, fault_of, plain, readable_json, sha256_bytes
 from relabel.manifests.secrets import keep_secret
-from relabel.manifests.store import Held, Store, digest_of_blocks
+from relabel.manifests.store import Held, Store
 
 if TYPE_CHECKING:
     from relabel.manifests.objects import Entry
@@ -507,9 +507,7 @@ def _upload(
 
     def is_whole() -> bool:
         try:
-            if rereads:
-                return digest_of_blocks(bundle_store.blocks(name, 0), on_check) == wanted
-            return bundle_store.digest(name, on_check) == wanted
+            return bundle_store.holds(name, wanted, on_check, rereads=rereads)
         except FileNotFoundError:
             return False
 

@@ -238,9 +238,9 @@ class LocalStore(_Listed):
             while block := file.read(BLOCK_BYTES):
                 yield block
 
-    def digest(self, name: str, on_progress: OnProgress) -> Held:
-        """Size and sha256 of what is held now."""
-        return digest_of_blocks(self.blocks(name, 0), on_progress)
+    def holds(self, name: str, wanted: Held, on_progress: OnProgress, *, rereads: bool = False) -> bool:
+        """Whether a file is this one, every byte of it read (`rereads` or not). Raises FileNotFoundError."""
+        return digest_of_blocks(self.blocks(name, 0), on_progress) == wanted
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """All files below a folder (`""`: all there are), in no order, each with its size, inode and time of change for
@@ -479,14 +479,22 @@ class ObjectStore(_Listed):
                 start, size = start + len(found.data), found.size_bytes
                 yield found.data
 
-    def digest(self, name: str, on_progress: OnProgress) -> Held:
-        """Size and sha256 of what is held now: by the store's own checksum of the whole object, else by reading it."""
+    def holds(self, name: str, wanted: Held, on_progress: OnProgress, *, rereads: bool = False) -> bool:
+        """Whether an object is this one. Raises FileNotFoundError.
+
+        The store's own checksum can prove that it is. That it is not is proven by reading it alone: some servers give
+        the checksum of a multipart object's parts, and no mark with it that says so.
+
+        Args:
+            rereads: read it in any case.
+        """
         reply = self._request("head_object", name, "reading it", needs=("ContentLength",), ChecksumMode="ENABLED")
-        size, checksum = int(reply["ContentLength"]), reply.get("ChecksumSHA256", "")
-        if len(checksum) == 44 and reply.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":  # of parts: `…-3`
-            on_progress(size)
-            return Held(size, base64.b64decode(checksum).hex())
-        return digest_of_blocks(self.blocks(name, 0), on_progress)
+        if int(reply["ContentLength"]) != wanted.size_bytes:
+            return False
+        if reply.get("ChecksumSHA256") == _base64(bytes.fromhex(wanted.sha256)) and not rereads:
+            on_progress(wanted.size_bytes)
+            return True
+        return digest_of_blocks(self.blocks(name, 0), on_progress) == wanted
 
     def entries(self, folder: str) -> Iterator[Entry]:
         """All objects below a folder (`""`: all there are), without locks: a request for every thousand."""
@@ -668,7 +676,11 @@ class ObjectStore(_Listed):
 
 
 def _checksum(data: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+    return _base64(hashlib.sha256(data).digest())
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
 
 
 # ------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 where a test says so.
 """
 
+import base64
 import contextlib
+import hashlib
 import json
 import shutil
 import signal
@@ -208,8 +210,10 @@ class Exchange:
 Decide = Callable[[Exchange], str]
 """What to do with a request: `pass`, `drop` (perform it, then break the connection), `refuse` (break the connection
 without performing it), `503`, `500`, `507` (no room), `quota` (no room either), `cut` (send half of the body), `flip`
-(change a bit of what a GET gave), `bare` (without its ETag), `careless` (without its conditions).
+(change a bit of what a GET gave), `bare` (without its ETag), `careless` (without its conditions), `composite` (with a
+checksum of an object's parts, and no mark that says so).
 """
+_OF_PARTS = base64.b64encode(hashlib.sha256(b"the digests of its parts").digest()).decode()
 _FAULTS = {
     "503": (503, "SlowDown"),
     "500": (500, "InternalError"),
@@ -298,6 +302,9 @@ def proxying(server: Server, decide: Decide = lambda exchange: "pass") -> Iterat
                 kept = [
                     (name, value) for name, value in reply.getheaders() if verdict != "bare" or name.lower() != "etag"
                 ]
+                if verdict == "composite":
+                    kept = [(name, value) for name, value in kept if not name.lower().startswith("x-amz-checksum-")]
+                    kept.append(("x-amz-checksum-sha256", _OF_PARTS))
                 if verdict == "flip" and self.command == "GET" and data:
                     data = bytes([data[0] ^ 1]) + data[1:]
                 self._reply(reply.status, kept, data, is_cut=verdict == "cut", length=reply.getheader("Content-Length"))

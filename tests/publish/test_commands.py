@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from relabel.export.publishing import Channel, SigningKey, Version, check_whole
+from relabel.manifests.errors import StoreError
 from relabel.manifests.files import Storage
 from relabel.manifests.store import open_bundle_store
 from tests import seaweed
@@ -313,3 +314,24 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
     parts = [exchange for exchange in wire.seen if "partNumber" in exchange.path]
     assert len(parts) >= 4
     assert all("x-amz-checksum-sha256" in exchange.headers for exchange in parts)
+
+
+@pytest.mark.s3
+def test_a_checksum_of_an_objects_parts_is_settled_by_reading_the_object_once(
+    wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
+) -> None:
+    """Some servers give it for an object that came in parts, with nothing that tells it from one of the whole."""
+    bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
+    wire.decide = lambda exchange: "composite" if exchange.method == "HEAD" else "pass"
+    published = publish_to(bundle_store, bundle("one", size=300_000))
+    assert published.has_changed
+    objects = [exchange for exchange in wire.seen if "/objects/" in exchange.path]
+    reads = [exchange.path for exchange in objects if exchange.method == "GET"]
+    writes = [exchange.path for exchange in objects if exchange.method in ("PUT", "POST")]
+    assert sorted(reads) == sorted(set(reads)), "each object is read once"
+    assert sorted(writes) == sorted(set(writes)), "each object is uploaded once"
+    assert set(reads) == set(writes)
+    verdicts = {"HEAD": "composite", "GET": "flip"}
+    wire.decide = lambda exchange: verdicts.get(exchange.method, "pass") if "/objects/" in exchange.path else "pass"
+    with pytest.raises(StoreError, match="still holds other bytes"):
+        publish_to(bundle_store, bundle("two", size=300_000), channel=None)
