@@ -728,6 +728,16 @@ def left_by_rollback(
     return found
 
 
+def as_published(served: Served, version: Record, pointer: Record | None) -> Served:
+    """What is to be remembered of the active version: what the store says, not what lies here and may be damaged.
+    Without a pointer, it came by the channel by which it came.
+    """
+    truth = replace(served, version=version.body["version"], manifest_sha256=version.manifest_sha256)
+    if pointer is None:
+        return truth
+    return replace(truth, channel=pointer.body["channel"], sequence=pointer.body["moves"][-1]["sequence"])
+
+
 def fetch(store: Store, dest: ServingFolder, state: ServingState, version: Record, progress: Progress) -> str:
     """Bring a version into `.versions`, whole; the name of its folder."""
     at, listed = str(version.body["version"]), sorted(version.files)
@@ -881,12 +891,18 @@ def pull(
         if served is not None and (is_held or served.version_sha256 == version.sha256):
             progress("checking the active version", 0)
             fault = dest.fault(served)
-            if not fault:
+            if is_held and not fault:
                 dest.tidy(noted)
-                return Pulled(dest.folder, served, is_held=is_held)
+                return Pulled(dest.folder, served, is_held=True)
             if is_held:  # the active version is repaired, and stays what it is
                 version = find_version(store, name, served.version, trust, served.version_sha256)
-            to = replace(served, folder=fetch(store, dest, noted, version, counted))
+            to = as_published(served, version, None if is_held else pointer)
+            if (to.version, to.manifest_sha256) != (served.version, served.manifest_sha256):
+                fault = dest.fault(to) or f"{dest.folder}/.pull.json: is not what the store says of {to.version}"
+            if to == served and not fault:
+                dest.tidy(noted)
+                return Pulled(dest.folder, served)
+            to = replace(to, folder=fetch(store, dest, noted, version, counted))
         else:
             folder = fetch(store, dest, noted, version, counted)
             if checks_parity:

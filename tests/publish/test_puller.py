@@ -3,6 +3,7 @@ name it and touch nothing.
 """
 
 import contextlib
+import copy
 import fcntl
 import hashlib
 import io
@@ -35,7 +36,7 @@ from relabel.manifests.store import LocalStore, open_bundle_store
 from tests import seaweed
 from tests.faults.conftest import IS_FULL
 from tests.killing import killed
-from tests.publish.conftest import change_json, publish_to, pull_from, served_text, write_bundle
+from tests.publish.conftest import change_json, publish_to, pull_from, roll_back_in, served_text, write_bundle
 
 Relabel = Callable[..., Any]
 FILES = (
@@ -162,6 +163,66 @@ def test_whatever_happens_to_a_file_that_serves_pull_repairs_it_and_verify_and_s
             assert name in done.out + done.err, (what, done)
             assert state_of(dest) == before, what
         shutil.rmtree(dest)
+
+
+def digits_of(record: Any) -> Iterator[tuple[Any, ...]]:
+    """The ways to all values of a JSON record that hold a digit."""
+    if isinstance(record, dict | list):
+        for key, value in record.items() if isinstance(record, dict) else enumerate(record):
+            for way in digits_of(value):
+                yield (key, *way)
+    elif re.search(r"\d", str(record)):
+        yield ()
+
+
+def with_another_digit(record: Any, way: tuple[Any, ...]) -> Any:
+    """A record whose value at the end of a way has another first digit."""
+    if way:
+        changed = copy.copy(record)
+        changed[way[0]] = with_another_digit(record[way[0]], way[1:])
+        return changed
+    text = re.sub(r"\d", lambda digit: str((int(digit[0]) + 1) % 10), str(record), count=1)
+    return type(record)(text)
+
+
+GUARDS: dict[str, int] = {"format": 3, "seen": 5}
+"""Fields of `.pull.json` that nothing but itself tells, by the exit code of a pull: what a newer relabel may have
+written is not overwritten, and a channel that was seen further on was put back.
+"""
+
+
+@pytest.mark.parametrize("is_held", [False, True], ids=["following", "held"])
+@pytest.mark.parametrize("at", ["", "@stable", "@v1"])
+def test_a_digit_that_changed_in_what_a_pull_remembers_is_repaired_by_the_next_pull(
+    relabel: Relabel, tmp_path: Path, source: Path, *, at: str, is_held: bool
+) -> None:
+    bundle_store = open_bundle_store(str(tmp_path / "store"), Storage())
+    publish_to(bundle_store, source, version="v1")
+    settled = tmp_path / "settled"
+    pull_from(bundle_store, settled, "stable")
+    if is_held:
+        newer = write_bundle(tmp_path / "newer", "two", size=5000)
+        publish_to(bundle_store, newer, version="v2")
+        pull_from(bundle_store, settled)
+        roll_back_in(settled)
+    state = json.loads((settled / ".pull.json").read_bytes())
+    ways = list(digits_of(state))
+    assert {"folder", "version", "version_sha256", "manifest_sha256", "sequence"} <= {way[-1] for way in ways}
+    for number, way in enumerate(ways):
+        what, dest = "/".join(map(str, way)), tmp_path / str(number)
+        shutil.copytree(settled, dest, symlinks=True)
+        (dest / ".pull.json").write_text(json.dumps(with_another_digit(state, way)))
+        done = relabel("pull", f"{bundle_store.url}/ecom{at}", str(dest))
+        if way[0] in GUARDS and done.code not in (0, 10):
+            assert done.code == GUARDS[way[0]], (what, done)
+            continue
+        assert relabel("verify", str(dest)).code == 0, (what, done)
+        assert relabel("pull", f"{bundle_store.url}/ecom{at}", str(dest)).code == 10, what
+        assert served_text(dest) == "one", what
+        remembered = json.loads((dest / ".pull.json").read_bytes())["served"][0]
+        if not is_held:
+            for key in ("folder", "version", "version_sha256", "manifest_sha256"):
+                assert remembered[key] == state["served"][0][key], (what, key)
 
 
 def test_pythons_caches_next_to_a_loader_are_no_damage(store: LocalStore, tmp_path: Path) -> None:
