@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from relabel.distill.students.examples import SIDES, folded, read_pairs, split_queries
+from relabel.distill.students.examples import SIDES, folded, query_sides, read_pairs
 from relabel.distill.students.spec import SplitFacts
 from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
@@ -422,8 +422,8 @@ def lexical_scores(
 
 # ------------------------------------------------------------------------------
 # The train, dev and test sides of a student's split: by default a student is judged by its test side alone, since rows
-# that it learned from flatter its figures. A manifest says how queries were split, by a hash of the query
-# (`distill/students/examples.py`), so the side of any row follows, also of a query that the student's labels never had.
+# that it learned from flatter its figures. A manifest says how queries were split, by a hash of the query, and which
+# queries the student had (`distill/students/examples.py`): a query that it never had is test.
 
 UNKNOWN = len(SIDES)
 """Side of a query whose text is not known, where the split is by text."""
@@ -453,6 +453,8 @@ class Sides(SideCut):
             else:
                 self.students.append(one.where)
                 self._sides_of += [_side_of(split, one, storage) for split in found]
+                if any(split.learned_queries is None for split in found):
+                    self.assumed = [*(self.assumed or ()), one.where]
         if self.students and side is None:
             self.side = "test"
         if side not in (None, "all") and not self.students:
@@ -540,14 +542,14 @@ def _side_of(split: SplitFacts, labels: LabelSet, storage: Storage) -> Callable[
     """Gives query ids their sides, int8 [Q]. Where the split is by text, that of the run's input counts, and an id of
     several texts is where any is first.
     """
-    shares: dict[str, Any] = {"dev": split.shares["dev"], "test": split.shares["test"], "seed": split.seed}
+    sides_of = query_sides(split)
     if split.by != "query":
-        return lambda names: split_queries(texts_of(names), **shares)
+        return lambda names: sides_of(texts_of(names))
     assert labels.plan is not None
     pairs = run_pairs(labels.where, labels.plan, storage, np.arange(labels.plan.rows))
     code_N, ids = codes_of(ids_of(pair.query_id for pair in pairs))
     side_P = np.full(len(ids) + 1, UNKNOWN, dtype=np.int8)
-    np.minimum.at(side_P, code_N, split_queries([folded(pair.query) for pair in pairs], **shares))
+    np.minimum.at(side_P, code_N, sides_of([folded(pair.query) for pair in pairs]))
     return lambda names: side_P[pc.index_in(names, value_set=ids).fill_null(len(ids)).to_numpy()]
 
 

@@ -16,6 +16,7 @@ from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentCompari
 from relabel.manifests.metrics.evaluation import Baselines, Evaluation, GateVerdict
 from relabel.manifests.metrics.judged import METRICS, title_of
 from relabel.manifests.metrics.metric import DEPTH, Difference, MetricValue
+from relabel.manifests.records import LEFT_OUT
 from relabel.manifests.secrets import one_line
 
 
@@ -213,12 +214,15 @@ class SideCut:
         students: whose split is known, by path.
         rows: of each set by path, its rows by side, before the cut; empty where no split is known.
         unknown: by path of a set, why nobody knows whether its rows trained what labelled them.
+        assumed: students whose manifest does not say which queries they learned from, so that any query is taken for
+            one of theirs.
     """
 
     side: Side
     students: list[str]
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
+    assumed: list[str] | None = field(default=None, metadata=LEFT_OUT)
 
     def lines(self) -> list[str]:
         """The same in words, to be shown before any figure."""
@@ -238,6 +242,11 @@ class SideCut:
                 left = [part for part in parts if not part.endswith(f" {self.side}")]
                 kept = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"
                 shown.append(f"{kept}; left out: {', '.join(left) or 'none'} (--side all: every row)")
+        if self.assumed:
+            shown.append(
+                f"{', '.join(self.assumed)}: the student was made by an earlier relabel and does not say which queries "
+                "it learned from, so sides are taken from the query alone, also of data that it never had"
+            )
         return shown
 
 

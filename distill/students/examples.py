@@ -1,10 +1,11 @@
 """What a student learns from: labels of finished runs or of Parquet files, the texts of their pairs and trusted grades
 joined to them, as arrays of targets and weights by head; and the train, dev and test split by a hash of the query."""
 
+import base64
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -524,11 +525,16 @@ def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
 # Which side a query falls on: train, dev or test, by a hash of the query alone.
 #
 # So all rows of a query stay together, however many runs and files they come from, and a query never changes sides when
-# data is added.
+# data is added. What the hash puts on train or dev is what a student learned from only if it was among its data, so its
+# manifest keeps a digest of each such query: any other query is test.
 
 
 TRAIN, DEV, TEST = 0, 1, 2
 SIDES = ("train", "dev", "test")
+PACKED_BYTES = 5
+"""Of a query's digest that a manifest keeps: to a student of a million queries, one foreign query in a million looks
+like one of them.
+"""
 
 
 def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) -> np.ndarray:
@@ -541,10 +547,38 @@ def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) ->
     side_of: dict[str, int] = {}
     for key in keys:
         if key not in side_of:
-            digest = hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()
-            place = int.from_bytes(digest[:8], "big") / 2.0**64
+            place = int.from_bytes(_query_digest(key, seed)[:8], "big") / 2.0**64
             side_of[key] = TEST if place < test else DEV if place < test + dev else TRAIN
     return np.array([side_of[key] for key in keys], dtype=np.int8)
+
+
+def _query_digest(key: str, seed: int) -> bytes:
+    return hashlib.sha256(f"{seed}\0{key}".encode("utf-8", "surrogatepass")).digest()
+
+
+def pack_queries(keys: Iterable[str], seed: int) -> str:
+    """The first bytes of each query's digest, ascending, as base64."""
+    digests = sorted({_query_digest(key, seed)[:PACKED_BYTES] for key in keys})
+    return base64.b64encode(b"".join(digests)).decode()
+
+
+def query_sides(split: SplitFacts) -> Callable[[Sequence[str]], np.ndarray]:
+    """What gives any query its side of a student's split, int8 [N] of keys [N]: `test` if it is not among those that
+    the student learned from. Of a student of earlier days, which does not say, the side that it would have had.
+    """
+    learned = None
+    if split.learned_queries is not None:
+        data = base64.b64decode(split.learned_queries)
+        learned = {data[start : start + PACKED_BYTES] for start in range(0, len(data), PACKED_BYTES)}
+
+    def sides_of(keys: Sequence[str]) -> np.ndarray:
+        side_N = split_queries(keys, dev=split.shares["dev"], test=split.shares["test"], seed=split.seed)
+        if learned is None:
+            return side_N
+        is_learned_N = [_query_digest(key, split.seed)[:PACKED_BYTES] in learned for key in keys]
+        return np.where(is_learned_N, side_N, np.int8(TEST))
+
+    return sides_of
 
 
 def folded(text: str) -> str:
@@ -567,8 +601,14 @@ def split_facts(split: SplitSection, keys: Sequence[str], texts: Sequence[str], 
         name: SplitSide(int((side_N == number).sum()), len(queries[number]), len(leaking[number]) if number else None)
         for number, name in enumerate(SIDES)
     }
-    digest = digest_of([sorted(keys_of) for keys_of in queries])
-    return SplitFacts(split.by, split.seed, {"dev": split.dev, "test": split.test}, **sides, sha256=digest)
+    return SplitFacts(
+        split.by,
+        split.seed,
+        {"dev": split.dev, "test": split.test},
+        **sides,
+        sha256=digest_of([sorted(keys_of) for keys_of in queries]),
+        learned_queries=pack_queries(queries[TRAIN] | queries[DEV], split.seed),
+    )
 
 
 # ------------------------------------------------------------------------------

@@ -474,6 +474,8 @@ class SplitFacts:
     Args:
         shares: of the queries, expected for dev and test.
         sha256: of which query lies where.
+        learned_queries: which queries are on train or dev, as `distill/students/examples.py` packs them; None in
+            students of earlier days.
     """
 
     by: str
@@ -483,6 +485,7 @@ class SplitFacts:
     dev: SplitSide
     test: SplitSide
     sha256: str
+    learned_queries: str | None = field(default=None, metadata=LEFT_OUT)
 
     def sides(self) -> dict[str, SplitSide]:
         """Train, dev and test, by name."""

@@ -146,9 +146,11 @@ def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: b
         from relabel.manifests.records import plain
 
         keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics")
+        facts = {key: plain(getattr(report.manifest, key)) for key in (*keys, "notes")}
+        facts["split"].pop("learned_queries", None)  # long, and nothing to read
         emit(
             {
-                **{key: plain(getattr(report.manifest, key)) for key in (*keys, "notes")},
+                **facts,
                 "gate": plain(report.gate),
                 "output": str(report.output),
                 "was_done": report.was_done,

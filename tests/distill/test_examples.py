@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relabel.distill.students.distillation import teacher_figures
-from relabel.distill.students.examples import TRAIN, Examples, load_examples, split_queries
+from relabel.distill.students.examples import TEST, TRAIN, Examples, load_examples, query_sides, split_queries
 from relabel.distill.students.losses import (
     Objective,
     consistency,
@@ -36,12 +37,13 @@ from relabel.distill.students.portable import (
     length_batches,
     query_counts,
 )
-from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, student_schema
+from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, SplitFacts, student_schema
 from relabel.jobs.cli import main
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.records import checked, plain
 from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
@@ -160,6 +162,19 @@ def test_a_querys_side_follows_from_the_query_alone(keys: list[str], seed: int) 
     side = split_queries(keys, dev=0.3, test=0.3, seed=seed)
     again = split_queries([*reversed(keys), "another"], dev=0.3, test=0.3, seed=seed)
     assert dict(zip(reversed(keys), again.tolist(), strict=False)) == dict(zip(keys, side.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("by", ["query_id", "query"])
+def test_a_split_knows_the_queries_that_it_had_from_others(examples: Callable[..., Examples], by: str) -> None:
+    """By the manifest's facts alone, through JSON."""
+    found = examples(split={"by": by, "dev": 0.3, "test": 0.3})
+    facts = checked(SplitFacts, json.loads(json.dumps(plain(found.about.split))))
+    sides_of = query_sides(facts)
+    np.testing.assert_array_equal(sides_of(found.queries), found.side)
+    others = [f"{query} of another file" for query in found.queries]
+    assert set(sides_of(others).tolist()) == {TEST}
+    earlier = replace(facts, learned_queries=None)
+    assert set(query_sides(earlier)(others).tolist()) != {TEST}
 
 
 def test_distance_to_the_teacher_is_the_mean_kl_of_rows_that_have_one() -> None:

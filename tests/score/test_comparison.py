@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from relabel.distill.students.examples import SIDES, split_queries
+from relabel.distill.students.examples import SIDES, pack_queries, split_queries
 from tests.score.conftest import write_tiny_student
 
 Rows = list[dict[str, Any]]
@@ -179,6 +179,38 @@ def split_student(path: Path, **changes: Any) -> Path:
     sides = {name: {"rows": 1, "queries": 1} for name in SIDES}
     (student / "manifest.json").write_text(json.dumps({**held, "split": {**SPLIT, **sides, **changes}}))
     return student
+
+
+Setup = Callable[..., Any]
+
+
+@pytest.mark.parametrize("by", ["query_id", "query"])
+@pytest.mark.parametrize("had", ["all", "half", "none"])
+def test_a_query_that_the_student_never_had_is_on_its_test_side(
+    relabel: Setup, score: Setup, write_pairs: Setup, pairs: Rows, tmp_path: Path, *, by: str, had: str
+) -> None:
+    """The sides of the others are those by which they trained; the rest of a file is new to the student."""
+    write_pairs()
+    keys = [" ".join(str(row[by]).casefold().split()) for row in pairs]
+    known = {"all": set(keys), "half": set(sorted(set(keys))[::2]), "none": set[str]()}[had]
+    learned = {key for key, side in zip(keys, sides_of(pairs, by), strict=True) if side != "test"} & known
+    student = split_student(tmp_path / "student", by=by, learned_queries=pack_queries(learned, SPLIT["seed"]))
+    assert score(student=student).code == 0
+    wanted = Counter(side if key in known else "test" for key, side in zip(keys, sides_of(pairs, by), strict=True))
+    found = relabel("evaluate", "out/scores", *QRELS, *JSON).json
+    assert {name: number for name, number in found["side"]["rows"]["out/scores"].items() if number} == wanted
+    assert found["counts"]["judged"] == wanted["test"]
+    assert "assumed" not in found["side"]
+
+
+def test_of_a_student_that_does_not_say_what_it_had_the_assumption_is_said(
+    relabel: Setup, score: Setup, write_pairs: Setup, tmp_path: Path
+) -> None:
+    write_pairs()
+    assert score(student=split_student(tmp_path / "student")).code == 0
+    done = relabel("evaluate", "out/scores", *QRELS)
+    assert "made by an earlier relabel and does not say which queries it learned from" in done.out.split("\n\n")[0]
+    assert relabel("evaluate", "out/scores", *QRELS, *JSON).json["side"]["assumed"] == ["out/scores"]
 
 
 def sides_of(pairs: list[dict[str, Any]], key: str = "query_id") -> list[str]:
