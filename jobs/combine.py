@@ -28,7 +28,7 @@ from relabel.jobs.sections import Block, Cell, Paragraph, Remarks, Table
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.gold import GOLD, check_scale, taken
+from relabel.manifests.gold import FROM_GOLD, GOLD, check_scale, taken
 from relabel.manifests.label_sets import LabelSet, gather
 from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.comparison import Labelled
@@ -61,6 +61,7 @@ class Votes:
         row_ids, query_ids, doc_ids: of each pair, [P]: `row_ids` by the first judge that has it.
         grade_JPK: 1 at the judge's grade.
         probs_JPK: the judge's distribution; 1 at its grade where it gave none.
+        is_from_gold_JP: bool, whether the judge, combined of others, has its grade from gold.
     """
 
     names: list[str]
@@ -69,6 +70,7 @@ class Votes:
     doc_ids: pa.LargeBinaryArray
     grade_JPK: np.ndarray  # noqa: N815
     probs_JPK: np.ndarray  # noqa: N815
+    is_from_gold_JP: np.ndarray  # noqa: N815
 
     @classmethod
     def of(cls, judges: Sequence[Labelled], grades: int) -> Votes:
@@ -88,12 +90,26 @@ class Votes:
         ):
             np.add.at(held, (judge_N, place_N), value)
         row_ids = np.concatenate([one.row_ids for one in judges])[first_P]
+        is_from_gold_JP = np.zeros(count.shape[:2], dtype=bool)
+        from_gold_N = np.concatenate([_is_from_gold(one) for one in judges])
+        is_from_gold_JP[judge_N[from_gold_N], place_N[from_gold_N]] = True
+        num_labels = np.maximum(count, 1)
         return cls(
-            [one.where for one in judges],
-            row_ids,
-            *(one.take(pa.array(first_P)) for one in (query_ids, doc_ids)),
-            *(held / np.maximum(count, 1) for held in sums),
+            names=[one.where for one in judges],
+            row_ids=row_ids,
+            query_ids=query_ids.take(pa.array(first_P)),
+            doc_ids=doc_ids.take(pa.array(first_P)),
+            grade_JPK=sums[0] / num_labels,
+            probs_JPK=sums[1] / num_labels,
+            is_from_gold_JP=is_from_gold_JP,
         )
+
+
+def _is_from_gold(judge: Labelled) -> np.ndarray:
+    """bool [N]: see `FROM_GOLD`."""
+    if FROM_GOLD not in judge.rows.schema.names:
+        return np.zeros(len(judge.grades), dtype=bool)
+    return np.asarray(judge.rows[FROM_GOLD].fill_null(False).to_numpy(zero_copy_only=False))
 
 
 def dawid_skene(grade_JPK: np.ndarray, gold_P: np.ndarray) -> np.ndarray:
@@ -232,6 +248,9 @@ def combine_labels(
         "grade": grade_P,
         "probs": pa.FixedSizeListArray.from_arrays(probs_PK.ravel(), grades).cast(pa.list_(pa.float64())),
     }
+    is_from_gold_P = (gold_P >= 0) | votes.is_from_gold_JP.any(0)
+    if is_from_gold_P.any():
+        columns[FROM_GOLD] = is_from_gold_P
     made_of = {"by": by, "judges": votes.names, "gold": options.qrels, "gold_pairs": int((gold_P >= 0).sum())}
     rated = _rated(votes, gold_P, query_P, grade_P, resamples, seed)
     with written(to, storage) as file:
@@ -277,10 +296,11 @@ def _rated(
     votes: Votes, gold_P: np.ndarray, query_P: np.ndarray, written_P: np.ndarray, resamples: int, seed: int
 ) -> list[dict[str, Any]]:
     everywhere, is_gold_P = np.ones(len(gold_P), dtype=bool), gold_P >= 0
-    judges = zip(
-        votes.names, votes.grade_JPK.argmax(-1), votes.probs_JPK, np.asarray(votes.grade_JPK.any(-1)), strict=True
-    )
-    labels = [(*one, one[-1]) for one in judges]
+    labels = []
+    for judge, name in enumerate(votes.names):
+        has_P = votes.grade_JPK[judge].any(-1)
+        grade_P, probs_PK = votes.grade_JPK[judge].argmax(-1), votes.probs_JPK[judge]
+        labels.append((name, grade_P, probs_PK, has_P & ~votes.is_from_gold_JP[judge], has_P))
     if is_gold_P.any():
         labels += [(way, *held_out(votes, way, gold_P, query_P), everywhere, is_gold_P) for way in WAYS]
     found: list[dict[str, Any]] = []

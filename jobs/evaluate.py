@@ -198,7 +198,18 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
     return put_together(held), counts, joined_by
 
 
+def all_from_gold(qrels: str, count: int) -> str:
+    """Why nothing is judged where all graded rows went into `combine` as gold."""
+    return (
+        f"{qrels}: all {count:,} labels that it has a grade for were taken from gold when they were combined, so no "
+        "figure would say anything. Judge by gold that did not go in, or see what `relabel combine` printed: it "
+        "measures each query without its own gold."
+    )
+
+
 def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str, int]) -> str:
+    if counts["from_gold"]:
+        return all_from_gold(golds.qrels, counts["from_gold"])
     if counts["gold_null"]:
         return f"{golds.qrels}: all {counts['gold_null']:,} labels that were found there have a null grade."
     if golds.pairs is None or not counts["labels"]:
@@ -259,7 +270,10 @@ class Golds:
         self.seen |= self.pairs.seen if self.pairs else set()
 
     def of(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
-        """Gold of some rows of a set."""
+        """Gold of some rows of a set; none of those whose label was taken from gold."""
+        return self._joined(labels, rows).without_labels_from_gold(rows)
+
+    def _joined(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
         if (found := self._by_row[labels.where]) is not None:
             how, columns = found
             return GoldRows(
@@ -285,7 +299,10 @@ class Golds:
         places = match.teacher, match.student
         is_by_row = [self._by_row[one.where] is not None for one in sets]
         chosen = is_by_row.index(True) if any(is_by_row) else 0
-        found = self.of(sets[chosen], rows[chosen].rows.take(pa.array(places[chosen])))
+        matched = [one.rows.take(pa.array(place_N)) for one, place_N in zip(rows, places, strict=True)]
+        found = self._joined(sets[chosen], matched[chosen]).without_labels_from_gold(*matched)
+        if found.num_from_gold and not found.counts["judged"]:
+            raise InputError(all_from_gold(self.qrels, found.num_from_gold))
         if not found.counts["judged"]:
             raise InputError(
                 f"none of the {len(places[0]):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
@@ -511,7 +528,7 @@ def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, s
 def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
     """The splits of the student that made the scores, or why they are not known."""
     if labels.kind == "file":
-        return "a label file does not say whether what made it learned from these rows"
+        return labels.doubt
     if (manifest := load_manifest(open_run_store(labels.where, storage))) is None:
         return "it is not finished, and only a manifest says which student it is of, so its split is not known"
     path = Path(str(manifest.spec.get("engine", {}).get("model")))

@@ -462,6 +462,7 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
     ]
     return [
         *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),
+        *from_gold_texts(counts),
         Facts(f"Labels of {paths} judged by {result.qrels}", facts),
         figures_table(f"figures{of}", result.figures, baselines=result.baselines),
         confusion_table(result.confusion, "gold", "label", caption=f"gold grades by labels{of}"),
@@ -498,6 +499,7 @@ def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]
 
     gold, caption = one.against_gold, f"both against {result.qrels}"
     return [
+        *from_gold_texts(counts),
         Facts(f"teacher {teacher}, student {student}", facts),
         figures_table(f"{one.student} against {one.teacher}", one.against_teacher, title=title),
         confusion_table(one.confusion, *names),
@@ -530,6 +532,13 @@ def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Se
     if names:
         head, rows = ["student", *head], [[name, *row] for name, row in zip(names, rows, strict=True)]
     return [Remarks(notes), *([Table("", head, rows)] if rows else [])]
+
+
+def from_gold_texts(counts: Mapping[str, int]) -> list[Paragraph]:
+    """A line where labels are gold's own, and so not judged."""
+    if not (count := counts.get("from_gold")):
+        return []
+    return [Paragraph(f"{count:,} labels were taken from gold when they were combined, and are not judged.", "warn")]
 
 
 def unjudged_text(counts: Mapping[str, int]) -> str:

@@ -116,6 +116,10 @@ def gold_columns(labels: Iterable[str]) -> list[GoldColumn]:
     return [column for declared, columns in _JUDGED_BY if declared.keys() <= held for column in columns]
 
 
+FROM_GOLD = "from_gold"
+"""Column of a file of `relabel combine`: whether the pair's grade is the gold's, so that gold can't judge it."""
+
+
 class GoldRows(NamedTuple):
     """What gold says of some rows.
 
@@ -123,18 +127,35 @@ class GoldRows(NamedTuple):
         how: they are joined with gold, in words.
         is_known: bool [N], whether gold has the row at all, with a grade or with null.
         columns: `GOLD`, null where a row has no grade, and further ones.
+        num_from_gold: rows that have a grade and are not judged by it, since their label was taken from gold.
     """
 
     how: str
     is_known: np.ndarray
     columns: Mapping[str, pa.Array]
+    num_from_gold: int = 0
+
+    def without_labels_from_gold(self, *labels: pa.RecordBatch) -> "GoldRows":
+        """The same, without the grades of rows whose label was taken from gold in any of these sets of the rows."""
+        is_from_gold = pa.array(np.zeros(len(self.is_known), dtype=bool))
+        for rows in labels:
+            if FROM_GOLD in rows.schema.names:
+                is_from_gold = pc.or_(is_from_gold, rows[FROM_GOLD].fill_null(False))
+        grades = pc.if_else(is_from_gold, pa.scalar(None, self.columns[GOLD].type), self.columns[GOLD])
+        num_from_gold = grades.null_count - self.columns[GOLD].null_count
+        return self._replace(columns={**self.columns, GOLD: grades}, num_from_gold=num_from_gold)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows that are `judged`, that gold does not have, and whose grade is null."""
+        """Rows that are `judged`, that gold does not have, and whose grade is null; `from_gold` where some are."""
         num_known = int(self.is_known.sum())
         num_judged = len(self.columns[GOLD]) - self.columns[GOLD].null_count
-        return {"judged": num_judged, "unjudged": len(self.is_known) - num_known, "gold_null": num_known - num_judged}
+        found = {
+            "judged": num_judged,
+            "unjudged": len(self.is_known) - num_known,
+            "gold_null": num_known - num_judged - self.num_from_gold,
+        }
+        return found | ({"from_gold": self.num_from_gold} if self.num_from_gold else {})
 
 
 def implied_grades(columns: Mapping[str, pa.Array]) -> pa.Int64Array:

@@ -1,5 +1,6 @@
 """Labels to be evaluated, of a run or of a file, as tables; and a run's labels with its input's texts."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,15 @@ import pyarrow.compute as pc
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.forms import TABLE_SUFFIXES, load_columns
-from relabel.manifests.gold import GradeMap, check_scale, grades_seen, label_columns, load_gold_by_row, mapped
+from relabel.manifests.gold import (
+    FROM_GOLD,
+    GradeMap,
+    check_scale,
+    grades_seen,
+    label_columns,
+    load_gold_by_row,
+    mapped,
+)
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LABELS
 from relabel.manifests.metrics.comparison import Labelled
@@ -24,10 +33,13 @@ from relabel.manifests.run import RunFolder, RunLabels, file_schema, open_run_la
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent, open_run_store, read_if_there
 from relabel.manifests.tables import (
+    PARQUET_SUFFIXES,
     Column,
     as_ids,
     distinct,
+    open_parquet,
     read_grades,
+    reading,
     require_column,
     rows_of,
 )
@@ -58,6 +70,7 @@ class LabelSet:
         parts: reads them; call it once for each pass.
         columns: a labeler's own ones that its parts hold.
         notes: remarks for a reader of the report.
+        doubt: of a file, why its figures may flatter.
     """
 
     where: str
@@ -69,6 +82,7 @@ class LabelSet:
     parts: Callable[[], Iterator[pa.RecordBatch]]
     notes: list[str] = field(default_factory=list)
     columns: Sequence[str] = ()
+    doubt: str = "a label file does not say whether what made it learned from these rows"
 
 
 def open_labels(
@@ -108,7 +122,7 @@ def open_labels(
             require_column(doc, names, path=path, role="the document id", option="--doc")
         for name in where:
             require_column(name, names, path=path, role="--where", option="--where COLUMN=VALUE")
-        return [*where, *(name for name in (label, query, doc, "probs", "samples") if name in names)]
+        return [*where, *(name for name in (label, query, doc, "probs", "samples", FROM_GOLD) if name in names)]
 
     columns = load_columns(path, choose, storage)
     is_kept = np.ones(len(columns[label]), dtype=bool)
@@ -127,11 +141,34 @@ def open_labels(
     for name, item in (("probs", pa.float64()), ("samples", pa.int64())):
         if name in columns and (lists := _lists(columns[name], item, f"{path}: column `{name}`")) is not None:
             part[name] = lists
+    if FROM_GOLD in columns and pa.types.is_boolean((flags := _plain_array(columns[FROM_GOLD])).type):
+        part[FROM_GOLD] = flags
     batch, count = pa.RecordBatch.from_pydict(part), len(grades.unreadable)
     examples = ", ".join(map(repr, grades.texts[:5]))
     notes = [f"{count:,} values of `{label}` are no whole number and are left out: {examples}"] if count else []
     origin = {"column": label, **({"where": dict(where)} if where else {})}
-    return LabelSet(path, "file", None, None, origin, None, lambda: iter((batch,)), notes)
+    found = LabelSet(path, "file", None, None, origin, None, lambda: iter((batch,)), notes)
+    if FROM_GOLD not in part and (doubt := _doubt_of_combined(path, storage)):
+        found.doubt = doubt
+    return found
+
+
+def _doubt_of_combined(path: str, storage: Storage) -> str:
+    """Of a file that an earlier `relabel combine` anchored with gold, why gold should not judge it; else empty."""
+    if PurePosixPath(path).suffix.lower() not in PARQUET_SUFFIXES:
+        return ""
+    with open_parquet(path, storage) as parquet, reading(path):
+        made_of = json.loads((parquet.schema_arrow.metadata or {}).get(b"relabel.combine", b"{}"))
+    if not made_of.get("gold_pairs"):
+        return ""
+    return (
+        f"{made_of['gold_pairs']:,} of its labels are the grades of {made_of.get('gold')}, and it was combined by an "
+        "earlier relabel that does not say which; combine it again"
+    )
+
+
+def _plain_array(column: Column) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
 
 
 def label_set(run: RunLabels) -> LabelSet:
@@ -188,7 +225,7 @@ def _lists(column: Column, item: pa.DataType, what: str) -> pa.LargeListArray | 
         InputError: a row holds something else.
     """
     try:
-        held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+        held = _plain_array(column)
         lists = _grades_of(held) if item == pa.int64() else held.cast(pa.large_list(item))
     except (pa.ArrowException, AttributeError, KeyError, OverflowError, UnicodeEncodeError) as exc:
         raise InputError(f"{what}: a list a row is wanted, of numbers: {shortened(str(exc), 200)}.") from exc

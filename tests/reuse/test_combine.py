@@ -129,7 +129,7 @@ def test_gold_stays_as_it_is_and_gives_the_others_its_shares(days: Days) -> None
 def test_equal_scores_get_one_grade_and_a_grade_that_gold_lacks_is_never_given() -> None:
     grade_JPK = np.eye(4)[np.array([[0, 0, 1, 1, 2, 2, 3, 3, 0, 2]])]
     nothing: Any = np.zeros(0)
-    votes = Votes(["one"], nothing, nothing, nothing, grade_JPK, grade_JPK)
+    votes = Votes(["one"], nothing, nothing, nothing, grade_JPK, grade_JPK, np.zeros((1, 10), dtype=bool))
     grade_P, _ = combine_votes(votes, "mean", np.array([-1] * 8 + [0, 2]))
     assert grade_P.tolist() == [0, 0, 0, 0, 2, 2, 2, 2, 0, 2]
 
@@ -159,6 +159,55 @@ def test_evaluate_a_cascade_and_distill_take_the_file(days: Days) -> None:
     assert len(examples.texts) == 200
     held = {row["row_id"]: row["probs"] for row in pq.read_table(combined).to_pylist()}
     assert examples.targets["relevance"][17] == pytest.approx(held[examples.names[17][1]], abs=1e-6)
+
+
+def judged_by(days: Days, gold: Path, *sets: Path | str) -> tuple[int, Any]:
+    return days.call("evaluate", *(sets or (days.out("combined.parquet"),)), "--qrels", gold, "--resamples", "10")
+
+
+@pytest.mark.parametrize("by", ["mean", "dawid-skene"])
+def test_gold_that_anchored_a_file_does_not_judge_it(days: Days, by: str) -> None:
+    files, truth = crowd(days, 0.7, 0.6, 0.5)
+    known = {pair: grade for pair, grade in truth.items() if int(pair[0][1:]) < 12}
+    some, every = judge(days, "some", known), judge(days, "every", truth)
+    rows = written(days, *files, "--gold", some, "--by", by)[1]
+    assert {(row["query_id"], row["doc_id"]) for row in rows if row["from_gold"]} == known.keys()
+
+    code, said = judged_by(days, some)
+    assert code == 3
+    assert "all 120 labels that it has a grade for were taken from gold" in said
+    counts = judged_by(days, every)[1]["counts"]
+    assert (counts["judged"], counts["from_gold"], counts["gold_null"]) == (120, 120, 0)
+    right = [truth[row["query_id"], row["doc_id"]] == row["grade"] for row in rows if not row["from_gold"]]
+    assert judged_by(days, every)[1]["figures"]["accuracy"]["value"] == pytest.approx(np.mean(right))
+
+    both = judged_by(days, every, days.out("combined.parquet"), files[0])[1]["comparisons"][0]
+    assert (both["counts"]["judged"], both["counts"]["from_gold"], both["counts"]["matched"]) == (120, 120, 240)
+    code, said = judged_by(days, some, days.out("combined.parquet"), files[0])
+    assert (code, "were taken from gold" in said) == (3, True)
+
+
+def test_gold_within_a_judge_is_carried_on_and_does_not_rate_it(days: Days) -> None:
+    files, truth = crowd(days, 0.7, 0.6, 0.5)
+    gold = judge(days, "gold", {pair: grade for pair, grade in truth.items() if int(pair[0][1:]) < 12})
+    written(days, *files, "--gold", gold)
+    anchored = days.out("combined.parquet").rename(days.folder / "anchored.parquet")
+    said, rows = written(days, anchored, files[0], "--gold", judge(days, "every", truth))
+    assert said["labels"][0]["by_gold"]["kappa"]["value"] < 1.0
+    assert said["labels"][0]["by_gold"]["kappa"]["over"] == 120
+    said, rows = written(days, anchored, files[0])
+    assert sum(row["from_gold"] for row in rows) == 120
+
+
+def test_without_gold_no_column_says_so_and_an_older_anchored_file_is_doubted(days: Days) -> None:
+    files, truth = crowd(days, 0.7, 0.6)
+    gold = judge(days, "gold", truth)
+    assert "from_gold" not in written(days, *files)[1][0]
+    written(days, *files, "--gold", gold)
+    older = days.folder / "older.parquet"
+    pq.write_table(pq.read_table(days.out("combined.parquet")).drop_columns(["from_gold"]), older)
+    unknown = judged_by(days, gold, older)[1]["side"]["unknown"]
+    assert "240 of its labels are the grades of" in unknown[str(older)]
 
 
 def test_no_option_that_combine_lacks_is_named_for_a_grade_off_the_scale(days: Days) -> None:
