@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -100,7 +101,7 @@ def interval_of(value_R: np.ndarray) -> Interval:
 # Letters: G groups (queries, or rows where there is no query).
 
 
-_Z = 1.959964
+_Z = 1.959963984540054
 """Quantile 0.975 of a normal distribution."""
 _ROUNDING = 1e-12
 """Variance within it is none."""
@@ -126,12 +127,81 @@ def share_bounds(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[np.ndarray, n
         square, unit = square_G.sum(-1), share * (1 - share)
         alike = total**2 / (whole_G**2).sum(-1)
         freedom = square**2 / (square_G**2).sum(-1)
-        # quantile 0.975 of Student's t (Hill 1970, to three terms)
-        t = _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+        t = np.vectorize(t_quantile, otypes=[np.float64])((1 + LEVEL) / 2, freedom)
         size = unit * total**2 / square * (num_groups - 1) / num_groups * (_Z / t) ** 2
         size = np.where(square > _ROUNDING * unit * total, np.maximum(size, alike), alike)
     step = 0.5 / size
-    return wilson(np.maximum(share - step, 0.0), size, -1), wilson(np.minimum(share + step, 1.0), size, 1)
+    low = wilson(np.maximum(share - step, 0.0), size, -1)
+    high = wilson(np.minimum(share + step, 1.0), size, 1)
+    return np.minimum(low, share), np.maximum(high, share)  # rounding may put a bound of 0 or 1 on the other side
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def t_quantile(share: float, freedom: float) -> float:
+    """The quantile of Student's t above its median: SciPy's to 1e-9, which need not be here. NaN where the degrees of
+    freedom are NaN.
+
+    By Newton's method from the normal quantile, which is lower: the tail is convex, so no step leads too far.
+
+    Args:
+        share: of the distribution that lies below it, from 0.5 up to less than 1.
+        freedom: degrees of freedom, above 0, not necessarily whole.
+    """
+    if not math.isfinite(freedom):
+        return math.nan
+    log_height = _log_gamma_step(freedom / 2) - math.log(freedom * math.pi) / 2
+    t = NormalDist().inv_cdf(share)
+    for _ in range(100):
+        density = math.exp(log_height - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+        step = (_t_tail(t, freedom) - (1 - share)) / density
+        t += step
+        if step <= 1e-13 * t:
+            break
+    return t
+
+
+def _t_tail(t: float, freedom: float) -> float:
+    """The share of Student's t above t, 0 or more: half of the regularized incomplete beta function I_x(ν/2, 1/2) at
+    x = ν / (ν + t²).
+
+    Source:
+        Numerical Recipes, 6.4: the continued fraction where it converges fast, else that of 1 - I_(1-x)(1/2, ν/2).
+    """
+    a = freedom / 2
+    b = 0.5
+    x = freedom / (freedom + t * t)
+    rest = t * t / (freedom + t * t)
+    if rest == 0:
+        return 0.5
+    log_front = _log_gamma_step(a) - math.log(math.pi) / 2 + a * math.log1p(-rest) + math.log(rest) / 2
+    if x < (a + 1) / (a + b + 2):
+        return math.exp(log_front) * _beta_fraction(a, b, x) / a / 2
+    return (1 - math.exp(log_front) * _beta_fraction(b, a, rest) / b) / 2
+
+
+def _log_gamma_step(a: float) -> float:
+    """log Γ(a + 1/2) - log Γ(a); the difference of two big numbers would lose digits."""
+    if a > 1e4:
+        return math.log(a) / 2 - 1 / (8 * a)
+    return math.lgamma(a + 0.5) - math.lgamma(a)
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    c = 1.0
+    d = 1 / (1 - (a + b) * x / (a + 1))
+    value = d
+    for step in range(1, 1000):
+        for numerator in (
+            step * (b - step) * x / ((a + 2 * step - 1) * (a + 2 * step)),
+            -(a + step) * (a + b + step) * x / ((a + 2 * step) * (a + 2 * step + 1)),
+        ):
+            d = 1 / (1 + numerator * d)
+            c = 1 + numerator / c
+            value *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return value
 
 
 def wilson(share: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:

@@ -3,6 +3,7 @@ docs.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +22,7 @@ from sklearn import metrics
 from relabel.manifests.labels import codes_of, ids_of
 from relabel.manifests.metrics.evaluation import parse_gate
 from relabel.manifests.metrics.judged import METRICS, Judged, metric_of, title_of
-from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, draw_weights, share_bounds
+from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, draw_weights, share_bounds, t_quantile, wilson
 
 GRADES = 3
 EVALUATE_PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
@@ -370,6 +371,27 @@ def test_the_interval_holds_the_share_in_93_of_100_draws_of_queries(share: float
     low, high = share_bounds(random.binomial(rows, chance), rows)
     assert (high > low).all()
     assert ((low <= share) & (share <= high)).mean() >= 0.93
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.8, 0.9, 0.95, 0.975, 0.995, 0.9995])
+def test_quantiles_of_t_are_those_of_scipy(share: float) -> None:
+    """Also below five degrees of freedom, where expansions are off, and between whole ones."""
+    for freedom in [*range(1, 101), *np.linspace(1, 5, 41), 1000.0, 12345.6, 1e5, 1e6]:
+        assert t_quantile(share, float(freedom)) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-9, abs=1e-9)
+    assert t_quantile(share, 1e9) == pytest.approx(stats.norm.ppf(share), abs=1e-7)
+    assert math.isnan(t_quantile(share, math.nan))
+
+
+def test_bounds_of_few_queries_take_the_exact_quantile() -> None:
+    """Two queries that differ: two degrees of freedom."""
+    part, whole = np.array([3.0, 7.0]), np.array([10.0, 10.0])
+    square = 2 * 2.0**2
+    freedom = square**2 / (2 * 2.0**4)
+    assert freedom == 2
+    size = max(0.25 * 20**2 / square / 2 * (1.959963984540054 / stats.t.ppf(0.975, freedom)) ** 2, 2.0)
+    low, high = share_bounds(part, whole)
+    assert low == pytest.approx(wilson(np.array(0.5 - 0.5 / size), np.array(size), -1), abs=1e-9)
+    assert high == pytest.approx(1 - low, abs=1e-9)
 
 
 @pytest.mark.parametrize("whole", [[], [3.0], [0.0, 2.0, 0.0], [0.0, 0.0]])
