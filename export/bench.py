@@ -10,6 +10,7 @@ distribution-free 95 % interval for it exists: from 368 latencies for p99, from 
 
 import io
 import math
+import os
 import platform
 import re
 import tempfile
@@ -71,6 +72,7 @@ ROW_KEYS = (
     "mean_batch",  # requests of a micro-batch
     "unanswered",  # requests that still waited when the open loop was stopped
     *("samples", "seconds", "pairs_per_s", "mean_ms"),
+    "cpu_ms",  # CPU time of all threads of this process, a request
     *("p50_ms", "p99_ms", "p999_ms"),
 )
 Clock = Callable[[], float]
@@ -79,6 +81,10 @@ QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 FEWEST_SAMPLES = 20
 """A closed-loop cell, or an open-loop rate, with fewer states no figure."""
 MS = 1000.0
+MOST_WAITING = 1.25
+"""Of a request on the CPU: wall time in CPU time, from which on it waited for other work."""
+MOST_LOAD = 0.5
+"""Of the cores: other work from which on a machine counts as busy."""
 Bound = tuple[str, float]
 """A figure (`mean` or `p99`), and the milliseconds that it must not exceed."""
 LOADS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -122,7 +128,8 @@ class BenchFacts:
         bundle: `version` and `manifest_sha256`.
         spec: the options of the bench.
         machine: `cpu`, `gpu` (of the first one, None without one), `usable_cores`, `threads` (of the CPU, that the
-            models used), `python`, and `versions` of libraries.
+            models used), `load` (processes that ran or waited, of the minute before the bench and of its last one,
+            and the machine's `cores`; None where it is not known), `python`, and `versions` of libraries.
         workload: the lengths that were replayed, in tokens; they are `from` the bundle's own `lengths`, or `pairs`.
     """
 
@@ -159,6 +166,7 @@ def bench_bundle(
         UsageError, InputError, ModelError: see `choose_models`, `plan_workload`, and `model_runner`.
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
+    load_before = machine_load()
     student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
     models = choose_models(student.models, spec, Machine.here())
     workload = plan_workload(pairs, student.inputs.lengths, encoder, seed=spec.seed)
@@ -184,6 +192,7 @@ def bench_bundle(
             "gpu": next(iter(gpus), None),
             "usable_cores": usable_cores(),
             "threads": threads,
+            "load": {"before": load_before, "after": machine_load(), "cores": os.cpu_count()},
             "python": platform.python_version(),
             "versions": installed_versions(
                 ("relabel-ir", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "tokenizers")
@@ -193,6 +202,11 @@ def bench_bundle(
         models=models,
     )
     return facts, judge_gates(gates, figures(models, spec), None)
+
+
+def machine_load() -> float | None:
+    """Processes and threads that ran or waited to run, on average over the last minute; None where nobody counts."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float | None]:
@@ -336,13 +350,21 @@ class ModelBench:
                 continue
             left_s = end - time.perf_counter()
             parts = len(shapes) - number if number else min(3, len(shapes))
-            latency_s = time_calls(self._call(rows, tokens), left_s / parts) if left_s > 0 else np.empty(0)
+            latency_s, cpu_s = self._timed(self._call(rows, tokens), left_s / parts)
             if len(latency_s) < FEWEST_SAMPLES:
                 self.model.not_run.append((shape, TOO_SHORT))
                 continue
             seconds, pairs_per_s = float(latency_s.sum()), float(rows / latency_s.mean())
             self.model.closed.append(
-                self._row(shape, latency_s, rows=rows, tokens=tokens, seconds=seconds, pairs_per_s=pairs_per_s)
+                self._row(
+                    shape,
+                    latency_s,
+                    rows=rows,
+                    tokens=tokens,
+                    seconds=seconds,
+                    pairs_per_s=pairs_per_s,
+                    cpu_ms=cpu_s * MS,
+                )
             )
 
     def open_loop(self, seconds: float) -> None:
@@ -364,6 +386,7 @@ class ModelBench:
             arrival_s = poisson_arrivals(rate, offer_s, seed=spec.seed)
             if min(len(arrival_s), offer_s * rate) < FEWEST_SAMPLES:
                 return None
+            cpu_before_s = time.process_time()
             latency_s, batches, took_s = serve(
                 arrival_s,
                 lambda first, end: self._answer(first * rows, end * rows),
@@ -372,6 +395,7 @@ class ModelBench:
                 # a growing queue is given up after half as long again; a slow model may still answer what it has begun
                 stop_s=offer_s + max(offer_s / 2, 5 * batch_s),
             )
+            cpu_s = time.process_time() - cpu_before_s
             unanswered = int(np.isinf(latency_s).sum())
             answered = len(arrival_s) - unanswered
             return self._row(
@@ -384,6 +408,7 @@ class ModelBench:
                 unanswered=unanswered,
                 seconds=took_s,
                 pairs_per_s=answered * rows / took_s,
+                cpu_ms=cpu_s * MS / max(1, answered),
             )
 
         self.model.open = sweep(measure, rates, limits)
@@ -392,6 +417,21 @@ class ModelBench:
             return
         self.model.capacity_per_s = requests / batch_s
         self.model.slo = [highest_rate(self.model.open, bound) for bound in limits]
+
+    def _timed(self, call: Callable[[int], object], seconds: float) -> tuple[np.ndarray, float]:
+        """Seconds of each measured call, none without time, and CPU seconds a call, warm-up included."""
+        if seconds <= 0:
+            return np.empty(0), 0.0
+        calls = 0
+
+        def counted(number: int) -> object:
+            nonlocal calls
+            calls += 1
+            return call(number)
+
+        cpu_before_s = time.process_time()
+        latency_s = time_calls(counted, seconds)
+        return latency_s, (time.process_time() - cpu_before_s) / calls
 
     def _call(self, rows: int, tokens: int | None = None) -> Callable[[int], object]:
         """A call that answers so many pairs of the workload, the next ones each time; or, of so many tokens, the same
@@ -689,7 +729,7 @@ def machine_line(facts: BenchFacts) -> str:
 
 def latency_rows(facts: BenchFacts) -> list[list[str]]:
     """A row a closed-loop cell or a rate; the first row is the head."""
-    found = [["model", "measured", "samples", "mean ms", "p50 ms", "p99 ms", "p99.9 ms", "pairs/s"]]
+    found = [["model", "measured", "samples", "mean ms", "CPU ms", "p50 ms", "p99 ms", "p99.9 ms", "pairs/s"]]
     for model in facts.models:
         for row in (*model.closed, *model.open):
             measured = row["cell"]
@@ -704,7 +744,7 @@ def latency_rows(facts: BenchFacts) -> list[list[str]]:
                     model.side,
                     measured,
                     f"{row['samples']:,}",
-                    *[_number(row[key]) for key in ("mean_ms", "p50_ms", "p99_ms", "p999_ms")],
+                    *[_number(row.get(key)) for key in ("mean_ms", "cpu_ms", "p50_ms", "p99_ms", "p999_ms")],
                     _number(row["pairs_per_s"], 0),
                 ]
             )
@@ -716,15 +756,59 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def warnings_of(facts: BenchFacts) -> list[str]:
-    """What a reader of the figures has to know, a line each: what was left out, a bound that was missed."""
-    found = []
+    """What a reader of the figures has to know, a line each: a busy machine, what was left out, a bound that was
+    missed.
+    """
+    found = [f"the machine was busy: {why}. Measure again on an idle one." for why in _signs_of_other_work(facts)]
     for model in facts.models:
         if model.not_run:
             name, reason = model.not_run[0]
             found.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")
         for slo in model.slo:
             if slo["highest_rate"] is None:
-                found.append(f"{model.side}: no rate that was tried keeps {slo['figure']} ≤ {slo['slo_ms']:g} ms.")
+                found.append(f"{model.side}: {_why_no_rate(model, slo, facts.spec.get('seconds'))}")
+    return found
+
+
+def _why_no_rate(model: ModelLatency, slo: Mapping[str, Any], seconds: float | None) -> str:
+    """Why no rate is known to keep a bound: none does, or its figure could not be measured where one might."""
+    bound = f"{slo['figure']} ≤ {slo['slo_ms']:g} ms"
+    _, broken = _around(model.open, (slo["figure"], slo["slo_ms"]))
+    unknown = [row for row in model.open if row[f"{slo['figure']}_ms"] is None and not row["unanswered"]]
+    if broken is not None:
+        unknown = [row for row in unknown if row["offered_rate"] < broken["offered_rate"]]
+    if not unknown:
+        return f"no rate that was tried keeps {bound}."
+    most = max(row["samples"] for row in unknown)
+    needed = samples_needed(QUANTILES[slo["figure"]])
+    below = "" if broken is None else f" below {broken['offered_rate']:,.1f}/s"
+    advice = "Give more --seconds"
+    if seconds is not None:
+        advice += f", about {math.ceil(seconds * needed / most / 10) * 10:,}"
+    return (
+        f"whether a rate keeps {bound} is not known: {slo['figure']} could not be measured{below}, with {most:,} "
+        f"samples at a rate where {needed:,} are needed. {advice}."
+    )
+
+
+def _signs_of_other_work(facts: BenchFacts) -> list[str]:
+    """What shows that other processes had the cores meanwhile, in words."""
+    found = []
+    load = facts.machine.get("load") or {}
+    cores = load.get("cores") or facts.machine["usable_cores"]
+    before, after = load.get("before"), load.get("after")
+    if before is not None and before > MOST_LOAD * cores:
+        found.append(f"its load was {before:.1f} on {cores} cores before the bench began")
+    if after is not None and after - facts.machine["threads"] > MOST_LOAD * cores:
+        found.append(f"its load was {after:.1f} on {cores} cores at the end, with {facts.machine['threads']} threads")
+    for model in facts.models:
+        if model.provider not in ("cpu", OPENVINO):
+            continue  # waits for another device
+        for row in model.closed:
+            if row.get("cpu_ms") and row["mean_ms"] > MOST_WAITING * row["cpu_ms"]:
+                had = f"had {row['cpu_ms']:,.1f} ms of CPU time"
+                found.append(f"{model.side} {row['cell']}: a request took {row['mean_ms']:,.1f} ms and {had}")
+                break
     return found
 
 

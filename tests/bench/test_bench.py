@@ -54,7 +54,7 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
                 return [None] * len(names)
 
         monkeypatch.setattr(parity, "open_session", lambda *_, **__: Session())
-        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock.now))
+        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock.now, process_time=clock.now))
         monkeypatch.setattr(bench, "time_calls", functools.partial(time_calls, clock=clock.now))
         monkeypatch.setattr(bench, "serve", functools.partial(serve, clock=clock.now, sleep=clock.sleep))
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from relabel.export.bench import choose_models, figures, latency_rows
+from relabel.export.bench import LatencyRow, choose_models, figures, latency_rows, warnings_of
 from relabel.export.bundle_facts import EngineFile, ModelFile
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec
 from relabel.manifests.errors import MissingExtraError, UsageError
 from relabel.manifests.metrics.evaluation import judge_gates, parse_flag
-from tests.bench.made_up import bench_facts, latency_row, model_facts
+from tests.bench.made_up import bench_facts, latency_row, machine, model_facts
 
 MODELS = [
     ModelFile(path="model.onnx", format="onnx", precision="fp32", files=["model.onnx"]),
@@ -70,12 +70,12 @@ def test_a_figure_that_is_not_known_is_shown_without_one_and_fails_its_gate() ->
     slo = [bounded(highest_rate=9.0), bounded(figure="mean", slo_ms=1.0)]
     facts = bench_facts(models=[model_facts(precision="int8", closed=rows[:1], open=rows[1:], slo=slo)])
     assert latency_rows(facts)[1:] == [
-        ["cpu int8", "1x20", "100", "1.70", "1.50", "–", "–", "588"],
+        ["cpu int8", "1x20", "100", "1.70", "–", "1.50", "–", "–", "588"],
         [
             "cpu int8",
             "open, 9.0/s offered, 3 never answered (highest with p99 ≤ 5 ms)",
             "100",
-            *["–"] * 5,
+            *["–"] * 6,
         ],
     ]
     known = figures(facts.models, spec(shapes="1x20,8x20", slo_ms=5))
@@ -99,3 +99,68 @@ def test_openvino_measures_the_fp32_file_in_what_the_cpu_computes_and_that_of_st
     assert chosen(set()) == [full, ("openvino", "int8-static", "s.onnx")]
     with pytest.raises(MissingExtraError, match=r"pip install 'relabel-ir\[openvino\]'"):
         choose_models(MODELS, spec(providers="openvino"), CPU)
+
+
+def rate(offered: float, p99_ms: float | None, **values: Any) -> LatencyRow:
+    return latency_row(cell="open", offered_rate=offered, p99_ms=p99_ms, unanswered=0, **values)
+
+
+RATES: dict[str, tuple[list[LatencyRow], str]] = {
+    "too few samples at any rate": (
+        [rate(1.0, None, samples=30), rate(2.0, None, samples=34)],
+        "p99 could not be measured, with 34 samples at a rate where 368 are needed. Give more --seconds, about 110.",
+    ),
+    "too few samples below a rate that breaks it": (
+        [rate(1.0, None, samples=34), rate(9.0, 60.0, samples=400)],
+        "p99 could not be measured below 9.0/s, with 34 samples at a rate where 368 are needed",
+    ),
+    "a queue that only grew, too few samples below": (
+        [rate(1.0, None, samples=34), rate(9.0, None, samples=400) | {"unanswered": 3}],
+        "p99 could not be measured below 9.0/s",
+    ),
+    "every rate breaks it": ([rate(1.0, 60.0), rate(9.0, 90.0)], "no rate that was tried keeps p99 ≤ 5 ms."),
+    "too few samples above a rate that breaks it": (
+        [rate(1.0, 60.0), rate(9.0, None, samples=34)],
+        "no rate that was tried keeps p99 ≤ 5 ms.",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RATES)
+def test_a_bound_that_no_rate_keeps_is_told_from_one_that_could_not_be_measured(what: str) -> None:
+    rows, said = RATES[what]
+    (warning,) = warnings_of(bench_facts(spec={"seconds": 10.0}, models=[model_facts(open=rows, slo=[bounded()])]))
+    assert said in warning
+    assert ("no rate that was tried" in warning) == said.startswith("no rate")
+
+
+BUSY: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "an idle machine": ({"before": 0.3, "after": 2.2}, {"mean_ms": 12.0, "cpu_ms": 23.0}, ""),
+    "one thread": ({"before": 0.3, "after": 1.2}, {"mean_ms": 12.0, "cpu_ms": 11.9}, ""),
+    "load before": ({"before": 4.0, "after": 2.0}, {"mean_ms": 12.0, "cpu_ms": 23.0}, "load was 4.0 on 2 cores before"),
+    "load that came": ({"before": 0.0, "after": 6.0}, {"mean_ms": 12.0, "cpu_ms": 23.0}, "load was 6.0 on 2 cores at"),
+    "waiting": (
+        {"before": 0.0, "after": 2.0},
+        {"mean_ms": 43.0, "cpu_ms": 12.0},
+        "took 43.0 ms and had 12.0 ms of CPU",
+    ),
+    "an older file": ({}, {"mean_ms": 12.0}, ""),
+    "a system without load": ({"before": None, "after": None}, {"mean_ms": 43.0, "cpu_ms": 12.0}, "took 43.0 ms"),
+}
+
+
+@pytest.mark.parametrize("what", BUSY)
+def test_a_machine_on_which_other_work_ran_is_warned_of(what: str) -> None:
+    load, row, said = BUSY[what]
+    facts = bench_facts(
+        machine=machine(**({"load": {**load, "cores": 2}} if load else {})),
+        models=[model_facts(closed=[latency_row(**row)])],
+    )
+    found = warnings_of(facts)
+    assert len(found) == bool(said)
+    assert all(one.startswith("the machine was busy: ") and said in one for one in found)
+
+
+def test_a_request_that_waits_for_another_device_is_no_sign_of_other_work() -> None:
+    row = latency_row(mean_ms=43.0, cpu_ms=2.0)
+    assert not warnings_of(bench_facts(models=[model_facts(provider="cuda", closed=[row])]))
