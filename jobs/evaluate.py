@@ -529,17 +529,25 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
     """The splits of the student that made the scores, or why they are not known."""
     if labels.kind == "file":
         return labels.doubt
-    if (manifest := load_manifest(open_run_store(labels.where, storage))) is None:
-        return "it is not finished, and only a manifest says which student it is of, so its split is not known"
-    path = Path(str(manifest.spec.get("engine", {}).get("model")))
+    path, manifest = manifest_of_scorer(labels.where, storage)
+    if isinstance(manifest, str):
+        return manifest
+    return _lineage(manifest, seen={Path(path).resolve()}) or f"the manifest of {path} does not say how it was split"
+
+
+def manifest_of_scorer(scores: str, storage: Storage) -> tuple[str, dict[str, Any] | str]:
+    """Where the student or bundle lies that made some scores, and its manifest, or why it is not known."""
+    if (manifest := load_manifest(open_run_store(scores, storage))) is None:
+        return "", "it is not finished, and only a manifest says which student it is of, so its split is not known"
+    path = str(manifest.spec.get("engine", {}).get("model"))
     try:
-        data = (path / "manifest.json").read_bytes()
+        data = Path(path, "manifest.json").read_bytes()
     except OSError:
-        return f"its student is not at {path} any more, so nobody knows which rows trained it"
+        return path, f"its student is not at {path} any more, so nobody knows which rows trained it"
     made_by = (one.get("details", {}).get("manifest_sha256") for one in manifest.engines)
     if sha256_bytes(data) not in made_by:
-        return f"the student at {path} is another one by now, so nobody knows which rows trained it"
-    return _lineage(json.loads(data), seen={path.resolve()}) or f"the manifest of {path} does not say how it was split"
+        return path, f"the student at {path} is another one by now, so nobody knows which rows trained it"
+    return path, json.loads(data)
 
 
 def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:

@@ -293,6 +293,7 @@ def report(
         f"The report is in {to}",
         {
             "report": to,
+            "verdicts": built.verdicts,
             "bytes": len(data),
             "sections": built.sections,
             "rows": built.rows,

@@ -46,6 +46,7 @@ from relabel.jobs.report.artifacts import (
     teacher_facts,
     training_blocks,
 )
+from relabel.jobs.report.verdicts import verdict_section
 from relabel.jobs.sections import (
     Block,
     Cell,
@@ -318,11 +319,13 @@ class BuiltPage:
 
     Args:
         sections: names of those that it has, in order; `labels` is the browser.
+        verdicts: whether its students are better than baselines, a sentence each.
         rows_shown, rows: that the browser shows, and that there are.
     """
 
     html: str
     sections: list[str]
+    verdicts: list[str]
     rows_shown: int
     rows: int
 
@@ -356,7 +359,9 @@ def build_report(
     own = {run.path: gold_options(choice, run) for run in runs}
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
     rows, notes = _browser(tallies, choice, own) if max_rows and any(tally.chosen for tally in tallies) else ([], [])
+    verdict = verdict_section(artifacts)
     sections = [
+        verdict,
         ran_section(artifacts),
         lineage_section(artifacts),
         conservation_section(tallies, has_reasons=max_rows > 0),
@@ -374,7 +379,13 @@ def build_report(
     held = browser_json([one.run.name for one in tallies], rows) if rows else ""
     html = render_page(title, _subtitle(artifacts), sections, rows=held, notes=notes)
     shown = [section.name for section in sections if section.blocks] + (["labels"] if rows else [])
-    return BuiltPage(html, shown, len(rows), sum(one.by_status.total() for one in tallies))
+    return BuiltPage(
+        html,
+        shown,
+        verdicts=[block.text for block in verdict.blocks if isinstance(block, Paragraph)],
+        rows_shown=len(rows),
+        rows=sum(one.by_status.total() for one in tallies),
+    )
 
 
 def _subtitle(artifacts: Sequence[Artifact]) -> str:

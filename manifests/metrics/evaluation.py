@@ -127,14 +127,32 @@ BOUNDS = (("accuracy", "constant"), ("kappa", "constant"), (f"ndcg@{DEPTH}", "le
 """Figures that a student has to beat a baseline by, before a channel is pointed at it."""
 
 
-def not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[str]:
-    """In words, which baselines some labels are below; of kappa, where every constant has 0, not above."""
-    said = []
+@dataclass(frozen=True)
+class NotBeaten:
+    """A baseline that some labels are below in a figure; `kind` as in `Baselines`."""
+
+    figure: str
+    value: float
+    kind: str
+    bound: float
+
+
+def baselines_not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[NotBeaten]:
+    """Which baselines some labels are below; of kappa, where every constant has 0, not above."""
+    missed = []
     for name, kind in BOUNDS:
         value, bound = figures.get(name), found.of(name).get(kind, 0.0 if name == "kappa" else None)
         if value is not None and bound is not None and (value <= bound if name == "kappa" else value < bound):
-            said.append(f"{name} {value:.4f}, the {kind} baseline {bound:.4f}")
-    return said
+            missed.append(NotBeaten(name, value, kind, bound))
+    return missed
+
+
+def not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[str]:
+    """The same in words."""
+    return [
+        f"{one.figure} {one.value:.4f}, the {one.kind} baseline {one.bound:.4f}"
+        for one in baselines_not_beaten(figures, found)
+    ]
 
 
 # ------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def test_another_student_is_not_taken_for_the_bundles(student: Path, bundle: Pat
 
 def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
     built = build_report([str(student)], Storage())
-    assert built.sections == ["ran", "lineage", "training", "student"]
+    assert built.sections == ["verdict", "ran", "lineage", "training", "student"]
     plots = plots_of(built.html)
     assert plots["Training loss, ecom"].startswith("loss: from 1 1.0000 to ")
     assert plots["On dev, ecom"] == "accuracy: 450 0.5000, 900 1.0000"
@@ -228,6 +228,68 @@ def test_student_is_shown_with_its_curves_and_figures(student: Path) -> None:
     assert ["accuracy", "0.7000", "0.5500 to 0.8200", "0.8000", "0.4000 constant"] in figures
     assert "macro_f1 &gt;= 0.9*teacher" in built.html
     assert "refused" in built.html
+
+
+def with_metrics(student: Path, bundle: Path, test: dict[str, Any]) -> None:
+    """A student, and its bundle, whose figures on the test split are others."""
+    path = student / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["metrics"]["test"] |= test
+    manifest["gate"] = {"has_passed": True, "checks": []}
+    path.write_text(json.dumps(manifest))
+    facts = json.loads((bundle / "manifest.json").read_text())
+    facts["lineage"]["student"] |= {"metrics": manifest["metrics"], "gate": manifest["gate"]}
+    (bundle / "manifest.json").unlink()
+    seal_bundle(bundle, {key: value for key, value in facts.items() if key not in ("kind", "format", "files")})
+
+
+def bounds(accuracy: float, lexical: float | None) -> dict[str, Any]:
+    return {
+        "grade": 1,
+        "constant": {"accuracy": accuracy, "kappa": 0.0},
+        "random": {},
+        "lexical": {} if lexical is None else {"ndcg@10": lexical},
+    }
+
+
+VERDICTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "below BM25": ({"baselines": bounds(0.3, 0.9)}, "is below BM25 (nDCG@10 0.500 against 0.900). On its test", "bad"),
+    "below one grade": (
+        {"baselines": bounds(0.8, 0.1)},
+        "is below grade 1 for every row (accuracy 0.700 against 0.800). On its test",
+        "bad",
+    ),
+    "above": ({"baselines": bounds(0.3, 0.1)}, "is above the baselines. On its test split", "good"),
+    "without texts": ({"baselines": bounds(0.3, None)}, "is above the baselines", "good"),
+    "an older student": ({"baselines": None}, "is not known: its manifest holds no baselines", "warn"),
+}
+
+
+@pytest.mark.parametrize("given", [("student",), ("bundle",), ("run", "student", "bundle")], ids=" and ".join)
+@pytest.mark.parametrize("what", VERDICTS)
+def test_the_first_thing_on_the_page_is_whether_a_student_beats_its_baselines(
+    request: pytest.FixtureRequest, run: Path, student: Path, bundle: Path, what: str, given: tuple[str, ...]
+) -> None:
+    test, said, tone = VERDICTS[what]
+    figures = {**FIGURES, "accuracy": 0.7, "kappa": 0.4, "ndcg@10": 0.5}
+    with_metrics(student, bundle, {**test, "student": figures})
+    built = build_report([str(request.getfixturevalue(name)) for name in given], Storage())
+    assert built.sections[0] == "verdict"
+    (verdict,) = built.verdicts
+    assert said in verdict
+    first = html_of_section(built.html, "verdict")
+    assert f'class="text {tone}"' in first
+    assert built.html.index('<section id="verdict"') < built.html.index('<section id="ran"')
+
+
+def test_a_page_without_a_student_has_no_verdict(run: Path) -> None:
+    built = build_report([str(run)], Storage())
+    assert built.verdicts == []
+    assert "verdict" not in built.sections
+
+
+def html_of_section(page: str, name: str) -> str:
+    return page[page.index(f'<section id="{name}"') :].partition("</section>")[0]
 
 
 def test_bundle_is_shown_with_its_parity(bundle: Path) -> None:
@@ -250,7 +312,7 @@ def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[bound])])
     html = build_report([str(bundle)], Storage()).html
     tables = {caption.split(" of ")[0]: rows[1:] for caption, rows in tables_of(html).items()}
-    assert [(row[1], row[4], row[5]) for row in tables["Latency"]] == [
+    assert [(row[1], row[5], row[6]) for row in tables["Latency"]] == [
         *((f"1x{n}", f"{n / 10:.2f}", f"{n / 5:.2f}") for n in (16, 64)),
         ("open, 10.0/s offered (highest with mean ≤ 150 ms)", "1.50", "3.00"),
     ]

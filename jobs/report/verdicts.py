@@ -1,0 +1,62 @@
+"""What a reader of a report has to know first: whether its students are better than baselines that learned nothing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from relabel.jobs.evaluate import manifest_of_scorer
+from relabel.jobs.report.artifacts import Artifact, BundleArtifact, RunArtifact, StudentArtifact
+from relabel.jobs.sections import Paragraph, Section
+from relabel.manifests.metrics.evaluation import Baselines, baselines_not_beaten
+from relabel.manifests.metrics.judged import title_of
+from relabel.manifests.records import checked, plain
+
+
+def verdict_section(artifacts: Sequence[Artifact]) -> Section:
+    """A sentence for each student: of one that is given, of a bundle's, and of the one whose scores are given."""
+    verdicts = [
+        verdict_of(name, manifest)
+        for name, manifest in _manifests(artifacts)
+        if isinstance(manifest.get("metrics"), Mapping)
+    ]
+    return Section("verdict", "Verdict", list(dict.fromkeys(verdicts)))  # a student and its bundle: one sentence
+
+
+def _manifests(artifacts: Sequence[Artifact]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The name and the manifest of each student that is known, as plain values."""
+    for one in artifacts:
+        if isinstance(one, StudentArtifact):
+            yield one.name, plain(one.manifest)
+    for one in artifacts:
+        if isinstance(one, BundleArtifact):
+            yield one.name, one.facts["lineage"].get("student") or {}
+    for one in artifacts:
+        if isinstance(one, RunArtifact) and one.kind == "scores":
+            path, manifest = manifest_of_scorer(one.path, one.storage)
+            if not isinstance(manifest, str):
+                student = (manifest.get("lineage") or {}).get("student") or manifest
+                yield str(student.get("name") or Path(path).name), student
+
+
+def verdict_of(name: str, manifest: Mapping[str, Any]) -> Paragraph:
+    """Whether a student is better than its baselines on its own test split, as its manifest holds the figures."""
+    test = manifest["metrics"].get("test") or {}
+    figures = test.get("student") or {}
+    if not test.get("baselines"):
+        return Paragraph(
+            f"Whether the student {name} is better than a baseline is not known: its manifest holds no baselines.",
+            "warn",
+        )
+    found = checked(Baselines, test["baselines"])
+    words = {"constant": f"grade {found.grade} for every row", "lexical": "BM25"}
+    below = [
+        f"{words[one.kind]} ({title_of(one.figure)} {one.value:.3f} against {one.bound:.3f})"
+        for one in baselines_not_beaten(figures, found)
+    ]
+    over = f"On its test split, {figures.get('rows', 0):,} rows judged by {test.get('judged_by')}"
+    refused = [check["text"] for check in (manifest.get("gate") or {}).get("checks", ()) if not check["has_passed"]]
+    gates = "".join(f" A gate refuses it: {text}." for text in refused)
+    if below:
+        return Paragraph(f"The student {name} is below {' and '.join(below)}. {over}.{gates}", "bad")
+    text = f"The student {name} is above the baselines. {over}.{gates}"
+    return Paragraph(text, "bad" if refused else "good")
