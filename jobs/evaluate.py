@@ -62,7 +62,15 @@ from relabel.manifests.label_sets import (
 )
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads, codes_of, ids_of, release_unused, texts_of
 from relabel.manifests.metrics.comparison import BY_IDS, Labelled, Match, StudentComparison, compare, match_rows
-from relabel.manifests.metrics.evaluation import MOST_LEXICAL, TEACHER, Gate, bm25, evaluate, judge_gates
+from relabel.manifests.metrics.evaluation import (
+    MOST_LEXICAL,
+    TEACHER,
+    Gate,
+    bm25,
+    evaluate,
+    judge_gates,
+    outside_mass_text,
+)
 from relabel.manifests.metrics.judged import Judged, judged_rows, with_columns
 from relabel.manifests.plan import Plan
 from relabel.manifests.records import checked, sha256_bytes
@@ -132,6 +140,7 @@ def judge(
     remarks: list[str] = []
     lexical = lexical_scores(sets[0] if len(sets) == 1 else None, judged_ids, storage, remarks)
     has_docs = rows["doc_id"].null_count < rows.num_rows
+    outside_mass = _outside_mass_text(rows)
     judged = judged_rows(rows, grades, where=", ".join(paths), qrels=golds.qrels, lexical=lexical)
     del rows
     if judged.queries is not None and has_docs:
@@ -145,6 +154,7 @@ def judge(
         "qrels without a grade, which judge nothing": golds.pairs.num_null if golds.pairs else 0,
     }
     notes = [
+        *filter(None, [outside_mass]),
         *(note for one in sets for note in one.notes),
         *notes,
         *(f"{text}: {count:,}" for text, count in remarked.items() if count),
@@ -205,6 +215,15 @@ def all_from_gold(qrels: str, count: int) -> str:
         "figure would say anything. Judge by gold that did not go in, or see what `relabel combine` printed: it "
         "measures each query without its own gold."
     )
+
+
+def _outside_mass_text(rows: pa.RecordBatch) -> str:
+    """A warning where the labels' distributions leave out much mass; empty where they do not, or it is not known."""
+    if "outside_mass" not in rows.schema.names:
+        return ""
+    mass_N = rows["outside_mass"].drop_null().to_numpy()
+    mass_N = mass_N[np.isfinite(mass_N)]
+    return outside_mass_text(float(mass_N.mean())) if len(mass_N) else ""
 
 
 def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str, int]) -> str:

@@ -47,8 +47,9 @@ from relabel.manifests.tables import (
 # Labels are read a part at a time, and of a run only the columns that judging needs. A part is a record batch:
 #
 # row_id int64, of the run's input or of the file; grade int64, null where a row has no label; query_id and doc_id,
-# large binary, unless a file names none; probs, lists of floats, and samples, lists of grades, null for one that
-# failed, where any row has some; and a labeler's own columns by which its labels are judged (`label_columns`).
+# large binary, unless a file names none; probs, lists of floats, outside_mass, what they leave out of the teacher's
+# probability, and samples, lists of grades, null for one that failed, where any row has some; and a labeler's own
+# columns by which its labels are judged (`label_columns`).
 
 _COLUMNS = ["row_id", "query_id", "doc_id", "grade", "probs", "samples"]
 _TYPES = {"row_id": pa.int64(), "grade": pa.int64(), "query_id": pa.large_binary(), "doc_id": pa.large_binary()}
@@ -197,7 +198,8 @@ def label_set(run: RunLabels) -> LabelSet:
 
 def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) -> Iterator[pa.RecordBatch]:
     held: list[pa.Table] = []
-    schema, names = file_schema(folder.plan.parts) if further else LABELS, [*_COLUMNS, *further]
+    schema = file_schema(folder.plan.parts) if further else LABELS
+    names = [*_COLUMNS, "outside_mass", *further]
     for number, file in enumerate(files, start=1):
         held.append(folder.table(file, schema, names))
         if number == len(files) or sum(table.num_rows for table in held) >= PART_ROWS:
@@ -206,7 +208,7 @@ def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) 
             part |= {name: part[name].cast(kind) for name, kind in _TYPES.items()}
             part["probs"] = part["probs"].cast(pa.large_list(pa.float32()))
             part["samples"] = _grades_of(part["samples"])
-            empty = [name for name in ("probs", "samples") if part[name].null_count == len(part[name])]
+            empty = [name for name in ("probs", "samples", "outside_mass") if part[name].null_count == len(part[name])]
             yield pa.RecordBatch.from_pydict({name: one for name, one in part.items() if name not in empty})
 
 

@@ -123,6 +123,20 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
+MOST_OUTSIDE_MASS = 0.5
+"""Mean mass outside the grades from which on it is warned of: most of the teacher's answer was no grade."""
+
+
+def outside_mass_text(mean: float) -> str:
+    """A warning where the mean mass outside the grades is high; empty where it is not, or not known (NaN)."""
+    if not mean >= MOST_OUTSIDE_MASS:
+        return ""
+    return (
+        f"on average {mean:.2f} of the teacher's probability lies outside the grades: its distributions say little, "
+        "and its prompt or its format of answers may be wrong"
+    )
+
+
 BOUNDS = (("accuracy", "constant"), ("kappa", "constant"), (f"ndcg@{DEPTH}", "lexical"))
 """Figures that a student has to beat a baseline by, before a channel is pointed at it."""
 

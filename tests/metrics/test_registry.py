@@ -20,7 +20,7 @@ from scipy import stats
 from sklearn import metrics
 
 from relabel.manifests.labels import codes_of, ids_of
-from relabel.manifests.metrics.evaluation import parse_gate
+from relabel.manifests.metrics.evaluation import outside_mass_text, parse_gate
 from relabel.manifests.metrics.judged import METRICS, Judged, metric_of, title_of
 from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, draw_weights, share_bounds, t_quantile, wilson
 
@@ -397,3 +397,9 @@ def test_bounds_of_few_queries_take_the_exact_quantile() -> None:
 @pytest.mark.parametrize("whole", [[], [3.0], [0.0, 2.0, 0.0], [0.0, 0.0]])
 def test_fewer_than_two_groups_say_nothing(whole: list[float]) -> None:
     assert np.isnan(share_bounds(np.array(whole), np.array(whole))).all()
+
+
+@pytest.mark.parametrize(("mean", "is_warned"), [(0.0, False), (0.49, False), (0.64, True), (1.0, True)])
+def test_much_mass_outside_the_grades_is_warned_of(mean: float, *, is_warned: bool) -> None:
+    assert bool(outside_mass_text(mean)) == is_warned
+    assert not outside_mass_text(math.nan)
