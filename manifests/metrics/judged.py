@@ -21,6 +21,7 @@ from relabel.manifests.labels import codes_of, exact_match, hit_at_1, release_un
 from relabel.manifests.metrics.metric import (
     DEPTH,
     Formula,
+    Largest,
     Measured,
     Metric,
     OfCounts,
@@ -311,9 +312,13 @@ def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
         """A query's sum of what its rows have; NaN for a query without rows."""
         return np.asarray(np.bincount(query_N, value_N[has_N], minlength=judged.num_queries) + 0 * rows_G)
 
+    chunks_G = total(_sizes(selected))
+    tokens_G = total(_numbers(judged.columns["selected_tokens"]))
     found: dict[str, Statistic] = {
-        "chunks_mean": mean_of_queries(total(_sizes(selected))),
-        "tokens_mean": mean_of_queries(total(_numbers(judged.columns["selected_tokens"]))),
+        "chunks_mean": mean_of_queries(chunks_G),
+        "chunks_max": Largest(chunks_G),
+        "tokens_mean": mean_of_queries(tokens_G),
+        "tokens_max": Largest(tokens_G),
         "over_budget": mean_of_queries(total(_numbers(judged.columns["over_budget"])) / rows_G),
     }
     if "gold_chunks" in judged.columns:
@@ -472,12 +477,28 @@ QUERY_METRICS: tuple[Metric, ...] = (
         "`evidence-set`: different chunks chosen",
     ),
     Metric(
+        "chunks_max",
+        "chunks a query, most",
+        "lower",
+        "queries",
+        _of_labeler("chunks_max", lambda most: most),
+        "of one query; its interval ends at it, since no resample holds more",
+    ),
+    Metric(
         "tokens_mean",
         "tokens a query, mean",
         "lower",
         "queries",
         _of_labeler("tokens_mean"),
         "of the chunks chosen, each once",
+    ),
+    Metric(
+        "tokens_max",
+        "tokens a query, most",
+        "lower",
+        "queries",
+        _of_labeler("tokens_max", lambda most: most),
+        "of one query, as `chunks_max`",
     ),
     Metric(
         "over_budget",

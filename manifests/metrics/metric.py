@@ -215,7 +215,7 @@ def wilson(share: np.ndarray, size: np.ndarray, side: int) -> np.ndarray:
 #
 # A resample is a vector of weights, how often each query was drawn. A metric is a function of weighted sums over
 # queries (`Sums`), and these are one matrix product for all resamples. AUC alone compares rows of different queries,
-# and keeps them in order (`Order`).
+# and keeps them in order (`Order`); a maximum looks at which queries were drawn (`Largest`).
 #
 # Letters: N rows, G groups (queries, or rows where there is no query), K grades, R resamples.
 
@@ -270,7 +270,24 @@ class Order:
         return np.asarray(won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
 
 
-Statistic = Sums | Order
+class Largest:
+    """The largest value of the groups that are drawn.
+
+    Args:
+        value_G: NaN where a group has none.
+    """
+
+    def __init__(self, value_G: np.ndarray) -> None:
+        self.over = int((~np.isnan(value_G)).sum())
+        self._value_G = np.where(np.isnan(value_G), -np.inf, value_G)
+
+    def weighted(self, weight_RG: np.ndarray) -> np.ndarray:
+        """Float64 [R], NaN where no group with a value is drawn."""
+        largest_R = np.where(weight_RG > 0, self._value_G, -np.inf).max(axis=1, initial=-np.inf)
+        return np.where(np.isneginf(largest_R), np.nan, largest_R)
+
+
+Statistic = Sums | Order | Largest
 
 
 def mean_of_queries(value_G: np.ndarray) -> Sums:

@@ -268,7 +268,9 @@ REFERENCES: dict[str, Callable[[Judged], float]] = {
     "bad_case_rate": bad_cases,
     "pass@{}": lambda one: float(np.mean(1 - (3 - one.num_correct) / 3)),  # type: ignore[operator]
     "chunks_mean": over_queries(num_chunks),
+    "chunks_max": lambda one: max(map(num_chunks, rows_by_query(one))),
     "tokens_mean": over_queries(num_tokens),
+    "tokens_max": lambda one: max(map(num_tokens, rows_by_query(one))),
     "over_budget": over_queries(lambda rows: float(np.mean([row["over_budget"] for row in rows]))),
     "evidence_f1": over_queries(chunk_f1),
     "exact_match": over_queries(lambda rows: set(rows[0]["gold_answers"]) <= set(plain(rows[0]["answers"]))),
