@@ -127,7 +127,7 @@ RATES: dict[str, tuple[list[LatencyRow], str]] = {
 
 
 @pytest.mark.parametrize("what", RATES)
-def test_a_bound_that_no_rate_keeps_is_told_from_one_that_could_not_be_measured(what: str) -> None:
+def test_a_bound_that_no_rate_keeps_is_distinguished_from_one_that_could_not_be_measured(what: str) -> None:
     rows, said = RATES[what]
     (warning,) = warnings_of(bench_facts(spec={"seconds": 10.0}, models=[model_facts(open=rows, slo=[bounded()])]))
     assert said in warning

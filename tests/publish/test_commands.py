@@ -320,7 +320,7 @@ def test_a_multipart_upload_survives_a_bad_wire_and_is_checked(
 def test_a_checksum_of_an_objects_parts_is_settled_by_reading_the_object_once(
     wire: seaweed.Proxy, tmp_path: Path, bundle: Callable[..., Path]
 ) -> None:
-    """Some servers give it for an object that came in parts, with nothing that tells it from one of the whole."""
+    """Some servers give it for an object that came in parts, without a mark that it is no checksum of the whole."""
     bundle_store = open_bundle_store(f"s3://{seaweed.BUCKET}/{tmp_path.name}", Storage())
     wire.decide = lambda exchange: "composite" if exchange.method == "HEAD" else "pass"
     published = publish_to(bundle_store, bundle("one", size=300_000))

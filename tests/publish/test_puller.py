@@ -186,7 +186,7 @@ def with_another_digit(record: Any, way: tuple[Any, ...]) -> Any:
 
 
 GUARDS: dict[str, int] = {"format": 3, "seen": 5}
-"""Fields of `.pull.json` that nothing but itself tells, by the exit code of a pull: what a newer relabel may have
+"""Fields of `.pull.json` that are written nowhere else, by the exit code of a pull: what a newer relabel may have
 written is not overwritten, and a channel that was seen further on was put back.
 """
 
