@@ -11,15 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from relabel.labelers.engines.openai_client import (
-    Complaint,
-    Reply,
-    ReplyError,
-    parse_reply,
-    read_chat,
-    read_complaint,
-    shown,
-)
+from relabel.labelers.engines.openai_client import Reply, ReplyError, parse_reply, read_chat
+from relabel.labelers.engines.openai_complaints import Complaint, read_complaint, shown
 
 State = Literal["waiting", "completed", "failed", "expired", "cancelled", "unknown"]
 

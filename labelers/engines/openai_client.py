@@ -1,33 +1,46 @@
-"""The openai engine's side of HTTP: its options, what a server replies and complains of, what that costs, and a client
-with bounded concurrency and retries. Only this module sends the key.
+"""The openai engine's side of HTTP: its options, what a server replies, what that costs, and a client with bounded
+concurrency and retries. Only this module sends the key.
+
+Beside it: `openai_complaints.py` (what an error is about), `openai_streams.py` (replies in pieces) and
+`openai_evidence.py` (which model answered, and what it read).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import logging
 import random
 import re
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from email.utils import parsedate_to_datetime
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import pydantic_core
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
+from relabel.labelers.engines.openai_complaints import (
+    Complaint,
+    Subject,
+    reset_of_headers,
+    wait_of_headers,
+)
+from relabel.labelers.engines.openai_complaints import read_complaint as read_complaint  # for readers of batches too
+from relabel.labelers.engines.openai_complaints import shown as shown
+from relabel.labelers.engines.openai_evidence import ModelNames, PromptCounts
+from relabel.labelers.engines.openai_streams import StreamError, is_stream, joined_stream
 from relabel.manifests.asks import Charge, Finish
-from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError, StoreError
+from relabel.manifests.errors import ConfigError, ModelError, RelabelError, ServerGoneError, StoreError
 from relabel.manifests.files import out_of_files
 from relabel.manifests.process import require
-from relabel.manifests.secrets import redacted
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText, price_of
 
 if TYPE_CHECKING:
     import httpx
+
+logger = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------
 # Options. A key is named here, never held: `api_key_env` is the name of an environment variable, and `jobs` hands its
@@ -51,6 +64,7 @@ class OpenAiArgs(EngineArgs):
             "price_per_million_output",
             "batch",
             "batch_poll_s",
+            "other_model",
             "cache_dir",
         }
     )
@@ -85,11 +99,18 @@ class OpenAiArgs(EngineArgs):
     max_backoff_s: float = Field(60.0, ge=0)
     """Upper end of that random time, seconds."""
     max_wait_s: float = Field(600.0, ge=0)
-    """A `Retry-After` beyond this many seconds ends the run, to be continued later (exit 20)."""
+    """A wait that the server demands (`Retry-After`) beyond this many seconds ends the run, to be continued later (exit
+    20).
+    """
     price_per_million_input: float | None = Field(None, ge=0)
     """Price of a million prompt tokens, in any currency; cached ones count in full."""
     price_per_million_output: float | None = Field(None, ge=0)
     """Price of a million output tokens."""
+    other_model: Literal["refuse", "flag"] = "refuse"
+    """An answer under another model's name than `served_model`, or a release of it, or the name that the start was
+    answered under: `refuse` asks again, and gives the row up as `engine` in the end; `flag` takes it, with the flag
+    `other_model`.
+    """
     batch: bool = False
     """Hand asks over as batches (`/batches`), at half of these prices, answered within a day. Wants `mode: chat`."""
     batch_poll_s: float = Field(30.0, gt=0)
@@ -185,131 +206,6 @@ def server_address(url: str, *, key: str) -> SplitResult:
 
 
 # ------------------------------------------------------------------------------
-# What a server says of a request that it did not answer, and what that is about: the row, the key, or money.
-#
-# Servers agree neither on status nor on form nor on words, and proxies change all three. So an error is read wherever
-# it may be, and its codes and words are matched with what they are about (a prompt and too much of it), not against a
-# list of servers.
-
-
-_CREDIT = re.compile(
-    r"insufficient (?:\w+ )?(?:quota|balance|credit|fund)|(?:quota|balance|credits?) (?:\w+ )?(?:exhausted|depleted)"
-    r"|(?:balance|credits?) (?:\w+ ){0,2}(?:too low|insufficient|not enough|used up)|(?:out of|more|enough) credits?\b"
-    r"|(?:credit|spend|spending|budget|billing hard) limit|(?:exceeded|reached|used|exhausted) (?:\w+ ){0,5}"
-    r"(?:credits?|budget)\b|budget (?:has been )?exceeded|payment (?:is )?required|billing (?:error|not active|details)"
-    r"|(?:enable|requires?|check your) (?:plan and )?billing|exceeded (?:your )?current quota|recharge|top up|arrear"
-    r"|past invoices"
-)
-_FILTER = re.compile(
-    r"content (?:filter|policy|management policy|exists risk)|moderation|guardrail|usage polic|inspection failed"
-    r"|prohibited content|inappropriate content|flagged by|sensitive (?:content|word)"
-)
-_LONG = re.compile(r"\b(?:context|prompts?|inputs?|tokens?|messages?|sequence|model length|string|max seq len)\b")
-_TOO = re.compile(
-    r"exceed|too (?:long|large|many|big)\b|(?:longer|greater|larger|bigger|more|higher|less) than|overflow|beyond"
-    r"|maximum (?:context|model|prompt|input|sequence)|must be (?:<|at most)|up to \d|reduce the (?:length|size|prompt)"
-    r"|(?:not|n ?t) fit|length should be|above (?:the|max)"
-)
-_LIMIT_ALONE = re.compile(r"input should be|max (?:new |completion |output )?tokens|(?:completion|output) tokens")
-"""Of the answer's limit, which is a setting, and no row's."""
-_NO_ROOM = re.compile(r"\btokens\b.*?[ (=]-\d")
-"""The room for the answer that a prompt leaves, less than none."""
-_OTHERWISE = re.compile(
-    r"rate limit|per (?:min|hour|day|sec|month)|\b[tr]p[md]\b|quota|queue|concurren|deadline|timed? ?out|memory"
-    r"|requests|daily|hourly|weekly|monthly|today|\bfree\b|\b(?:plan|account|tier)\b"
-)
-_BUSY = re.compile(
-    r"rate ?limit|too many requests|throttl|resource ?exhausted|overload|capacity|\bbusy\b|unavailable|\bloading\b"
-)
-_STATUSES = (
-    (_BUSY, 429),
-    (re.compile(r"unauthori|authentication|api key|permission"), 401),
-    (re.compile(r"not found|not exist|unknown model"), 404),
-    (re.compile(r"invalid|bad request|validation|unsupported|not supported"), 400),
-)
-_WAIT = re.compile(r"(?:again|retry|wait) (?:in |after |for )?(?:about )?(\d+(?:\.\d+)?) ?(ms|s|m)")
-_WORDS = frozenset(
-    {"message", "detail", "msg", "error_description", "status_msg", "reason", "loc"}  # `loc` is FastAPI's
-    | {"error", "errors", "base_resp", "data", "metadata", "raw"}
-)
-_CODES = frozenset({"code", "type", "status", "error_type", "error_code", "status_code"})
-
-
-class Complaint(NamedTuple):
-    """What a server says about a request that it did not answer: its codes and kinds, and its words in one line."""
-
-    codes: tuple[str, ...] = ()
-    message: str = ""
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds after which to ask again, where the message says so; 0 where it does not."""
-        found = _WAIT.search(self.message.lower())
-        return float(found[1]) * {"ms": 0.001, "s": 1.0, "m": 60.0}[found[2]] if found else 0.0
-
-    @property
-    def status(self) -> int:
-        """The HTTP status of its codes, of an error that came as a good reply; 500 where they name none."""
-        named = (int(code) for code in self.codes if re.fullmatch("[45][0-9]{2}", code))
-        return next(named, next((status for words, status in _STATUSES if words.search(self._plain)), 500))
-
-    def subject(self, status: int, *, may_pass: bool = False) -> Literal["credit", "filter", "overlong", "busy", ""]:
-        """What it is about; nothing where that is not known.
-
-        Args:
-            status: HTTP's.
-            may_pass: the server says when to ask again: then no money has ended.
-        """
-        plain = self._plain
-        may_pass = may_pass and status == 429 and "insufficient" not in plain
-        if status == 402 or (_CREDIT.search(plain) and not may_pass):
-            return "credit"
-        about = _LIMIT_ALONE.sub(" ", plain)
-        is_long = _LONG.search(about) and _TOO.search(about) and not _OTHERWISE.search(about)
-        is_large = status == 413 or "request too large" in plain
-        if is_large or (status not in (401, 403, 429) and (is_long or _NO_ROOM.search(plain))):
-            return "overlong"
-        if status < 500 and _FILTER.search(plain):
-            return "filter"
-        return "busy" if _BUSY.search(plain) else ""
-
-    @property
-    def _plain(self) -> str:
-        apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", " ".join((*self.codes, self.message)))
-        return re.sub(r"[_`'\"\s]+", " ", apart).lower()
-
-
-def read_complaint(payload: Any) -> Complaint:
-    """Codes and words of an error, wherever a server puts them; neither where there are none."""
-    said = dict.fromkeys((kind, text) for kind, text in _said(payload) if text.strip())
-    codes = [shown(text) for kind, text in said if kind == "code"]
-    return Complaint(tuple(codes[:4]), shown(": ".join([text for kind, text in said if kind == "message"]), 1_000))
-
-
-def _said(value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield "message", value
-    elif isinstance(value, list):
-        for one in value[:4]:
-            yield from _said(one)
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            if name in _CODES and isinstance(inner, str | int) and not isinstance(inner, bool):
-                yield "code", str(inner)
-            elif name == "choices" and isinstance(inner, list):  # what they hold besides is an answer
-                yield from _said([one.get("error") for one in inner if isinstance(one, dict)])
-            elif name in _WORDS:
-                yield from _said(inner)
-
-
-def shown(text: str, most: int = 200) -> str:
-    """A server's words in one short line without control characters."""
-    plain = redacted(text[: 64 * most])  # a server may echo the key; before a part is taken, which would go unnoticed
-    line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
-# ------------------------------------------------------------------------------
 # What a server replied, read strictly: a reply that is not of the API's form is no answer, and is never repaired into
 # one.
 
@@ -327,8 +223,28 @@ MAX_COUNT = 10_000_000
 """No request has more tokens; what a server says beyond that is not a count."""
 
 
+OTHER_MODEL = "other_model"
+"""Flag of an answer that another model's name stands on."""
+
+
 class ReplyError(ValueError):
     """A reply without the API's form. Caught by the client, which asks again."""
+
+
+class CutOffError(ReplyError):
+    """A reply whose answer the server gave up halfway."""
+
+
+class OtherModelError(ReplyError):
+    """A reply of another model.
+
+    Args:
+        usage: what it is charged.
+    """
+
+    def __init__(self, message: str, usage: Usage) -> None:
+        super().__init__(message)
+        self.usage = usage
 
 
 class Usage(NamedTuple):
@@ -350,6 +266,7 @@ class Reply(NamedTuple):
         reasoning: what the server keeps apart as the model's thought.
         raw: the message as it came, where it is more than its text.
         flags: what a reader of the label should know.
+        model: the name that the server gives the model that answered; empty where it gives none.
     """
 
     text: str
@@ -362,6 +279,7 @@ class Reply(NamedTuple):
     reasoning: str = ""
     raw: str = ""
     flags: tuple[str, ...] = ()
+    model: str = ""
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
@@ -392,6 +310,11 @@ ChoiceT = TypeVar("ChoiceT", _TextChoice, _ChatChoice)
 class _Choices(BaseModel, Generic[ChoiceT]):
     choices: tuple[ChoiceT]
     usage: Any = None
+    model: Any = None
+
+    @property
+    def model_name(self) -> str:
+        return shown(self.model) if isinstance(self.model, str) else ""
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -449,6 +372,7 @@ def read_completion(payload: Any) -> Reply:
         logprobs,
         detail,
         flags=flags,
+        model=found.model_name,
     )
 
 
@@ -468,11 +392,21 @@ def read_chat(payload: Any) -> Reply:
     reasoning = next((thought for thought in thoughts if thought.strip()), "")
     raw = json.dumps(message, ensure_ascii=False) if reasoning or text != (content or "") or refusal else ""
     if refusal:
-        return Reply("", "refused", usage, detail=f"the model declined: {shown(refusal)}", raw=raw)
+        detail = f"the model declined: {shown(refusal)}"
+        return Reply("", "refused", usage, detail=detail, raw=raw, model=found.model_name)
     finish, detail, flags = _finish(found.choices[0].finish_reason, text + reasoning)
     if reasoning and not text.strip() and finish == "stop":
         detail = detail or "the reply holds the model's thought and no answer"
-    return Reply(text, finish, usage, detail=detail, reasoning=reasoning, raw=raw, flags=flags)
+    return Reply(
+        text,
+        finish,
+        usage,
+        detail=detail,
+        reasoning=reasoning,
+        raw=raw,
+        flags=flags,
+        model=found.model_name,
+    )
 
 
 def _parts_of(content: Any) -> tuple[str, str]:
@@ -504,7 +438,7 @@ def _finish(reason: str | None, text: str) -> tuple[Finish, str, tuple[str, ...]
     if any(word in lowered for word in _FILTERS):
         return "refused", "the server's content filter stopped the answer", ()
     if any(word in lowered for word in _BREAKS) or not (reason or text.strip()):
-        raise ReplyError(f"the answer was cut off (finish_reason {shown(lowered) or 'absent'})")
+        raise CutOffError(f"the answer was cut off (finish_reason {shown(lowered) or 'absent'})")
     if not reason:
         return "length", "the answer came without finish_reason", (UNKNOWN_FINISH,)
     why = f"the answer ended with finish_reason {shown(reason)!r}"
@@ -512,11 +446,27 @@ def _finish(reason: str | None, text: str) -> tuple[Finish, str, tuple[str, ...]
 
 
 def _usage(usage: Any) -> Usage:
-    held = usage if isinstance(usage, dict) else {}
-    details = held.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    counts = (held.get("prompt_tokens"), cached, held.get("completion_tokens"))
-    return Usage(*(one if type(one) is int and 0 <= one <= MAX_COUNT else 0 for one in counts))
+    """What the server counted, as it is charged: providers agree neither on whether cached tokens are among the
+    prompt's nor on whether the model's thoughts are among the answer's.
+    """
+    counts = usage if isinstance(usage, dict) else {}
+    prompt = _count(counts, "prompt_tokens")
+    output = _count(counts, "completion_tokens")
+    total = _count(counts, "total_tokens")
+    cached = _count(counts.get("prompt_tokens_details"), "cached_tokens")
+    thought = _count(counts.get("completion_tokens_details"), "reasoning_tokens")
+    if cached > prompt > 0:
+        prompt += cached
+    if thought > output:
+        output += thought
+    if prompt > 0:
+        output = max(output, total - prompt)
+    return Usage(prompt, cached, output)
+
+
+def _count(counts: Any, name: str) -> int:
+    value = counts.get(name) if isinstance(counts, dict) else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
 # ------------------------------------------------------------------------------
@@ -530,9 +480,13 @@ CHARS_PER_TOKEN = 4
 # ------------------------------------------------------------------------------
 # The client. A request is tried again after 408, 425, 429 and 5xx, time-outs, broken connections and replies without
 # the API's form. Between tries it waits a random time below an exponential bound (full jitter), and no less than the
-# server wants. What another try can't help is the row's fate (`Failure`) where the row may be the reason, and the run's
-# where it can't be: no server, the key is refused, the model is unknown, the credit is used up. An error may come as
-# HTTP 200: it is handled by its own code.
+# server wants. What another try can't help is the row's fate (`Failure`) where the row may be the reason. An error may
+# come as HTTP 200: it is handled by its own code.
+#
+# What would end the run (the credit is used up, the key is refused, the model is unknown, ...) is a suspicion, and the
+# *trial request* decides it: the first one that was answered, at the start, which holds no row's text. If that is
+# refused too, the run ends; if it is answered, the row is the reason. So no piece of a row's text that a server repeats
+# in an error ends a run. At the start, where nothing was answered yet, the request is the trial itself.
 #
 # Not stamina: what decides here is whether a try may have been charged, how long the server wants us to wait, whether
 # any server was there, and when to end the run. Of a retry library that would leave the loop of `send` alone.
@@ -540,6 +494,12 @@ CHARS_PER_TOKEN = 4
 
 T = TypeVar("T")
 
+BUSY = frozenset({408, 425, 429, 498})
+"""Statuses below 500 after which the same request may be answered."""
+WAITS = frozenset({408, 425, 429, 498, 503, 529})
+"""Statuses whose words may state a wait."""
+NAME_TRIALS = 2
+"""Requests that show whether a strange name of the model is always given."""
 FAILED_IN_A_ROW = 32
 """Requests given up or refused (or twice the concurrency, if that is more) with no answer in between: the server is to
 blame, not the rows.
@@ -555,11 +515,15 @@ class Failure(NamedTuple):
         finish: what that makes of its ask.
         detail: why, for a person.
         status: the HTTP status that decided it; 0 for none.
+        suspicion: what ends the run, if the trial request is refused too.
+        is_malformed: each try was a good reply in another form than the API's, always the same one.
     """
 
     finish: Finish
     detail: str
     status: int = 0
+    suspicion: RelabelError | None = None
+    is_malformed: bool = False
 
     def raise_at_start(self, stage: str, *, at: str) -> NoReturn:
         """End the start of an engine whose server does not answer a labeler's stage.
@@ -570,25 +534,41 @@ class Failure(NamedTuple):
             ModelError: it refuses such requests.
             ServerGoneError: it does not answer.
         """
+        if self.is_malformed:
+            raise ModelError(
+                f"the server at {at} answers stage {stage!r} with something else than the API's replies: "
+                f"{self.detail}. Check engine.args.base_url, which ends in /v1 at most servers, and "
+                "engine.args.extra_body."
+            )
         if self.status == 0:
             raise ServerGoneError(
                 f"the server at {at} is not ready: stage {stage!r}: {self.detail}. The same command may work later."
             )
         raise ModelError(
             f"the server at {at} does not take stage {stage!r}: {self.detail}. engine.args.extra_body: {{FIELD: null}} "
-            "leaves a field out that it does not know, engine.args.max_tokens_field names the answer's limit."
+            "leaves a field out that it does not know, {stream: true} asks for a stream, engine.args.max_tokens_field "
+            "names the answer's limit."
         )
 
 
 class Unanswered(NamedTuple):
-    """A try that may be repeated: why it failed, how long the server wants us to wait, whether anybody was there, and
-    whether an answer may have been charged that did not reach us.
+    """A try that may be repeated.
+
+    Args:
+        reason: why it failed.
+        wait_s: how long the server wants us to wait.
+        was_heard: whether anybody was there.
+        may_be_charged: whether an answer may have been charged that did not reach us.
+        malformed: what is wrong with the form of a good reply.
+        suspicion: what ends the run, if the trial request is refused too.
     """
 
     reason: str
     wait_s: float = 0.0
     was_heard: bool = True
     may_be_charged: bool = False
+    malformed: str = ""
+    suspicion: RelabelError | None = None
 
 
 class ApiClient:
@@ -611,8 +591,18 @@ class ApiClient:
         self._args, self._key = args, key
         self.at = shown(args.base_url)
         """The server's address, as messages name it."""
-        self._accepted: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
+        self.notes: list[str] = []
+        """What the replies of the start prove that the user should know; later ones are logged."""
+        self._names = ModelNames(args.served_model)
+        self._prompts = PromptCounts()
+        self._noted = set[str]()
+        self._is_started = False
+        self._trial: tuple[str, dict[str, Any], Callable[[Any], Reply]] | None = None
         """The first request that was answered, to find out whether such still are."""
+        self._trial_lock = asyncio.Lock()
+        self._num_trials_answered = 0
+        self._end: RelabelError | None = None
+        """What the trial request proved to be the run's end."""
         self.listed: dict[str, dict[str, Any]] = {}
         """What the server lists, as `model_names` says."""
         self.is_counting = False
@@ -643,7 +633,7 @@ class ApiClient:
             return {}
         if not isinstance(found, Failure):
             self.listed = found
-        elif found.status == 0:
+        elif found.status == 0 and not found.is_malformed:
             raise ServerGoneError(f"the server at {self.at} is not ready: {found.detail}")
         return self.listed
 
@@ -664,29 +654,114 @@ class ApiClient:
             ModelError: the key is refused, or the server does not know the model.
             ServerGoneError: no server answers any request, or the server wants none for a long time.
         """
-        found = await self.send("POST", path, lambda raw: read(parse_reply(raw)), body, is_trial=is_trial)
-        if isinstance(found, Failure):
-            if not is_trial and (found.finish == "error" or found.status == 403) and found.status:
-                await self._blame("refused all of", f", and that of the start: {found.detail}")
-            return found
-        self._accepted = self._accepted or (path, body, read)
-        found = self.counted(found, body)
-        self.charge(found.usage)
-        return found
+        outcome = await self.send(
+            "POST",
+            path,
+            lambda raw: self.counted(read(parse_reply(raw)), body),
+            body,
+            is_trial=is_trial,
+        )
+        if isinstance(outcome, Failure):
+            if not is_trial and (outcome.finish == "error" or outcome.status == 403) and outcome.status:
+                await self._blame("refused all of", f", and that of the start: {outcome.detail}")
+            return outcome
+        self._trial = self._trial or (path, body, read)
+        self.charge(outcome.usage)
+        return outcome
 
-    def counted(self, found: Reply, body: Mapping[str, Any]) -> Reply:
-        """A reply with its tokens, counted here where the server does not."""
-        usage = found.usage
-        if usage.prompt and (usage.output or not found.text):
-            return found
+    async def start_notes(self) -> list[str]:
+        """What the replies of the start prove, for the user. If they bear a wholly different model's name, the trial
+        request is asked again first: a gateway that has a name of its own for the model gives it always.
+        """
+        for _ in range(NAME_TRIALS):
+            if self._names.adopted is not None and self._trial is not None:
+                await self.post(*self._trial, is_trial=True)
+        if self._names.adopted is not None:
+            self._note(
+                "adopted",
+                f"The server at {self.at} answers as {self._names.adopted!r}, not as {self._args.served_model!r}: "
+                "this is taken for its own name of that model.",
+            )
+        self._is_started = True
+        return self.notes
+
+    def counted(self, reply: Reply, body: Mapping[str, Any]) -> Reply:
+        """A reply held against what was asked, with its tokens: counted here where the server does not.
+
+        Raises:
+            OtherModelError: another model gave it, and such answers are refused.
+        """
+        reply = self._of_model(reply)
+        usage = reply.usage
+        prompt = body.get("prompt") or _text_of(body)
+        if isinstance(prompt, str) and self._prompts.is_cut(prompt, usage.prompt):
+            reply = self._cut(reply, len(prompt))
+        if usage.prompt and (usage.output or not reply.text):
+            return reply
         self.is_counting = True
-        prompt = body.get("prompt") or "".join(turn["content"] for turn in body.get("messages", ()))
-        ids = found.token_ids if found.token_ids is not None else found.reasoning + found.text
-        sizes = [
-            len(one) if isinstance(one, list) else -(-len(one.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
-            for one in (prompt, ids)
-        ]
-        return found._replace(usage=Usage(usage.prompt or sizes[0], usage.cached, usage.output or sizes[1]))
+        written = reply.token_ids if reply.token_ids is not None else reply.reasoning + reply.text
+        prompt_tokens = usage.prompt or _num_tokens(prompt)
+        output_tokens = usage.output or _num_tokens(written)
+        return reply._replace(usage=Usage(prompt_tokens, usage.cached, output_tokens))
+
+    def _of_model(self, reply: Reply) -> Reply:
+        """The reply, flagged if another model gave it.
+
+        Raises:
+            OtherModelError: such answers are refused.
+        """
+        names = self._names
+        adopted = names.adopted
+        is_accepted = names.is_accepted(reply.model)
+        if adopted is not None and names.adopted is None and self._is_started:
+            self._note(
+                "unadopted",
+                f"The server at {self.at} now answers as {reply.model!r}, after {names.replies_as_adopted} answers as "
+                f"{adopted!r}: those may be another model's. From here on such answers count as that.",
+            )
+        if is_accepted:
+            if names.is_new_form(reply.model):
+                self._note(
+                    reply.model,
+                    f"The server at {self.at} answers as {reply.model!r}, a form of {names.asked!r}.",
+                )
+            return reply
+        if self._args.other_model == "flag":
+            self._note(
+                OTHER_MODEL,
+                f"The server at {self.at} answers as another model, {reply.model!r} instead of {names.asked!r}: flag "
+                f"`{OTHER_MODEL}`.",
+            )
+            return reply._replace(flags=(*reply.flags, OTHER_MODEL))
+        self._note(
+            OTHER_MODEL,
+            f"The server at {self.at} answers as another model, {reply.model!r} instead of {names.asked!r}: such "
+            "answers are not taken, and asked again. engine.args.other_model: flag takes them, with a flag.",
+        )
+        raise OtherModelError(
+            f"the reply bears another model's name, {reply.model!r} instead of {names.asked!r}", reply.usage
+        )
+
+    def _cut(self, reply: Reply, num_chars: int) -> Reply:
+        """What becomes of an answer to a prompt that the server cut."""
+        count = reply.usage.prompt
+        self._note(
+            "cut",
+            f"The server at {self.at} cuts long prompts: it counts {count} tokens of {num_chars} characters. Such rows "
+            "are `overlong`. Give it more context (Ollama: num_ctx), or lower engine.max_prompt_tokens.",
+        )
+        why = f"the server read {count} tokens of a prompt of {num_chars} characters: it cut the rest"
+        return reply._replace(text="", reasoning="", finish="overlong", detail=why)
+
+    def _note(self, kind: str, message: str) -> None:
+        """Tell the user something, each kind once."""
+        if kind in self._noted:
+            return
+        self._noted.add(kind)
+        if self._is_started:
+            logger.warning("%s", message)
+        else:
+            self.notes.append(message)
 
     def charge(self, usage: Usage, part: float = 1.0) -> None:
         """Count a reply, at this part of the prices."""
@@ -711,13 +786,17 @@ class ApiClient:
         """What a batch's reply that is no answer means for its ask; None where another try may help.
 
         Raises:
-            ServerGoneError: it says that the credit is used up.
+            ServerGoneError: it says that the credit is used up, by a status or code of its own.
         """
         complaint = _complaint(self._without_key(json.dumps(payload).encode()))
         if status == 200 and not any(complaint):
             return None
-        found = self._refused(status, complaint, is_trial=True)
-        return found if isinstance(found, Failure) else None
+        outcome = self._refused(status, complaint, is_trial=True)
+        if outcome.suspicion is None:
+            return outcome if isinstance(outcome, Failure) else None
+        if status == 402 or complaint.is_of_credit or not isinstance(outcome.suspicion, ServerGoneError):
+            raise outcome.suspicion
+        return None
 
     async def send(
         self,
@@ -733,12 +812,20 @@ class ApiClient:
 
         Args:
             content: a body, whose answer each try may be charged for; or bytes.
+            is_trial: it holds no row: what it is refused for is never the row's.
             kind: of the content.
         """
         heard_before = self._num_heard
         tries: list[Unanswered] = []
+        is_settled = False
         while True:
-            outcome = await self.try_once(method, path, read, content, is_trial=is_trial, kind=kind)
+            outcome = await self._try(method, path, read, content, is_trial=is_trial, kind=kind)
+            suspicion = outcome.suspicion if isinstance(outcome, Failure | Unanswered) else None
+            if suspicion is not None and not is_settled:
+                if is_trial or self._trial is None:
+                    raise suspicion
+                await self._settle(suspicion)
+                is_settled = True
             if not isinstance(outcome, Unanswered):
                 return outcome
             if outcome.may_be_charged and isinstance(content, dict):
@@ -747,23 +834,24 @@ class ApiClient:
             if len(tries) >= self._args.max_tries:
                 break
             if outcome.wait_s > self._args.max_wait_s:
-                raise ServerGoneError(
-                    f"the server at {self.at} wants no request for {outcome.wait_s:.0f} s, more than "
-                    f"engine.args.max_wait_s = {self._args.max_wait_s:g}. Run the same command again then; what is "
-                    "committed stays."
-                )
+                raise self._wants_none(outcome.wait_s)
             self.counts["retries"] += 1
             bound = min(self._args.max_backoff_s, self._args.backoff_s * 2.0 ** (len(tries) - 1))
             await self.pause(outcome.wait_s + random.uniform(0.0, bound))
         self.counts["given_up"] += 1
         last = tries[-1].reason
-        if not any(one.was_heard for one in tries) and self._num_heard == heard_before:
+        if not any(attempt.was_heard for attempt in tries) and self._num_heard == heard_before:
             raise ServerGoneError(
                 f"no server answers at {self.at} (engine.args.base_url), after {len(tries)} tries: {last}. "
                 "Start the server, or fix the address; the same command then continues."
             )
         await self._blame("answered none of", f", each tried {self._args.max_tries} times; the last time: {last}")
-        return Failure("error", f"no usable reply in {len(tries)} tries; the last one: {last}")
+        forms = {attempt.malformed for attempt in tries}
+        return Failure(
+            "error",
+            f"no usable reply in {len(tries)} tries; the last one: {last}",
+            is_malformed=len(forms) == 1 and "" not in forms,
+        )
 
     async def try_once(
         self,
@@ -772,8 +860,23 @@ class ApiClient:
         read: Callable[[bytes], T],
         content: dict[str, Any] | bytes | None = None,
         *,
-        is_trial: bool = True,
         kind: str = "application/json",
+    ) -> T | Failure | Unanswered:
+        """One request that holds no row."""
+        outcome = await self._try(method, path, read, content, is_trial=True, kind=kind)
+        if isinstance(outcome, Failure | Unanswered) and outcome.suspicion is not None:
+            raise outcome.suspicion
+        return outcome
+
+    async def _try(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[bytes], T],
+        content: dict[str, Any] | bytes | None,
+        *,
+        is_trial: bool,
+        kind: str,
     ) -> T | Failure | Unanswered:
         """One request. The errors of the HTTP library hold the request, and that the key: none is chained or shown."""
         library = self._library
@@ -792,20 +895,34 @@ class ApiClient:
             return Unanswered(f"the connection broke ({type(exc).__name__})", may_be_charged=True)
         self._num_heard += 1
         plain = self._without_key(reply.content)
+        body = content if isinstance(content, dict) else {}
         if reply.status_code != 200:
             return self._refused(
                 reply.status_code,
                 _complaint(plain),
-                _wanted_wait(reply.headers.get("retry-after", "")),
+                body=body,
+                wait_s=wait_of_headers(reply.headers),
+                reset_s=reset_of_headers(reply.headers),
                 is_trial=is_trial,
             )
         try:
+            if method == "POST" and is_stream(plain, reply.headers.get("content-type", "")):
+                plain = joined_stream(plain)
             found = read(plain)
+        except OtherModelError as exc:
+            self.charge(exc.usage)
+            return Unanswered(str(exc))
+        except StreamError as exc:
+            return Unanswered(str(exc), may_be_charged=True)
         except ReplyError as exc:
             complaint = _complaint(plain, otherwise=Complaint())
             if method == "POST" and any(complaint):
-                return self._refused(200, complaint, is_trial=is_trial)
-            return Unanswered(f"{exc} ({_words(plain) or 'it is empty'})", may_be_charged=True)
+                return self._refused(200, complaint, body=body, is_trial=is_trial)
+            return Unanswered(
+                f"{exc} ({_words(plain) or 'it is empty'})",
+                may_be_charged=True,
+                malformed="" if isinstance(exc, CutOffError) else str(exc),
+            )
         if method == "POST":  # some list their models to anybody
             self._failed_in_a_row = 0
         return found
@@ -850,61 +967,167 @@ class ApiClient:
         if number < max(FAILED_IN_A_ROW, 2 * self._args.concurrency):
             return
         self._failed_in_a_row = 0
-        if self._accepted is None or isinstance(await self.post(*self._accepted, is_trial=True), Failure):
-            raise ServerGoneError(
+        await self._settle(
+            ServerGoneError(
                 f"the server at {self.at} {did} the last {number} requests{why}. Fix the server; the same command "
                 "then continues."
             )
+        )
 
-    def _refused(
-        self, status: int, complaint: Complaint, wait_s: float = 0.0, *, is_trial: bool
-    ) -> Failure | Unanswered:
-        """What a reply that is no answer means: the row's fate, or another try.
+    async def _settle(self, suspicion: RelabelError) -> None:
+        """Ask the trial request again: if it is not answered, the run ends; else the rows are the reason.
 
         Raises:
-            ServerGoneError, ModelError: the run's fate.
+            RelabelError: what the trial request is refused for, or the suspicion.
         """
-        said = f"HTTP {status}" + (f": {shown(complaint.message)}" if complaint.message else "")
+        num_answered = self._num_trials_answered
+        async with self._trial_lock:
+            if self._end is not None:
+                raise self._end
+            if self._num_trials_answered > num_answered:  # another row's suspicion was settled in the meantime
+                return
+            try:
+                is_answered = self._trial is not None and await self._is_answered(*self._trial)
+            except RelabelError as exc:
+                self._end = exc
+                raise
+            if not is_answered:
+                self._end = suspicion
+                raise suspicion
+            self._num_trials_answered += 1
+
+    async def _is_answered(self, path: str, body: dict[str, Any], read: Callable[[Any], Reply]) -> bool:
+        """Whether the trial request is, in as many tries as any.
+
+        Raises:
+            RelabelError: it is refused in a way that ends the run.
+        """
+        for number in range(self._args.max_tries):
+            outcome = await self._try(
+                "POST",
+                path,
+                lambda raw: self.counted(read(parse_reply(raw)), body),
+                body,
+                is_trial=False,
+                kind="application/json",
+            )
+            if isinstance(outcome, Reply):
+                self.charge(outcome.usage)
+                return True
+            if outcome.suspicion is not None:
+                raise outcome.suspicion
+            if isinstance(outcome, Failure):
+                return False
+            if outcome.may_be_charged:
+                self.doubt(body)
+            if outcome.wait_s > self._args.max_wait_s:
+                raise self._wants_none(outcome.wait_s)
+            bound = min(self._args.max_backoff_s, self._args.backoff_s * 2.0**number)
+            await self.pause(outcome.wait_s + random.uniform(0.0, bound))
+        return False
+
+    def _refused(
+        self,
+        status: int,
+        complaint: Complaint,
+        *,
+        is_trial: bool,
+        body: Mapping[str, Any] = MappingProxyType({}),
+        wait_s: float = 0.0,
+        reset_s: float = 0.0,
+    ) -> Failure | Unanswered:
+        """What a reply that is no answer means: the row's fate, another try, or perhaps the run's end (`suspicion`).
+
+        Args:
+            body: of the request.
+            wait_s: how long the headers want us to wait.
+            reset_s: when they say that a limit is reset, if nothing demands a wait.
+        """
+        told = f"HTTP {status}" + (f": {shown(complaint.message)}" if complaint.message else "")
         status = complaint.status if status == 200 else status
-        wait_s = wait_s or complaint.wait_s
-        subject = complaint.subject(status, may_pass=wait_s > 0)
+        wait_s = wait_s or complaint.delay_s
+        subject = _subject(complaint, status, body, may_pass=wait_s > 0 or complaint.wait_s > 0)
+        status = 500 if status == 200 else status  # an error that names no status
+        is_busy = status in BUSY or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403))
         if subject == "credit":
-            raise ServerGoneError(
-                f"the server at {self.at} says that the credit or quota is used up ({said}). Raise it there; the same "
+            no_credit = ServerGoneError(
+                f"the server at {self.at} says that the credit or quota is used up ({told}). Raise it there; the same "
                 "command then continues with the rows that are open."
             )
+            if is_busy or status == 402:
+                return Unanswered(told, wait_s, suspicion=no_credit)
+            return Failure("error", f"the server refused the request ({told})", status, no_credit)
         if subject == "overlong":
-            return Failure("overlong", f"the server finds the prompt too long ({said})", status)
-        if (
-            status in (408, 425, 429, 498)
-            or (status >= 500 and status != 501)
-            or (subject == "busy" and status in (400, 403))
-        ):
-            return Unanswered(said, wait_s)
-        if status == 401 or (status == 403 and self._accepted is None):
-            variable = self._args.api_key_env
-            have = f"the key in {variable}" if self._key else f"no key ({variable} is not set)"
-            # of a key that is not accepted the server's own words stay out: some repeat a part of it
-            why = said if status == 403 else f"HTTP {status}"
-            raise ModelError(
-                f"the server at {self.at} refuses {have} ({why}). Put a valid key into that variable, or name "
-                "another in api_key_env."
-            )
-        if status == 403 or subject == "filter":  # moderation, at some providers
-            who = "the server's content filter" if subject == "filter" else "the server"
-            return Failure("refused", f"{who} refused the request ({said})", status)
+            return Failure("overlong", f"the server finds the prompt too long ({told})", status)
+        if is_busy:
+            return self._busy(status, complaint, told, wait_s, reset_s)
+        if subject == "filter" and status != 401:
+            return Failure("refused", f"the server's content filter refused the request ({told})", status)
+        if status == 401 or (status == 403 and (self._trial is None or not is_trial)):
+            return self._key_refused(status, complaint, told)
+        if status == 403:
+            return Failure("refused", f"the server refused the request ({told})", status)
+        detail = f"the server refused the request ({told})"
         if status == 404 and not is_trial:
-            raise ModelError(
-                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({said})"
-                f"{f'; it lists {self.names}' if self.listed else ''}. Check engine.args.served_model, and "
-                "engine.args.base_url, which ends in /v1 at most servers."
+            lists = f"; it lists {self.names}" if self.listed else ""
+            unknown = ModelError(
+                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({told}){lists}. "
+                "Check engine.args.served_model, and engine.args.base_url, which ends in /v1 at most servers."
             )
+            return Failure("error", detail, status, unknown)
         if 300 <= status < 400:
-            raise ModelError(
+            elsewhere = ModelError(
                 f"the server at {self.at} sends us elsewhere (HTTP {status}); write that address into "
                 "engine.args.base_url."
             )
-        return Failure("error", f"the server refused the request ({said})", status)
+            return Failure("error", detail, status, elsewhere)
+        return Failure("error", detail, status)
+
+    def _busy(self, status: int, complaint: Complaint, told: str, wait_s: float, reset_s: float) -> Unanswered:
+        """A try to be repeated. A wait that stands in words counts where the status speaks of a wait, and ends no run
+        by itself.
+        """
+        if wait_s > 0 or status not in WAITS:
+            return Unanswered(told, wait_s)
+        words_s = complaint.wait_s
+        if words_s > self._args.max_wait_s:
+            return Unanswered(told, suspicion=self._wants_none(words_s))
+        if words_s == 0 and reset_s <= self._args.max_wait_s:
+            words_s = reset_s
+        return Unanswered(told, words_s)
+
+    def _key_refused(self, status: int, complaint: Complaint, told: str) -> Failure:
+        """A refusal for the key, unless the trial request is answered: then moderation of the row, at some providers,
+        where it does not speak of a key.
+        """
+        variable = self._args.api_key_env
+        have = f"the key in {variable}" if self._key else f"no key ({variable} is not set)"
+        # of a key that is not accepted the server's own words stay out: some repeat a part of it
+        why = told if status == 403 else f"HTTP {status}"
+        suspicion: RelabelError
+        if self._trial is None:
+            suspicion = ModelError(
+                f"the server at {self.at} refuses {have} ({why}). Put a valid key into that variable, or name "
+                "another in api_key_env."
+            )
+        else:
+            suspicion = ServerGoneError(
+                f"the server at {self.at} now refuses {have}, and the request of the start too ({why}). Have it "
+                "opened again, or put another key into that variable; the same command then continues."
+            )
+        is_moderation = status == 403 and not complaint.is_of_key
+        return Failure(
+            "refused" if is_moderation else "error",
+            f"the server refused the request ({why})",
+            status,
+            suspicion,
+        )
+
+    def _wants_none(self, wait_s: float) -> ServerGoneError:
+        return ServerGoneError(
+            f"the server at {self.at} wants no request for {wait_s:.0f} s, more than engine.args.max_wait_s = "
+            f"{self._args.max_wait_s:g}. Run the same command again then; what is committed stays."
+        )
 
     def _without_key(self, raw: bytes) -> bytes:
         """A server that repeats our key is not quoted."""
@@ -918,6 +1141,28 @@ def _model_names(payload: Any) -> dict[str, dict[str, Any]]:
     return {model["id"]: model for model in models if isinstance(model.get("id"), str)}
 
 
+def _subject(complaint: Complaint, status: int, body: Mapping[str, Any], *, may_pass: bool) -> Subject:
+    """What a complaint is about by the server's own words, without those of the prompt that it repeats."""
+    subject = complaint.subject(status, may_pass=may_pass)
+    if not subject or not complaint.message:
+        return subject
+    own = complaint.without_echo(_text_of(body))
+    return subject if own == complaint else own.subject(status, may_pass=may_pass)
+
+
+def _text_of(body: Mapping[str, Any]) -> str:
+    """A request's prompt, as far as it is text."""
+    prompt = body.get("prompt")
+    if prompt is not None:
+        return prompt if isinstance(prompt, str) else ""
+    return "".join(turn["content"] for turn in body.get("messages", ()))
+
+
+def _num_tokens(text: str | list[int]) -> int:
+    """Tokens of a text, about; of ids, their number."""
+    return len(text) if isinstance(text, list) else -(-len(text.encode("utf-8", "replace")) // CHARS_PER_TOKEN)
+
+
 def _complaint(plain: bytes, otherwise: Complaint | None = None) -> Complaint:
     """What an error says, as far as it can be read: of JSON; of anything else its text, where nothing is given."""
     try:
@@ -929,16 +1174,6 @@ def _complaint(plain: bytes, otherwise: Complaint | None = None) -> Complaint:
 def _words(raw: bytes) -> str:
     """What a reply says without the marks of a page."""
     return shown(re.sub(r"(?is)<(script|style).*?</\1>|<[^>]*>", " ", raw[: 64 << 10].decode("utf-8", "replace")))
-
-
-def _wanted_wait(text: str) -> float:
-    """Seconds that `Retry-After` asks for: a number, or a date; 0 where it says nothing readable."""
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(text))
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
 
 
 def content_of(body: dict[str, Any]) -> bytes:

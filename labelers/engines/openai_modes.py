@@ -77,10 +77,13 @@ class _Mode:
     ) -> dict[str, Any]:
         """A request that generates text. Fields that `extra_body` sets to null are left out."""
         sampling = request.ask.sampling
+        # a stream's tokens are counted where that is asked for
+        usage = {"stream_options": {"include_usage": True}} if self._args.extra_body.get("stream") else {}
         body = {
             "model": self._args.served_model,
             **prompt,
             **limit,
+            **usage,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": request.seed & 0x7FFFFFFF,  # 31 bits, which every server takes
@@ -172,6 +175,7 @@ class ChatMode(_Mode):
                     )
             if isinstance(found, Failure):
                 found.raise_at_start(ask.stage, at=self._client.at)
+        remarks += self._loop.call(self._client.start_notes)
         lost = "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
         return [*remarks, *[f"{lost}(`no_distribution`)."] * any(ask.decisions for ask in asks)]
 
@@ -369,7 +373,7 @@ class TokensMode(_Mode):
             plain = self._post(self._one_token(prompt), read_completion, is_trial=True)
             if not isinstance(plain, Failure):
                 return f"{lacks} ({found.detail})"
-            if plain.status in CANNOT:
+            if plain.status in CANNOT or plain.is_malformed:
                 return f"it takes no token ids: {plain.detail}"
             raise ServerGoneError(f"the server at {self._client.at} is not ready: {plain.detail}")
         if (found.prompt_ids or prompt) != prompt or found.usage.prompt not in (0, len(prompt)):
@@ -399,6 +403,7 @@ class TokensMode(_Mode):
             self._places.of(ask)
             if ask.max_tokens:
                 remarks += self._try_stage(ask)
+        remarks += self._loop.call(self._client.start_notes)
         return remarks + stage_remarks(self.encoder, asks, self._max_prompt)
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
