@@ -1,7 +1,7 @@
 """The openai engine's side of HTTP: its options, what a server replies, what that costs, and a client with bounded
 concurrency and retries. Only this module sends the key.
 
-Beside it: `openai_complaints.py` (what an error is about), `openai_streams.py` (replies in pieces) and
+Its neighbours: `openai_complaints.py` (what an error is about), `openai_streams.py` (replies in pieces) and
 `openai_evidence.py` (which model answered, and what it read).
 """
 
@@ -30,7 +30,7 @@ from relabel.labelers.engines.openai_complaints import (
 from relabel.labelers.engines.openai_complaints import read_complaint as read_complaint  # for readers of batches too
 from relabel.labelers.engines.openai_complaints import shown as shown
 from relabel.labelers.engines.openai_evidence import ModelNames, PromptCounts
-from relabel.labelers.engines.openai_streams import StreamError, is_stream, joined_stream
+from relabel.labelers.engines.openai_streams import StreamEndError, StreamError, is_stream, joined_stream
 from relabel.manifests.asks import Charge, Finish
 from relabel.manifests.errors import ConfigError, ModelError, RelabelError, ServerGoneError, StoreError
 from relabel.manifests.files import out_of_files
@@ -224,7 +224,7 @@ MAX_COUNT = 10_000_000
 
 
 OTHER_MODEL = "other_model"
-"""Flag of an answer that another model's name stands on."""
+"""Flag of an answer under another model's name."""
 
 
 class ReplyError(ValueError):
@@ -686,7 +686,7 @@ class ApiClient:
         return self.notes
 
     def counted(self, reply: Reply, body: Mapping[str, Any]) -> Reply:
-        """A reply held against what was asked, with its tokens: counted here where the server does not.
+        """A reply compared with what was asked, with its tokens: counted here where the server does not.
 
         Raises:
             OtherModelError: another model gave it, and such answers are refused.
@@ -794,9 +794,10 @@ class ApiClient:
         outcome = self._refused(status, complaint, is_trial=True)
         if outcome.suspicion is None:
             return outcome if isinstance(outcome, Failure) else None
-        if status == 402 or complaint.is_of_credit or not isinstance(outcome.suspicion, ServerGoneError):
+        named = complaint.status if status == 200 else status
+        if named in (401, 402) or complaint.is_of_credit:
             raise outcome.suspicion
-        return None
+        return None  # words alone
 
     async def send(
         self,
@@ -912,8 +913,10 @@ class ApiClient:
         except OtherModelError as exc:
             self.charge(exc.usage)
             return Unanswered(str(exc))
-        except StreamError as exc:
+        except StreamEndError as exc:
             return Unanswered(str(exc), may_be_charged=True)
+        except StreamError as exc:
+            return Unanswered(str(exc), may_be_charged=True, malformed=str(exc))
         except ReplyError as exc:
             complaint = _complaint(plain, otherwise=Complaint())
             if method == "POST" and any(complaint):
@@ -1043,7 +1046,7 @@ class ApiClient:
             wait_s: how long the headers want us to wait.
             reset_s: when they say that a limit is reset, if nothing demands a wait.
         """
-        told = f"HTTP {status}" + (f": {shown(complaint.message)}" if complaint.message else "")
+        report = f"HTTP {status}" + (f": {shown(complaint.message)}" if complaint.message else "")
         status = complaint.status if status == 200 else status
         wait_s = wait_s or complaint.delay_s
         subject = _subject(complaint, status, body, may_pass=wait_s > 0 or complaint.wait_s > 0)
@@ -1051,28 +1054,28 @@ class ApiClient:
         is_busy = status in BUSY or (status >= 500 and status != 501) or (subject == "busy" and status in (400, 403))
         if subject == "credit":
             no_credit = ServerGoneError(
-                f"the server at {self.at} says that the credit or quota is used up ({told}). Raise it there; the same "
-                "command then continues with the rows that are open."
+                f"the server at {self.at} says that the credit or quota is used up ({report}). Raise it there; the "
+                "same command then continues with the rows that are open."
             )
             if is_busy or status == 402:
-                return Unanswered(told, wait_s, suspicion=no_credit)
-            return Failure("error", f"the server refused the request ({told})", status, no_credit)
+                return Unanswered(report, wait_s, suspicion=no_credit)
+            return Failure("error", f"the server refused the request ({report})", status, no_credit)
         if subject == "overlong":
-            return Failure("overlong", f"the server finds the prompt too long ({told})", status)
+            return Failure("overlong", f"the server finds the prompt too long ({report})", status)
         if is_busy:
-            return self._busy(status, complaint, told, wait_s, reset_s)
+            return self._busy(status, complaint, report, wait_s, reset_s)
         if subject == "filter" and status != 401:
-            return Failure("refused", f"the server's content filter refused the request ({told})", status)
+            return Failure("refused", f"the server's content filter refused the request ({report})", status)
         if status == 401 or (status == 403 and (self._trial is None or not is_trial)):
-            return self._key_refused(status, complaint, told)
+            return self._key_refused(status, complaint, report)
         if status == 403:
-            return Failure("refused", f"the server refused the request ({told})", status)
-        detail = f"the server refused the request ({told})"
+            return Failure("refused", f"the server refused the request ({report})", status)
+        detail = f"the server refused the request ({report})"
         if status == 404 and not is_trial:
             lists = f"; it lists {self.names}" if self.listed else ""
             unknown = ModelError(
-                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({told}){lists}. "
-                "Check engine.args.served_model, and engine.args.base_url, which ends in /v1 at most servers."
+                f"the server at {self.at} knows no model {self._args.served_model!r}, or no such path ({report})"
+                f"{lists}. Check engine.args.served_model, and engine.args.base_url, which ends in /v1 at most servers."
             )
             return Failure("error", detail, status, unknown)
         if 300 <= status < 400:
@@ -1083,27 +1086,27 @@ class ApiClient:
             return Failure("error", detail, status, elsewhere)
         return Failure("error", detail, status)
 
-    def _busy(self, status: int, complaint: Complaint, told: str, wait_s: float, reset_s: float) -> Unanswered:
-        """A try to be repeated. A wait that stands in words counts where the status speaks of a wait, and ends no run
+    def _busy(self, status: int, complaint: Complaint, report: str, wait_s: float, reset_s: float) -> Unanswered:
+        """A try to be repeated. A wait that is in words counts where the status speaks of a wait, and ends no run
         by itself.
         """
         if wait_s > 0 or status not in WAITS:
-            return Unanswered(told, wait_s)
+            return Unanswered(report, wait_s)
         words_s = complaint.wait_s
         if words_s > self._args.max_wait_s:
-            return Unanswered(told, suspicion=self._wants_none(words_s))
+            return Unanswered(report, suspicion=self._wants_none(words_s))
         if words_s == 0 and reset_s <= self._args.max_wait_s:
             words_s = reset_s
-        return Unanswered(told, words_s)
+        return Unanswered(report, words_s)
 
-    def _key_refused(self, status: int, complaint: Complaint, told: str) -> Failure:
+    def _key_refused(self, status: int, complaint: Complaint, report: str) -> Failure:
         """A refusal for the key, unless the trial request is answered: then moderation of the row, at some providers,
         where it does not speak of a key.
         """
         variable = self._args.api_key_env
-        have = f"the key in {variable}" if self._key else f"no key ({variable} is not set)"
+        have = f"the key in {variable}" if self._key else f"requests without a key ({variable} is not set)"
         # of a key that is not accepted the server's own words stay out: some repeat a part of it
-        why = told if status == 403 else f"HTTP {status}"
+        why = report if status == 403 else f"HTTP {status}"
         suspicion: RelabelError
         if self._trial is None:
             suspicion = ModelError(

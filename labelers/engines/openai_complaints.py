@@ -3,7 +3,7 @@
 Servers agree neither on status nor on form nor on words, and proxies change all three. So an error is read wherever it
 may be, and its codes and words are matched with what they are about (a prompt and too much of it), not against a list
 of servers. Codes are the server's own. Words may be a piece of the row's text, which some servers repeat: they decide
-the row's fate at most, never the run's (see `ApiClient`), and nothing beside a status of 500 and more.
+the row's fate at most, never the run's (see `ApiClient`), and nothing with a status of 500 and more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _QUOTED = re.compile(
     r"""(?:(?<=\w\s)|(?<=\())(?:(['"`])(?:(?!\1).)*\s(?:(?!\1).)*(?:\1(?!\w)|$)|“[^”]*\s[^”]*(?:”|$)|«[^»]*(?:»|$))"""
 )
 """Several words in quotation marks, within a sentence: text that is complained of. What follows a colon or a bracket
-is another error, told on.
+is an error passed on.
 """
 _WORDS = frozenset(
     {"message", "detail", "msg", "error_description", "status_msg", "reason", "loc"}  # `loc` is FastAPI's
@@ -158,8 +158,8 @@ def _counts_too_many(plain: str) -> bool:
 
 
 def _without_echo(message: str, prompt: str) -> str:
-    told = list(re.finditer(r"\w+", message))
-    words = [match[0].lower() for match in told]
+    matches = list(re.finditer(r"\w+", message))
+    words = [match[0].lower() for match in matches]
     text = _as_words(re.findall(r"\w+", prompt.lower()))
     own: list[str] = []
     copied = start = 0
@@ -170,8 +170,8 @@ def _without_echo(message: str, prompt: str) -> str:
             continue
         while end < len(words) and _as_words(words[start : end + 1]) in text:
             end += 1
-        own.append(message[copied : told[start].start()])
-        copied = told[end - 1].end()
+        own.append(message[copied : matches[start].start()])
+        copied = matches[end - 1].end()
         start = end
     return " ".join([*own, message[copied:]])
 
@@ -212,7 +212,7 @@ def shown(text: str, most: int = 200) -> str:
 
 
 # ------------------------------------------------------------------------------
-# Waits. All in seconds; 0 where nothing readable is said.
+# Waits. All in seconds; 0 where nothing readable is reported.
 
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

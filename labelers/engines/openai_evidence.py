@@ -1,11 +1,12 @@
-"""What a reply proves beside its answer: which model gave it, and how much of the prompt that model has read. Both are
-held against what was asked, since a server that routes to another model, or cuts a prompt to what its memory holds,
+"""What a reply proves next to its answer: which model gave it, and how much of the prompt that model has read. Both are
+compared with what was asked, since a server that routes to another model, or cuts a prompt to what its memory holds,
 answers as if nothing were wrong.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 
 # ------------------------------------------------------------------------------
 # Which model.
@@ -57,7 +58,7 @@ class ModelNames:
     def __init__(self, asked: str) -> None:
         self.asked = asked
         self.adopted: str | None = None
-        """A wholly different name that stands for the asked one."""
+        """A wholly different name that is taken for the asked one."""
         self.replies_as_adopted = 0
         self._is_first = True
         self._forms: set[str] = set()
@@ -105,6 +106,10 @@ and none as more: the server cuts there.
 """
 
 
+RECENT = 64
+"""Prompts of which a server may hold the beginning in its cache."""
+
+
 class PromptCounts:
     """Learns from a run's replies whether the server's counts of prompt tokens can be trusted, and where it cuts."""
 
@@ -113,6 +118,7 @@ class PromptCounts:
         self._is_trusted = False
         self._most = 0
         self._sizes_at_most: set[int] = set()
+        self._recent: deque[str] = deque(maxlen=RECENT)
 
     def is_cut(self, prompt: str, count: int) -> bool:
         """Whether the server has read far less than the whole prompt. Never where it counts nothing, or not by the
@@ -132,17 +138,37 @@ class PromptCounts:
             self._sizes_at_most = set()
         if count == self._most and len(self._sizes_at_most) < 64:
             self._sizes_at_most.add(size)
-        if not self._is_trusted or count == self._first or size < LEAST_CUT:
-            return False
+        is_cut = self._is_trusted and count != self._first and size >= LEAST_CUT and self._is_low(prompt, size, count)
+        if not is_cut:
+            self._recent.append(prompt)
+        return is_cut
+
+    def _is_low(self, prompt: str, size: int, count: int) -> bool:
         if count == self._most and self._is_at_cap(size):
             return True
-        return count < size / ASCII_PER_TOKEN and count < least_tokens(prompt)
+        if count >= size / ASCII_PER_TOKEN:
+            return False
+        # some servers count what they had to read alone, without the beginning that an earlier prompt left in the cache
+        known = max((_shared(prompt, earlier) for earlier in self._recent), default=0)
+        return count < least_tokens(prompt[known:])
 
     def _is_at_cap(self, size: int) -> bool:
         sizes = self._sizes_at_most
         if self._most < LEAST_CAP or len(sizes) < CAP_PROMPTS or max(sizes) < CAP_SPREAD * min(sizes):
             return False
         return size > min(sizes)
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters of the beginning that two texts share."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one.startswith(other[:middle]):
+            least = middle
+        else:
+            most = middle - 1
+    return least
 
 
 def least_tokens(prompt: str) -> float:

@@ -12,11 +12,17 @@ import pydantic_core
 
 
 class StreamError(ValueError):
-    """A stream that is no reply: it broke off, or holds something else than pieces of one."""
+    """A stream that holds something else than the pieces of a reply."""
+
+
+class StreamEndError(StreamError):
+    """A stream that ended before its answer."""
 
 
 def is_stream(raw: bytes, content_type: str) -> bool:
     """Whether a reply is a stream, by its header or by its first line."""
+    if raw.lstrip()[:1] in (b"{", b"["):
+        return False
     is_named = content_type.strip().lower().startswith("text/event-stream")
     return is_named or re.match(rb"\s*(?:data|event|id|retry)?:", raw) is not None
 
@@ -25,7 +31,8 @@ def joined_stream(raw: bytes) -> bytes:
     """The reply that a stream's pieces make together, as JSON; an error within the stream is the whole reply.
 
     Raises:
-        StreamError: it ended before its answer, or is no stream of a reply.
+        StreamError: it is no stream of a reply.
+        StreamEndError: it ended before its answer.
     """
     reply: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
@@ -44,7 +51,7 @@ def joined_stream(raw: bytes) -> bytes:
             is_whole = is_whole or bool(known.get("finish_reason"))
         reply |= {name: value for name, value in piece.items() if name != "choices" and value is not None}
     if not is_whole or not choices:
-        raise StreamError("the stream ended before its answer")
+        raise StreamEndError("the stream ended before its answer")
     reply["choices"] = list(choices.values())
     return pydantic_core.to_json(reply, inf_nan_mode="null")
 
@@ -76,7 +83,7 @@ def _choices_of(piece: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _add_choice(known: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Add a piece's part of a choice. A chat's text stands in `delta`, a completion's beside it."""
+    """Add a piece's part of a choice. A chat's text is in `delta`, a completion's next to that."""
     delta, message = choice.get("delta"), choice.get("message")
     if isinstance(delta, dict) and delta:
         known["message"] = _merged(known.get("message", {}), delta)
