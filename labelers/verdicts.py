@@ -68,9 +68,13 @@ def decided(answer: Answer, decision: Decision) -> Distribution:
 
 
 def unreadable(answer: Answer, reason: str) -> VerdictError:
-    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`."""
+    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`; with what the
+    engine says to it.
+    """
     if answer.finish == "refused":
         return VerdictError("refused", answer.detail or "the server refused to answer")
+    if answer.detail:
+        reason = f"{reason} ({answer.detail})"
     if answer.finish == "length":
         return VerdictError("truncated", f"the answer ran into its length limit: {reason}")
     if _REFUSAL.match(answer.text[:300].lstrip()):

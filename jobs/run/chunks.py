@@ -219,8 +219,8 @@ class Trajectory:
                 "stage": self.ask.stage,
                 "attempt": self.attempt + 1,
                 "finish": answer.finish,
-                "text": answer.text,
-                "reason": error.reason if not answer.detail else f"{error.reason} ({answer.detail})",
+                "text": answer.text or answer.raw,
+                "reason": error.reason,
             }
         )
         self.attempt, self.refused_as = self.attempt + 1, error.status

@@ -5,11 +5,11 @@ token ids, with a one-token request for the exact distribution at each decision,
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from relabel.labelers.answers import answer_in
 from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
 from relabel.labelers.engines.openai_client import (
     CHARS_PER_TOKEN,
@@ -42,8 +42,6 @@ from relabel.manifests.asks import (
     Fragment,
     Message,
     Request,
-    Text,
-    closing_of,
     most_prompt_tokens,
     opening_of,
 )
@@ -95,12 +93,6 @@ class _Mode:
 
 # ------------------------------------------------------------------------------
 # Chat mode.
-
-
-THINK = "think"
-"""The section that a model's own thought is, in formats that begin with it."""
-_OPENED = re.compile(r"\s*(?:<(?:think|thinking|thought|seed:think)>|\[THINK\]|◁think▷)")
-_CLOSED = re.compile(r"</(?:think|thinking|thought|seed:think)>|\[/THINK\]|◁/think▷")
 
 
 class ChatWork(NamedTuple):
@@ -228,66 +220,25 @@ def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
     """What came of a request, as the answer to its ask."""
     if isinstance(found, Failure):
         return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
-    usage, ask = found.usage, work.request.ask
-    text = answer_text(ask, found.text, found.reasoning, is_cut=found.finish == "length")
+    usage = found.usage
+    answer = answer_in(
+        work.request.ask,
+        found.text,
+        thought=found.reasoning,
+        is_cut=found.finish == "length",
+    )
     return Answer(
         work.request.id,
-        text,
+        answer.text,
         found.finish,
         {},
         usage.prompt,
         usage.output,
         usage.cached,
-        detail=found.detail,
+        detail=found.detail or answer.detail,
         flags=(*work.flags, *found.flags),
-        raw=found.raw or ("" if text == found.text else found.text),
+        raw=found.raw or ("" if answer.text == found.text else found.text),
     )
-
-
-def answer_text(ask: Ask, content: str, reasoning: str, *, is_cut: bool) -> str:
-    """The answer in its format: with the model's own thought where that has a section for it, without where it has
-    none. What needs no change gets none.
-
-    Args:
-        reasoning: what the server took out of the answer as the model's thought.
-        is_cut: the answer may go on.
-    """
-    if ask.prefill or ask.format is None:
-        return content
-    if not content.strip() and _CLOSED.search(reasoning):  # a server that took all of it for the thought
-        content, reasoning = reasoning, ""
-    first = ask.format.sections[0]
-    thought, rest = _split(content, opening_of(first))
-    if not (isinstance(first, Text) and first.tag == THINK):
-        return rest
-    opening, closing = opening_of(first), closing_of(first)
-    if rest is not content and rest.lstrip().startswith(opening):  # a thought, and then the section that was asked for
-        own, after = _split(rest, opening)
-        if own.strip() or after is rest:
-            return rest
-        rest = after
-    elif thought.strip() and content.lstrip().startswith(opening):
-        return content
-    thought = thought if thought.strip() else reasoning
-    if not thought.strip():
-        return content
-    # it may quote the format, and is no part of the verdict
-    tags = "|".join(re.escape(section.tag) for section in ask.format.sections)
-    thought = re.sub(rf"<(/?(?:{tags}))>", r"[\1]", thought)
-    return f"{opening}{thought}" if is_cut and not rest.strip() else f"{opening}{thought}{closing}\n{rest.lstrip()}"
-
-
-def _split(content: str, opening: str) -> tuple[str, str]:
-    """A thought that an answer begins with, and the rest; the beginning of the thought may be in the prompt, where a
-    template opens it. All is the rest where there is none.
-
-    Args:
-        opening: of the format's first section; an answer that has begun is no thought.
-    """
-    begun, closed = _OPENED.match(content), _CLOSED.search(content)
-    if closed is None or (begun is None and opening and opening in content[: closed.start()]):
-        return "", content
-    return content[begun.end() if begun else 0 : closed.start()], content[closed.end() :]
 
 
 def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
+from relabel.labelers.answers import AnswerText, answer_in
 from relabel.manifests.asks import (
     DOCUMENT_FIELD,
     Answer,
@@ -564,6 +565,7 @@ class TokenSequence:
         is_prefill_shown: that is part of the answer's text: a thought that the chat template opened.
         written: the answer so far as bytes, the prefill first.
         matcher: llguidance's state, or None for an answer that is not constrained.
+        is_free: no grammar holds the answer to its format.
         closing: what ends an answer that is not constrained; empty for nothing but the model's own end.
         asker: for a probe, the sequence whose decision it finds.
     """
@@ -576,6 +578,7 @@ class TokenSequence:
     num_prefill: int = 0
     is_prefill_shown: bool = False
     matcher: Any = None
+    is_free: bool = False
     closing: bytes = b""
     flags: tuple[str, ...] = ()
     asker: TokenSequence | None = None
@@ -683,16 +686,21 @@ class TokenSequence:
         """
         ends = {place.name: self._only_end(place.marker) for place in self.places}
         shown_from = 0 if self.is_prefill_shown else len(self.prefill)
+        written = self.written[shown_from:].decode("utf-8", errors="replace")
+        answer = AnswerText(written)
+        if self.is_free:
+            answer = answer_in(self.request.ask, written, is_cut=self.finish == "length")
         return Answer(
             self.request.id,
-            self.written[shown_from:].decode("utf-8", errors="replace"),
+            answer.text,
             self.finish or "stop",
             distributions={name: found for name, (end, found) in self.found.items() if ends[name] == end},
             prompt_tokens=len(self.prompt),
             output_tokens=len(self.tokens),
             cached_tokens=self.cached,
-            detail=self.detail,
+            detail=self.detail or answer.detail,
             flags=self.flags,
+            raw="" if answer.text == written else written,
         )
 
     def _only_end(self, marker: bytes) -> int | None:
@@ -785,6 +793,7 @@ def admit(
         is_prefill_shown=not ask.prefill,
         num_prefill=prompt.num_prefill,
         matcher=bind(ask, prompt) if bind is not None and ask.format is not None and ask.max_tokens > 0 else None,
+        is_free=bind is None,
         closing=closing_of(ask.format.sections[-1]).encode() if ask.format is not None and ask.format.sections else b"",
         flags=("document_truncated",) if prompt.cut_document is not None else (),
     )

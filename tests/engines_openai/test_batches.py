@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from relabel.labelers.engines.tokens import KNOWN_CONTROL_TEXTS, ControlTexts
-from relabel.manifests.asks import AnswerFormat, Choice, Decision, Message, Request, Sampling
-from relabel.manifests.errors import ModelError
+from relabel.labelers.verdicts import Reader
+from relabel.manifests.asks import AnswerFormat, Choice, Decision, Message, Request, Sampling, Text
+from relabel.manifests.errors import ModelError, VerdictError
 from relabel.manifests.failpoints import BATCH_FAILPOINTS
 from tests.faults import forks
 from tests.faults.command_lines import inside
@@ -350,7 +351,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"content": f"{THOUGHT}\n</think>{TAIL}"}, f"<think>{SAFE}\n</think>{TAIL}"),
     ({"content": f"<thought>{THOUGHT}</thought>{TAIL}"}, f"<think>{SAFE}</think>{TAIL}"),
     ({"content": f"[THINK]{THOUGHT}[/THINK]{TAIL}"}, f"<think>{SAFE}</think>{TAIL}"),
-    ({"content": f"{THOUGHT}</think>\n<think>mine</think>{TAIL}"}, f"\n<think>mine</think>{TAIL}"),
+    ({"content": f"{THOUGHT}</think>\n<think>mine</think>{TAIL}"}, f"<think>mine</think>{TAIL}"),
     ({"content": f"<think></think>{TAIL}", "reasoning": THOUGHT}, f"<think>{SAFE}</think>{TAIL}"),
     ({"content": f"<think>mine</think>{TAIL}", "reasoning": THOUGHT}, f"<think>mine</think>{TAIL}"),
     ({"content": [{"type": "text", "text": GOOD}]}, GOOD),
@@ -366,8 +367,9 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         f"<think>{SAFE}</think>{TAIL}",
     ),
     ({"content": None, "reasoning": "so"}, "<think>so</think>\n"),
-    ({"content": f"<think>{THOUGHT}</think>{TAIL}"}, f"<think>{THOUGHT}</think>{TAIL}"),
+    ({"content": f"<think>{THOUGHT}</think>{TAIL}"}, f"<think>{SAFE}</think>{TAIL}"),
     ({"content": "no thought at all"}, "no thought at all"),
+    ({"content": f"Here:\n```xml\n{GOOD}\n```<|im_end|>"}, GOOD.replace("><score", ">\n\n<score")),
 ]
 
 
@@ -384,6 +386,16 @@ def test_a_thought_is_the_answers_first_section_however_the_server_gives_it(serv
         assert all(one in answer.raw or json.dumps(one)[1:-1] in answer.raw for one in came), message
         if text.endswith(TAIL) and not str(message["content"]).startswith(("I may", "None")):
             assert plain.text.strip().removeprefix("<think>mine</think>").strip() == TAIL.strip(), message
+
+
+def test_a_quoted_document_is_no_answer_and_the_reason_says_so(serve: Any, connect: Any) -> None:
+    text = "<think>so</think>\nIt says: <score>1</score>"
+    engine = connect(serve(lambda _: chat(text)))
+    quoted, own = run_all(engine, [Request(n, ask_for("q", f"<score>{n + 1}</score>"), 0) for n in range(2)])
+    assert (quoted.text, quoted.raw) == ("", text)
+    assert own.text == "<think>so</think>\n<score>1</score>"
+    with pytest.raises(VerdictError, match=r"format: .*an echo of them"):
+        Reader(AnswerFormat((Text("think", 9), Choice("score", ("0", "1", "2"))))).read(quoted)
 
 
 def test_a_server_without_system_turns_is_asked_without_them_and_says_so_once(serve: Any, connect: Any) -> None:
