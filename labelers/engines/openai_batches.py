@@ -29,7 +29,14 @@ from relabel.labelers.engines.openai_batch_replies import (
     read_listing,
     results_of,
 )
-from relabel.labelers.engines.openai_client import ApiClient, Failure, OpenAiArgs, Unanswered, content_of
+from relabel.labelers.engines.openai_client import (
+    ApiClient,
+    Failure,
+    OpenAiArgs,
+    OtherModelError,
+    Unanswered,
+    content_of,
+)
 from relabel.labelers.engines.openai_modes import ChatWork, answer_of
 from relabel.manifests import failpoints
 from relabel.manifests.asks import Answer, Ask
@@ -95,6 +102,8 @@ class Batches:
         """Names of the batches of this execution."""
         self._fetched = dict[str, asyncio.Task[Results]]()
         self._failed_in_a_row = 0
+        self._is_answered = False
+        """Whether the model that was asked has answered in a batch."""
         self._unread = set[str]()
         """Requests, whatever their seed, whose line could not be read in a batch of which others could."""
         self._asked_once_more = set[str]()
@@ -373,6 +382,7 @@ class Batches:
         self._refuse_unreadable(record, results, works)
         answers = list[Answer]()
         given_up = list[Answer]()
+        foreign = list[Answer]()
         left = dict[str, ChatWork]()
         fault: ServerGoneError | None = None
         for ask, work in works.items():
@@ -382,6 +392,9 @@ class Batches:
                 answer = self._read(line, work, is_own=is_own) if line is not None else None
             except ServerGoneError as exc:  # what else the batch holds is paid for
                 fault = exc
+            except OtherModelError as exc:
+                foreign.append(Answer(work.request.id, "", "error", detail=str(exc), flags=work.flags))
+                continue
             if answer is not None:
                 answers.append(answer)
                 continue
@@ -392,7 +405,9 @@ class Batches:
                 left[ask] = work
             else:
                 given_up.append(_given_up(line, work, tries))
-        self._deliver(answers + given_up)
+        if foreign and not answers:
+            self._refuse_foreign(record, foreign[0].detail)
+        self._deliver(answers + given_up + foreign)
         if is_own:
             del self._fetched[record.name]
             if fault is not None:  # an earlier execution's is no news: its asks are asked again
@@ -417,16 +432,36 @@ class Batches:
             f"and no line of its files can be read: {results.sample}. {self._way_out(record)}"
         )
 
+    def _refuse_foreign(self, record: BatchRecord, why: str) -> None:
+        """End the run at a batch that another model answered: asked again, its rows would be paid again.
+
+        Raises:
+            ModelError: no other batch of this execution has been answered by the model that was asked.
+        """
+        if self._is_answered:
+            return
+        raise ModelError(
+            f"batch {record.batch} at {self._client.at}: {why}. engine.args.other_model: flag takes its answers, with "
+            f"a flag, and pays nothing again. {self._way_out(record)}"
+        )
+
     def _read(self, line: Line, work: ChatWork, *, is_own: bool) -> Answer | None:
         """The answer that a line of a batch's files holds; None if it has to be asked again.
 
         Raises:
+            OtherModelError: another model answered.
             ServerGoneError: it says that the credit is used up.
         """
         if line.reply is not None:
-            reply = self._client.counted(line.reply, work.body)
+            try:
+                reply = self._client.counted(line.reply, work.body)
+            except OtherModelError as exc:
+                if is_own:
+                    self._client.charge(exc.usage, BATCH_PRICE)
+                raise
             if is_own:
                 self._client.charge(reply.usage, BATCH_PRICE)
+            self._is_answered = True
             return answer_of(work, reply)
         if line.error is None:
             return None

@@ -75,7 +75,7 @@ def _lines_as(change: Callable[[Payload], Any]) -> Callable[[Lines], Raw]:
     return lambda file: jsonl([change(line) for line in file.lines])
 
 
-def _bodies_as(change: Callable[[Any], Any]) -> Callable[[Lines], Raw]:
+def bodies_as(change: Callable[[Any], Any]) -> Callable[[Lines], Raw]:
     return _lines_as(lambda line: {**line, "response": {**line["response"], "body": change(line["response"]["body"])}})
 
 
@@ -172,7 +172,7 @@ ANSWERED = {
     "lines twice, first failed": Ending(read=lambda file: jsonl([*map(_refused, file.lines), *file.lines])),
     "lines as text": Ending(read=_lines_as(json.dumps)),
     "responses as text": Ending(read=_responses_as(json.dumps)),
-    "bodies as text": Ending(read=_bodies_as(json.dumps)),
+    "bodies as text": Ending(read=bodies_as(json.dumps)),
     "bodies as text in text": Ending(read=_responses_as(_packed_twice)),
     "responses without status": Ending(read=_responses_as(lambda response: {"body": response["body"]})),
     "responses with status as text": Ending(read=_responses_as(lambda response: {**response, "status_code": "200"})),
@@ -209,7 +209,7 @@ KEPT = {
     "lines without a word": Ending(
         "kept", '"response": null', read=_lines_as(lambda line: {**line, "response": None, "error": None})
     ),
-    **{name: Ending("kept", '"custom_id": ', read=_bodies_as(change)) for name, change in FOREIGN_BODIES.items()},
+    **{name: Ending("kept", '"custom_id": ', read=bodies_as(change)) for name, change in FOREIGN_BODIES.items()},
     "cancelled without files or counts": Ending(
         "kept", "cancelled", shown=_showing(status="cancelled", output_file_id=None)
     ),

@@ -4,7 +4,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,9 @@ from relabel.manifests.asks import Answer
 from relabel.manifests.errors import ModelError, ServerGoneError
 from relabel.manifests.records import BatchRecord
 
-from .batch_endings import AGAIN, ANSWERED, ENDINGS, KEPT, NUM_REQUESTS, PLAIN, Ending, Lines, jsonl
+from .batch_endings import AGAIN, ANSWERED, ENDINGS, KEPT, NUM_REQUESTS, PLAIN, Ending, Lines, bodies_as, jsonl
 from .batch_server import BatchServer
-from .conftest import echo, requests_for, run_all
+from .conftest import MODEL, echo, requests_for, run_all
 from .scripted_server import Call, Json, Raw, Reset, ScriptedServer
 
 ARGS = {"mode": "chat", "batch": True, "batch_poll_s": 0.5, "backoff_s": 0.001}
@@ -89,8 +89,8 @@ def label(connect: Any, server: ScriptedServer, records: Records, **args: Any) -
         return run_all(engine, requests_for(NUM_REQUESTS))
 
 
-def start(serve: Any, ending: Ending) -> tuple[BatchServer, ScriptedServer]:
-    provider = BatchServer(echo, ending=ending)
+def start(serve: Any, ending: Ending, answers: Callable[[Call], Json] = echo) -> tuple[BatchServer, ScriptedServer]:
+    provider = BatchServer(answers, ending=ending)
     server: ScriptedServer = serve(provider)
     server.gets = provider.get
     return provider, server
@@ -221,3 +221,42 @@ def test_batches_that_answer_nothing_end_the_run_after_a_few(state: str, serve: 
     with pytest.raises(ServerGoneError, match=f"answered nothing of the last {FAILED_IN_A_ROW} batches: queue is full"):
         label(connect, server, Records())
     assert len(provider.batches) == FAILED_IN_A_ROW
+
+
+def under_its_name(call: Call) -> Json:
+    reply = echo(call)
+    return Json({**reply.payload, "model": MODEL})
+
+
+def label_after_a_trial(connect: Any, server: ScriptedServer, records: Records, **args: Any) -> list[Answer]:
+    """As a run does, whose first request is a chat about a made-up pair."""
+    requests = requests_for(NUM_REQUESTS)
+    with engine_over(connect, server, records, **args) as engine:
+        engine.prepare([requests[0].ask])
+        return run_all(engine, requests)
+
+
+def test_a_batch_that_another_model_answered_is_kept_and_taken_with_a_flag(serve: Any, connect: Any) -> None:
+    ending = Ending(read=bodies_as(lambda body: {**body, "model": "cheap-mini"}))
+    provider, server = start(serve, ending, under_its_name)
+    records = Records()
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"batch-0 .*cheap-mini.*other_model: flag"):
+            label_after_a_trial(connect, server, records)
+    answers = label_after_a_trial(connect, server, records, other_model="flag")
+    assert grades_of(answers) == GRADES
+    assert all("other_model" in answer.flags for answer in answers)
+    assert num_handed_over(provider) == NUM_REQUESTS
+
+
+def test_a_row_that_another_model_answered_in_a_batch_is_given_up_with_the_reason(serve: Any, connect: Any) -> None:
+    def swapped(file: Lines) -> Raw:
+        file.lines[5]["response"]["body"]["model"] = "cheap-mini"
+        return jsonl(file.lines)
+
+    provider, server = start(serve, Ending(read=swapped), under_its_name)
+    answers = label_after_a_trial(connect, server, Records())
+    given_up = [answer for answer in answers if answer.finish == "error"]
+    assert len(given_up) == 1
+    assert "cheap-mini" in given_up[0].detail
+    assert num_handed_over(provider) == NUM_REQUESTS
