@@ -4,6 +4,7 @@
     ├── TransientError            the same command again may work
     │   ├── EngineCrashError      the engine process or device is gone; committed work is safe
     │   ├── ServerGoneError       the server that runs the model answers no more, or not for now
+    │   │   └── UnreadableError   the engine answers, and nearly nothing of it can be read
     │   ├── PeerLostError         another of the processes that train together is gone; checkpoints are safe
     │   ├── LockHeldError         another process holds the shard
     │   ├── ChannelMovedError     another process moved the channel first; what was published is safe
@@ -52,6 +53,12 @@ class EngineCrashError(TransientError):
 class ServerGoneError(TransientError):
     """The server that runs the model is gone, out of credit, or wants no request for long: no row is the reason, and
     another start would not help now. Committed work is safe; the same command goes on once it answers.
+    """
+
+
+class UnreadableError(ServerGoneError):
+    """The engine has gone bad: nearly none of its answers can be read, and rows that it labelled before get no label
+    when they are asked again. No row is the reason; the rows stay open.
     """
 
 

@@ -311,6 +311,10 @@ class RunSpec(Spec):
     """An engine that has not started after so many seconds counts as crashed. Two hours: the first start may fetch a
     model of a hundred gigabytes.
     """
+    stop_when_unreadable: bool = True
+    """End the run with exit code 20 when nearly none of the answers can be read any more, or from the start; the rows
+    stay open. If false, it goes on, and they are quarantined.
+    """
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens, of prompts (cached ones too) and answers together, that all workers, calls and retries of this
     output may take; then it ends with exit code 5. Raise it, and the same command goes on.

@@ -44,7 +44,9 @@ class ChunkWork:
 
     `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an
     engine crashed while it had them. `isolated_rows` are places whose rows are not asked any more, and why;
-    `settled_rows` places whose rows stay as an earlier attempt left them.
+    `settled_rows` places whose rows stay as an earlier attempt left them. `doubts` are the stages at which rows failed
+    that may not be to blame, each with the number of asks seen there by then; `lacks_answers` tells whether some of
+    them never got an answer.
     """
 
     __slots__ = (
@@ -52,10 +54,12 @@ class ChunkWork:
         "answers",
         "apart",
         "asked",
+        "doubts",
         "id",
         "isolated_rows",
         "keys",
         "known",
+        "lacks_answers",
         "left",
         "pairs",
         "refused",
@@ -67,6 +71,7 @@ class ChunkWork:
         "stages",
         "started_clock",
         "started_s",
+        "unread",
     )  # fmt: skip
 
     def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
@@ -88,6 +93,9 @@ class ChunkWork:
         self.refused: list[RefusedAnswer] = []
         self.answered: dict[bytes, Answer] = {}  # by the key of their ask; those that rows share are left out
         self.known: dict[bytes, Answer] = {}  # likewise, of an execution that was stopped
+        self.unread: set[bytes] = set()  # keys of those answers that could not be read
+        self.doubts: dict[str, int] = {}
+        self.lacks_answers = False
         self.started_s = time.perf_counter()
         self.started_clock = time.time()
 
@@ -104,6 +112,11 @@ class ChunkWork:
         self.sources[source] += 1
         self.left -= 1
         self.asked -= 1
+
+    def forget_unread(self) -> None:
+        """Have the asks whose answers could not be read asked again by the next execution, unlike all others."""
+        for key in self.unread:
+            self.answered.pop(key, None)
 
     def stage_counts(self) -> dict[str, dict[str, int]]:
         """Asks and tokens by stage, stages in order of name."""

@@ -285,6 +285,12 @@ class CrashJournal:
                 held.trying = None
                 self._write(work.id.shard)
 
+    def rests(self, work: ChunkWork) -> None:
+        """All rows of the chunk have their outcome; no crash from now on is about them."""
+        if (held := self._shards.get(work.id.shard)) is not None:
+            with self._guard:
+                held.begun.discard(work.id.chunk)
+
     def commits(self, work: ChunkWork) -> None:
         """The chunk is durable; called from a commit thread. The file need not follow: a receipt says as much."""
         if (held := self._shards.get(work.id.shard)) is not None:

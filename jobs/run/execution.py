@@ -25,6 +25,7 @@ from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine, wit
 from relabel.jobs.output import grid
 from relabel.jobs.run.chunks import ChunkWork, Reuse, earlier_outputs, keep_answers
 from relabel.jobs.run.crashes import ends_hanging
+from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop, ask_unwritten
 from relabel.jobs.run.progress import LiveFile, Progress, StageSeen
 from relabel.jobs.run.results import (
@@ -220,6 +221,7 @@ def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], o
         journal=session.journal,
         answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
+        health=Health(job.labeler, minds_unreadable=job.spec.run.stop_when_unreadable and not session.is_retry),
     )
     keep = functools.partial(keep_answers, session.opened.store, session.opened.plan.fingerprint, session.facts)
     try:

@@ -19,12 +19,13 @@ from relabel.jobs.run.chunks import (
     row_of,
 )
 from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
+from relabel.jobs.run.health import CONTROL_ROUND, MOST_HELD, Health
 from relabel.jobs.run.progress import Progress, RefusedAnswer
 from relabel.jobs.run.session import Allowance, CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
-from relabel.manifests.errors import EngineCrashError, InputError
+from relabel.manifests.errors import EngineCrashError, InputError, UnreadableError
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.reuse import answer_of, answer_row
@@ -81,6 +82,7 @@ class RunLoop:
         journal: where it is written down which rows the engine may be at.
         answer_cache: answers that rows share, from earlier runs and for later ones.
         allowance: what may still be asked, where there is a budget.
+        health: who finds out whether the engine has gone bad; without one each row is believed.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class RunLoop:
         journal: CrashJournal | None = None,
         answer_cache: AnswerCache | None = None,
         allowance: Allowance | None = None,
+        health: Health | None = None,
     ) -> None:
         self.labeler, self.options, self.progress, self.stop = labeler, options, progress, stop
         self.on_progress, self.answer_cache = on_progress, answer_cache
@@ -117,6 +120,12 @@ class RunLoop:
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
+        self._health = health
+        self._held: list[ChunkWork] = []
+        self._controls: ChunkWork | None = None
+        self._num_controls = 0
+        self._is_at_end = False
+        self._control_asks: deque[Request] = deque()
 
     def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
         """Work through the chunks.
@@ -127,7 +136,9 @@ class RunLoop:
             True if all of them were committed, False if a stop left some undone.
         Raises:
             InputError: rows can't be read; raised once the chunks before them are committed.
-            EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed.
+            EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed, but for
+                those with rows that failed with no sign since that the engine still worked.
+            UnreadableError: likewise; the engine has gone bad.
         """
         watchdog = ends_hanging(
             lambda: self.engine.polling_since_s,
@@ -152,30 +163,39 @@ class RunLoop:
             if self.stop.reason is not None:
                 is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
                 if is_over or self._is_late or not self._begun or (self._allowance and self._allowance.is_spent):
+                    self._commit_held(at_stop=True)
                     return False
             has_more = self._fill(pairs)
             answers = self._poll()
-            if not answers and not self._ready and not self._in_flight and not (has_more and self._open_pairs):
-                if not has_more:
-                    return self.stop.reason is None
-                # all is answered; the next chunk waits for commits, or for other workers
-                self._commits.settle(wait_for_all=True)
-                time.sleep(IDLE_S)
             for answer in answers:
                 self._deliver(answer)
+            self._mind_health()
             self._commits.settle()
             self.on_progress()
+            is_waiting = self._ready or self._control_asks or self._in_flight or (has_more and self._open_pairs)
+            if answers or is_waiting:
+                continue
+            if self._held:
+                self._commit_held(at_stop=False)
+                if self._held:
+                    self._ask_controls(at_end=True)
+            elif not has_more:
+                return self.stop.reason is None
+            else:  # all is answered; the next chunk waits for commits, or for other workers
+                self._commits.settle(wait_for_all=True)
+                time.sleep(IDLE_S)
 
     def _fill(self, pairs: Iterator[tuple[ChunkWork, int]]) -> bool:
         """Hand requests to the engine while it has room, opening pairs for more of them; False if no pair is left."""
         room = self.engine.capacity
+        waiting = self._ready if self._controls is None else self._control_asks
         while room > 0:
-            if self._ready:
-                if not self._may_ask(self._ready[0]):
+            if waiting:
+                if not self._may_ask(waiting[0]):
                     break
-                self.engine.submit(self._ready.popleft())
+                self.engine.submit(waiting.popleft())
                 room -= 1
-            elif self._open_pairs >= MAX_OPEN_PAIRS:
+            elif self._controls is not None or self._open_pairs >= MAX_OPEN_PAIRS:
                 break
             else:
                 if (opened := next(pairs, None)) is None:
@@ -241,8 +261,10 @@ class RunLoop:
 
     @property
     def unfinished(self) -> list[ChunkWork]:
-        """Chunks that were begun and are not done; at the end those that a stop or an error left open."""
-        return list(self._begun.values())
+        """Chunks that were begun and are not done, and those held back; at the end those that a stop or an error left
+        open.
+        """
+        return [*self._begun.values(), *self._held]
 
     def _pairs(self, chunks: Iterator[ChunkWork | None]) -> Iterator[tuple[ChunkWork, int]]:
         passed = 0
@@ -288,7 +310,7 @@ class RunLoop:
         # what an earlier run knew is settled, whatever was in flight with it
         work.apart = [left for one in work.apart if (left := [index for index in one if work.rows[index] is None])]
         for group in work.apart:
-            while self._open_pairs or len(self._commits):
+            while self._open_pairs or self._held or len(self._commits):
                 yield NOT_NOW
             self._prove_engine()
             if self.stop.reason is not None:
@@ -307,6 +329,9 @@ class RunLoop:
         if (row := work.row_without_asking(index)) is not None:
             self._keep(work, index, row)
             return
+        self._walk(work, index)
+
+    def _walk(self, work: ChunkWork, index: int) -> None:
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
         for sample in range(self.options.samples):
@@ -345,7 +370,8 @@ class RunLoop:
         number, (_, _, _, key, _) = self._next_id, flight
         self._next_id = number + 1
         self._in_flight[number] = flight
-        self._ready.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
+        waiting = self._control_asks if flight[0] is self._controls else self._ready
+        waiting.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
 
     def _deliver(self, answer: Answer) -> None:
         if (flight := self._in_flight.pop(answer.request_id, None)) is None:
@@ -356,8 +382,9 @@ class RunLoop:
         work, stage, trajectory, key, is_first = flight
         is_kept = answer.finish in ("stop", "length")  # at what the engine failed it is asked again
         progress = self.progress
-        work.stages[stage].add(answer, is_first=is_first)
-        progress.stages_seen[stage].add(answer, is_first=is_first)
+        if work is not self._controls:
+            work.stages[stage].add(answer, is_first=is_first)
+            progress.stages_seen[stage].add(answer, is_first=is_first)
         progress.requests += 1
         progress.prompt_tokens += answer.prompt_tokens
         progress.cached_tokens += answer.cached_tokens
@@ -375,26 +402,41 @@ class RunLoop:
             shared.waiters = []
             self._shared.move_to_end(key)
             self._shared.forget_old()
-        self._run_answered(answer)
+        pair = self._runnable[0][0].open.pair if self._runnable else None
+        read_as = self._run_answered(answer)
+        if work is self._controls or pair is None or not read_as:
+            return
+        progress.live.count(read_as)
+        refused = next((one for one in read_as if one is not None), None)
+        if None in read_as:  # one row that could read it is enough
+            refused = None
+        elif trajectory is not None:
+            work.unread.add(key)
+        if self._health is not None and is_first:
+            self._health.saw(stage, pair, answer, refused)
 
-    def _run_answered(self, delivered: Answer | None = None) -> None:
+    def _run_answered(self, delivered: Answer | None = None) -> list[RefusedAnswer | None]:
         """Take rows on with the answers that they waited for.
 
         Args:
-            delivered: the one that has just come, which counts once, whatever the number of rows that it is for.
+            delivered: the one that has just come.
+        Returns:
+            How each row that it is for read it; None where it could.
         """
         runnable, read_as = self._runnable, list[RefusedAnswer | None]()
         while runnable:
             trajectory, answer = runnable.popleft()
-            is_going_on, refused = trajectory.take(answer, self.labeler, self.options), None
-            if (status := trajectory.refused_as) is not None:
-                refused = RefusedAnswer(trajectory.open.pair.row_id, status=status, **trajectory.tries[-1])
+            is_going_on = trajectory.take(answer, self.labeler, self.options)
+            refused = None
+            if trajectory.refused_as is not None:
+                refused = RefusedAnswer(
+                    trajectory.open.pair.row_id, status=trajectory.refused_as, **trajectory.tries[-1]
+                )
                 trajectory.open.work.refused.append(refused)
             if answer is delivered:
                 read_as.append(refused)
             (self._dispatch if is_going_on else self._end)(trajectory)
-        if read_as:
-            self.progress.live.count(read_as)
+        return read_as
 
     def _end(self, trajectory: Trajectory) -> None:
         open_pair = trajectory.open
@@ -404,6 +446,11 @@ class RunLoop:
         if len(open_pair.outcomes) < self.options.samples:
             return
         row = row_of(open_pair)
+        if self._health is not None and open_pair.work is not self._controls:
+            if isinstance(row, LabelRow):
+                self._health.labelled(open_pair.pair)
+            else:
+                self._health.failed(open_pair.work, [one for one in open_pair.outcomes if one.failure is not None])
         open_pair.outcomes.clear()  # breaks the one cycle there is: a pair is freed here and not by the collector
         self._open_pairs -= 1
         if self._journal is not None:
@@ -413,12 +460,70 @@ class RunLoop:
     def _keep(self, work: ChunkWork, index: int, row: LabelRow | QuarantineRow) -> None:
         work.rows[index] = row
         work.left -= 1
+        if work is self._controls:
+            return
         self.progress.pairs += 1
         self.progress.statuses[row.status] += 1
-        if work.left == 0:
-            self._begun.pop(work.id, None)
-            self._spans.append(time.perf_counter() - work.started_s)
+        if work.left > 0:
+            return
+        self._begun.pop(work.id, None)
+        self._spans.append(time.perf_counter() - work.started_s)
+        if self._health is None or not self._health.is_in_doubt(work):
             self._commits.add(work)
+            return
+        self._held.append(work)
+        if self._journal is not None:
+            self._journal.rests(work)
+
+    def _mind_health(self) -> None:
+        """Commit what is no longer in doubt, and find out whether the engine has gone bad where it looks so.
+
+        Raises:
+            UnreadableError: it has.
+        """
+        health, controls = self._health, self._controls
+        if health is None:
+            return
+        try:
+            if controls is not None and controls.left == 0:
+                self._controls = None
+                health.judge(controls, at_end=self._is_at_end)
+            health.refuse_hopeless()
+        except UnreadableError:
+            for work in self.unfinished:
+                work.forget_unread()
+            raise
+        for work in [one for one in self._held if not health.is_in_doubt(one)]:
+            self._held.remove(work)
+            self._commits.add(work)
+        if self._controls is None and (health.is_suspect or len(self._held) > MOST_HELD):
+            self._ask_controls(at_end=False)
+
+    def _ask_controls(self, *, at_end: bool) -> None:
+        """Have good rows asked again, and nothing else until they are answered.
+
+        Args:
+            at_end: there is nothing else to ask.
+        """
+        assert self._health is not None
+        pairs = list(self._health.controls())
+        if not pairs:
+            self._health.settle()
+            return
+        self._num_controls += 1
+        self._is_at_end = at_end
+        self._controls = ChunkWork(ChunkId(-1, self._num_controls), pairs)
+        self._controls.round = CONTROL_ROUND + self._num_controls
+        for index in range(len(pairs)):
+            self._walk(self._controls, index)
+
+    def _commit_held(self, *, at_stop: bool) -> None:
+        """Commit chunks that wait for a sign of the engine's health where there will be none and none is needed."""
+        for work in list(self._held):
+            assert self._health is not None
+            if not self._health.is_dubious(work, at_stop=at_stop):
+                self._held.remove(work)
+                self._commits.add(work)
 
 
 def ask_unwritten(

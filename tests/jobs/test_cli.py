@@ -59,6 +59,7 @@ CODES = {
     "MissingExtraError": 4,
     "EngineLostError": 4,
     "ServerGoneError": 20,
+    "UnreadableError": 20,
     "GateError": 5,
     "SaidElsewhereError": 3,
     "TrainingError": 3,

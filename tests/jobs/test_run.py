@@ -218,7 +218,7 @@ def test_a_manifest_written_by_one_that_overslept_its_lock_is_put_right(
         tmp_path,
         labeler={"name": "direct", "attempts": 1},
         args={"p_garbage": 1.0},
-        run={"chunk_rows": 5, "max_failed_fraction": 1.0},
+        run={"chunk_rows": 5, "max_failed_fraction": 1.0, "stop_when_unreadable": False},
     )
     assert call("run", path)[0] == 0
     assert call("retry", path)[0] == 0
