@@ -119,7 +119,7 @@ def ask(
     job = load_job(spec, overrides=overrides)
     with contextlib.closing(Asker()) as asker:
         choices = (
-            RowChoice(row) if isinstance(row, int) else [_pair(row, number)]
+            RowChoice((row,)) if isinstance(row, int) else [_pair(row, number)]
             for number, row in enumerate([rows] if isinstance(rows, int) else rows)
         )
         return [asked for choice in choices for asked in asker.ask(job, choice)]

@@ -21,6 +21,7 @@ from relabel.jobs.run.results import engine_text
 from relabel.labelers.engines.transformers import prompt_encoder
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, UsageError, VerdictError
+from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import load_plan
 from relabel.manifests.records import plain
@@ -72,10 +73,10 @@ class RecordingEngine:
 
 
 class RowChoice(NamedTuple):
-    """Which rows: one by its number, those of a query, or some drawn by a seed."""
+    """Which rows: some by their numbers, those of some queries, or some drawn by a seed; without any the first."""
 
-    row: int | None = None
-    query_id: str | None = None
+    rows: tuple[int, ...] = ()
+    query_ids: tuple[str, ...] = ()
     random: int | None = None
     seed: int = 7
 
@@ -115,21 +116,32 @@ def chosen_rows(job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[tuple[
     dataset = job.open_dataset()
     if not dataset.rows:
         raise InputError("the input has no row.")
-    row, chosen = choice.row or 0, range(dataset.rows)
-    if choice.query_id is not None:
-        numbers = rows_of_queries(dataset, [choice.query_id])[choice.query_id]
-    elif choice.random is not None:
-        numbers = sorted(random.Random(choice.seed).sample(chosen, min(choice.random, len(chosen))))
-    elif row in chosen:
-        numbers = [row]
-    else:
-        raise InputError(f"row {row:,}: the input has {dataset.rows:,} rows, numbered from 0 to {dataset.rows - 1:,}.")
+    numbers = _numbers(dataset, choice)
     if not dataset.reads.whole_query:
         yield from (([pair], {pair.row_id}) for pair in pairs_by_number(dataset, numbers))
         return
     queries = dict.fromkeys(pair.query_id for pair in pairs_by_number(dataset, numbers))
     for rows in rows_of_queries(dataset, list(queries)).values():
         yield list(pairs_by_number(dataset, rows)), set(rows) & set(numbers)
+
+
+def _numbers(dataset: Dataset, choice: RowChoice) -> list[int]:
+    """Numbers of the chosen rows, ascending.
+
+    Raises:
+        InputError: there is no such row.
+    """
+    known = range(dataset.rows)
+    if choice.query_ids:
+        by_query = rows_of_queries(dataset, list(dict.fromkeys(choice.query_ids)))
+        return sorted(itertools.chain.from_iterable(by_query.values()))
+    if choice.random is not None:
+        return sorted(random.Random(choice.seed).sample(known, min(choice.random, len(known))))
+    rows = sorted(set(choice.rows)) or [0]
+    for row in rows:
+        if row not in known:
+            raise InputError(f"row {row:,}: the input has {len(known):,} rows, numbered from 0 to {known[-1]:,}.")
+    return rows
 
 
 def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
@@ -201,8 +213,15 @@ class Asker:
 
 @click.command(epilog="Example: relabel ask job.yaml --row 3")
 @job_options
-@click.option("--row", type=click.IntRange(min=0), metavar="N", help="The row of this number, from 0. Default: 0.")
-@click.option("--query-id", metavar="ID", help="All rows of this query.")
+@click.option(
+    "--row",
+    "rows",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="The row of this number, from 0. Repeatable. Default: 0.",
+)
+@click.option("--query-id", "query_ids", multiple=True, metavar="ID", help="All rows of this query. Repeatable.")
 @click.option("--random", type=click.IntRange(min=1), metavar="N", help="N rows, drawn by --seed.")
 @click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True, help="Of --random.")
 @click.option("--stage", metavar="NAME", help="Show the asks of this stage alone.")
@@ -218,8 +237,8 @@ class Asker:
 def ask(
     job_file: str,
     overrides: tuple[str, ...],
-    row: int | None,
-    query_id: str | None,
+    rows: tuple[int, ...],
+    query_ids: tuple[str, ...],
     random: int | None,
     seed: int,
     stage: str | None,
@@ -234,11 +253,11 @@ def ask(
     output needs to be there. A labeler that sees whole queries is given all rows of the query. `relabel templates
     export` writes the templates for --edit-prompt; the model stays loaded between two of their versions.
     """
-    if sum(one is not None for one in (row, query_id, random)) > 1:
+    if sum([bool(rows), bool(query_ids), random is not None]) > 1:
         raise UsageError("--row, --query-id, --random: give one of them.")
     if output == "json" and edited is not None:
         raise UsageError("--edit-prompt is for a person: leave out --output json.")
-    choice = RowChoice(row, query_id, random, seed)
+    choice = RowChoice(rows, query_ids, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
     if stage is not None:
         stages = list(dict.fromkeys(one.stage for one in job.labeler.probe()))

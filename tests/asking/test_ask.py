@@ -100,6 +100,24 @@ def test_a_prompt_that_was_cut_before_it_was_asked_is_said_to_be(
     assert said in relabel("ask", "job.yaml", "--row", "2").out
 
 
+@pytest.mark.parametrize("labeler", ["direct", "query"])
+@pytest.mark.parametrize("way", [(), ("--dry-run",)])
+def test_every_row_and_query_that_is_named_is_shown(
+    relabel: Callable[..., Any], job: Callable[..., None], labeler: str, way: tuple[str, ...]
+) -> None:
+    job(labeler)
+
+    def shown(*words: str) -> list[int]:
+        found = relabel("ask", "job.yaml", *way, *words, "--output", "json").json["asked"]
+        return [row["row_id"] for asked in found for row in asked["rows"]]
+
+    assert sorted(shown("--row", "7", "--row", "0", "--row", "2", "--row", "7")) == [0, 2, 7]
+    assert sorted(shown("--query-id", "q1", "--query-id", "q3")) == [1, 3, 5, 7, 9]
+    assert shown() == [0]
+    relabel("ask", "job.yaml", "--row", "0", "--row", "99").refused(3, "row 99: the input has 10 rows")
+    relabel("ask", "job.yaml", "--row", "0", "--query-id", "q1").refused(2, "give one of them")
+
+
 def test_the_text_marks_data_in_the_template_and_says_how_sure_the_model_was(
     relabel: Callable[..., Any], job: Callable[..., None]
 ) -> None:
