@@ -13,6 +13,7 @@ from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit, grid
+from relabel.jobs.run.notices import load_stop, load_warnings
 from relabel.jobs.run.progress import left_s, left_text, live_states
 from relabel.jobs.run.results import load_results
 from relabel.jobs.run.session import charge_of, charge_of_receipts
@@ -63,6 +64,8 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
     is_finished = manifest is not None and manifest.receipts_sha256 == found.digest
     over_limit = manifest.over_limit if manifest else None
     cascade = manifest.cascade if manifest and is_finished else audit_of(folder, found.labels)
+    stopped = None if is_finished else load_stop(folder.store)
+    warnings = load_warnings(folder.store)
     result = {
         "name": plan.name,
         "output": folder.store.root,
@@ -81,6 +84,8 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
         "budget": plain(budget),
         "cost": cost,
         **({} if cascade is None else {"cascade": plain(cascade)}),
+        "stopped": plain(stopped),
+        "warnings": warnings,
         "shards": shards,
     }
     by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(tally.quarantined.items()))
@@ -94,6 +99,8 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
         ("budget", budget.text if budget else ""),
         ("cost", f"{cost:,.4f} in money for the tokens of what is committed" if has_cost else ""),
         ("cascade", cascade.text if cascade else ""),
+        ("stopped", stopped.text if stopped else ""),
+        *(("warning", text) for text in warnings),
         ("shards", f"{len(shards) - len(undone):,} of {len(shards):,} done"),
         *undone[:SHARDS_SHOWN],
         ("  …", f"{len(undone) - SHARDS_SHOWN:,} more open" if len(undone) > SHARDS_SHOWN else ""),

@@ -42,6 +42,7 @@ from relabel.export.bundle_facts import (
 )
 from relabel.export.bundles import read_manifest
 from relabel.jobs.evaluate import run_pairs
+from relabel.jobs.run.notices import load_stop, load_warnings
 from relabel.jobs.sections import (
     Badge,
     Block,
@@ -538,6 +539,15 @@ def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AN
 
 # ------------------------------------------------------------------------------
 # Facts.
+
+
+def run_warnings(run: RunArtifact) -> list[str]:
+    """What a reader of a run's labels should know, and why it ended early if it did; a sentence each."""
+    stopped = None if run.is_finished else load_stop(run.folder.store)
+    warnings = load_warnings(run.folder.store)
+    if stopped is not None:
+        warnings.append(f"stopped at {stopped.text}")
+    return warnings
 
 
 def run_facts(run: RunArtifact) -> Facts:

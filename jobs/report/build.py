@@ -40,6 +40,7 @@ from relabel.jobs.report.artifacts import (
     parity_blocks,
     routes_section,
     run_facts,
+    run_warnings,
     student_blocks,
     student_facts,
     tally_labels,
@@ -405,6 +406,7 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
         match one:
             case RunArtifact():
                 card, spec = run_facts(one), one.spec
+                notes += [Paragraph(f"{one.name}: {text}", "warn") for text in run_warnings(one)]
             case TeacherArtifact():
                 card, spec = teacher_facts(one), one.manifest.spec
                 notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ from relabel.jobs.run.chunks import ChunkWork, Reuse, earlier_outputs, keep_answ
 from relabel.jobs.run.crashes import ends_hanging
 from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop, ask_unwritten
+from relabel.jobs.run.notices import Graded, GradeWatch, forget_stop, keep_notices, keep_stop
 from relabel.jobs.run.progress import LiveFile, Progress, StageSeen
 from relabel.jobs.run.results import (
     CANARY_FOLDER,
@@ -66,6 +67,8 @@ from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, KeepsModels, PaidByToken, gpus_of, price_of
 from relabel.manifests.table_snapshots import TableSnapshot
 
+SEED_FILES = 16
+"""Files of earlier labels that are read to know how grades varied before."""
 LOCK_RETRY_S = 0.5
 """Pause between two tries to take a lock that is waited for, seconds."""
 
@@ -82,50 +85,30 @@ def label(
         on_progress: called often while asks are answered.
         on_engine: called once, when the engine has started.
     """
-    started, engine_start_s, opened, spec = time.perf_counter(), 0.0, session.opened, session.opened.job.spec
-    remarks, costs, canary = list[str](), None, dict[str, Any]()
-    live_file = LiveFile(opened.store, session.worker, session.execution, session.progress, stays=session.is_part)
+    started_s = time.perf_counter()
+    store = session.opened.store
+    live_file = LiveFile(store, session.worker, session.execution, session.progress, stays=session.is_part)
+    num_jumps = 0
 
     def turned() -> None:
+        nonlocal num_jumps
         on_progress()
         live_file.update()
+        if len(session.progress.jumps) > num_jumps:
+            num_jumps = len(session.progress.jumps)
+            keep_notices(store, session.worker, session.progress.jumps, session.progress.outside)
 
+    work = _EngineWork()
     try:
-        if (
-            session.reach()
-            and (begun := _begin(session)) is not None
-            and (session.allowance is None or session.allowance.begin())
-            and (running := start_unless_stopped(session.stop, lambda: _start(session))) is not None
-        ):
+        begun = _prepare(session)
+        engine = None if begun is None else start_unless_stopped(session.stop, lambda: _start(session, work))
+        if begun is not None and engine is not None:
             session.progress.engine_starts += 1
-            chunks, drawn, found = begun
-            engine, remarks = running
-            engine_start_s = time.perf_counter() - started
-            try:
-                if session.allowance is not None:
-                    session.allowance.uses(engine)
-                session.facts = facts = engine.facts()
-                remarks = [*found, *remarks, *_reuse_remarks(session, facts)]
-                on_engine(facts, remarks)
-                if not spec.run.allow_mixed:
-                    engines = [*opened.folder.snapshot().engines, asdict(facts)]
-                    refuse_mixing(engines, output=spec.output, is_begun=True)
-                if spec.canary and not session.is_retry:
-                    canary = _pass_canary(engine, session, drawn, facts, turned)
-                session.progress.started_s = time.perf_counter()
-                if label_chunks := getattr(engine, "label_chunks", None):  # a student labels whole chunks itself
-                    label_chunks(
-                        chunks, session.commit, progress=session.progress, stop=session.stop, on_progress=turned
-                    )
-                else:
-                    _ask(engine, session, chunks, turned)
-                # rows that failed before are no sample of others
-                if not session.is_retry and not label_chunks:
-                    keep_rates(opened, facts, session.progress, source="run")
-            finally:
-                engine.close()
-            costs = engine.costs()
+            work.start_s = time.perf_counter() - started_s
+            _work(session, engine, begun, work, on_engine=on_engine, on_progress=turned)
     except Exception as exc:
+        if isinstance(exc, ServerGoneError):
+            keep_stop(store, exc)
         is_fault = not isinstance(exc, RelabelError)
         is_crash = is_fault or isinstance(exc, EngineCrashError)
         session.close(crash=(f"{type(exc).__name__}: {exc}" if is_fault else str(exc)) if is_crash else None)
@@ -133,15 +116,98 @@ def label(
     finally:
         session.close()
         live_file.close()
+        keep_notices(store, session.worker, session.progress.jumps, session.progress.outside)
     report = conclude(session)
-    report.did |= ({} if costs is None else {"costs": costs}) | canary
-    report.engine_start_s, report.remarks = engine_start_s, remarks
-    report.seconds = time.perf_counter() - started
+    if work.costs is not None:
+        report.did["costs"] = work.costs
+    report.did |= work.canary
+    report.engine_start_s = work.start_s
+    report.remarks = work.remarks
+    report.seconds = time.perf_counter() - started_s
     return report
 
 
-def _start(session: Session) -> tuple[Engine, list[str]]:
-    """Start an engine like the one that began this output."""
+@dataclass(slots=True)
+class _Begun:
+    """What is there before an engine is.
+
+    Args:
+        chunks: from the first that has something to ask.
+        drawn: the canary's rows; None where they are drawn later, or there is no canary.
+    """
+
+    chunks: Iterator[ChunkWork | None]
+    drawn: CanarySample | None
+    remarks: list[str]
+
+
+@dataclass(slots=True)
+class _EngineWork:
+    """What one engine did, for the report: its remarks, its start's seconds, what it cost, the canary's result."""
+
+    remarks: list[str] = field(default_factory=list)
+    start_s: float = 0.0
+    costs: dict[str, Any] | None = None
+    canary: dict[str, Any] = field(default_factory=dict)
+
+
+def _prepare(session: Session) -> _Begun | None:
+    """Do what needs no engine; None if that was all, a stop came, or the budget has no room for an engine's start."""
+    if not session.reach():
+        return None
+    begun = _begin(session)
+    if begun is None:
+        return None
+    if session.allowance is not None and not session.allowance.begin():
+        return None
+    return begun
+
+
+def _work(
+    session: Session,
+    engine: Engine,
+    begun: _Begun,
+    work: _EngineWork,
+    *,
+    on_engine: Callable[[EngineFacts, list[str]], None],
+    on_progress: Callable[[], None],
+) -> None:
+    """Ask an engine that has started, canary first, and close it."""
+    opened, spec = session.opened, session.opened.job.spec
+    label_chunks = getattr(engine, "label_chunks", None)  # a student labels whole chunks itself
+    try:
+        forget_stop(opened.store)
+        if session.allowance is not None:
+            session.allowance.uses(engine)
+        facts = engine.facts()
+        session.facts = facts
+        work.remarks = [*begun.remarks, *work.remarks, *_reuse_remarks(session, facts)]
+        on_engine(facts, work.remarks)
+        if not spec.run.allow_mixed:
+            engines = [*opened.folder.snapshot().engines, asdict(facts)]
+            refuse_mixing(engines, output=spec.output, is_begun=True)
+        if spec.canary and not session.is_retry:
+            work.canary = _pass_canary(engine, session, begun.drawn, facts, on_progress)
+        session.progress.started_s = time.perf_counter()
+        if label_chunks is not None:
+            label_chunks(
+                begun.chunks,
+                session.commit,
+                progress=session.progress,
+                stop=session.stop,
+                on_progress=on_progress,
+            )
+        else:
+            _ask(engine, session, begun.chunks, on_progress)
+            if not session.is_retry:  # rows that failed before are no sample of others
+                keep_rates(opened, facts, session.progress, source="run")
+    finally:
+        engine.close()
+    work.costs = engine.costs()
+
+
+def _start(session: Session, work: _EngineWork) -> Engine:
+    """Start an engine like the one that began this output, and note its remarks."""
     opened, started_s = session.opened, time.perf_counter()
     with ends_hanging(
         lambda: started_s,
@@ -149,18 +215,15 @@ def _start(session: Session) -> tuple[Engine, list[str]]:
         what="the engine has not started",
         option="run.start_timeout_s",
     ):
-        engine, remarks = start_engine(with_auto_resolved(opened.job, opened.store))
+        engine, work.remarks = start_engine(with_auto_resolved(opened.job, opened.store))
     if opened.job.spec.engine.args.sends_batches:
         engine.use_records(StoredBatches(opened.store))
-    return engine, remarks
+    return engine
 
 
-def _begin(session: Session) -> tuple[Iterator[ChunkWork | None], CanarySample | None, list[str]] | None:
-    """Do what needs no engine; None if that was all, or a stop came. Chunks whose rows are all known are committed,
-    unless a canary comes first.
-
-    Returns:
-        Chunks from the first that has something to ask; the canary's rows; remarks.
+def _begin(session: Session) -> _Begun | None:
+    """Draw the canary's rows and find the first chunk to ask; None if there is none, or a stop came. Chunks whose rows
+    are all known are committed, unless a canary comes first.
     """
     spec, drawn, remarks = session.opened.job.spec, None, list[str]()
     is_canary = spec.canary and not session.is_retry
@@ -175,7 +238,7 @@ def _begin(session: Session) -> tuple[Iterator[ChunkWork | None], CanarySample |
     chunks = session.chunks()
     # if nothing is asked, no new label joins the old ones, and no canary is needed
     if not (session.reuse.outputs or session.opened.cascade) or (drawn is not None and all(drawn)):
-        return chunks, drawn, remarks
+        return _Begun(chunks, drawn, remarks)
     with CommitThreads(session.commit, session.progress, threads=COMMITS_IN_FLIGHT) as commits:
         for work in chunks:
             session.stop.mind(0.0)  # no answer is waited for: what `END_S` leaves is enough for the commits under way
@@ -185,7 +248,7 @@ def _begin(session: Session) -> tuple[Iterator[ChunkWork | None], CanarySample |
                 commits.settle(wait_for_all=True)
                 time.sleep(IDLE_S)
             elif work.left:
-                return itertools.chain([work], chunks), drawn, remarks
+                return _Begun(itertools.chain([work], chunks), drawn, remarks)
             else:
                 session.journal.begins(work)
                 commits.add(work)
@@ -207,6 +270,10 @@ def _reuse_remarks(session: Session, facts: EngineFacts) -> list[str]:
 
 def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], on_progress: Callable[[], None]) -> None:
     job = session.opened.job
+    watch = None
+    if not session.is_retry and session.opened.plan.facts.labeler.grades:
+        watch = GradeWatch()
+        watch.seed(_graded_before(session))
     loop = RunLoop(
         job.labeler,
         job.spec.labeler,
@@ -222,6 +289,7 @@ def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], o
         answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
         health=Health(job.labeler, minds_unreadable=job.spec.run.stop_when_unreadable and not session.is_retry),
+        watch=watch,
     )
     keep = functools.partial(keep_answers, session.opened.store, session.opened.plan.fingerprint, session.facts)
     try:
@@ -230,6 +298,25 @@ def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], o
         keep(loop.unfinished)
         raise
     keep(loop.unfinished)
+
+
+def _graded_before(session: Session) -> Iterator[Graded]:
+    """Rows that earlier executions have asked and graded: those of the last chunks that are committed. A file that
+    can't be read ends them; who needs it says so.
+    """
+    folder = session.opened.folder
+    files = list[FileRef]()
+    with contextlib.suppress(OSError, RelabelError):
+        for shard in sorted(session.left.seen, reverse=True):
+            if len(files) >= SEED_FILES:
+                break
+            labels = [receipts[0].labels for receipts in folder.chunk_receipts(shard)]
+            files = [*(file for file in labels if file is not None), *files]
+        for file in files[-SEED_FILES:]:
+            table = read_labels(folder, file, ["row_id", "query_id", "grade", "reused"], check_bytes=False)
+            for row in table.to_pylist():
+                if row["grade"] is not None and not row["reused"]:
+                    yield Graded(row["row_id"], row["query_id"], row["grade"])
 
 
 # ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The run loop: thousands of open pairs over one engine, without a barrier between chunks or shards."""
 
+import logging
 import math
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from relabel.jobs.run.chunks import (
 )
 from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
 from relabel.jobs.run.health import CONTROL_ROUND, MOST_HELD, Health
+from relabel.jobs.run.notices import Graded, GradeWatch, OutsideMass
 from relabel.jobs.run.progress import Progress, RefusedAnswer
 from relabel.jobs.run.session import Allowance, CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
@@ -30,6 +32,8 @@ from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.reuse import answer_of, answer_row
 from relabel.manifests.specs import LabelerOptions
+
+logger = logging.getLogger(__name__)
 
 MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
@@ -83,6 +87,7 @@ class RunLoop:
         answer_cache: answers that rows share, from earlier runs and for later ones.
         allowance: what may still be asked, where there is a budget.
         health: who finds out whether the engine has gone bad; without one each row is believed.
+        watch: who looks at the grades.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class RunLoop:
         answer_cache: AnswerCache | None = None,
         allowance: Allowance | None = None,
         health: Health | None = None,
+        watch: GradeWatch | None = None,
     ) -> None:
         self.labeler, self.options, self.progress, self.stop = labeler, options, progress, stop
         self.on_progress, self.answer_cache = on_progress, answer_cache
@@ -121,6 +127,7 @@ class RunLoop:
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
         self._health = health
+        self._watch = watch
         self._held: list[ChunkWork] = []
         self._controls: ChunkWork | None = None
         self._num_controls = 0
@@ -464,9 +471,12 @@ class RunLoop:
             return
         self.progress.pairs += 1
         self.progress.statuses[row.status] += 1
+        if isinstance(row, LabelRow) and row.outside_mass is not None:
+            self.progress.outside.add(OutsideMass(1, row.outside_mass))
         if work.left > 0:
             return
         self._begun.pop(work.id, None)
+        self._watch_grades(work)
         self._spans.append(time.perf_counter() - work.started_s)
         if self._health is None or not self._health.is_in_doubt(work):
             self._commits.add(work)
@@ -474,6 +484,18 @@ class RunLoop:
         self._held.append(work)
         if self._journal is not None:
             self._journal.rests(work)
+
+    def _watch_grades(self, work: ChunkWork) -> None:
+        if self._watch is None:
+            return
+        graded = list[Graded]()
+        for row in work.rows:
+            if isinstance(row, LabelRow) and row.grade is not None and not row.reused:
+                graded.append(Graded(row.row_id, row.query_id, row.grade))
+        jump = self._watch.add(graded)
+        if jump is not None:
+            self.progress.jumps.append(jump)
+            logger.warning("the grades have changed abruptly: %s", jump.text)
 
     def _mind_health(self) -> None:
         """Commit what is no longer in doubt, and find out whether the engine has gone bad where it looks so.

@@ -27,6 +27,7 @@ from rich.text import Text
 from relabel.jobs import logs
 from relabel.jobs.logs import redacted_streams
 from relabel.jobs.output import Exit, clock_text, shown
+from relabel.jobs.run.notices import GradeJump, OutsideMass
 from relabel.manifests.asks import Answer
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.plan import Receipt
@@ -175,6 +176,8 @@ class Counts:
     chunks_committed: int = 0
     chunks_lost: int = 0
     live: Live = field(default_factory=Live)
+    jumps: list[GradeJump] = field(default_factory=list)
+    outside: OutsideMass = field(default_factory=OutsideMass)
 
 
 @dataclass(slots=True, eq=False)
@@ -599,6 +602,17 @@ def _of_progress(progress: Progress) -> list[Metric]:
         ("relabel_run_in_vain_requests", f"Requests {lost}", progress.lost["requests"]),
         ("relabel_run_in_vain_tokens", f"Tokens {lost}", ("kind", lost_tokens)),
         ("relabel_run_engine_starts", "How often an engine was started.", progress.engine_starts),
+        (
+            "relabel_run_answers",
+            "Answers that could be read, and others; one that several rows share counts once.",
+            ("outcome", {"accepted": progress.live.accepted, "refused": progress.live.refused.total()}),
+        ),
+        ("relabel_run_grade_jumps", "How often the grades varied and then were all the same.", len(progress.jumps)),
+        (
+            "relabel_run_outside_mass",
+            "Mean mass of the model's probability outside the grades, 0 to 1.",
+            progress.outside.mean,
+        ),
     ]
 
 

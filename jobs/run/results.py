@@ -12,6 +12,7 @@ from relabel.jobs.job import OpenRun
 from relabel.jobs.output import Exit, grid
 from relabel.jobs.run.chunks import listed as refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
+from relabel.jobs.run.notices import STOPPED, warnings_of
 from relabel.jobs.run.progress import ASKED, Live
 from relabel.jobs.run.progress import FOLDER as LIVE
 from relabel.jobs.run.session import AT_BUDGET, Session, budget_so_far
@@ -165,6 +166,7 @@ class RunReport:
         engine_restarts: how often an engine that went down was started again; None where nobody watched over it.
         budget: of the output, where the job has one.
         cascade: who labelled the rows of a finished cascade.
+        warnings: what a reader of this execution's labels should know, a sentence each.
         is_for_run: a retry has asked all that it may, and chunks are open that only `relabel run` begins.
     """
 
@@ -189,6 +191,7 @@ class RunReport:
     budget: BudgetState | None = None
     is_for_run: bool = False
     cascade: CascadeAudit | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool) -> None:
@@ -239,6 +242,7 @@ def conclude(session: Session) -> RunReport:
         rows=opened.plan.rows,
         chunks=opened.plan.num_chunks,
         left=progress.live,
+        warnings=warnings_of(progress.jumps, progress.outside),
         over_limit=failed > spec.run.max_failed_fraction if is_complete else None,
         failed_fraction=failed if is_complete else None,
         settled=session.left.num_settled() if may_settle else 0,
@@ -314,7 +318,7 @@ def _sweep(store: Store, *, keeps_batches: bool) -> None:
     failed, folders = contextlib.suppress(OSError, RelabelError), [LIVE, CRASHES, *([] if keeps_batches else [FOLDER])]
     with failed:
         refused = [name for name, _ in refused_files(store)]
-        for name in [*refused, *itertools.chain.from_iterable(map(store.names, folders))]:
+        for name in [*refused, STOPPED, *itertools.chain.from_iterable(map(store.names, folders))]:
             with failed:
                 store.remove(name)
 
@@ -372,6 +376,7 @@ def report_json(report: RunReport) -> dict[str, Any]:
         "this_run": report.did,
         "stages": report.tally.stages,
         "remarks": report.remarks,
+        "warnings": report.warnings,
         "engine_start_s": round(report.engine_start_s, 3),
         "seconds": round(report.seconds, 3),
         **({} if report.engine_restarts is None else {"engine_restarts": report.engine_restarts}),
@@ -431,6 +436,7 @@ def report_text(report: RunReport) -> str:
         else f"listed in {report.output}/manifest.json",
     }
     rows += [(name, text) for name, text in more.items() if text is not None]
+    rows += [("warning", text) for text in report.warnings]
     return f"{report.name}: {verdict(report)}\n" + grid(rows)
 
 

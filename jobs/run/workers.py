@@ -31,6 +31,7 @@ from typing import IO, Any, NamedTuple
 
 from relabel.jobs.run.crashes import crashed_apart
 from relabel.jobs.run.execution import label
+from relabel.jobs.run.notices import OutsideMass
 from relabel.jobs.run.progress import ASKED, Live, WorkerState, live_name, live_states
 from relabel.jobs.run.results import RunReport, conclude
 from relabel.jobs.run.session import Session, list_every_s
@@ -630,7 +631,10 @@ class Supervisor:
             setattr(progress, name, sum(getattr(state, name) for state in said))
         progress.prompt_tokens += progress.cached_tokens
         progress.statuses, progress.live = sum((state.statuses for state in said), Counter[str]()), Live()
+        progress.jumps, progress.outside = [], OutsideMass()
         for state in said:
+            progress.jumps += state.jumps
+            progress.outside.add(state.outside)
             is_gone = state.worker in self._gone
             progress.live.add(Live(accepted=state.live.accepted, refused=state.live.refused) if is_gone else state.live)
 
