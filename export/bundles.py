@@ -23,7 +23,7 @@ from relabel.manifests.errors import (
     StaleRunError,
     UsageError,
 )
-from relabel.manifests.files import FileLock, held_temp, remove_abandoned, translate_errors
+from relabel.manifests.files import FileLock, held_temp, open_to_readers, remove_abandoned, translate_errors
 from relabel.manifests.process import check_interrupted
 from relabel.manifests.records import readable_json
 from relabel.manifests.store import LocalStore, sync_folder
@@ -215,6 +215,7 @@ def new_folder_for(folder: Path, *, is_replacing: bool = True) -> Iterator[Path]
             folder.parent.mkdir(parents=True, exist_ok=True)
             part, _ = held.enter_context(held_temp(folder.parent, f"{making.name}-", is_folder=True))
         yield part
+        open_to_readers(part)
         with FileLock(_hidden(folder, "lock"), f"The bundle {folder}").held():
             if folder.exists() and not is_replacing:
                 raise StaleRunError(f"{folder}: exists already. Name another --to.")

@@ -3,9 +3,9 @@
 A decoder's prompt is in the folder's tokenizer, which puts it around each pair.
 
 The weights are those of transformers' class for the task where that can answer the same, else sentence-transformers'
-modules. Only transformers and safetensors are needed to write either. What transformers loads is loaded again and
-compared with the student. The modules lie in folders of their own, so that a class that would put a random head on the
-encoder finds nothing to load.
+modules. Only transformers and safetensors are needed to write either. What was written is loaded again and compared
+with the student (`hub_parity.py`). The modules lie in folders of their own, so that a class that would put a random
+head on the encoder finds nothing to load.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -26,6 +27,7 @@ from relabel.distill.students.model import (
     StudentModel,
     TokenRow,
     load_student,
+    save_tokenizer,
     softmax,
     student_digest,
 )
@@ -33,9 +35,12 @@ from relabel.distill.students.spec import StudentManifest, StudentRecord, read_s
 from relabel.export.bundle_facts import CARD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
 from relabel.export.exporting import student_manifest
+from relabel.export.hub_parity import HEAD, MOST_APART, PARTS, Form, LoadedBack, check_folder, choose_pairs
+from relabel.export.parity import PairsFile
 from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.files import Storage
 from relabel.manifests.models import config_file
-from relabel.manifests.records import readable_json
+from relabel.manifests.records import plain, readable_json
 
 _SHOWN = ("accuracy", "f1_macro", "kappa_quadratic", "auc")
 """Figures of the test split that the Hub shows."""
@@ -84,8 +89,6 @@ def render_hub_card(
 
 # B rows, K grades, D hidden
 
-HEAD = "relevance"
-Form = Literal["hf", "rerank"]
 Score = Literal["expected-grade", "log-odds-relevant"]
 SCORES: dict[str, tuple[str, str, str]] = {
     "expected-grade": ("expected grade", "expected grade / {top}: 0 to 1", "torch.nn.modules.activation.Sigmoid"),
@@ -98,8 +101,6 @@ SCORES: dict[str, tuple[str, str, str]] = {
 """Of form `rerank`, what a call answers: its name, what the card says, and what makes it of the logit, which is the
 same.
 """
-MOST_APART = 1e-5
-"""|Δp| at most between the student and what transformers loads; of `rerank`, of the expected grade over the highest."""
 SMALL = 2.0**-13
 """What goes into a pooler's tanh is this part of the vector, and its head is as many times as large: tanh of so little
 is what went in, to a part in 10⁸, and a power of two costs no digit.
@@ -109,9 +110,9 @@ STEP, SLOPE, EDGE = 0.75, 2 / 3, 4.5
 outermost lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
 """
 MODULES = (
-    ("0_Transformer", "sentence_transformers.base.modules.transformer.Transformer"),
-    ("1_Pooling", "sentence_transformers.sentence_transformer.modules.pooling.Pooling"),
-    ("2_Dense", "sentence_transformers.base.modules.dense.Dense"),
+    (PARTS[0], "sentence_transformers.base.modules.transformer.Transformer"),
+    (PARTS[1], "sentence_transformers.sentence_transformer.modules.pooling.Pooling"),
+    (PARTS[2], "sentence_transformers.base.modules.dense.Dense"),
 )
 
 
@@ -122,8 +123,6 @@ def write_model(
 
     Returns:
         Whose classes load them: `transformers` or `sentence-transformers`.
-    Raises:
-        ModelError: what was written answers otherwise than the student.
     """
     layers = {"hf": _a_logit_a_grade, "rerank": _one_logit}[form](*_folded(student))
     is_decoder = student.record.kind == "decoder"
@@ -134,13 +133,8 @@ def write_model(
         (folder / "sentence_bert_config.json").write_bytes(  # vLLM cuts texts at this length, not at the tokenizer's
             readable_json({"max_seq_length": student.record.max_tokens, "do_lower_case": False})
         )
-        if (apart := _apart(student, form, type(model).from_pretrained(folder).eval(), folder)) <= MOST_APART:
-            say(f"transformers: {type(model).__name__}, at most {apart:.1g} from the student")
-            return "transformers"
-        raise ModelError(
-            f"{student.path}: as {type(model).__name__} it answers {apart:.2g} from the student. Nothing was written; "
-            "export it to a bundle, and report this with the model's name."
-        )
+        say(f"transformers: {type(model).__name__}")
+        return "transformers"
     say(f"sentence-transformers: Transformer, Pooling ({_pooling(student)}), Dense")
     if form == "rerank":
         heads = "have one linear layer" if is_decoder else "read BERT's first token"
@@ -244,12 +238,9 @@ def _folded(student: StudentModel) -> tuple[Any, Any]:
     return weight_KD.detach() / temperature, bias_K.detach() / temperature
 
 
-def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = None) -> float:
-    """The largest |Δp| between a student and a classifier, over drawn rows of all lengths, padded together; of a
-    decoder, over drawn texts as the folder's tokenizer reads them.
-    """
+def _apart(student: StudentModel, form: Form, model: Any) -> float:
+    """The largest |Δp| between an encoder student and a classifier, over drawn rows of all lengths, padded together."""
     import torch
-    from transformers import AutoTokenizer
 
     most = student.record.max_tokens
     rng = np.random.default_rng(0)
@@ -261,26 +252,15 @@ def _apart(student: StudentModel, form: Form, model: Any, folder: Path | None = 
         )
         for length in lengths
     ]
+    batch = student.texts.collate(rows)
     with torch.inference_mode():
-        if student.record.kind == "decoder":
-            pairs = [("a", student.tokenizer.decode(row.ids)) for row in rows]
-            batch = AutoTokenizer.from_pretrained(folder)(
-                *map(list, zip(*pairs, strict=True)), truncation=True, padding=True, return_tensors="pt"
-            )
-            want_BK = student.logits(pairs)[HEAD]
-        else:
-            batch = student.texts.collate(rows)
-            want_BK = student.module(**batch)[HEAD].numpy()
+        want_BK = student.module(**batch)[HEAD].numpy()
         found_BK = model(**batch).logits.numpy()
     probs_BK = softmax(want_BK / student.record.temperature.get(HEAD, 1.0))
     if form == "hf":
         return float(np.abs(softmax(found_BK) - probs_BK).max())
-    return float(
-        np.abs(
-            1 / (1 + np.exp(-found_BK[:, 0]))
-            - (probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1))
-        ).max()
-    )
+    shares_B = probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1)
+    return float(np.abs(1 / (1 + np.exp(-found_BK[:, 0])) - shares_B).max())
 
 
 def _pooling(student: StudentModel) -> str:
@@ -296,7 +276,7 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
     modules = list(MODULES)
     folded = [("Identity", *_folded(student))]
     if form == "rerank":
-        modules.append(("3_Dense", MODULES[-1][1]))
+        modules.append((PARTS[3], MODULES[-1][1]))
         folded = [("Tanh", *layers[:2]), ("Identity", *layers[2:])]
     for name, _ in modules:
         (folder / name).mkdir()
@@ -339,15 +319,32 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
 
 
 def _pair_tokenizer(student: StudentModel) -> Any:
-    """The tokenizer; a decoder's puts the prompt's tokens around a pair, as others put `[CLS]` and `[SEP]`."""
+    """The student's tokenizer for these libraries: they pad and cut as it says, and what it says is its base's way. A
+    decoder's puts the prompt's tokens around a pair, as others put `[CLS]` and `[SEP]`.
+    """
+    tokenizer = copy.deepcopy(student.tokenizer)
+    tokenizer.padding_side = "right"
+    tokenizer.chat_template = None  # sentence-transformers would take a pair for a chat
+    tokenizer.model_max_length = student.record.max_tokens
+    for name in CALLS:
+        tokenizer.init_kwargs.pop(name, None)
+    # documents are hostile: text that spells a control token is ordinary text
+    tokenizer.split_special_tokens = True
+    tokenizer.init_kwargs["split_special_tokens"] = True
+    if isinstance(student.texts, DecoderTexts):
+        _put_prompt_around(tokenizer, student.texts.prompt_ids)
+    return tokenizer
+
+
+CALLS = ("max_length", "stride", "truncation", "truncation_strategy", "padding", "pad_to_multiple_of")
+"""What a base's tokenizer_config.json may say of the calls that others made."""
+
+
+def _put_prompt_around(tokenizer: Any, prompt_ids: tuple[list[int], list[int], list[int]]) -> None:
+    """Have a tokenizer put a decoder's prompt around two texts, and cut the end of what is too long."""
     from tokenizers.processors import TemplateProcessing
 
-    if not isinstance(student.texts, DecoderTexts):
-        return student.tokenizer
-    tokenizer = copy.deepcopy(student.tokenizer)
-    tokenizer.chat_template = None  # sentence-transformers would take a pair for a chat
-    tokenizer.padding_side, tokenizer.pad_token = "right", tokenizer.pad_token or tokenizer.eos_token
-    before, between, after = student.texts.prompt_ids
+    before, between, after = prompt_ids
     pieces = {"before": before, "between": between, "after": after}
     whole = [name for name in ("before", "$A", "between", "$B:0", "after") if pieces.get(name, True)]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -359,33 +356,33 @@ def _pair_tokenizer(student: StudentModel) -> Any:
             if ids
         ],
     )
-    return tokenizer
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer.truncation_side = "right"
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # other classes give token types
 
 
 def _write_tokenizer(student: StudentModel, folder: Path) -> None:
-    """The tokenizer; what it reads is cut as in training, and text that spells a control token is ordinary text.
+    """The tokenizer as its files have to say it.
 
     Raises:
         ModelError: a decoder's, loaded again, reads a pair otherwise than the student.
     """
     from transformers import AutoTokenizer
 
-    _pair_tokenizer(student).save_pretrained(folder)
+    save_tokenizer(_pair_tokenizer(student), folder)
+    if student.record.kind != "decoder":
+        return
     file = folder / "tokenizer_config.json"
-    held = json.loads(file.read_bytes())
-    if student.record.kind == "decoder":  # other classes put their own marks around texts, or give token types
-        held |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
-    file.write_bytes(
-        readable_json({**held, "model_max_length": student.record.max_tokens, "split_special_tokens": True})
-    )
-    if student.record.kind == "decoder":
-        pairs = [("a", document) for _, document in PROBES]
-        reading, rows = AutoTokenizer.from_pretrained(folder), student.texts.encode(pairs)
-        if [reading(*pair, truncation=True).input_ids for pair in pairs] != [row.ids for row in rows]:
-            raise ModelError(
-                f"{student.path}: its tokenizer can't hold the prompt. Nothing was written; export it to a bundle, and "
-                "report this with the model's name."
-            )
+    settings = json.loads(file.read_bytes())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # others put their own marks around texts
+    file.write_bytes(readable_json(settings))
+    pairs = [("a", document) for _, document in PROBES]
+    reading, rows = AutoTokenizer.from_pretrained(folder), student.texts.encode(pairs)
+    if [reading(*pair, truncation=True).input_ids for pair in pairs] != [row.ids for row in rows]:
+        raise ModelError(
+            f"{student.path}: its tokenizer can't hold the prompt. Nothing was written; export it to a bundle, and "
+            "report this with the model's name."
+        )
 
 
 RECORD_NAME = "relabel.json"
@@ -397,21 +394,22 @@ def export_to_hub_folder(
     form: Form,
     *,
     score: Score = "expected-grade",
+    storage: Storage,
+    pairs: PairsFile | None = None,
     licence: str | None,
     is_replacing: bool,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[str, list[str], bool]:
+) -> HubFolder:
     """Write a student's folder for transformers and sentence-transformers.
 
     Args:
         path: the student's folder.
+        pairs: what to compare on; the student's own by default.
         licence: SPDX expression.
         is_replacing: take the place of another such folder.
         say: called with progress, a line each.
-    Returns:
-        Whose classes load it (`transformers` or `sentence-transformers`); heads beyond relevance, which these classes
-        have no place for; whether it was there already.
     Raises:
+        GateError: a library that loads it answers otherwise than the student; nothing is made at `target`.
         ConfigError: no class there answers as it does.
         StaleRunError: `target` holds something else.
         ManifestError, ModelError, MissingExtraError: the student is not whole, or can't be loaded.
@@ -427,24 +425,51 @@ def export_to_hub_folder(
             f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
             "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
         )
-    manifest = StudentManifest.read(readable_json(student_manifest(path)), f"{path}/manifest.json")
+    facts = student_manifest(path)
+    manifest = StudentManifest.read(readable_json(facts), f"{path}/manifest.json")
     recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
     recipe |= {"score": score} if form == "rerank" else {}
     done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")
     left_out = [name for name in record.heads if name != HEAD]
     if done is not None:
-        return done, left_out, True
+        library, checks = done
+        return HubFolder(library, checks, left_out, was_done=True)
+    asked = choose_pairs(record, facts, pairs, storage)
     student = load_student(path)
     with new_folder_for(target) as folder:
         library = write_model(student, form, folder, say, score)
+        checks = check_folder(student, folder, form, library, asked, say)
         (folder / CARD_NAME).write_text(
             render_hub_card(manifest, record, form, score, library, licence), encoding="utf-8"
         )
-        (folder / RECORD_NAME).write_bytes(readable_json({**recipe, "library": library}))
-    return library, left_out, False
+        notes = {"library": library, "compared_on": asked.source, "checks": plain(checks)}
+        (folder / RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))
+    return HubFolder(library, checks, left_out, was_done=False)
 
 
-def _noted(target: Path) -> tuple[str, Any]:
-    """Whose classes load a folder, and the recipe that it was made by."""
-    held = json.loads((target / RECORD_NAME).read_bytes())
-    return str(held.pop("library")), held
+@dataclass(frozen=True)
+class HubFolder:
+    """What an export for these libraries came to.
+
+    Args:
+        library: whose classes load it: `transformers` or `sentence-transformers`.
+        checks: what each library answered.
+        left_out: heads beyond relevance, which these classes have no place for.
+        was_done: it was there already.
+    """
+
+    library: str
+    checks: list[LoadedBack]
+    left_out: list[str]
+    was_done: bool
+
+
+def _noted(target: Path) -> tuple[tuple[str, list[LoadedBack]], Any]:
+    """Whose classes load a folder, what they answered, and the recipe that it was made by."""
+    recipe = json.loads((target / RECORD_NAME).read_bytes())
+    library = str(recipe.pop("library"))
+    checks = recipe.pop("checks", None)
+    recipe.pop("compared_on", None)
+    if checks is None:  # of a relabel that did not load what it wrote
+        return (library, []), None
+    return (library, [LoadedBack(**check) for check in checks]), recipe

@@ -302,6 +302,19 @@ def _remove(temp: Path) -> None:
         temp.unlink(missing_ok=True)
 
 
+def open_to_readers(folder: Path) -> None:
+    """Give all files at and below a folder the mode that any new file has here (0666 without the umask); safetensors
+    writes to a temporary file of 0600 and renames it.
+    """
+    probe = folder / ".mode"
+    probe.touch()
+    for top, _, names in os.walk(folder):
+        for file in (Path(top, name) for name in names):
+            if not file.is_symlink():
+                shutil.copymode(probe, file)
+    probe.unlink()
+
+
 # ------------------------------------------------------------------------------
 # How storage is reached: one value, built where a job or a command begins and handed to whatever opens anything.
 #

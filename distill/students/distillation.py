@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from relabel.distill.students.examples import DEV, NO_GRADE, TEST, TRAIN, Examples, load_examples
-from relabel.distill.students.model import logits_of_rows, make_texts, softmax, student_files, write_student
+from relabel.distill.students.model import (
+    PROBES,
+    check_tokenizer_is_kept,
+    logits_of_rows,
+    make_texts,
+    softmax,
+    student_files,
+    write_student,
+)
 from relabel.distill.students.networks import TrainingInputs, check_base, make_record
 from relabel.distill.students.spec import (
     KINDS,
@@ -467,6 +475,8 @@ def distill(
     base = check_base(spec, resolved)
     check_judges(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
+    some_pairs = [*PROBES, *examples.texts[:64]]
+    check_tokenizer_is_kept(record, base.tokenizer, base.config, some_pairs, resolved.reference)
     texts = make_texts(record, base.tokenizer)
     for note in examples.notes:
         say(note)

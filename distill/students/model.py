@@ -1,10 +1,12 @@
 """A student's folder and a student loaded from it: pairs as token rows, rows as batches of like length, and calibrated
 distributions. Importing it does not load torch."""
 
+import inspect
 import itertools
 import logging
 import pkgutil
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +16,9 @@ import numpy as np
 
 from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts
 from relabel.distill.students.spec import KINDS, STUDENT_NAME, StudentRecord, read_student
-from relabel.distill.training.output import open_to_readers
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.models import ChatTemplate, read_tokenizer, start_ids
+from relabel.manifests.files import open_to_readers
+from relabel.manifests.models import BACKBONE_NAME, ChatTemplate, read_tokenizer, start_ids
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of, readable_json, sha256_file
 
@@ -412,7 +414,7 @@ def refuse_leaks(module: Any, texts: PairTexts, heads: dict[str, int], rows: Seq
 
     try:
         alone_X, together_X = answer_to_second(rows[1:2], 0), answer_to_second(rows, 1)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, IndexError) as exc:
         raise ModelError(f"{where}: can't be run on padded batches ({type(exc).__name__}: {exc}).") from exc
     difference = float(np.abs(together_X - alone_X).max() / (np.abs(alone_X).max() or 1.0))
     if difference > (LEAK_TOLERANCE if torch.get_float32_matmul_precision() == "highest" else COARSE_TOLERANCE):
@@ -532,6 +534,7 @@ def load_student(path: str | Path, *, device: str = "cpu", batch_tokens: int | N
         raise ModelError(
             f"{folder}: the student can't be loaded ({type(exc).__name__}: {exc}). Restore the folder from a copy."
         ) from exc
+    drop_unknown_types(tokenizer, module.inner)
     texts = make_texts(record, tokenizer)
     refuse_leaks(module, texts, record.heads, texts.encode(PROBES), str(folder))
     return StudentModel(
@@ -555,10 +558,70 @@ def make_texts(record: StudentRecord, tokenizer: Any) -> PairTexts:
     return EncoderTexts(tokenizer, record.max_tokens)
 
 
+def drop_unknown_types(tokenizer: Any, inner: Any) -> None:
+    """Have a tokenizer give no token types to a model that knows one type or none: the document's, 1, would be read
+    beyond its table. Called by training and by loading, so that both read a pair alike.
+
+    Args:
+        inner: the model of transformers.
+    """
+    takes_types = "token_type_ids" in inspect.signature(inner.forward).parameters
+    if not takes_types or getattr(inner.config, "type_vocab_size", 2) < 2:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+
+
+READS_BY = ("model_input_names", "padding_side", "truncation_side")
+"""What a tokenizer may know of its tokenizer.json, of its class or of us alone, and transformers then does not save."""
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer with all that decides how it reads a pair, and without the padding and cutting of its last
+    user.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.no_truncation()
+    for name in READS_BY:
+        tokenizer.init_kwargs[name] = getattr(tokenizer, name)  # save_pretrained writes what is named there
+    tokenizer.save_pretrained(folder)
+
+
+def check_tokenizer_is_kept(
+    record: StudentRecord, tokenizer: Any, config: Any, pairs: Sequence[tuple[str, str]], where: str
+) -> None:
+    """Write the tokenizer as a student's folder has it, load it, and read pairs with both: a student whose folder reads
+    them otherwise would answer otherwise than it was trained. Called before training.
+
+    Args:
+        config: of the model that it belongs to.
+        where: what the message begins with: the model as the user knows it.
+    Raises:
+        ModelError: the loaded one reads a pair otherwise, or can't be loaded.
+    """
+    library = require("transformers", extra="cpu", purpose="A student")
+    config_name = "config.json" if KINDS[record.kind].base == "decoder" else BACKBONE_NAME
+    with tempfile.TemporaryDirectory(prefix="relabel-tokenizer-") as scratch:
+        folder = Path(scratch)
+        save_tokenizer(tokenizer, folder)
+        config.to_json_file(folder / config_name)
+        loaded = read_tokenizer(library, folder, where)
+    rows = make_texts(record, tokenizer).encode(pairs)
+    rows_loaded = make_texts(record, loaded).encode(pairs)
+    for (query, document), row, row_loaded in zip(pairs, rows, rows_loaded, strict=True):
+        if row == row_loaded:
+            continue
+        raise ModelError(
+            f"model {where!r}: its tokenizer ({type(tokenizer).__name__}) can't be kept with the student. Of "
+            f"{query[:40]!r} and {document[:40]!r} it makes {len(row.ids)} tokens {row.ids[:8]}…, and, written and "
+            f"loaded again, {len(row_loaded.ids)} tokens {row_loaded.ids[:8]}…. Take another model."
+        )
+
+
 def write_student(folder: Path, record: StudentRecord, module: Any, tokenizer: Any) -> None:
     """Write weights, config, tokenizer and record; `student.json` last."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     module.save(folder)
     (folder / STUDENT_NAME).write_bytes(readable_json(asdict(record)))
     open_to_readers(folder)

@@ -21,6 +21,7 @@ from relabel.distill.students.model import (
     PairTexts,
     TokenRow,
     answers_of,
+    drop_unknown_types,
     grade_token_ids,
     make_texts,
     module_class,
@@ -416,9 +417,7 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         )
     # shapes alone: what is missing would start from noise
     inner = (load_backbone if kind == "encoder" else load_lm)(path, where, device="meta")
-    takes = inspect.signature(inner.forward).parameters
-    if "token_type_ids" not in takes or getattr(inner.config, "type_vocab_size", 2) < 2:  # it knows one type or none
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    drop_unknown_types(tokenizer, inner)
     if spec.student.lora is not None:
         check_targets(inner, spec.student.lora, key="student.lora")
     limit = min(_positions(inner) or spec.train.max_tokens, tokenizer.model_max_length)

@@ -41,7 +41,6 @@ from relabel.distill.training.output import (
     TrainingRecord,
     check_services,
     finished_model,
-    open_to_readers,
     spec_section,
     train_into,
     training_record,
@@ -50,7 +49,7 @@ from relabel.distill.training.spec import adapted, check_targets, open_base
 from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import end_ids, load_tokenizer
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.files import Storage
+from relabel.manifests.files import Storage, open_to_readers
 from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of

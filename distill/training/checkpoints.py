@@ -22,7 +22,6 @@ from relabel.distill.training.output import (
     TrainingPlace,
     checkpoint_name,
     list_checkpoints,
-    open_to_readers,
     step_of,
     sync_files,
     write_curves,
@@ -30,6 +29,7 @@ from relabel.distill.training.output import (
 )
 from relabel.manifests import failpoints
 from relabel.manifests.errors import ManifestError, TrainingError
+from relabel.manifests.files import open_to_readers
 from relabel.manifests.process import check_interrupted
 from relabel.manifests.records import fault_of, first_changed, sha256_file
 from relabel.manifests.store import sync_folder

@@ -520,17 +520,6 @@ def sync_files(folder: Path, *names: str) -> None:
     sync_folder(folder)
 
 
-def open_to_readers(folder: Path) -> None:
-    """Give the files of a folder the mode that any new file has here (0666 without the umask); safetensors leaves its
-    own at 0600.
-    """
-    probe = folder / ".mode"
-    probe.touch()
-    for file in filter(Path.is_file, folder.iterdir()):
-        shutil.copymode(probe, file)
-    probe.unlink()
-
-
 # ------------------------------------------------------------------------------
 # The folder of one model: the finished model, and `checkpoints/` while it is trained.
 

@@ -373,7 +373,15 @@ def export(
         raise UsageError("--score belongs to --format rerank.")
     if form != "bundle":
         return _export_hf(
-            student, to, form, score, own["licence"], is_replacing=replace, done_ok=done_ok, output=output
+            student,
+            to,
+            form,
+            score,
+            own["licence"],
+            pairs=pairs,
+            is_replacing=replace,
+            done_ok=done_ok,
+            output=output,
         )
     from relabel.export.exporting import export_bundle
 
@@ -418,7 +426,16 @@ def export(
 
 
 def _export_hf(
-    student: str, to: str, form: Any, score: Any, licence: str | None, *, is_replacing: bool, done_ok: bool, output: str
+    student: str,
+    to: str,
+    form: Any,
+    score: Any,
+    licence: str | None,
+    *,
+    pairs: str | None,
+    is_replacing: bool,
+    done_ok: bool,
+    output: str,
 ) -> int:
     """A folder for transformers and sentence-transformers.
 
@@ -428,28 +445,37 @@ def _export_hf(
     given = [
         option.opts[0]
         for name, option in given_parameters().items()
-        if name not in ("student", "to", "form", "score", "licence", "replace", "done_ok", "output")
+        if name not in ("student", "to", "form", "score", "pairs", "licence", "replace", "done_ok", "output")
     ]
     if given:
         raise UsageError(
-            f"{given[0]} belongs to bundles; --format {form} takes --to, --licence, --replace and --done-ok."
+            f"{given[0]} belongs to bundles; --format {form} takes --to, --pairs, --licence, --replace and --done-ok."
         )
     from relabel.export.huggingface import export_to_hub_folder
 
     place = _place(to)
-    library, left_out, was_done = export_to_hub_folder(
-        Path(local_student(student, Storage())),
+    storage = Storage()
+    made = export_to_hub_folder(
+        Path(local_student(student, storage)),
         place,
         form,
         score=score,
+        storage=storage,
+        pairs=None if pairs is None else PairsFile(pairs),
         licence=licence,
         is_replacing=is_replacing,
         say=lambda line: click.echo(line, err=True),
     )
-    code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
-    result = {"path": str(place), "library": library, "left_out": left_out, "was_done": was_done}
+    code = Exit.NOTHING_TO_DO if made.was_done and not done_ok else Exit.DONE
+    result = {
+        "path": str(place),
+        "library": made.library,
+        "checks": [str(check) for check in made.checks],
+        "left_out": made.left_out,
+        "was_done": made.was_done,
+    }
     return emit_record(
-        f"{'Nothing to do: this student is in' if was_done else 'The student is in'} {place}",
+        f"{'Nothing to do: this student is in' if made.was_done else 'The student is in'} {place}",
         {**result, "exit_code": int(code)},
         output,
         code,

@@ -87,7 +87,8 @@ BASES = {
 }
 
 
-def write_base(base: Base, folder: Path) -> Path:
+def write_base(base: Base, folder: Path, *, spread: float = 1.0) -> Path:
+    """A model's directory; `spread` makes its weights so many times as large, so that answers differ more."""
     import torch
     import transformers
 
@@ -97,7 +98,11 @@ def write_base(base: Base, folder: Path) -> Path:
     tokenizer.model_max_length = 10**30  # as where no file says it
     config = getattr(transformers, f"{base.name}Config")(vocab_size=len(tokenizer), **base.config)
     tokenizer.save_pretrained(folder)
-    getattr(transformers, f"{base.name}{'ForCausalLM' if is_decoder else 'Model'}")(config).save_pretrained(folder)
+    model = getattr(transformers, f"{base.name}{'ForCausalLM' if is_decoder else 'Model'}")(config)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.mul_(spread)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -147,7 +152,9 @@ def test_an_architecture_goes_the_whole_way(name: str, tmp_path: Path, pairs_fil
         served = Student(tmp_path / "bundle", provider="cpu", precision=precision)
         assert np.abs(served.probabilities(pairs)["relevance"] - wanted).max() < most, precision
     for form in ("hf", "rerank"):
-        export_to_hub_folder(tmp_path / "student", tmp_path / form, form, licence=None, is_replacing=False)
+        export_to_hub_folder(
+            tmp_path / "student", tmp_path / form, form, storage=Storage(), licence=None, is_replacing=False
+        )
     found = conform(tmp_path / "bundle", Reranker(tmp_path / "rerank"))
     assert found["verdict"] == "equal", found
 

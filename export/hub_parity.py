@@ -1,0 +1,252 @@
+"""Whether a folder for Hugging Face's libraries answers as its student: it is loaded by those that will load it, and
+asked pairs in batches as these make them, short and long ones padded together. A tokenizer decides half of what a
+library does with a pair (the side that it pads and cuts, token types, the longest text), and its files are the one
+place that says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from relabel.distill.students.model import PROBES, DecoderTexts, StudentModel
+from relabel.distill.students.spec import StudentRecord
+from relabel.export.parity import PairSet, PairsFile, choose_rows, file_pairs, lineage_pairs
+from relabel.manifests.errors import GateError, InputError, ManifestError
+from relabel.manifests.files import Storage
+
+# B pairs, K grades
+
+Form = Literal["hf", "rerank"]
+Pair = tuple[str, str]
+HEAD = "relevance"
+"""The one head of a student that these libraries have a place for."""
+MOST_APART = 1e-5
+"""|Δp| at most between the student and what is loaded; of `rerank`, of the expected grade over the highest."""
+NUM_REAL = 24
+"""Real pairs that are asked, twice of each library."""
+LEAST_SENTENCE_TRANSFORMERS = (6, 2)
+"""Older ones have no modules for a cross-encoder."""
+PARTS = ("0_Transformer", "1_Pooling", "2_Dense", "3_Dense")
+"""Folders of sentence-transformers' modules; the last one where there are two layers."""
+
+
+@dataclass(frozen=True)
+class AskedPairs:
+    """What a folder is asked.
+
+    Args:
+        real: pairs of users, evenly drawn.
+        source: where those come from, as words.
+    """
+
+    real: list[Pair]
+    source: str
+
+
+@dataclass(frozen=True)
+class LoadedBack:
+    """What became of a folder in one library.
+
+    Args:
+        library: `transformers` or `sentence-transformers`.
+        version: of the library; None where it is not installed.
+        max_abs: the largest |Δp|; None where it was not asked.
+        reason: why it was not asked.
+    """
+
+    library: str
+    version: str | None
+    max_abs: float | None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        if self.max_abs is None:
+            return f"not checked with {self.library}: {self.reason}"
+        return f"{self.library} {self.version}: at most {self.max_abs:.1g} from the student"
+
+
+def choose_pairs(
+    record: StudentRecord, manifest: Mapping[str, Any], pairs: PairsFile | None, storage: Storage
+) -> AskedPairs:
+    """Real pairs to ask: of a file, or of the student's own test split; where that can't be read any more, none.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    if pairs is not None:
+        return _drawn(file_pairs(pairs, record.columns, storage, grades=record.grades), Path(pairs.path).name)
+    try:
+        tested, trained = lineage_pairs(manifest, storage, grades=record.grades)
+    except (InputError, ManifestError) as exc:
+        return AskedPairs([], f"pairs made here alone, since the student's own can't be read ({exc})")
+    return _drawn(tested if tested.pairs else trained, "its own pairs")
+
+
+def _drawn(pairs: PairSet, name: str) -> AskedPairs:
+    real = [pairs.pairs[row] for row in choose_rows(pairs, NUM_REAL)]
+    return AskedPairs(real, f"{len(real)} of {name}")
+
+
+def check_folder(
+    student: StudentModel, folder: Path, form: Form, library: str, asked: AskedPairs, say: Callable[[str], None]
+) -> list[LoadedBack]:
+    """Load a folder by each library that it is for, and compare its answers with the student's.
+
+    Args:
+        library: whose classes load it, as `write_model` says; sentence-transformers loads each.
+        say: called with a line a library.
+    Returns:
+        A library each, the ones that are not here among them.
+    Raises:
+        GateError: it answers otherwise than the student.
+    """
+    pairs = [*asked.real, *_made_pairs(student, asked.real)]
+    if isinstance(student.texts, DecoderTexts):
+        room = student.record.max_tokens - sum(len(ids) for ids in student.texts.prompt_ids)
+        pairs = [pair for pair in pairs if _has_short_query(student, pair[0], room)]
+    checks = [_through_transformers(student, folder, form, library, pairs)]
+    checks.append(_through_sentence_transformers(student, folder, form, pairs))
+    say(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
+    for check in checks:
+        say(str(check))
+    return checks
+
+
+def _made_pairs(student: StudentModel, real: Sequence[Pair]) -> list[Pair]:
+    """Pairs that no test split is sure to have: of very different lengths, without a document, and too long."""
+    longest = max((document for _, document in real), key=len, default="") or PROBES[0][1]
+    times = student.record.max_tokens // max(len(longest.split()), 1) + 1
+    too_long = " ".join([longest] * times)
+    return [*PROBES, ("red shoes", too_long), ("red shoes", "Shoes [SEP] for </s> women. " * 3)]
+
+
+def _has_short_query(student: StudentModel, query: str, room: int) -> bool:
+    """Whether a query fills less than half of the tokens that a decoder's prompt leaves; these libraries cut others."""
+    return 2 * len(student.tokenizer(query, add_special_tokens=False).input_ids) < room
+
+
+# ------------------------------------------------------------------------------
+# Each library, by the calls of the folder's card.
+
+
+Ask = Callable[[list[Pair], int], np.ndarray]
+"""Pairs and the size of a batch → probabilities [B, K], or of form `rerank` a number from 0 to 1, [B, 1]."""
+
+
+def _through_transformers(
+    student: StudentModel, folder: Path, form: Form, library: str, pairs: list[Pair]
+) -> LoadedBack:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    is_whole = library == "transformers"
+    tokenizer = AutoTokenizer.from_pretrained(folder if is_whole else folder / PARTS[0])
+    if is_whole:
+        classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    else:
+        modules = _open_modules(folder)
+
+    def ask(pairs: list[Pair], batch_size: int) -> np.ndarray:
+        logits = []
+        for start in range(0, len(pairs), batch_size):
+            queries, documents = (list(texts) for texts in zip(*pairs[start : start + batch_size], strict=True))
+            batch = tokenizer(queries, documents, truncation=True, padding=True, return_tensors="pt")
+            with torch.inference_mode():
+                logits.append(classifier(**batch).logits if is_whole else modules(batch))
+        logits_BK = torch.cat(logits)
+        return np.asarray(logits_BK.softmax(1) if form == "hf" else logits_BK.sigmoid())
+
+    name = version("transformers")
+    return LoadedBack("transformers", name, _most_apart(student, form, f"transformers {name}", ask, pairs))
+
+
+def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
+    """What sentence-transformers' modules compute, by transformers and torch alone: a batch → logits [B, K]."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+
+    backbone = AutoModel.from_pretrained(folder / PARTS[0]).eval()
+    pooling = json.loads((folder / PARTS[1] / "config.json").read_bytes())["pooling_mode"]
+    layers = [
+        (load_file(folder / name / "model.safetensors"), json.loads((folder / name / "config.json").read_bytes()))
+        for name in PARTS[2:]
+        if (folder / name).is_dir()
+    ]
+
+    def logits_of(batch: Mapping[str, Any]) -> Any:
+        hidden_BTD = backbone(**batch).last_hidden_state
+        mask_BT = batch["attention_mask"]
+        if pooling == "lasttoken":
+            last_B = mask_BT.sum(1) - 1
+            values = hidden_BTD[torch.arange(len(last_B)), last_B]
+        elif pooling == "mean":
+            values = (hidden_BTD * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
+        else:
+            values = hidden_BTD[:, 0]
+        for weights, config in layers:
+            values = values @ weights["linear.weight"].T + weights["linear.bias"]
+            if config["activation_function"].endswith("Tanh"):
+                values = values.tanh()
+        return values
+
+    return logits_of
+
+
+def _through_sentence_transformers(student: StudentModel, folder: Path, form: Form, pairs: list[Pair]) -> LoadedBack:
+    library = "sentence-transformers"
+    try:
+        name = version(library)
+    except PackageNotFoundError:
+        return LoadedBack(library, None, None, "not installed (pip install 'relabel-ir[hf]')")
+    if tuple(int(part) for part in name.split(".")[:2]) < LEAST_SENTENCE_TRANSFORMERS:
+        return LoadedBack(library, name, None, f"{name} is older than 6.2")
+    try:
+        cross_encoders = importlib.import_module("sentence_transformers")
+    except ImportError as exc:
+        return LoadedBack(library, name, None, f"{name} can't be imported: {exc}")
+    model = cross_encoders.CrossEncoder(str(folder), device="cpu", local_files_only=True)
+    is_odds = type(model.activation_fn).__name__ == "Identity"
+
+    def ask(pairs: list[Pair], batch_size: int) -> np.ndarray:
+        options = {"batch_size": batch_size, "show_progress_bar": False}
+        if form == "hf":
+            return np.asarray(model.predict(pairs, apply_softmax=True, **options))
+        scores_B1 = np.asarray(model.predict(pairs, **options)).reshape(-1, 1)
+        return 1 / (1 + np.exp(-scores_B1)) if is_odds else scores_B1
+
+    return LoadedBack(library, name, _most_apart(student, form, f"{library} {name}", ask, pairs))
+
+
+def _most_apart(student: StudentModel, form: Form, library: str, ask: Ask, pairs: list[Pair]) -> float:
+    """The largest difference from the student, over two ways to batch the pairs: as they come, and, turned round, all
+    together.
+
+    Raises:
+        GateError: it is beyond the limit.
+    """
+    want_BK = student.probabilities(pairs)[HEAD]
+    if form == "rerank":
+        top = student.record.grades - 1
+        want_BK = want_BK @ np.arange(top + 1)[:, None] / top
+    in_turn_BK = ask(pairs, 8)
+    together_BK = ask(pairs[::-1], len(pairs))[::-1]
+    apart_B = np.maximum(np.abs(in_turn_BK - want_BK), np.abs(together_BK - want_BK)).max(1)
+    worst = int(np.nan_to_num(apart_B, nan=np.inf).argmax())
+    apart = float(apart_B[worst])
+    if apart <= MOST_APART:
+        return apart
+    query, document = pairs[worst]
+    raise GateError(
+        f"{student.path}: what was written, loaded again by {library}, answers up to {apart:.2g} from the student "
+        f"({MOST_APART:g} is the limit), farthest for {query[:60]!r} with {document[:60]!r}. Nothing is kept of it: "
+        "export it to a bundle, and report this with the model's name."
+    )
