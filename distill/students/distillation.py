@@ -21,7 +21,7 @@ from relabel.distill.students.model import (
     student_files,
     write_student,
 )
-from relabel.distill.students.networks import TrainingInputs, check_base, make_record
+from relabel.distill.students.networks import Base, TrainingInputs, check_base, make_record
 from relabel.distill.students.spec import (
     KINDS,
     STUDENT_MANIFEST_VERSION,
@@ -32,6 +32,8 @@ from relabel.distill.students.spec import (
     SideFigures,
     StudentFigures,
     StudentManifest,
+    StudentRecord,
+    rerank_notes,
 )
 from relabel.distill.training.output import (
     BaseModelUsed,
@@ -50,7 +52,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.metrics.evaluation import MOST_LEXICAL, bm25, evaluate, intervals_of, judge_gate, judge_gates
 from relabel.manifests.metrics.judged import Judged
 from relabel.manifests.metrics.metric import DEPTH, TINY, fit_temperature
-from relabel.manifests.models import resolve_model
+from relabel.manifests.models import ResolvedModel, resolve_model
 from relabel.manifests.process import installed_versions
 from relabel.manifests.records import canonical_json
 
@@ -472,17 +474,63 @@ def distill(
     finished = finished_model(output, training, start, StudentManifest, is_writer=is_writer)
     if finished is not None:
         return Report(finished, output.folder, True, judged_gates(spec, finished.metrics.test))
+    base, record = _checked(spec, resolved, examples)
+    texts = make_texts(record, base.tokenizer)
+    for note in [*examples.notes, *rerank_notes(spec.student, examples.grades)]:
+        say(note)
+    work = TrainingInputs(spec, base, record, examples, texts.encode(examples.texts), texts, output.checkpoints, say)
+    manifest = train_into(output, training, start, lambda: _train(work, training.fingerprint), is_writer=is_writer)
+    return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
+
+
+def _checked(spec: DistillSpec, resolved: ResolvedModel, examples: Examples) -> tuple[Base, StudentRecord]:
+    """The model to start from and what the student will be, when nothing speaks against a training.
+
+    Raises:
+        ConfigError, InputError, ModelError: something does.
+    """
     base = check_base(spec, resolved)
     check_judges(spec, examples)
     record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
     some_pairs = [*PROBES, *examples.texts[:64]]
     check_tokenizer_is_kept(record, base.tokenizer, base.config, some_pairs, resolved.reference)
-    texts = make_texts(record, base.tokenizer)
-    for note in examples.notes:
-        say(note)
-    work = TrainingInputs(spec, base, record, examples, texts.encode(examples.texts), texts, output.checkpoints, say)
-    manifest = train_into(output, training, start, lambda: _train(work, training.fingerprint), is_writer=is_writer)
-    return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
+    return base, record
+
+
+@dataclass(frozen=True)
+class StudentPlan:
+    """What a distillation would do.
+
+    Args:
+        heads: number of grades by head.
+        sides: rows and queries of train, dev and test, as words.
+        notes: remarks on labels and split, and on what can serve such a student.
+    """
+
+    name: str
+    heads: dict[str, int]
+    sides: dict[str, str]
+    max_tokens: int
+    notes: list[str]
+
+
+def plan_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None = None) -> StudentPlan:
+    """Check all that is checked before a training; write nothing.
+
+    Raises:
+        ConfigError, InputError, ManifestError, ModelError: as `distill`.
+    """
+    resolved = resolve_model(spec.student.model, cache_dir=cache_dir)
+    examples = load_examples(spec, storage)
+    _, record = _checked(spec, resolved, examples)
+    sides = examples.about.split.sides()
+    return StudentPlan(
+        name=spec.name,
+        heads=record.heads,
+        sides={name: f"{side.rows:,} rows of {side.queries:,} queries" for name, side in sides.items()},
+        max_tokens=record.max_tokens,
+        notes=[*examples.notes, *rerank_notes(spec.student, examples.grades)],
+    )
 
 
 def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:

@@ -387,6 +387,33 @@ class DistillSpec(Spec):
         return parse_gates(self.require)
 
 
+def rerank_notes(student: StudentSection, grades: int) -> list[str]:
+    """What rerank endpoints will not serve of such a student, a sentence each; said before training, while the spec can
+    still be changed.
+
+    Args:
+        grades: K of its relevance head.
+    """
+    if student.kind == "logistic":  # it grades queries, which nobody reranks
+        return []
+    if grades > 3:
+        return [
+            f"export --format rerank will refuse this student: it has {grades} grades, and rerank endpoints take the "
+            "expected grade of 2 or 3 in one number. Map the grades to fewer, or serve its bundle."
+        ]
+    if student.kind == "encoder" and student.pooling == "mean":
+        return [
+            "export --format rerank will write a folder for CrossEncoder alone, not for vLLM and "
+            "text-embeddings-inference: student.pooling is mean. For those set it to cls."
+        ]
+    if student.kind == "decoder" and grades > 2:
+        return [
+            "export --format rerank will write a folder for CrossEncoder alone, not for vLLM: a decoder of "
+            f"{grades} grades. For vLLM map the grades to 2."
+        ]
+    return []
+
+
 def student_schema() -> Schema:
     """JSON Schema (draft 2020-12) that accepts the keys and short forms that the spec accepts."""
     definitions: dict[str, Schema] = {}

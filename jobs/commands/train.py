@@ -18,6 +18,7 @@ from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
+    from relabel.distill.students.spec import DistillSpec
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.training.output import Start
     from relabel.manifests.files import Storage
@@ -131,16 +132,32 @@ def teller() -> Callable[[str], None]:
 @click.command(epilog="Example: relabel distill student.yaml --resume")
 @click.argument("spec_file", metavar="STUDENT.YAML")
 @training_options("student")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check spec, labels and model; report heads, rows and notes; train nothing.",
+)
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when the student is there already.")
 @output_option
-def distill(spec_file: str, overrides: tuple[str, ...], resume: bool, restart: bool, done_ok: bool, output: str) -> int:
+def distill(
+    spec_file: str,
+    overrides: tuple[str, ...],
+    resume: bool,
+    restart: bool,
+    dry_run: bool,
+    done_ok: bool,
+    output: str,
+) -> int:
     """Train a student on finished label runs.
 
     The spec names labels, model, losses and split; docs/distill.md has its keys. The student's folder holds weights,
     tokenizer, manifest, training curves and a model card. A student that a gate (`require`) refuses is kept, and the
     exit code is 5.
     """
-    report = train_student(spec_file, overrides, start=start_of(resume=resume, restart=restart))
+    start = start_of(resume=resume, restart=restart)
+    if dry_run:
+        return _show_plan(spec_file, overrides, output)
+    report = train_student(spec_file, overrides, start=start)
     code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first_process():
         from relabel.manifests.records import plain
@@ -170,10 +187,20 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
         RelabelError: what is wrong with the spec, the labels, the model or the training.
     """
     from relabel.distill.students.distillation import distill as train
+
+    found, cache_dir, storage = _open_student_spec(spec, overrides)
+    with says_how_to_continue(found.output):
+        return train(found, storage, start=start, cache_dir=cache_dir, say=teller(), is_writer=is_first_process())
+
+
+def _open_student_spec(
+    spec: str | Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[DistillSpec, Path | None, Storage]:
+    """See `open_spec`."""
     from relabel.distill.students.spec import DistillSpec
     from relabel.manifests.specs import validate_spec
 
-    found, cache_dir, storage = open_spec(
+    return open_spec(
         spec,
         overrides,
         "student",
@@ -181,8 +208,16 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
         lambda values, where: validate_spec(DistillSpec, values, where=where),
         lambda found: found.student.model,
     )
-    with says_how_to_continue(found.output):
-        return train(found, storage, start=start, cache_dir=cache_dir, say=teller(), is_writer=is_first_process())
+
+
+def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
+    """What `--dry-run` prints."""
+    from relabel.distill.students.distillation import plan_student
+    from relabel.manifests.records import plain
+
+    found, cache_dir, storage = _open_student_spec(spec, overrides)
+    plan = plan_student(found, storage, cache_dir=cache_dir)
+    return emit_record("Nothing was trained", {**plain(plan), "output": found.output}, output)
 
 
 def _student_text(report: Report) -> str:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from relabel.distill.students import distillation
+from relabel.distill.students.spec import StudentSection, rerank_notes
 from relabel.distill.training.loop import Training
 from relabel.distill.training.output import BaseModelUsed, Product, TrainingRecord, changes
 from relabel.manifests.errors import ConfigError, DiskFullError, InputError, StaleRunError
@@ -369,3 +370,22 @@ def test_a_student_finished_while_another_call_read_its_texts_stays_as_it_is(
     with pytest.raises(StaleRunError, match=message):
         run(train=NEW)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["training"]["steps"] == meanwhile["max_steps"]
+
+
+@pytest.mark.parametrize(
+    ("student", "grades", "words"),
+    [
+        ({"kind": "encoder", "pooling": "mean"}, 3, "student.pooling is mean"),
+        ({"kind": "encoder", "pooling": "cls"}, 3, None),
+        ({"kind": "encoder", "pooling": "cls"}, 4, "will refuse this student: it has 4 grades"),
+        ({"kind": "decoder"}, 3, "a decoder of 3 grades"),
+        ({"kind": "decoder"}, 2, None),
+        ({"kind": "logistic"}, 4, None),
+    ],
+)
+def test_what_rerank_endpoints_will_not_serve_is_known_before_training(
+    student: dict[str, Any], grades: int, words: str | None
+) -> None:
+    notes = rerank_notes(StudentSection(model="hf:a/b", **student), grades)
+    assert len(notes) == (words is not None)
+    assert not words or words in notes[0]

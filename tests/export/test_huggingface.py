@@ -300,3 +300,63 @@ def test_what_no_class_there_can_say_is_refused(
     )
     relabel("export", str(made("bert", "cls", 4)), "--to", "hf", "--format", "rerank").refused(3, "4 grades", "serve")
     assert not (folder / "hf").exists()
+
+
+def test_a_folder_that_answers_otherwise_when_it_is_loaded_is_refused_and_not_kept(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one would be whose tokenizer these libraries read in a way that we do not foresee."""
+    from transformers import PreTrainedTokenizerFast
+
+    read = PreTrainedTokenizerFast.__call__
+
+    def read_otherwise(self: Any, *texts: Any, **options: Any) -> Any:
+        if options.get("padding"):  # a student pads by itself
+            options["padding_side"] = "left"
+        return read(self, *texts, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", read_otherwise)
+    for form in ("hf", "rerank"):
+        done = relabel("export", str(made("bert", "cls")), "--to", form, "--format", form)
+        done.refused(5, "loaded again by transformers", "1e-05 is the limit", "Nothing is kept")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_where_sentence_transformers_is_not_installed_that_is_said(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
+) -> None:
+    from importlib import metadata
+
+    from relabel.export import hub_parity
+
+    def version(name: str) -> str:
+        if name == "sentence-transformers":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    monkeypatch.setattr(hub_parity, "version", version)
+    done = relabel("export", str(made("bert", pooling)), "--to", "hf", "--format", "hf", "--output", "json")
+    assert done.code == 0, done
+    transformers, other = done.json["checks"]
+    assert "from the student" in transformers
+    assert other == "not checked with sentence-transformers: not installed (pip install 'relabel-ir[hf]')"
+    checks = json.loads(Path("hf/relabel.json").read_bytes())["checks"]
+    assert [check["library"] for check in checks] == ["transformers", "sentence-transformers"]
+    assert checks[1]["version"] is None
+
+
+def test_pairs_to_compare_on_may_be_named_and_are_made_where_the_own_are_gone(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, graded_file: Path
+) -> None:
+    student = made("bert", "cls")
+    done = relabel("export", str(student), "--to", "named", "--format", "hf", "--pairs", str(graded_file))
+    assert done.code == 0, done
+    assert "24 of pairs.parquet" in done.err
+    shutil.copytree(student, "moved")
+    manifest = json.loads(Path("moved/manifest.json").read_bytes())
+    manifest["spec"]["labels"][0]["path"] = "gone.parquet"
+    Path("moved/manifest.json").write_text(json.dumps(manifest))
+    done = relabel("export", "moved", "--to", "hf", "--format", "hf")
+    assert done.code == 0, done
+    assert "pairs made here alone, since the student's own can't be read" in done.err

@@ -32,6 +32,19 @@ def test_students_and_bundles_are_open_to_whom_the_umask_lets(made: str, request
     assert made != "student" or list(folder.rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize("form", ["hf", "rerank"])
+def test_a_folder_for_other_libraries_is_open_to_whom_the_umask_lets(
+    student: Path, tmp_path: Path, relabel: Callable[..., Any], form: str
+) -> None:
+    was = os.umask(0o027)
+    try:
+        assert relabel("export", str(student), "--to", str(tmp_path / "out"), "--format", form).code == 0
+        assert list((tmp_path / "out").rglob("*.safetensors"))
+        assert modes(tmp_path / "out") == {}
+    finally:
+        os.umask(was)
+
+
 @pytest.mark.parametrize("umask", [0o022, 0o027])
 def test_what_publish_and_pull_write_is_open_to_whom_the_umask_lets(
     bundle: Path, tmp_path: Path, relabel: Callable[..., Any], umask: int
