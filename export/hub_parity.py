@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -112,19 +114,51 @@ def check_folder(
     if isinstance(student.texts, DecoderTexts):
         room = student.record.max_tokens - sum(len(ids) for ids in student.texts.prompt_ids)
         pairs = [pair for pair in pairs if _has_short_query(student, pair[0], room)]
-    checks = [_through_transformers(student, folder, form, library, pairs)]
-    checks.append(_through_sentence_transformers(student, folder, form, pairs))
+    with _quiet(), _refuses_what_fails(student):
+        checks = [
+            _through_transformers(student, folder, form, library, pairs),
+            _through_sentence_transformers(student, folder, form, pairs),
+        ]
     say(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
     for check in checks:
         say(str(check))
     return checks
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers reports what it loads no further: poolers that nothing asks, among others."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@contextmanager
+def _refuses_what_fails(student: StudentModel) -> Iterator[None]:
+    """A folder that can't be loaded or asked is none that answers as its student.
+
+    Raises:
+        GateError: it can't.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as exc:
+        raise GateError(
+            f"{student.path}: what was written can't be loaded and asked ({type(exc).__name__}: {exc}). Nothing is "
+            "kept of it: export it to a bundle, and report this with the model's name."
+        ) from exc
+
+
 def _made_pairs(student: StudentModel, real: Sequence[Pair]) -> list[Pair]:
     """Pairs that no test split is sure to have: of very different lengths, without a document, and too long."""
     longest = max((document for _, document in real), key=len, default="") or PROBES[0][1]
-    times = student.record.max_tokens // max(len(longest.split()), 1) + 1
-    too_long = " ".join([longest] * times)
+    most_characters = student.record.max_tokens * 8
+    too_long = f"{longest} " * (most_characters // (len(longest) + 1) + 1)
     return [*PROBES, ("red shoes", too_long), ("red shoes", "Shoes [SEP] for </s> women. " * 3)]
 
 
@@ -207,7 +241,7 @@ def _through_sentence_transformers(student: StudentModel, folder: Path, form: Fo
         name = version(library)
     except PackageNotFoundError:
         return LoadedBack(library, None, None, "not installed (pip install 'relabel-ir[hf]')")
-    if tuple(int(part) for part in name.split(".")[:2]) < LEAST_SENTENCE_TRANSFORMERS:
+    if tuple(int(part) for part in re.findall(r"\d+", name)[:2]) < LEAST_SENTENCE_TRANSFORMERS:
         return LoadedBack(library, name, None, f"{name} is older than 6.2")
     try:
         cross_encoders = importlib.import_module("sentence_transformers")

@@ -324,6 +324,8 @@ def _pair_tokenizer(student: StudentModel) -> Any:
     """
     tokenizer = copy.deepcopy(student.tokenizer)
     tokenizer.padding_side = "right"
+    types = [name for name in tokenizer.model_input_names if name == "token_type_ids"]
+    tokenizer.model_input_names = ["input_ids", *types, "attention_mask"]  # without a mask padding would be read
     tokenizer.chat_template = None  # sentence-transformers would take a pair for a chat
     tokenizer.model_max_length = student.record.max_tokens
     for name in CALLS:

@@ -175,6 +175,7 @@ EXTRAS: dict[str, str] = {
     "trackio": "train.report_to",
     "mlflow": "train.report_to",
     "wandb": "train.report_to",
+    "hf": "export --format hf and rerank, asked by sentence-transformers",
     "sign": "signatures of bundles",
     "iceberg": "Iceberg tables",
     "delta": "Delta tables",
