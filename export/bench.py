@@ -29,6 +29,7 @@ from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.export.loader import (
     AMX,
     AVX512,
+    DEFAULT_PRECISION,
     HINTS,
     OPENVINO,
     PROVIDERS,
@@ -131,6 +132,7 @@ class BenchFacts:
             models used), `load` (processes that ran or waited, of the minute before the bench and of its last one,
             and the machine's `cores`; None where it is not known), `python`, and `versions` of libraries.
         workload: the lengths that were replayed, in tokens; they are `from` the bundle's own `lengths`, or `pairs`.
+        default_precision: in which the bundle answers where none is named.
     """
 
     format: Literal[2]
@@ -141,6 +143,7 @@ class BenchFacts:
     machine: dict[str, Any]
     workload: dict[str, Any]
     models: list[ModelLatency]
+    default_precision: str = DEFAULT_PRECISION
 
 
 def bench_bundle(
@@ -200,6 +203,7 @@ def bench_bundle(
         },
         workload={**vars(workload.lengths), "from": "lengths" if workload.texts is None else "pairs"},
         models=models,
+        default_precision=student.default_precision,
     )
     return facts, judge_gates(gates, figures(models, spec), None)
 
@@ -723,7 +727,8 @@ def machine_line(facts: BenchFacts) -> str:
     used = filter(None, [machine["cpu"], machine["gpu"], f"threads: {machine['threads']}", *runtimes])
     return (
         f"Measured {facts.measured_at[:10]} on {', '.join(used)}. "
-        f"Replayed lengths are of {source} (p50 {workload['p50']}, p99 {workload['p99']} tokens)."
+        f"Replayed lengths are of {source} (p50 {workload['p50']}, p99 {workload['p99']} tokens). "
+        f"By default the bundle answers in {facts.default_precision}."
     )
 
 

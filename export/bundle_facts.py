@@ -11,7 +11,7 @@ from pydantic import Field
 from relabel.distill.students.spec import KINDS, KindName, LearnedGold, LearnedLabels
 from relabel.distill.training.output import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
-from relabel.export.loader import LEAST_ONNXRUNTIME, OPENVINO, ROUNDED, Inputs
+from relabel.export.loader import DEFAULT_PRECISION, LEAST_ONNXRUNTIME, OPENVINO, ROUNDED, Inputs
 from relabel.manifests.errors import UsageError
 from relabel.manifests.labels import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
@@ -121,6 +121,7 @@ class StudentFacts:
         grades: K of its relevance head.
         heads: grades by head; `temperature` what calibrated each, where something did.
         phi: the rule map, where there are heads other than relevance.
+        default_precision: in which it answers where none is named; older manifests state none.
         licence: `bundle`, where it is stated; `model`, the reference of what the student starts from.
     """
 
@@ -131,6 +132,7 @@ class StudentFacts:
     phi: PhiTable | None = None
     inputs: StudentInputs
     models: list[EngineFile | ModelFile]
+    default_precision: str = DEFAULT_PRECISION
     lineage: BundleLineage
     licence: dict[str, str | None]
     made_by: dict[str, Any]
@@ -307,12 +309,6 @@ def undecided_lines(parity: Parity) -> list[str]:
     ]
 
 
-FASTEST = {"cpu": ("int8", "fp32", "fp16"), "cuda": ("fp16", "fp32", "int8")}
-"""Precisions by provider, as a rule the fastest first: int8 takes 0.4 of fp32's time on a CPU, and up to nine times as
-long on a GPU, where onnxruntime has few kernels for it.
-"""
-
-
 class ChosenPrecision(NamedTuple):
     """A precision, the provider that it is taken on, and why, in words."""
 
@@ -321,21 +317,18 @@ class ChosenPrecision(NamedTuple):
     provider: str
 
 
-def choose_precision(parity: Parity, provider: str, wish: str | None, why: str = "named") -> ChosenPrecision:
-    """The precision to label with.
+def choose_precision(parity: Parity, provider: str, wish: str, why: str = "named") -> ChosenPrecision:
+    """The precision to label with, where its gate did not refuse it.
 
     Args:
-        wish: the precision that is named; None for what is as a rule the fastest on this provider, `cpu` or `cuda`.
-        why: it is named.
+        wish: the precision that is named, or the bundle's default.
+        why: it is wished for.
     Raises:
         UsageError: no model of that precision passed a gate.
     """
     made_of = {model.precision: model for model in parity.models if model.has_passed}
     if provider == OPENVINO:
         made_of |= {name: made_of[source] for name, source in ROUNDED.items() if source in made_of}
-    if wish is None:
-        wish = next(name for name in FASTEST[provider] if name in made_of)
-        why = f"as a rule the fastest of {', '.join(made_of)} on {provider}"
     if wish not in made_of:
         raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(made_of)}.")
     if doubts := made_of[wish].doubts:

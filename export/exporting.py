@@ -41,7 +41,7 @@ from relabel.export.bundle_facts import (
     render_bundle_card,
 )
 from relabel.export.bundles import Bundle, made_before, new_folder_for, open_bundle, seal_bundle
-from relabel.export.loader import LEAST_ONNXRUNTIME, LOADER, STATIC, Encoder
+from relabel.export.loader import DEFAULT_PRECISION, LEAST_ONNXRUNTIME, LOADER, STATIC, Encoder
 from relabel.export.parity import (
     PairSet,
     PairsFile,
@@ -144,6 +144,7 @@ def export_bundle(
             "inputs": {**contract, "lengths": plain(describe_lengths([len(ids) for ids, _ in rows]))},
             "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
             "models": plain(models),
+            "default_precision": DEFAULT_PRECISION,
             "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
             "lineage": {
                 "student": {"digest": digest, "name": record.name}

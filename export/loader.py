@@ -78,8 +78,11 @@ than int8 takes.
 """
 BF16_TOLERANCE = 5e-3
 """The largest |Δp| between bf16 and what fp32 answered at export."""
-PREFERRED = {"cpu": ("fp32", "int8", "fp16"), "cuda": ("fp16", "fp32")}
-"""Precisions in the order in which they are taken where none is named."""
+DEFAULT_PRECISION = "fp32"
+"""What an export states as `default_precision`, and what is meant where an older manifest states none: labels and
+served scores, on every provider, are the same figures to rounding. In fp32 they were proven to be the student's
+(|Δp| ≤ 1e-4), and do not depend on the other rows of a batch, as those of dynamic int8 do.
+"""
 SLOW_FUSIONS = {"cpu": ["SkipLayerNormFusion"]}
 """Fusions at loading that make a provider slower. On a CPU the fused kernel takes several times what addition and
 normalization take, a tenth of a small BERT's whole time (onnxruntime 1.31).
@@ -308,10 +311,11 @@ class Student:
     Args:
         folder: of the bundle.
         provider: `cpu`, `cuda`, `tensorrt` (an engine of this bundle, or its ONNX on CUDA where no engine fits this
-            machine), `openvino`, or `auto`: an engine that fits, else CUDA where this onnxruntime has it, else the CPU.
+            machine), `openvino`, or `auto`: an engine of the default precision that fits, else CUDA where this
+            onnxruntime has it, else the CPU.
         precision: `fp32`, `fp16`, `int8` … as the bundle has them, of openvino `fp32`, `bf16` or `int8-static`; by
-            default what suits the provider. That of openvino is bf16 where the CPU has AMX, else int8-static where it
-            has VNNI and the bundle this precision; otherwise `cpu` is taken instead.
+            default the manifest's `default_precision`. That of openvino is bf16 where the CPU has AMX, else int8-static
+            where it has VNNI and the bundle this precision; otherwise `cpu` is taken instead.
         threads: of the CPU; 0 is as many as this process may use (see `default_threads`).
         check_digests: compare the sha256 of every file first.
     Raises:
@@ -340,14 +344,16 @@ class Student:
         if provider == OPENVINO:
             held = [model["precision"] for model in self.manifest["models"]]
             provider, precision, self.refused = choose_openvino(precision, cpu_flags(), held)
+        if precision is None and provider != "tensorrt":  # who names engines takes what they were built in
+            precision = default_precision(self.manifest)
         if provider in ("auto", "tensorrt"):
             chosen, self.refused = choose_engine(self.manifest["models"], Machine.here(), precision)
         if provider == OPENVINO:
             self.provider = OPENVINO
-            chosen = choose_model(self.manifest["models"], "cpu", ROUNDED.get(str(precision), precision))
+            chosen = choose_model(self.manifest["models"], ROUNDED.get(str(precision), str(precision)))
         elif chosen is None:
             self.provider = choose_provider("cuda" if provider == "tensorrt" else provider)
-            chosen = choose_model(self.manifest["models"], self.provider, precision)
+            chosen = choose_model(self.manifest["models"], precision or default_precision(self.manifest))
         else:
             self.provider = str(chosen["flavour"])
         self.precision = str(precision if provider == OPENVINO else chosen["precision"])
@@ -487,6 +493,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return held
 
 
+def default_precision(manifest: Mapping[str, Any]) -> str:
+    """The precision that answers where none is named: whoever scores with a bundle asks here."""
+    return str(manifest.get("default_precision", DEFAULT_PRECISION))
+
+
 def _is_whole(held: Mapping[str, Any]) -> bool:
     """Whether a manifest holds what a loader reads of it.
 
@@ -494,7 +505,7 @@ def _is_whole(held: Mapping[str, Any]) -> bool:
         KeyError, TypeError, AttributeError: it lacks some of it.
     """
     inputs, heads = Inputs.read(held["inputs"]), held["heads"]
-    texts = [held["name"], inputs.tokenizer, *inputs.names]
+    texts = [held["name"], held.get("default_precision", ""), inputs.tokenizer, *inputs.names]
     texts += [entry[key] for entry in held["files"] for key in ("path", "sha256")]
     texts += [model[key] for model in held["models"] for key in ("path", "format", "precision")]
     are_right = all(isinstance(one, str) for one in texts) and all(
@@ -568,7 +579,7 @@ def choose_openvino(
         flags: of the CPU.
         held: the bundle's precisions.
     Returns:
-        Provider, precision (None: what suits the provider), and why it is not openvino.
+        Provider, precision (None: the bundle's default), and why it is not openvino.
     Raises:
         BundleError: openvino computes in no such precision.
     """
@@ -621,9 +632,11 @@ def choose_engine(
     """The first engine that fits a machine, and why others do not."""
     refused: list[str] = []
     for model in models:
-        if model["format"] != "tensorrt" or precision not in (None, model["precision"]):
+        if model["format"] != "tensorrt":
             continue
         fault = engine_fault(model, machine)
+        if fault is None and precision not in (None, model["precision"]):
+            fault = f"computes in {model['precision']}, and {precision} is wanted"
         if fault is None:
             return model, refused
         refused.append(f"{model['path']}: {fault}")
@@ -645,18 +658,16 @@ def engine_fault(engine: Mapping[str, Any], machine: Machine) -> str | None:
     return None
 
 
-def choose_model(models: Sequence[Mapping[str, Any]], provider: str, precision: str | None) -> Mapping[str, Any]:
+def choose_model(models: Sequence[Mapping[str, Any]], precision: str) -> Mapping[str, Any]:
     """The ONNX file to open.
 
     Raises:
         BundleError: the bundle has none of that precision.
     """
     graphs = {str(model["precision"]): model for model in models if model["format"] == "onnx"}
-    wished = PREFERRED[provider] if precision is None else (precision,)
-    for name in (*wished, *(graphs if precision is None else ())):
-        if name in graphs:
-            return graphs[name]
-    raise BundleError(f"the bundle has no ONNX model in {precision or 'any precision'}; it has {', '.join(graphs)}.")
+    if precision not in graphs:
+        raise BundleError(f"the bundle has no ONNX model in {precision}; it has {', '.join(graphs)}.")
+    return graphs[precision]
 
 
 def open_session(path: Path, provider: str, *, precision: str = "fp32", threads: int = 0) -> Any:
@@ -900,7 +911,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("load.py", description="Check that a bundle answers here as where it was made.")
     parser.add_argument("--check", action="store_true", required=True, help="ask the sealed reference pairs again")
     parser.add_argument("--provider", default="auto", help=f"auto, {', '.join(PROVIDERS)}, {OPENVINO}")
-    parser.add_argument("--precision", help="fp32, fp16, int8, bf16 …; by default what the provider takes")
+    parser.add_argument("--precision", help="fp32, fp16, int8, bf16 …; by default the manifest's default_precision")
     asked = parser.parse_args(arguments)
     try:
         student = Student(Path(__file__).parent, provider=asked.provider, precision=asked.precision)

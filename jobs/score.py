@@ -35,6 +35,7 @@ from relabel.export.loader import (
     check_files,
     choose_openvino,
     cpu_flags,
+    default_precision,
     read_manifest,
 )
 from relabel.export.parity import provider_here
@@ -217,8 +218,8 @@ def start_student(path: str, args: StudentArgs) -> tuple[StudentModel, EngineFac
 
 
 def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
-    """The provider and the precision to label with, see `choose_precision` and, of OpenVINO, `choose_openvino`. The
-    file that it computes from has to have passed its gate.
+    """The provider and the precision to label with: the bundle's default where none is named, but see
+    `choose_openvino`. The file that it computes from has to have passed its gate.
 
     Raises:
         UsageError: no such provider, or precision.
@@ -227,7 +228,8 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     """
     if device not in ("auto", "cpu", "cuda", OPENVINO):
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
-    parity = read_parity(open_bundle(Path(path)).facts.get("parity"), f"{path}/{MANIFEST_NAME}")
+    facts = open_bundle(Path(path)).facts
+    parity = read_parity(facts.get("parity"), f"{path}/{MANIFEST_NAME}")
     why, refused = "named", list[str]()
     if device == OPENVINO:
         wish, held = precision, {model.precision for model in parity.models}
@@ -235,6 +237,9 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
             device, precision, refused = choose_openvino(wish, cpu_flags(), held)
         if wish is None:
             why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
+    if precision is None:
+        precision = default_precision(facts)
+        why = "the bundle's default"
     choice = choose_precision(parity, provider_here(device, option="--device", purpose=PURPOSE), precision, why)
     return choice._replace(reason="; ".join([choice.reason, *refused]))
 
@@ -410,7 +415,7 @@ def score_job(
         student: folder of a student or a bundle.
         columns: by role; the student's where none are named.
         dtype: of a student alone; float32 by default.
-        precision: of a bundle alone; the fastest that passed its gate by default.
+        precision: of a bundle alone; the bundle's default where none is named.
         say: called with what was chosen for the user, in a line.
     Raises:
         ManifestError: no student or bundle there.

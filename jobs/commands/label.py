@@ -204,7 +204,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option(
     "--precision",
     metavar="NAME",
-    help="Of a bundle: fp32, int8, …  [default: the fastest that passed its gate]",
+    help="Of a bundle: fp32, int8, …  [default: the bundle's own, fp32]",
 )
 @click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)

@@ -146,7 +146,7 @@ def test_a_loader_refuses_what_is_not_the_bundle_that_was_made(bundle: Path, tmp
     with pytest.raises(BundleError, match=r"model\.onnx is missing"):
         Student(copy, provider="cpu")
     with pytest.raises(BundleError, match="no ONNX model in fp64"):
-        choose_model([{"precision": "fp32", "format": "onnx"}], "cpu", "fp64")
+        choose_model([{"precision": "fp32", "format": "onnx"}], "fp64")
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["models"][0]["path"] = "../model.onnx"
     (copy / "manifest.json").write_text(json.dumps(manifest))

@@ -75,7 +75,8 @@ def test_an_engine_is_taken_on_its_own_gpu_and_tensorrt_alone() -> None:
         chosen, refused = choose_engine([ENGINE], machine(**changes), None)
         assert chosen is None
         assert reason in refused[0]
-    assert choose_engine([ENGINE], machine(), "fp32") == (None, [])
+    chosen, refused = choose_engine([ENGINE], machine(), "fp32")
+    assert (chosen, "computes in fp16, and fp32 is wanted" in refused[0]) == (None, True)
 
 
 def test_the_profile_is_tuned_for_real_lengths_and_takes_every_length() -> None:

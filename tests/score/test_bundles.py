@@ -1,5 +1,5 @@
-"""`relabel score BUNDLE`: the student's labels within parity, in the fastest precision that passed its gate, and none
-from a bundle that is not what its manifest says.
+"""`relabel score BUNDLE`: the student's labels within parity, in the bundle's default precision or one that is named
+and passed its gate, and none from a bundle that is not what its manifest says.
 """
 
 import json
@@ -68,7 +68,7 @@ def test_labels_are_the_students_within_parity(
     assert {tuple(label["flags"]) for label in ours.values()} == {(), ("document_truncated",)}
 
 
-def test_the_fastest_precision_that_passed_labels_in_batches_that_follow_from_the_chunk(
+def test_a_precision_that_is_named_labels_in_batches_that_follow_from_the_chunk_and_the_manifest_names_it(
     score: Score,
     write_pairs: Callable[..., Path],
     committed: Callable[..., Any],
@@ -78,8 +78,7 @@ def test_the_fastest_precision_that_passed_labels_in_batches_that_follow_from_th
     bundle: Path,
 ) -> None:
     write_pairs()
-    done = score(student=bundle)
-    assert (done.code, "precision int8 on cpu: as a rule the fastest" in done.err) == (0, True), done.err
+    assert score("--precision", "int8", student=bundle).code == 0
     labels = committed("labels", "out/scores")
     student = Student(bundle, provider="cpu", precision="int8")
     plan = json.loads((folder / "out/scores/manifest.json").read_bytes())
@@ -102,15 +101,14 @@ def _chunks(output: Path, manifest: dict[str, Any]) -> list[list[int]]:
 def test_only_precisions_that_passed_can_be_chosen(bundle: Path) -> None:
     parity = read_parity(open_bundle(bundle).facts["parity"], "tiny")
     refused = replace(parity, models=[replace(one, has_passed=one.precision == "fp32") for one in parity.models])
-    assert choose_precision(refused, "cpu", None).precision == "fp32"
-    assert choose_precision(parity, "cuda", None).precision == "fp32"
+    assert choose_precision(refused, "cpu", "fp32").precision == "fp32"
     with pytest.raises(UsageError, match="--precision int8: those of this bundle that passed their gate are fp32"):
         choose_precision(refused, "cpu", "int8")
     with pytest.raises(UsageError, match="--precision int8-static"):
         choose_precision(parity, "openvino", "int8-static")
     assert choose_precision(parity, "cpu", "fp32").reason == "named"
     doubtful = replace(parity, models=[replace(one, doubts=["it could lose 3.2 points"]) for one in parity.models])
-    assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, "cpu", None).reason
+    assert "its gate is undecided: it could lose 3.2 points" in choose_precision(doubtful, "cpu", "int8").reason
 
 
 def test_options_of_the_other_kind_are_refused(score: Score, write_pairs: Callable[..., Path], bundle: Path) -> None:
@@ -127,7 +125,7 @@ def test_another_precision_or_size_of_batches_is_another_job(
     """An int8 answer depends on its batch; a student's on nothing but the pair."""
     write_pairs()
     assert score("--shard", "0/2", student=bundle).code == 0
-    score("--precision", "fp32", student=bundle).refused(3, "belongs to another job", "engine.args.precision")
+    score("--precision", "int8", student=bundle).refused(3, "belongs to another job", "engine.args.precision")
     score("--batch-tokens", "64", student=bundle).refused(3, "belongs to another job", "engine.args.batch_tokens")
 
 
@@ -232,7 +230,7 @@ def test_without_amx_it_stays_with_onnxruntime_and_says_so(
     write_pairs()
     done = score("--device", "openvino", "--dry-run", student=bundle)
     assert done.code == 0
-    assert "precision int8 on cpu: as a rule the fastest" in done.err
+    assert "precision fp32 on cpu: the bundle's default" in done.err
     assert "openvino: no amx_bf16 here (this CPU has avx512_bf16 alone), so onnxruntime answers." in done.err
 
 
