@@ -116,6 +116,8 @@ def open_bundle(folder: Path) -> Bundle:
     """Check a folder against its manifest: the same files, no more and no fewer, each with its size and digest. A
     process reads the bytes of a file that did not change once.
 
+    Links in the folder are followed, wherever they lead, as those of a hub's cache: what counts are the bytes.
+
     Raises:
         ManifestError: says what is missing, strange or damaged.
     """
@@ -124,7 +126,7 @@ def open_bundle(folder: Path) -> Bundle:
         raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.")
     with translate_refusals(), translate_errors("read", path):
         facts, files = puller.read_manifest(path.read_bytes(), str(path))
-        if fault := fault_among(folder, files):
+        if fault := fault_among(folder, files, follows=True):
             raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
     return Bundle(folder, facts, tuple(files))
 

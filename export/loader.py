@@ -99,6 +99,8 @@ UNSETTLED_WORDS = 2
 """Words before a cut that the text after it may change: the one that was cut, and blanks or a letter before it that
 belong together.
 """
+NOT_OURS = ("__pycache__", ".gitattributes")
+"""What may lie in a bundle's folder and is none of its files: Python's caches, and a note that hubs add."""
 MANIFEST = "manifest.json"
 LOADER = "load.py"
 REFERENCE = "reference.json"
@@ -494,7 +496,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def default_precision(manifest: Mapping[str, Any]) -> str:
-    """The precision that answers where none is named: whoever scores with a bundle asks here."""
+    """The precision that answers where none is named: all that score with a bundle ask here."""
     return str(manifest.get("default_precision", DEFAULT_PRECISION))
 
 
@@ -518,7 +520,8 @@ def _is_whole(held: Mapping[str, Any]) -> bool:
 
 
 def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Compare every file with its sha256; none may be missing, and none may be added but Python's own caches.
+    """Compare every file with its sha256; none may be missing, and none may be added but Python's own caches. Links
+    are followed, wherever they lead, but not where a pull serves: it wrote none.
 
     Raises:
         BundleError: names the first that differs.
@@ -528,9 +531,11 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> None:
         wanted[MANIFEST] = pulled
     for name, sha256 in wanted.items():
         path = _file(folder, name)
+        if pulled and path.is_symlink():
+            raise BundleError(f"{path}: is a link, and not what a pull wrote. Pull the bundle again.")
         if _sha256(path) != sha256:
             raise BundleError(f"{path}: its bytes are not those that the manifest names. Pull the bundle again.")
-    for path in _files_in(folder):
+    for path in _files_in(folder, follows=pulled is None):
         if path.relative_to(folder).as_posix() not in wanted and path != folder / MANIFEST:
             raise BundleError(f"{path}: is not in the manifest. Move it away, or pull the bundle again.")
 
@@ -879,27 +884,43 @@ def _json(path: Path) -> dict[str, Any]:
     return held if isinstance(held, dict) else {}
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
-    """All that lies below a folder and is not a folder, but for Python's caches."""
+def _files_in(folder: Path, *, follows: bool, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """All that lies below a folder and is not a folder, but for what is none of the bundle's.
+
+    Args:
+        follows: a link to a folder is that folder.
+        above: the folders, resolved, that the walk is in: a link back to one of them is no folder.
+    """
+    above = above | {folder.resolve()}
     for entry in folder.iterdir():
-        if not entry.is_dir() or entry.is_symlink():
+        if entry.name in NOT_OURS:
+            continue
+        is_folder = entry.is_dir()
+        if is_folder and entry.is_symlink():
+            is_folder = follows and entry.resolve() not in above
+        if is_folder:
+            yield from _files_in(entry, follows=follows, above=above)
+        else:
             yield entry
-        elif entry.name != "__pycache__":
-            yield from _files_in(entry)
 
 
 def _file(folder: Path, name: str) -> Path:
-    """A file of the bundle.
+    """A file of the bundle. Its name has to stay in the folder; what lies there may be a link that leaves it, as in a
+    hub's cache.
 
     Raises:
         BundleError: it is not there, is not a plain file, or its owner may not read it.
     """
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
+    if Path(name).is_absolute() or ".." in Path(name).parts:
         raise BundleError(f"{path} leaves the bundle's folder. Pull the bundle again.")
     try:
-        mode = path.lstat().st_mode
+        mode = path.stat().st_mode
     except OSError as exc:
+        if path.is_symlink():
+            raise BundleError(
+                f"{path} is a link to {os.readlink(path)}, where nothing is. Fetch the bundle again."  # noqa: PTH115
+            ) from exc
         raise BundleError(f"{path} is missing. Pull the bundle again.") from exc
     if not stat.S_ISREG(mode) or not mode & stat.S_IRUSR:
         raise BundleError(f"{path} is not a plain file that can be read. Pull the bundle again.")

@@ -46,6 +46,7 @@ DONE, USAGE, BAD, MISSING, GATE, NOTHING, AGAIN, LOCKED, STOPPED = 0, 2, 3, 4, 5
 TRIES, RETRY_S, TIMEOUT_S = 12, 120.0, 60.0
 BLOCK_BYTES, RECORD_BYTES, SPARE_BYTES = 1 << 20, 64 << 20, 16 << 20
 MANIFEST, VERSIONS, STABLE = "manifest.json", ".versions", "stable"
+NOT_OURS = ("__pycache__", ".gitattributes")
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 YOUNG_NS = 100_000_000
 PROVEN: dict[tuple[int, ...], str] = {}
@@ -539,10 +540,15 @@ class ServingFolder:
             yield
 
 
-def sha256_of(path: Path, size_bytes: int | None = None) -> str:
-    """sha256 of a plain file that its owner may read; empty of anything else, and of a file of another size."""
+def sha256_of(path: Path, size_bytes: int | None = None, *, follows: bool = False) -> str:
+    """sha256 of a plain file that its owner may read; empty of anything else, and of a file of another size.
+
+    Args:
+        follows: a link is the file that it leads to, and not something else.
+    """
     with contextlib.suppress(OSError):
-        held, now_ns = path.lstat(), time.time_ns()
+        now_ns = time.time_ns()
+        held = path.stat() if follows else path.lstat()
         is_plain = stat.S_ISREG(held.st_mode) and held.st_mode & stat.S_IRUSR
         if not is_plain or size_bytes not in (None, held.st_size):
             return ""
@@ -557,16 +563,28 @@ def sha256_of(path: Path, size_bytes: int | None = None) -> str:
     return ""
 
 
-def is_file(path: Path, file: File) -> bool:
+def is_file(path: Path, file: File, *, follows: bool = False) -> bool:
     """Whether a plain file lies there with the bytes that it must have."""
-    return sha256_of(path, file.size_bytes) == file.sha256
+    return sha256_of(path, file.size_bytes, follows=follows) == file.sha256
 
 
-def entries_in(folder: Path) -> Iterator[Path]:
-    """All that lies below a folder but for folders that hold something, and for Python's caches of modules."""
+def entries_in(folder: Path, *, follows: bool = False, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """All that lies below a folder but for folders that hold something, for Python's caches of modules, and for the
+    note that a hub adds to what it keeps.
+
+    Args:
+        follows: a link to a folder is that folder.
+        above: the folders, resolved, that the walk is in: a link back to one of them is no folder.
+    """
+    above = above | {folder.resolve()}
     for path in folder.iterdir():
-        if path.name != "__pycache__":
-            yield from (list(entries_in(path)) if path.is_dir() and not path.is_symlink() else []) or [path]
+        if path.name in NOT_OURS:
+            continue
+        is_folder = path.is_dir()
+        if is_folder and path.is_symlink():
+            is_folder = follows and path.resolve() not in above
+        inner = list(entries_in(path, follows=follows, above=above)) if is_folder else []
+        yield from inner or [path]
 
 
 def read_manifest(data: bytes, where: str) -> tuple[dict[str, Any], list[File]]:
@@ -591,17 +609,30 @@ def fault_in(folder: Path, manifest_sha256: str) -> tuple[str, list[File]]:
     return fault_among(folder, files), files
 
 
-def fault_among(folder: Path, files: Sequence[File]) -> str:
-    """What is wrong with a folder that should hold these files and no other; empty where nothing is."""
+def fault_among(folder: Path, files: Sequence[File], *, follows: bool = False) -> str:
+    """What is wrong with a folder that should hold these files and no other; empty where nothing is.
+
+    Args:
+        follows: links are the files and folders that they lead to. Not where a pull serves: it wrote none, and what
+            they lead to may change any time.
+    """
     try:
-        strangers = {path.relative_to(folder).as_posix() for path in entries_in(folder)} - {one.path for one in files}
+        names = {path.relative_to(folder).as_posix() for path in entries_in(folder, follows=follows)}
     except OSError as exc:
         return f"{folder}: can't be listed ({exc.strerror})"
+    strangers = names - {one.path for one in files}
     for file in files:
         path = folder / file.path
         above = [folder / parent for parent in Path(file.path).parents]
-        if not is_file(path, file) or any(one.stat().st_mode & 0o500 != 0o500 for one in above):
-            return f"{path}: {'is not what its manifest says' if os.path.lexists(path) else 'is missing'}"
+        if is_file(path, file, follows=follows) and all(one.stat().st_mode & 0o500 == 0o500 for one in above):
+            continue
+        if not os.path.lexists(path):
+            return f"{path}: is missing"
+        if follows and not path.exists():
+            return f"{path}: is a link to {os.readlink(path)}, where nothing is"  # noqa: PTH115
+        if path.is_symlink() and not follows:
+            return f"{path}: is a link, and not what a pull wrote"
+        return f"{path}: is not what its manifest says"
     return f"{folder}/{min(strangers)}: is not in the manifest" if strangers else ""
 
 

@@ -1,5 +1,5 @@
-"""One score everywhere: whoever scores with a bundle and names no precision gets the same figures for the same pairs,
-offline as online, in the precision that the manifest states.
+"""One score everywhere: all ways to score with a bundle that name no precision give the same figures for the same
+pairs, offline as online, in the precision that the manifest states.
 """
 
 import asyncio
