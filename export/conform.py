@@ -1,7 +1,8 @@
-"""Whether a running server answers as the bundle does.
+"""Whether a running server answers as the bundle does, and if not, why.
 
 The server is asked the bundle's reference pairs, each alone, and traps: long, empty and odd texts, the same pair twice,
-a batch of 64 and the same batch reversed. What it should answer is computed from the bundle.
+a batch of 64 and the same batch reversed. What it should answer is computed from the bundle; where it answers
+otherwise, `mistakes.py` finds the mistake that gives its scores.
 """
 
 import itertools
@@ -9,19 +10,30 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from relabel.export.loader import BF16_TOLERANCE, REFERENCE, Encoder, Student, load_tokenizer
-from relabel.export.parity import FAMILY, expected_grade, kept_orders, tau_of
+from relabel.export.mistakes import (
+    EXPECTED,
+    SAME,
+    Comparison,
+    Pair,
+    Scale,
+    Subject,
+    expected_share,
+    explain,
+    scales_of,
+)
+from relabel.export.parity import FAMILY, kept_orders, tau_of
 from relabel.manifests.errors import InputError, ServerGoneError
-from relabel.manifests.secrets import redacted, shortened
+from relabel.manifests.secrets import one_line, redacted, shortened
 
 # N pairs, T tokens, D hidden, K grades
 
-Pair = tuple[str, str]
 TOLERANCE = BF16_TOLERANCE
 """The largest difference of scores from 0 to 1 that an ordinary change of runtime or precision makes."""
 BATCH = 64
@@ -29,7 +41,11 @@ OVER = 2.0
 """The text over the limit has so many words for each token that the student reads."""
 TEXTS = ("", "Füße 鞋 👟\u200d🔥", "שלום привет こんにちは", "kite\n\n\ttent  ")
 """Empty, emoji, other scripts, blanks."""
-OVER_LIMIT, EXPECTED = "a text over the limit", "the expected grade from 0 to 1"
+OVER_LIMIT = "a text over the limit"
+LONG_QUERIES = 3
+"""Queries that are asked with texts over the limit."""
+WORST = 5
+UNEXPLAINED = "no mistake that was tried explains it: other weights, another head or another pooling"
 NEAR = 0.05
 """Scores that differ by less on average are on a known scale; so those beyond the tolerance are wrong, in any order."""
 
@@ -122,7 +138,7 @@ class RerankServer:
         found = {one["name"]: one for one in reply.get("outputs", ())} if isinstance(reply, dict) else {}
         if "relevance" not in found:
             raise InputError(f"its reply has no output `relevance`: {shortened(json.dumps(reply), 200)}")
-        return _expected(np.array(found["relevance"]["data"], float).reshape(found["relevance"]["shape"]))
+        return expected_share(np.array(found["relevance"]["data"], float).reshape(found["relevance"]["shape"]))
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         url = self._url if not path or self._url.endswith(path) else self._url + path
@@ -146,158 +162,262 @@ class RerankServer:
 # What it is asked.
 
 
-def conform(bundle: Path, server: RerankServer) -> dict[str, Any]:
-    """Compare a server's scores with the bundle's.
+@dataclass(frozen=True)
+class Question:
+    """Documents of one query that go to the server together; `kind` says what they try."""
 
-    Returns:
-        `verdict`: `equal`; `monotone`, the same order on another scale; or `different`, with the `reason`; `scale`,
-        what its scores are; `api`, by which it was asked; `pairs`, how many were asked; `max_difference` over these;
-        `tau`, Kendall's, over pairs whose expected scores differ by more than the tolerance; `remarks`, what it
-        refused; `worst`, pairs with the largest differences: `kind`, `query`, `document`, `expected` and `served`,
-        from 0 to 1.
+    kind: str
+    query: str
+    documents: list[str]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Each document with the query."""
+        return [(self.query, document) for document in self.documents]
+
+
+@dataclass(frozen=True)
+class Conformity:
+    """How a server answers.
+
+    Args:
+        verdict: `equal`; `monotone`, the same order on another scale; or `different`.
+        reason: of a difference: a mistake of `mistakes.py`, or what is known of it; empty where there is none.
+        explained: the share of the squared differences that the mistake explains; None without one.
+        scale: what its scores are.
+        precision: of the bundle, that its answers are nearest to.
+        api: by which it was asked.
+        pairs: how many were asked; `max_difference` is over these.
+        tau: Kendall's, over pairs whose expected scores differ by more than the tolerance.
+        remarks: what it refused, and what is worth a look.
+        worst: pairs with the largest differences, each once: `kind`, `query`, `document`, `expected` and `served`, from
+            0 to 1. No character in them commands a terminal.
+    """
+
+    verdict: str
+    reason: str
+    explained: float | None
+    scale: str
+    precision: str
+    api: str
+    pairs: int
+    max_difference: float
+    tau: float
+    remarks: list[str]
+    worst: list[dict[str, Any]]
+
+
+def conform(bundle: Path, server: RerankServer) -> Conformity:
+    """Compare a server's scores with the bundle's.
 
     Raises:
         InputError: the bundle has no reference pairs; the server answers none of them.
         BundleError: the bundle is damaged.
     """
-    student = Student(bundle, provider="cpu", precision="fp32")
-    others = [one["precision"] for one in student.manifest["models"] if FAMILY.get(one["precision"]) == "int8"]
-    students = [student, *(Student(bundle, provider="cpu", precision=precision) for precision in others)]
+    student = Student(bundle, provider="cpu")
     path = bundle / REFERENCE
     if not path.exists():
         raise InputError(f"{bundle}: holds no reference pairs. Export it with `--set reference_pairs=32`.")
     reference = json.loads(path.read_bytes())
+    sealed = [(query, document) for query, document in reference["pairs"]]
     refused: dict[str, InputError] = {}
-    asked: list[tuple[str, Pair]] = []
+    asked: list[Question] = []
     served: list[np.ndarray] = []
-    for kind, query, documents in _questions(
-        [(query, document) for query, document in reference["pairs"]], student, refused
-    ):
+    for question in _questions(sealed, student, refused):
         try:
-            served.append(server.scores(query, documents))
+            served.append(server.scores(question.query, question.documents))
         except InputError as exc:
-            if kind == "pair":
+            if question.kind == "pair":
                 raise InputError(f"it does not answer a reference pair ({exc})") from exc
-            refused[kind] = exc
+            refused[question.kind] = exc
         else:
-            asked += [(kind, (query, document)) for document in documents]
-    return _judged(
-        students,
-        reference,
-        asked,
-        np.concatenate(served),
-        server.api,
-        [f"refuses {kind}: {why}" for kind, why in refused.items()],
-    )
+            asked.append(question)
+    remarks = [f"refuses {kind}: {why}" for kind, why in refused.items()]
+    tolerances = {name: float(model["tolerance"]) for name, model in reference["models"].items()}
+    return _judged(student, tolerances, asked, np.concatenate(served), server.api, remarks)
 
 
-def _questions(sealed: list[Pair], student: Student, refused: Collection[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """What each question tries, its query and its documents: the reference pairs, each alone, then the traps; the
-    batches hold the long text if it was not refused alone.
+def _questions(sealed: list[Pair], student: Student, refused: Collection[str]) -> Iterator[Question]:
+    """The reference pairs, each alone, then the traps; the batches hold a long text if it was not refused alone.
 
     Args:
-        refused: what the server refused so far.
+        refused: kinds of questions that the server refused so far.
     """
     for query, document in sealed:
-        yield "pair", query, [document]
+        yield Question("pair", query, [document])
+    long = _long_pairs(sealed, student)
+    for query, document in long:
+        yield Question(OVER_LIMIT, query, [document])
     query, document = max(sealed, key=lambda pair: len(pair[1]))
-    words = " ".join(document for _, document in sealed).split() or ["word"]
-    long = " ".join(itertools.islice(itertools.cycle(words), int(OVER * student.encoder.max_tokens)))
-    yield OVER_LIMIT, query, [long]
     for text in TEXTS:
-        yield f"the text {text!r}", query, [text]
+        yield Question(f"the text {text!r}", query, [text])
     tokens = load_tokenizer(student.folder / student.encoder.inputs.tokenizer).get_added_tokens_decoder().values()
     for token in [token for token in tokens if token.special][:4]:
-        yield "a text that spells a control token", query, [f"{document} {token.content} {sealed[0][1]}"]
-    yield "the same pair twice", query, [document, document]
-    last = document if OVER_LIMIT in refused else long
+        spelled = f"{document} {token.content} {sealed[0][1]}"
+        yield Question("a text that spells a control token", query, [spelled])
+    yield Question("the same pair twice", query, [document, document])
+    last = document if OVER_LIMIT in refused else long[0][1]
     batch = [document for _, document in itertools.islice(itertools.cycle(sealed), BATCH - 1)] + [last]
-    yield f"a batch of {BATCH}", query, batch
-    yield "the batch reversed", query, batch[::-1]
+    yield Question(f"a batch of {BATCH}", query, batch)
+    yield Question("the batch reversed", query, batch[::-1])
+
+
+def _long_pairs(sealed: list[Pair], student: Student) -> list[Pair]:
+    """Pairs beyond the student's limit, in which it shows at what length and on which side a server cuts.
+
+    A long document has one text at its beginning, another in its middle and a third at its end, so that what is read of
+    it is another text, whichever part is kept: the ones that the student scores highest and lowest for the query. A
+    query is long in the last of them.
+    """
+    most = student.encoder.max_tokens
+    queries = list(dict.fromkeys(query for query, _ in sealed))
+    documents = list(dict.fromkeys(document for _, document in sealed))
+    filler = " ".join(documents).split() or ["word"]
+
+    def words(number: int) -> str:
+        return " ".join(itertools.islice(itertools.cycle(filler), number))
+
+    pairs = []
+    for query in [queries[place * len(queries) // LONG_QUERIES] for place in range(min(LONG_QUERIES, len(queries)))]:
+        ranked = np.argsort(student.expected_grades([(query, document) for document in documents]), kind="stable")
+        worst, best = documents[ranked[0]], documents[ranked[-1]]
+        pairs.append((query, f"{best} {words(int(OVER * most))} {worst}"))
+        pairs.append((query, f"{worst} {words(int(OVER * most))} {best}"))
+        pairs.append((query, f"{words(most // 4)} {best} {words(int(OVER * most))}"))
+    pairs.append((f"{queries[0]} {words(most)}", f"{documents[-1]} {words(most)}"))
+    return list(dict.fromkeys(pairs))
 
 
 # ------------------------------------------------------------------------------
 # The verdict.
 
 
-def _expected(probs_NK: np.ndarray) -> np.ndarray:
-    return np.asarray(expected_grade(probs_NK) / (probs_NK.shape[1] - 1))
+@dataclass(frozen=True)
+class Match:
+    """What a server's scores are nearest to.
 
-
-def _sigmoid(value_N: np.ndarray) -> np.ndarray:
-    return np.asarray(1 / (1 + np.exp(-value_N)))
-
-
-def _apart(expected_N: np.ndarray, served_N: np.ndarray, top: int) -> dict[str, np.ndarray]:
-    """How far a server's scores are from the expected ones, from 0 to 1, by the scale that they may be on. All order as
-    the expected grade does.
+    Args:
+        precision: of the bundle.
+        scale: of the server.
+        expected: the scores [N] that the bundle gives, from 0 to 1.
+        apart: [N], their distance from the server's on that scale.
     """
-    return {
-        EXPECTED: np.abs(expected_N - served_N),
-        "the log-odds of the expected grade": np.abs(expected_N - _sigmoid(served_N)),
-        "sigmoid applied twice": np.abs(_sigmoid(expected_N) - served_N),
-        f"the expected grade from 0 to {top}": np.abs(expected_N - served_N / top),
-    }
+
+    precision: str
+    scale: Scale
+    expected: np.ndarray
+    apart: np.ndarray
 
 
 def _judged(
-    students: Sequence[Student],
-    reference: Mapping[str, Any],
-    asked: Sequence[tuple[str, Pair]],
+    student: Student,
+    tolerances: Mapping[str, float],
+    asked: Sequence[Question],
     served_N: np.ndarray,
     api: str,
     remarks: list[str],
-) -> dict[str, Any]:
+) -> Conformity:
     """
     Args:
-        students: the bundle in each precision that may serve, fp32 first.
-        reference: the sealed pairs and the tolerance of each precision.
-        asked: what each pair tried, and the pair.
+        student: the bundle in its default precision.
+        tolerances: of each precision, as sealed.
     """
-    pairs = [pair for _, pair in asked]
-    found: list[tuple[np.ndarray, np.ndarray, str, str]] = []
-    for one in students:
-        expected_N = _expected(one.probabilities(pairs, batch_tokens=1)["relevance"])
-        found += [
-            (apart_N, expected_N, one.precision, scale)
-            for scale, apart_N in _apart(expected_N, served_N, one.heads["relevance"] - 1).items()
-        ]
-    apart_N, expected_N, precision, scale = min(found, key=lambda one: one[0].mean())
-    tau = tau_of(kept_orders(np.zeros(len(pairs), int), expected_N, served_N, TOLERANCE)[1]) or 0.0
-    most = max(TOLERANCE, float(reference["models"][precision]["tolerance"]))
+    pairs = [pair for question in asked for pair in question.pairs]
+    kinds = [question.kind for question in asked for _ in question.documents]
+    answers = _answers_by_precision(student, pairs)
+    match = _nearest_match(answers, student.heads["relevance"], served_N)
+    apart_N = match.apart
+    most = max(TOLERANCE, tolerances[match.precision])
+    counts_N = np.ones(len(pairs), dtype=bool)
     empty_N = np.array([not document.strip() for _, document in pairs])
     if (odd := float(apart_N[empty_N].max(initial=0.0))) > most:
         remarks.append(f"answers an empty document otherwise than the bundle, by {odd:.2g}; nothing hangs on it")
+        counts_N = ~empty_N
         apart_N[empty_N] = 0.0
-    verdict = "equal" if scale == EXPECTED else "monotone"
-    reason, first = "", dict[Pair, float]()
-    if apart_N.max() > most:
-        again = [
-            abs(first.setdefault(pair, score) - score) for pair, score in zip(pairs, served_N.tolist(), strict=True)
-        ]
-        if max(again) > TOLERANCE:
-            reason = "a pair's score is not the same each time: it depends on its batch, or scores come back sorted"
-        elif tau < 0.999 or apart_N.mean() < NEAR:
-            reason = "another model, or one that is asked otherwise than it was trained"
-        verdict, scale = ("different", "not known") if reason else ("monotone", "a scale of its own")
-    worst = [
+    furthest = float(apart_N.max())
+    tau = tau_of(kept_orders(np.zeros(len(pairs), int), match.expected, served_N, TOLERANCE)[1]) or 0.0
+    mistake = None
+    if furthest > SAME:
+        noise = [_rms(scores_N - answers[student.precision]) for scores_N in answers.values()]
+        compared = Comparison([one.pairs for one in asked], served_N, apart_N, counts_N, max(TOLERANCE, *noise))
+        mistake = explain(Subject(student), compared, combines=furthest > most)
+    disorder = furthest > most and _furthest_again(pairs, served_N) > TOLERANCE
+    reason, scale, verdict = "", match.scale.name, "equal"
+    if mistake is not None:
+        reason = mistake.name
+    elif disorder:
+        reason = "a pair's score is not the same each time: it depends on its batch"
+    elif furthest > most and (tau < 0.999 or apart_N[counts_N].mean() < NEAR):
+        reason = UNEXPLAINED
+    if reason:
+        verdict = "different"
+        scale = "not known" if mistake is None else f"{mistake.scale}, but for that"
+    elif furthest > most:
+        verdict, scale = "monotone", "a scale of its own"
+    elif match.scale.name != EXPECTED.name:
+        verdict = "monotone"
+    if verdict != "different" and match.precision != student.precision:
+        remarks.append(f"answers as the bundle in {match.precision}; labels are in its default, {student.precision}")
+    return Conformity(
+        verdict=verdict,
+        reason=reason,
+        explained=None if mistake is None else mistake.explained,
+        scale=scale,
+        precision=match.precision,
+        api=api,
+        pairs=len(pairs),
+        max_difference=furthest,
+        tau=tau,
+        remarks=remarks,
+        worst=_worst(pairs, kinds, match, served_N) if verdict == "different" else [],
+    )
+
+
+def _answers_by_precision(student: Student, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
+    """The scores [N] that the bundle gives in its default precision and in those of int8, which may serve as well."""
+    served = [one["precision"] for one in student.manifest["models"] if FAMILY.get(one["precision"]) == "int8"]
+    students = [student]
+    for precision in served:
+        if precision != student.precision:
+            students.append(Student(student.folder, provider="cpu", precision=precision, check_digests=False))
+    return {
+        one.precision: expected_share(one.probabilities(pairs, batch_tokens=1)["relevance"].astype(float))
+        for one in students
+    }
+
+
+def _nearest_match(answers: Mapping[str, np.ndarray], num_grades: int, served_N: np.ndarray) -> Match:
+    matches = [
+        Match(precision, scale, expected_N, np.abs(expected_N - scale.share(served_N)))
+        for precision, expected_N in answers.items()
+        for scale in scales_of(num_grades)
+    ]
+    return min(matches, key=lambda match: float(match.apart.mean()))
+
+
+def _rms(values_N: np.ndarray) -> float:
+    return float(np.sqrt((values_N**2).mean()))
+
+
+def _furthest_again(pairs: Sequence[Pair], served_N: np.ndarray) -> float:
+    """How far the scores of one pair that was asked several times are from each other."""
+    first: dict[Pair, float] = {}
+    apart = [abs(first.setdefault(pair, score) - score) for pair, score in zip(pairs, served_N.tolist(), strict=True)]
+    return float(max(apart))
+
+
+def _worst(pairs: Sequence[Pair], kinds: Sequence[str], match: Match, served_N: np.ndarray) -> list[dict[str, Any]]:
+    """The different pairs that are furthest off."""
+    places: dict[Pair, int] = {}
+    for place in np.argsort(-match.apart, kind="stable").tolist():
+        places.setdefault(pairs[place], place)
+    return [
         {
-            "kind": asked[place][0],
-            "query": shortened(pairs[place][0], 60),
-            "document": shortened(pairs[place][1], 60),
-            "expected": float(expected_N[place]),
+            "kind": kinds[place],
+            "query": one_line(shortened(query, 60)),
+            "document": one_line(shortened(document, 60)),
+            "expected": float(match.expected[place]),
             "served": float(served_N[place]),
         }
-        for place in np.argsort(-apart_N)[:5].tolist()
+        for (query, document), place in itertools.islice(places.items(), WORST)
     ]
-    return {
-        "verdict": verdict,
-        "api": api,
-        "scale": scale,
-        "reason": reason,
-        "pairs": len(pairs),
-        "max_difference": float(apart_N.max()),
-        "tau": tau,
-        "remarks": remarks,
-        "worst": worst if verdict == "different" else [],
-    }

@@ -22,7 +22,7 @@ from relabel.export.bench import (
 )
 from relabel.export.bundle_facts import compared_on, parity_rows, read_parity, student_facts, undecided_lines
 from relabel.export.bundles import MANIFEST_NAME, open_bundle, put_back
-from relabel.export.conform import RerankServer
+from relabel.export.conform import Conformity, RerankServer
 from relabel.export.conform import conform as compare
 from relabel.export.loader import BundleError, Encoder, read_manifest
 from relabel.export.parity import PairsFile, draw_pairs, file_pairs
@@ -652,6 +652,11 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
     metavar="SECONDS",
     help="Ask again this often, with a line of JSON each time, until the server answers otherwise.",
 )
+@click.option(
+    "--require",
+    type=click.Choice(["equal"]),
+    help="Exit 5 unless the scores are equal: for those who compare them with a threshold.",
+)
 @output_option
 def conform(
     url: str,
@@ -660,10 +665,11 @@ def conform(
     model: str,
     api_key_env: str | None,
     watch: float | None,
+    require: str | None,
     output: str,
 ) -> int:
     """Ask a running rerank server a bundle's reference pairs and some traps, and say whether it answers as the bundle
-    does: equal; monotone, the same order on another scale; or different, with the worst pairs.
+    does: equal; monotone, the same order on another scale; or different, with the mistake and the worst pairs.
 
     Exit 5: it answers differently. Exit 20: it can't be reached.
     """
@@ -686,8 +692,9 @@ def conform(
                 raise
             code, result = Exit.DONE, {"url": shown, "error": str(exc)}
         else:
-            code = Exit.GATE if found["verdict"] == "different" else Exit.DONE
-            result = {"url": shown, **found}
+            is_refused = found.verdict == "different" or (require == "equal" and found.verdict != "equal")
+            code = Exit.GATE if is_refused else Exit.DONE
+            result = {"url": shown, **plain(found)}
             if watch is None:
                 return emit({**result, "exit_code": int(code)}, _conformity_text(shown, found), output, code)
         click.echo(json.dumps({"time": time.time(), **result}))
@@ -696,14 +703,19 @@ def conform(
         time.sleep(watch)
 
 
-def _conformity_text(url: str, found: Mapping[str, Any]) -> str:
+def _conformity_text(url: str, found: Conformity) -> str:
+    reason = found.reason or "–"
+    if found.explained is not None:
+        reason += f" (explains {found.explained:.1%} of the squared differences)"
     rows = [
-        ("asked", f"{found['pairs']} pairs by {found['api']}"),
-        ("reason", found["reason"] or "–"),
-        ("scores", found["scale"]),
-        ("furthest", f"{found['max_difference']:.2g} of a scale from 0 to 1"),
-        ("same order", f"{found['tau']:.4f} (Kendall's tau)"),
-        *(("note", remark) for remark in found["remarks"]),
+        ("asked", f"{found.pairs} pairs by {found.api}"),
+        ("reason", reason),
+        ("scores", found.scale),
+        ("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"),
+        ("same order", f"{found.tau:.4f} (Kendall's tau)"),
+        *(("note", remark) for remark in found.remarks),
     ]
-    worst = "\n" + _table(("expected", "served", "kind", "document"), found["worst"]) if found["worst"] else ""
-    return f"{url}: {found['verdict']}\n{grid(rows)}{worst}"
+    worst = ""
+    if found.worst:
+        worst = "\n" + _table(("expected", "served", "kind", "query", "document"), found.worst)
+    return f"{url}: {found.verdict}\n{grid(rows)}{worst}"

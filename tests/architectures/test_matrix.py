@@ -156,7 +156,7 @@ def test_an_architecture_goes_the_whole_way(name: str, tmp_path: Path, pairs_fil
             tmp_path / "student", tmp_path / form, form, storage=Storage(), licence=None, is_replacing=False
         )
     found = conform(tmp_path / "bundle", Reranker(tmp_path / "rerank"))
-    assert found["verdict"] == "equal", found
+    assert found.verdict == "equal", found
 
 
 def test_the_page_on_distilling_lists_the_table() -> None:

@@ -1,8 +1,9 @@
-"""`relabel conform` calls a server with a fault different, by faults that are planted in the reference server; a server
-without a fault never.
+"""`relabel conform` names what a server does wrong: faults are planted in the reference server, without the table of
+mistakes, and each is named; a server without a fault is never called different.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 from relabel.distill.students.model import load_student
-from relabel.export.conform import RerankServer, conform
+from relabel.export.bundles import open_bundle, seal_bundle
+from relabel.export.conform import Conformity, RerankServer, conform
 from relabel.export.loader import Encoder, Student, load_tokenizer, read_manifest
 
 Pairs = Sequence[tuple[str, str]]
@@ -62,11 +64,15 @@ class Faulty:
         return sorted(scores, reverse=True) if self._is_sorted else scores
 
 
-def long_texts(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
-    tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
-    tokenizer.encode_special_tokens = True
-    tokenizer.enable_truncation(64, strategy="longest_first")
-    return [(found.ids, found.type_ids) for found in tokenizer.encode_batch(list(pairs))]
+def tokens(side: str = "right", most: int = 0, *, escapes: bool = True, special: bool = True) -> Any:
+    def read(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
+        tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
+        tokenizer.encode_special_tokens = escapes
+        tokenizer.enable_truncation(most or one.encoder.max_tokens, strategy="longest_first", direction=side)
+        encoded = tokenizer.encode_batch(list(pairs), add_special_tokens=special)
+        return [(found.ids, found.type_ids) for found in encoded]
+
+    return read
 
 
 def no_types(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
@@ -75,6 +81,10 @@ def no_types(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.asarray(np.exp(x) / np.exp(x).sum(1, keepdims=True))
 
 
 def grade(p: np.ndarray) -> np.ndarray:
@@ -95,16 +105,28 @@ class Torch:
         return scores
 
 
-DIFFERENT: dict[str, dict[str, Any]] = {
-    "swapped": {"read": lambda one, pairs: one.encoder.encode([(document, query) for query, document in pairs])},
-    "cut at 64 tokens, not at 32": {"read": long_texts},
-    "token types": {"read": no_types},
-    "softmax of one": {"scale": lambda p: np.ones(len(p))},
-    "reversed labels": {"scale": lambda p: grade(p[:, ::-1])},
-    "one label": {"scale": lambda p: p[:, TOP]},
-    "padding": {"is_unmasked": True},
-    "sorted": {"is_sorted": True},
-    "other head": {"head": "other"},
+DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "swapped": (
+        {"read": lambda one, pairs: one.encoder.encode([(document, query) for query, document in pairs])},
+        "query and document are swapped",
+    ),
+    "no query": (
+        {"read": lambda one, pairs: one.encoder.encode([("", text) for _, text in pairs])},
+        "the query is missing",
+    ),
+    "cut on the left": ({"read": tokens("left")}, "long texts are cut on the left"),
+    "cut at 16": ({"read": tokens(most=16)}, "texts are cut at 16 tokens, not at 32"),
+    "cut at 64": ({"read": tokens(most=64)}, "texts are cut at 64 tokens, not at 32"),
+    "token types": ({"read": no_types}, "token types are left out"),
+    "no special tokens": ({"read": tokens(special=False)}, "special tokens are left out"),
+    "control tokens": ({"read": tokens(escapes=False)}, "control tokens in texts are read as control tokens"),
+    "softmax of one": ({"scale": lambda p: np.ones(len(p))}, "softmax over one logit"),
+    "softmax twice": ({"scale": lambda p: grade(softmax(p))}, "softmax applied twice"),
+    "reversed labels": ({"scale": lambda p: grade(p[:, ::-1])}, "labels in reverse order"),
+    "one label": ({"scale": lambda p: p[:, TOP]}, f"the probability of grade {TOP} alone"),
+    "padding": ({"is_unmasked": True}, "padding is not masked"),
+    "sorted": ({"is_sorted": True}, "scores come back sorted"),
+    "other head": ({"head": "other"}, "another head"),
 }
 SAME_ORDER: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
     "0 to the top grade": (lambda p: grade(p) * TOP, f"the expected grade from 0 to {TOP}"),
@@ -114,38 +136,52 @@ SAME_ORDER: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
 }
 
 
-def checked(bundle: Path, url: str, api: str = "auto", batch: int = 16) -> dict[str, Any]:
+def checked(bundle: Path, url: str, api: str = "auto", batch: int = 16) -> Conformity:
     """A command asks for 64 together; most faults show in 16."""
     with mock.patch("relabel.export.conform.BATCH", batch):
         return conform(bundle, RerankServer(url, api, "", None, Encoder(bundle, read_manifest(bundle)["inputs"])))
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_a_planted_fault_is_different(name: str, bundle: Path, serve: Serve) -> None:
-    how = DIFFERENT[name]
+def test_a_planted_fault_is_named(name: str, bundle: Path, serve: Serve) -> None:
+    how, reason = DIFFERENT[name]
     right = Student(bundle, provider="cpu", precision="fp32")
     if how.get("head") == "other":
         how = {"head": next(head for head in right.heads if head != "relevance")}
-    batch = 64 if name == "padding" else 16  # a pair that comes alone has to come in the batch, too
-    found = checked(bundle, serve(Faulty(right, **how)), batch=batch)
-    assert found["verdict"] == "different"
-    assert found["worst"]
-    assert ("not the same each time" in found["reason"]) == (name in ("padding", "sorted"))
+    found = checked(bundle, serve(Faulty(right, **how)))
+    assert found.verdict == "different"
+    assert reason in found.reason
+    assert found.worst
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_random_head_is_different(seed: int, student: Path, bundle: Path, serve: Serve) -> None:
-    model = load_student(student, batch_tokens=1)
+def with_random_head(student: Any, seed: int) -> None:
     torch.manual_seed(seed)
-    model.module.heads["relevance"].reset_parameters()
-    assert checked(bundle, serve(Torch(model)))["verdict"] == "different"
+    student.module.heads["relevance"].reset_parameters()
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no temperature": (lambda one: one.record.temperature.clear(), "the calibrating temperature is left out"),
+    "the first token": (lambda one: setattr(one.module, "pooling", "cls"), "another pooling: by the first token"),
+    "a random head": (partial(with_random_head, seed=0), "other weights, another head or another pooling"),
+    "another random head": (partial(with_random_head, seed=1), "other weights, another head or another pooling"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_fault_of_the_served_model_is_named(name: str, student: Path, bundle: Path, serve: Serve) -> None:
+    model = load_student(student, batch_tokens=1)
+    change, reason = CHANGES[name]
+    change(model)
+    found = checked(bundle, serve(Torch(model)))
+    assert found.verdict == "different"
+    assert reason in found.reason
 
 
 @pytest.mark.parametrize("name", SAME_ORDER)
 def test_another_scale_is_monotone_and_named(name: str, bundle: Path, serve: Serve) -> None:
     scale, said = SAME_ORDER[name]
     found = checked(bundle, serve(Faulty(Student(bundle, provider="cpu", precision="fp32"), scale=scale)))
-    assert (found["verdict"], found["scale"]) == ("monotone", said)
+    assert (found.verdict, found.scale) == ("monotone", said)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +191,27 @@ def test_a_server_without_a_fault_is_never_different(
     precision: str, threads: int, api: str, bundle: Path, serve: Serve
 ) -> None:
     found = checked(bundle, serve(Student(bundle, provider="cpu", precision=precision, threads=threads)), api)
-    assert (found["verdict"], found["reason"]) == ("equal", ""), found
+    assert (found.verdict, found.reason) == ("equal", ""), found
 
 
 def test_a_decoder_is_checked_too(decoder_bundle: Path, serve: Serve) -> None:
     right = Student(decoder_bundle, provider="cpu", precision="fp32")
-    assert checked(decoder_bundle, serve(right))["verdict"] == "equal"
+    assert checked(decoder_bundle, serve(right)).verdict == "equal"
     before = len(right.encoder.inputs.prompt_ids[0])
     bare = Faulty(right, read=lambda one, pairs: [(ids[before:], []) for ids, _ in one.encoder.encode(pairs)])
     found = checked(decoder_bundle, serve(bare))
-    assert found["verdict"] == "different"
+    assert (found.verdict, found.reason) == ("different", "the instruction before the pair is missing")
+
+    def in_one_piece(one: Student, pairs: Pairs) -> list[tuple[list[int], list[int]]]:
+        tokenizer = load_tokenizer(one.folder / one.encoder.inputs.tokenizer)
+        tokenizer.encode_special_tokens = False
+        before, between, after = (tokenizer.decode(ids, False) for ids in one.encoder.inputs.prompt_ids)
+        texts = [f"{before}{query}{between}{document}{after}" for query, document in pairs]
+        return [(found.ids, []) for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    found = checked(decoder_bundle, serve(Faulty(right, read=in_one_piece)))
+    assert found.verdict == "different"
+    assert found.reason == "prompt and texts become tokens in one piece, and are not cut"
 
 
 @pytest.mark.parametrize("most", [1, 16])
@@ -184,19 +231,54 @@ def test_a_server_that_refuses_long_texts_or_batches_is_asked_what_it_takes(
 
     served.score = strict
     found = checked(bundle, serve(served))
-    assert (found["verdict"], found["tau"]) == ("equal", 1.0)
-    refused = [remark.partition(":")[0] for remark in found["remarks"]]
+    assert (found.verdict, found.tau) == ("equal", 1.0)
+    refused = [remark.partition(":")[0] for remark in found.remarks]
     batches = ["refuses the same pair twice", "refuses a batch of 16", "refuses the batch reversed"]
     assert refused == ["refuses a text over the limit", *(batches if most == 1 else [])]
     served.score = partial(strict, is_odd=True)
-    assert checked(bundle, serve(served))["verdict"] == "different"
+    assert checked(bundle, serve(served)).verdict == "different"
 
 
 def test_the_command_says_the_verdict_by_its_exit_code(bundle: Path, serve: Serve, relabel: Any) -> None:
     right = Student(bundle, provider="cpu", precision="fp32")
     done = relabel("conform", serve(Faulty(right, read=no_types)), str(bundle))
-    assert (done.code, "another model" in done.out) == (5, True), done.err
+    assert (done.code, "token types are left out" in done.out) == (5, True), done.err
     assert relabel("conform", "http://127.0.0.1:9", str(bundle)).code == 20
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict", "code"), [(grade, "equal", 0), (lambda p: TOP * grade(p), "monotone", 5)], ids=["1", "2"]
+)
+def test_who_compares_with_a_threshold_can_require_equal_scores(
+    scale: Any, verdict: str, code: int, bundle: Path, serve: Serve, relabel: Any
+) -> None:
+    url = serve(Faulty(Student(bundle, provider="cpu", precision="fp32"), scale=scale))
+    loose = relabel("conform", url, str(bundle))
+    strict = relabel("conform", url, str(bundle), "--require", "equal")
+    assert (loose.code, strict.code) == (0, code), strict.err
+    assert f": {verdict}" in strict.out
+
+
+def test_the_worst_pairs_are_shown_once_with_their_query_and_command_no_terminal(
+    bundle: Path, tmp_path: Path, serve: Serve, relabel: Any
+) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    reference = json.loads((copy / "reference.json").read_bytes())
+    odd = "\x1b]0;owned\x07\x9b2J\u202e\r\n\u2028"
+    reference["pairs"] = [[f"{query} {odd}", f"{odd} {text}"] for query, text in reference["pairs"]]
+    (copy / "reference.json").write_text(json.dumps(reference))
+    seal_bundle(copy, open_bundle(bundle).own_facts)
+    turned = Faulty(Student(copy, provider="cpu", precision="fp32"), scale=lambda p: grade(p[:, ::-1]))
+    url = serve(turned)
+    done = relabel("conform", url, str(copy))
+    as_json = relabel("conform", url, str(copy), "--output", "json")
+    assert (done.code, as_json.code) == (5, 5)
+    for text in (done.out, as_json.out):
+        assert not set(text) & set("\x1b\x07\x9b\u202e\r\u2028")
+    worst = as_json.json["worst"]
+    assert len({(one["query"], one["document"], one["kind"]) for one in worst}) == len(worst) == 5
+    assert "query" in done.out.splitlines()[-6].split()
+    assert "\\x1b]0;owned" in done.out
 
 
 def recorded(api: str, student: Student, asked: Any) -> Any:
@@ -246,7 +328,7 @@ def test_servers_of_other_apis_are_asked_in_the_form_that_they_document(
     assert (done.code, done.json["verdict"], done.json["api"]) == (0, "equal", api)
     assert relabel("conform", url + "/wrong", str(bundle), "--api", api, "--model", "ecom").code == 3
     if api == "kserve-v2":
-        assert checked(bundle, url + path)["api"] == api
+        assert checked(bundle, url + path).api == api
 
 
 RECORDED: dict[str, tuple[str, Any, list[float]]] = {

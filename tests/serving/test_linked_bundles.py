@@ -75,7 +75,7 @@ def test_a_bundle_of_links_is_the_bundle(
     np.testing.assert_array_equal(student.expected_grades(PAIRS), wanted)
     assert check_answers(student).has_passed
     encoder = Encoder(linked, read_manifest(linked)["inputs"])
-    assert conform(linked, RerankServer(serve(student), "cohere", "", None, encoder))["verdict"] == "equal"
+    assert conform(linked, RerankServer(serve(student), "cohere", "", None, encoder)).verdict == "equal"
     done = relabel("score", str(linked), "--input", str(graded_file), "--to", str(tmp_path / "scores"))
     assert done.code == 0, done.err
 
