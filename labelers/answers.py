@@ -62,8 +62,10 @@ def answer_in(ask: Ask, written: str, *, thought: str = "", is_cut: bool = False
     if ask.format is None:
         return AnswerText(written)
     if not written.strip() and any(not mark.is_opening for mark in _marks_in(thought, ask.format)):
-        # a server that took all of it for the thought
-        written, thought = thought, ""
+        # a server that took all of it for the thought, which may only name how it ends
+        written = thought
+        thought = ""
+        is_cut = True
     text = ask.prefill + written
     found = _exact(ask.format, text, thought) or _inside(ask.format, text, thought, is_cut=is_cut)
     if found is None or not found.text.startswith(ask.prefill):

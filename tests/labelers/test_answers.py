@@ -410,6 +410,12 @@ def test_a_thought_that_may_go_on_holds_no_answer() -> None:
     assert read(f"{GOOD}\nThis is since the", is_cut=True)["score"] == "2"
 
 
+def test_a_thought_that_names_its_end_is_no_answer_where_a_server_took_all_for_a_thought() -> None:
+    thought = "I should close with </think> and then write <extract>none</extract><score>1</score> or so."
+    with pytest.raises(VerdictError):
+        read("", thought=thought)
+
+
 def test_a_prefill_is_the_answers_beginning() -> None:
     ask = ask_for(R3A, prefill="<think>")
     for rest in (GOOD.removeprefix("<think>"), f"{GOOD.removeprefix('<think>')}<|im_end|>"):
