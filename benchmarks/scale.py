@@ -260,7 +260,8 @@ def write_run_manifest(job_file: str) -> None:
     """The manifest over all receipts, as a run writes it, without the proof, which reads label files."""
     from relabel.jobs.job import load_job, open_run
     from relabel.manifests.plan import Fates
-    from relabel.manifests.run import MANIFEST_VERSION, RunManifest, digest_of_listing, write_manifest
+    from relabel.manifests.run_folder import digest_of_listing
+    from relabel.manifests.run_manifest import MANIFEST_VERSION, RunManifest, write_manifest
 
     run = open_run(load_job(job_file), may_plan=False)
     listing = digest_of_listing(run.folder.listing())

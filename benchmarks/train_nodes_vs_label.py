@@ -38,7 +38,8 @@ from relabel.distill.training.output import CURVES_NAME
 from relabel.jobs.delivery import fetch_model
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import DEFAULT_PHI, LABELS, NODE_SCORES, label_schema
+from relabel.manifests.labels import LABELS, label_schema
+from relabel.manifests.phi import DEFAULT_PHI, NODE_SCORES
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}
 

@@ -13,7 +13,7 @@ from relabel.distill.training.output import BaseModelUsed
 from relabel.export.bundles import MANIFEST_NAME, Bundle
 from relabel.export.loader import DEFAULT_PRECISION, LEAST_ONNXRUNTIME, OPENVINO, ROUNDED, Inputs
 from relabel.manifests.errors import UsageError
-from relabel.manifests.labels import PhiTable
+from relabel.manifests.phi import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
 
 

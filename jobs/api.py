@@ -168,7 +168,7 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
 
     from relabel.manifests.files import Storage
     from relabel.manifests.label_sets import join_texts
-    from relabel.manifests.run import file_schema, open_run_labels, read_labels
+    from relabel.manifests.run_labels import file_schema, open_run_labels, read_labels
 
     storage = Storage()
     run = open_run_labels(output, storage, allow_partial=allow_partial)

@@ -41,7 +41,7 @@ from relabel.manifests.metrics.metric import (
     bootstrap,
     finite,
 )
-from relabel.manifests.run import open_run_labels, own_columns, read_labels
+from relabel.manifests.run_labels import open_run_labels, own_columns, read_labels
 from relabel.manifests.secrets import redacted_values
 
 WAYS = ("mean", "dawid-skene")

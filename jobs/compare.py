@@ -55,7 +55,7 @@ from relabel.manifests.metrics.judged import title_of, with_columns
 from relabel.manifests.metrics.metric import Difference, MetricValue
 from relabel.manifests.plan import recipe_differences
 from relabel.manifests.records import plain
-from relabel.manifests.run import RunLabels, open_run_labels
+from relabel.manifests.run_labels import RunLabels, open_run_labels
 from relabel.manifests.secrets import shortened
 
 # ------------------------------------------------------------------------------

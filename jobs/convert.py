@@ -20,7 +20,7 @@ from relabel.manifests.forms import FORMS, LINE, PARQUET, QRELS, RUN, TREC, Form
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
-from relabel.manifests.run import RunLabels, file_schema, open_run_labels
+from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels
 from relabel.manifests.secrets import one_line, shortened
 from relabel.manifests.store import map_concurrent
 from relabel.manifests.tables import BrokenTexts, reading, require_column

@@ -75,7 +75,8 @@ from relabel.manifests.metrics.judged import Judged, judged_rows, with_columns
 from relabel.manifests.plan import Plan
 from relabel.manifests.records import checked, sha256_bytes
 from relabel.manifests.rows import open_run_input
-from relabel.manifests.run import load_manifest, open_run_labels
+from relabel.manifests.run_labels import open_run_labels
+from relabel.manifests.run_manifest import load_manifest
 from relabel.manifests.store import open_run_store
 
 MOST_GRADES = 10

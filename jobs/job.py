@@ -20,11 +20,13 @@ from relabel.labelers.engines.transformers import TokenizerFolder, prompt_encode
 from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.asks import Engine
+from relabel.manifests.cascade import Cascade, open_cascade
+from relabel.manifests.chat_templates import DAY, day_of, may_say_day
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset, takes_file
+from relabel.manifests.label_keys import stage_digests
 from relabel.manifests.labels import CASCADE_COLUMNS, Reads
-from relabel.manifests.models import DAY, day_of, may_say_day
 from relabel.manifests.plan import (
     BY_CONTENT,
     PLAN_NAME,
@@ -37,9 +39,9 @@ from relabel.manifests.plan import (
     write_plan,
 )
 from relabel.manifests.records import read_record, sealed_json
-from relabel.manifests.reuse import Cascade, open_cascade, stage_digests
 from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
-from relabel.manifests.run import MANIFEST_NAME, RunFolder
+from relabel.manifests.run_folder import RunFolder
+from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.secrets import STORAGE_KEY
 from relabel.manifests.specs import (
     EngineArgs,

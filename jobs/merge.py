@@ -36,16 +36,13 @@ from relabel.manifests.plan import (
 )
 from relabel.manifests.records import digest_of, plain, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
-from relabel.manifests.run import (
+from relabel.manifests.run_folder import RunFolder, build_manifest
+from relabel.manifests.run_labels import conformed, file_schema, joined_form
+from relabel.manifests.run_manifest import (
     EngineMix,
     MergedSource,
-    RunFolder,
     RunManifest,
-    build_manifest,
-    conformed,
     engines_differ,
-    file_schema,
-    joined_form,
     load_manifest,
     write_manifest,
 )

@@ -20,12 +20,14 @@ from relabel.jobs.run.results import RunReport
 from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.labelers.searching import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints
+from relabel.manifests.budgets import BudgetState
 from relabel.manifests.errors import ConfigError, InputError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import QUARANTINE, table_bytes, table_of
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
 from relabel.manifests.records import read_record, readable_json
-from relabel.manifests.run import MANIFEST_NAME, BudgetState, RunLabels, open_run_labels, read_labels
+from relabel.manifests.run_labels import RunLabels, open_run_labels, read_labels
+from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.specs import InputSpec, RoundsSpec
 from relabel.manifests.store import Store, open_run_store, read_if_there
 

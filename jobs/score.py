@@ -52,8 +52,9 @@ from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Engine
 from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.inputs import Dataset
-from relabel.manifests.labels import DEFAULT_PHI, Label, LabelColumn, LabelRow, Pair, PhiTable, QuarantineRow
+from relabel.manifests.labels import Label, LabelColumn, LabelRow, Pair, QuarantineRow
 from relabel.manifests.models import default_cache_dir
+from relabel.manifests.phi import DEFAULT_PHI, PhiTable
 from relabel.manifests.process import require
 from relabel.manifests.records import checked, digest_of, sha256_bytes
 from relabel.manifests.specs import EngineArgs, EngineSpec, JobSpec, LabelerOptions, validate_spec

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from relabel.manifests.labels import Tree
 from relabel.manifests.process import require
+from relabel.manifests.trees import Tree
 
 MOST_CHARS = 1000
 """A longer passage is searched by its beginning: time grows with the product of both lengths."""

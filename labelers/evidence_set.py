@@ -18,7 +18,8 @@ from relabel.labelers.showing import SHRINK, OfOneQuery, place_among_siblings, w
 from relabel.labelers.verdicts import Reader, index_lists_of, token_budget
 from relabel.manifests.asks import Answer, AnswerFormat, Ask, JsonIndices, Sampling
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.labels import Label, LabelColumn, Pair, Span, over_budget
+from relabel.manifests.evidence_sets import over_budget
+from relabel.manifests.labels import Label, LabelColumn, Pair, Span
 from relabel.manifests.specs import LabelerOptions
 
 EVIDENCE_SET = "evidence-set"

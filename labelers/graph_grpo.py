@@ -16,12 +16,10 @@ from pydantic import model_validator
 from relabel.labelers.one_ask import OneAsk
 from relabel.labelers.verdicts import is_none
 from relabel.manifests.asks import Answer, Ask, Choice, Decision, Section, Text
-from relabel.manifests.labels import (
+from relabel.manifests.labels import Label, LabelColumn, Pair
+from relabel.manifests.phi import (
     DEFAULT_PHI,
     NODE_SCORES,
-    Label,
-    LabelColumn,
-    Pair,
     PhiTable,
     check_phi,
     default_phi,

@@ -30,9 +30,10 @@ from relabel.labelers.subtrees import (
 from relabel.labelers.verdicts import Reader, token_budget, unreadable
 from relabel.manifests.asks import Answer, AnswerFormat, Ask, OptionLines, Sampling
 from relabel.manifests.errors import InputError, VerdictError
-from relabel.manifests.labels import COLUMN, InputColumn, Label, LabelColumn, Node, Pair, Span, read_tree
+from relabel.manifests.labels import InputColumn, Label, LabelColumn, Pair, Span
 from relabel.manifests.records import checked, plain
 from relabel.manifests.specs import LabelerOptions
+from relabel.manifests.trees import COLUMN, Node, read_tree
 
 TREE = InputColumn(COLUMN, "list<node>", "The document's tree, as `relabel pairs tree` writes it.", True)
 PASSAGES = InputColumn("passages", "list<string>", "Passages of the document that were retrieved, the best first.")

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relabel.manifests.labels import Node, Tree
+from relabel.manifests.trees import Node, Tree
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import column_of, distributions, with_columns
 from relabel.manifests.plan import PLAN_NAME, FileRef, Plan, shard_row_ids
 from relabel.manifests.rows import open_run_input, read_chunks
-from relabel.manifests.run import RunFolder, RunLabels, file_schema, open_run_labels, own_columns, read_labels
+from relabel.manifests.run_folder import RunFolder
+from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels, own_columns, read_labels
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import map_concurrent, open_run_store, read_if_there
 from relabel.manifests.tables import (

@@ -32,11 +32,11 @@ from relabel.manifests.labels import (
     SCHEMA_VERSION,
     AnswerRow,
     LabelRow,
-    PhiTable,
     QuarantineRow,
     parquet_bytes,
     table_of,
 )
+from relabel.manifests.phi import PhiTable
 from relabel.manifests.records import (
     canonical_json,
     digest_of,

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, check_kind, is_url, out_of_files
-from relabel.manifests.labels import NODE, Reads
+from relabel.manifests.labels import Reads
 from relabel.manifests.secrets import counted, shortened
 from relabel.manifests.specs import Columns, nearest
 from relabel.manifests.store import UrlFile
+from relabel.manifests.trees import NODE
 
 # ------------------------------------------------------------------------------
 # The boundary of all that reads input files: errors of the system and of Arrow name the file.

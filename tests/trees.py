@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from relabel.manifests.labels import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 
 
 class Sketch(NamedTuple):

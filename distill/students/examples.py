@@ -43,22 +43,15 @@ from relabel.manifests.gold import (
     own_input,
 )
 from relabel.manifests.inputs import Dataset, open_dataset
-from relabel.manifests.labels import (
-    DEFAULT_PHI,
-    LABELS,
-    NODE_SCORES,
-    Pair,
-    PhiTable,
-    check_phi,
-    default_phi,
-    table_of,
-    unreached_grades,
-)
 from relabel.manifests.labels import KINDS as COLUMN_KINDS
+from relabel.manifests.labels import LABELS, Pair, table_of
+from relabel.manifests.phi import DEFAULT_PHI, NODE_SCORES, PhiTable, check_phi, default_phi, unreached_grades
 from relabel.manifests.plan import PLAN_NAME, Plan, ShardPlan
 from relabel.manifests.records import digest_of, plain, sha256_bytes
 from relabel.manifests.rows import open_run_input, read_chunks
-from relabel.manifests.run import MANIFEST_NAME, RunFolder, RunManifest, load_manifest, open_planned, read_labels
+from relabel.manifests.run_folder import RunFolder, open_planned
+from relabel.manifests.run_labels import read_labels
+from relabel.manifests.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import read_whole
 from relabel.manifests.tables import PARQUET_SUFFIXES, Column, read_grades, reading

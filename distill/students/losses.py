@@ -21,7 +21,7 @@ from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, SupervisedLearner, plan_batches, train_to_end
 from relabel.distill.training.output import Curve, Outcome, TrainingFacts, TrainingPlace
 from relabel.manifests.errors import InputError, TrainingError
-from relabel.manifests.labels import PhiTable
+from relabel.manifests.phi import PhiTable
 from relabel.manifests.process import require
 
 # ------------------------------------------------------------------------------

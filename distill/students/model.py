@@ -16,11 +16,13 @@ import numpy as np
 
 from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts
 from relabel.distill.students.spec import KINDS, STUDENT_NAME, StudentRecord, read_student
+from relabel.manifests.chat_templates import ChatTemplate, start_ids
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import open_to_readers
-from relabel.manifests.models import BACKBONE_NAME, ChatTemplate, read_tokenizer, start_ids
+from relabel.manifests.models import BACKBONE_NAME
 from relabel.manifests.process import require
 from relabel.manifests.records import digest_of, readable_json, sha256_file
+from relabel.manifests.weights import read_tokenizer
 
 logger = logging.getLogger(__name__)
 

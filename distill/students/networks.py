@@ -40,11 +40,12 @@ from relabel.distill.students.spec import (
 )
 from relabel.distill.training.spec import LoraSpec, adapted, check_targets, open_base
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.labels import PhiTable
-from relabel.manifests.models import BACKBONE_NAME, ResolvedModel, config_file, read_tokenizer, read_weights
+from relabel.manifests.models import BACKBONE_NAME, ResolvedModel, config_file
+from relabel.manifests.phi import PhiTable
 from relabel.manifests.process import require
 from relabel.manifests.records import sha256_bytes
 from relabel.manifests.specs import Columns
+from relabel.manifests.weights import read_tokenizer, read_weights
 
 # B rows, T tokens, D hidden, K grades of a head
 

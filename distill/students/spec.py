@@ -21,8 +21,8 @@ from relabel.distill.training.spec import (
 )
 from relabel.manifests.errors import ConfigError, ManifestError
 from relabel.manifests.files import translate_errors
-from relabel.manifests.labels import DEFAULT_PHI, PhiTable
 from relabel.manifests.metrics.evaluation import Baselines, Gate, GateVerdict, parse_gates
+from relabel.manifests.phi import DEFAULT_PHI, PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
 from relabel.manifests.specs import (
     DRAFT,

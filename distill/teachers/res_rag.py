@@ -35,10 +35,11 @@ from relabel.labelers.short_answers import ShortAnswers
 from relabel.labelers.verdicts import index_lists_of
 from relabel.manifests.asks import Answer, Ask, Engine, JsonIndices, Request
 from relabel.manifests.errors import EngineCrashError, InputError, RelabelError, VerdictError
+from relabel.manifests.evidence_sets import PAPER_WEIGHTS, RewardWeights, evidence_reward, token_f1
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD_CHUNKS, further_of_input
 from relabel.manifests.inputs import Dataset, open_dataset
-from relabel.manifests.labels import PAPER_WEIGHTS, InputColumn, Pair, RewardWeights, evidence_reward, token_f1
+from relabel.manifests.labels import InputColumn, Pair
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import LocalStore

@@ -25,7 +25,8 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale, load_gold_by_row, mapped
 from relabel.manifests.inputs import open_dataset
-from relabel.manifests.labels import NODE_SCORES, Label, Pair
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.phi import NODE_SCORES
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import read_grades
 

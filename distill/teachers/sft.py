@@ -65,12 +65,12 @@ from relabel.manifests.asks import (
 from relabel.manifests.errors import ConfigError, InputError, RelabelError, VerdictError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import check_scale
+from relabel.manifests.label_keys import AnswerKeys, stage_digests
 from relabel.manifests.labels import ANSWERS, Label, LabelRow, Pair, label_rows
 from relabel.manifests.models import resolve_model
 from relabel.manifests.plan import shard_row_ids
-from relabel.manifests.reuse import AnswerKeys, stage_digests
 from relabel.manifests.rows import open_run_input
-from relabel.manifests.run import read_labels
+from relabel.manifests.run_labels import read_labels
 from relabel.manifests.specs import LabelerOptions
 
 # ------------------------------------------------------------------------------

@@ -50,9 +50,10 @@ from relabel.labelers.engines.tokens import PromptEncoder
 from relabel.labelers.engines.transformers import end_ids, load_tokenizer
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import Storage, open_to_readers
-from relabel.manifests.models import ResolvedModel, read_weights, resolve_model
+from relabel.manifests.models import ResolvedModel, resolve_model
 from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of
+from relabel.manifests.weights import read_weights
 
 Say = Callable[[str], None]
 """Called with progress and remarks, a line each."""

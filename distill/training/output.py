@@ -38,7 +38,7 @@ from relabel.manifests.models import ResolvedModel
 from relabel.manifests.plan import differing
 from relabel.manifests.process import check_interrupted, require
 from relabel.manifests.records import LEFT_OUT, checked, digest_of, plain, read_record, readable_json
-from relabel.manifests.run import MANIFEST_NAME
+from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.specs import Spec
 from relabel.manifests.store import LocalStore, sync_folder
 

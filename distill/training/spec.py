@@ -8,9 +8,10 @@ from pydantic import AfterValidator, Field
 
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import is_url
-from relabel.manifests.models import OF_A_CONFIG, own_code
+from relabel.manifests.models import own_code
 from relabel.manifests.process import require
 from relabel.manifests.specs import PathText, Spec
+from relabel.manifests.weights import OF_A_CONFIG
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 """Letters, digits, dot, dash and underscore."""

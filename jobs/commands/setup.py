@@ -30,7 +30,7 @@ from relabel.manifests.errors import RelabelError, StoreError, UsageError
 from relabel.manifests.files import Storage, is_url, translate_errors
 from relabel.manifests.gold import load_gold_by_row
 from relabel.manifests.process import installed_versions
-from relabel.manifests.run import open_run_labels, read_labels
+from relabel.manifests.run_labels import open_run_labels, read_labels
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import PathMark
 from relabel.manifests.store import open_run_store

@@ -17,13 +17,15 @@ from relabel.jobs.run.notices import load_stop, load_warnings
 from relabel.jobs.run.progress import left_s, left_text, live_states
 from relabel.jobs.run.results import load_results
 from relabel.jobs.run.session import charge_of, charge_of_receipts
+from relabel.manifests.budgets import BudgetState
+from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import ANSWERS, LABELS
 from relabel.manifests.plan import PLAN_NAME, FileRef, template_name
 from relabel.manifests.records import plain, sha256_bytes
-from relabel.manifests.reuse import audit_of
-from relabel.manifests.run import BudgetState, RunFolder, load_manifest, open_planned
+from relabel.manifests.run_folder import RunFolder, open_planned
+from relabel.manifests.run_manifest import load_manifest
 from relabel.manifests.secrets import counted, redacted
 from relabel.manifests.specs import RunSpec, price_of, validate_spec
 from relabel.manifests.store import read_if_there, shard_lock_name

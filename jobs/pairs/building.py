@@ -29,7 +29,7 @@ from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.label_sets import join_texts
 from relabel.manifests.process import require
-from relabel.manifests.run import RunLabels, open_run_labels
+from relabel.manifests.run_labels import RunLabels, open_run_labels
 from relabel.manifests.secrets import redacted_values
 
 # ------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from relabel.jobs.pairs.pages import BlockKind, CleanedPage, Extent, Form, PageB
 from relabel.jobs.tables import OpenTables, add_columns, open_tables
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
 from relabel.manifests.tables import CHUNK, INPUT_KINDS, document_columns, is_text
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, NODES, ROOT, STRUCTURE, Node
 
 if TYPE_CHECKING:
     from relabel.distill.students.networks import Embedder

@@ -61,10 +61,10 @@ from relabel.jobs.sections import (
 from relabel.jobs.tables import is_remote
 from relabel.labelers.route import RouteStep, read_step
 from relabel.labelers.subtrees import Subtree, one_line
+from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import InputError, ManifestError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of
 from relabel.manifests.labels import (
-    COLUMN,
     LABELS,
     QUARANTINE,
     QUERY_AND_DOCUMENT,
@@ -73,27 +73,19 @@ from relabel.manifests.labels import (
     Pair,
     QuarantineRow,
     Reads,
-    Tree,
     label_rows,
-    read_tree,
 )
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER
 from relabel.manifests.metrics.judged import title_of
 from relabel.manifests.models import default_cache_dir, digest_of_files, directory_digest
 from relabel.manifests.plan import PLAN_NAME, Plan, load_plan, refuse_rounds
 from relabel.manifests.records import digest_of, sha256_bytes
-from relabel.manifests.reuse import audit_of
-from relabel.manifests.run import (
-    MANIFEST_NAME,
-    RunFolder,
-    RunManifest,
-    Snapshot,
-    load_manifest,
-    own_columns,
-    read_labels,
-)
+from relabel.manifests.run_folder import RunFolder, Snapshot
+from relabel.manifests.run_labels import own_columns, read_labels
+from relabel.manifests.run_manifest import MANIFEST_NAME, RunManifest, load_manifest
 from relabel.manifests.secrets import shortened
 from relabel.manifests.store import Store, open_run_store, read_if_there
+from relabel.manifests.trees import COLUMN, Tree, read_tree
 
 DIGITS = 16
 """Of a digest that is shown."""

@@ -26,12 +26,14 @@ from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Distribution, EngineFacts, Sampling
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.files import place_of
+from relabel.manifests.label_keys import AnswerKeys
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import KINDS, AnswerRow, Label, LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId, Plan, ReusedRows, recipe_digest
 from relabel.manifests.records import checked, plain, readable_json, version_of
-from relabel.manifests.reuse import AnswerKeys, EarlierOutput, KnownLabels, RowPlace, open_earlier, shared_answers
-from relabel.manifests.run import engines_differ, labeler_columns
+from relabel.manifests.reuse import EarlierOutput, KnownLabels, RowPlace, open_earlier, shared_answers
+from relabel.manifests.run_labels import labeler_columns
+from relabel.manifests.run_manifest import engines_differ
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.specs import LabelerOptions
 from relabel.manifests.store import Store, map_concurrent, read_if_there

@@ -43,6 +43,8 @@ from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, start_unless_stopped
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request
+from relabel.manifests.budgets import BudgetState, Range
+from relabel.manifests.chat_templates import DAY, day_of
 from relabel.manifests.errors import (
     EngineCrashError,
     GateError,
@@ -54,15 +56,17 @@ from relabel.manifests.errors import (
     UsageError,
 )
 from relabel.manifests.inputs import left_out_text
+from relabel.manifests.label_keys import LabelKeys
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow, label_rows
 from relabel.manifests.metrics.metric import wilson
-from relabel.manifests.models import DAY, day_of, default_cache_dir, write_json
+from relabel.manifests.models import default_cache_dir, write_json
 from relabel.manifests.plan import FileRef, Plan, Receipt, chunk_row_ids, stages_changed
 from relabel.manifests.process import device_names
 from relabel.manifests.records import checked, digest_of, fault_of, sealed_json
-from relabel.manifests.reuse import EarlierOutput, LabelKeys, RowPlace, why_nothing
+from relabel.manifests.reuse import EarlierOutput, RowPlace, why_nothing
 from relabel.manifests.rows import pairs_by_number
-from relabel.manifests.run import BudgetState, Range, engine_identity, engines_differ, read_labels
+from relabel.manifests.run_labels import read_labels
+from relabel.manifests.run_manifest import engine_identity, engines_differ
 from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, KeepsModels, PaidByToken, gpus_of, price_of
 from relabel.manifests.table_snapshots import TableSnapshot

@@ -29,10 +29,11 @@ from relabel.jobs.logs import redacted_streams
 from relabel.jobs.output import Exit, clock_text, shown
 from relabel.jobs.run.notices import GradeJump, OutsideMass
 from relabel.manifests.asks import Answer
+from relabel.manifests.budgets import Range
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.plan import Receipt
 from relabel.manifests.records import checked, plain, readable_json, version_of
-from relabel.manifests.run import Range, Tally
+from relabel.manifests.run_folder import Tally
 from relabel.manifests.secrets import redacted, redacted_values
 from relabel.manifests.store import Store, read_if_there
 

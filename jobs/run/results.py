@@ -18,17 +18,14 @@ from relabel.jobs.run.progress import FOLDER as LIVE
 from relabel.jobs.run.session import AT_BUDGET, Session, budget_so_far
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
+from relabel.manifests.budgets import BudgetState
+from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import GateError, RelabelError
 from relabel.manifests.records import BatchRecord, plain, read_record, readable_json
-from relabel.manifests.reuse import audit_of
-from relabel.manifests.run import (
-    Attempts,
-    BudgetState,
+from relabel.manifests.run_folder import Attempts, Snapshot, Tally, build_manifest
+from relabel.manifests.run_manifest import (
     CascadeAudit,
     RunManifest,
-    Snapshot,
-    Tally,
-    build_manifest,
     engine_identity,
     engines_differ,
     load_manifest,

@@ -33,12 +33,15 @@ from relabel.manifests.asks import (
     most_output_tokens,
     most_prompt_tokens,
 )
+from relabel.manifests.budgets import BudgetState, Limits
+from relabel.manifests.cascade import Cascade
 from relabel.manifests.errors import LockHeldError, StoreUnreachableError, UsageError
 from relabel.manifests.files import HERE
+from relabel.manifests.label_keys import LabelKeys
 from relabel.manifests.labels import LABELS, LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId, Plan, Receipt, chunk_row_ids, commit_chunk
-from relabel.manifests.reuse import Cascade, LabelKeys
-from relabel.manifests.run import Attempts, BudgetState, Limits, Tally, file_schema
+from relabel.manifests.run_folder import Attempts, Tally
+from relabel.manifests.run_labels import file_schema
 from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
 from relabel.manifests.store import Lock, shard_lock_name
 

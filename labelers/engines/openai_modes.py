@@ -45,8 +45,8 @@ from relabel.manifests.asks import (
     most_prompt_tokens,
     opening_of,
 )
+from relabel.manifests.chat_templates import DAY
 from relabel.manifests.errors import ModelError, ServerGoneError
-from relabel.manifests.models import DAY
 from relabel.manifests.specs import EngineSpec
 
 if TYPE_CHECKING:

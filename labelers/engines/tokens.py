@@ -28,8 +28,8 @@ from relabel.manifests.asks import (
     closing_of,
     opening_of,
 )
+from relabel.manifests.chat_templates import ChatTemplate, start_ids
 from relabel.manifests.errors import ConfigError, ModelError
-from relabel.manifests.models import ChatTemplate, start_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

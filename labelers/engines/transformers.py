@@ -36,19 +36,11 @@ from relabel.manifests.asks import (
     Request,
 )
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, ModelError
-from relabel.manifests.models import (
-    TOKENIZER_FILES,
-    ResolvedModel,
-    check_tokenizer_files,
-    default_cache_dir,
-    directory_digest,
-    read_tokenizer,
-    read_weights,
-    resolve_model,
-)
+from relabel.manifests.models import ResolvedModel, default_cache_dir, directory_digest, resolve_model
 from relabel.manifests.process import cpu_flags, multiplies_bfloat16, require
 from relabel.manifests.records import sha256_file
 from relabel.manifests.specs import EngineArgs, EngineSpec, PathText
+from relabel.manifests.weights import TOKENIZER_FILES, check_tokenizer_files, read_tokenizer, read_weights
 
 if TYPE_CHECKING:
     import torch

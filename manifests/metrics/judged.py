@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError
+from relabel.manifests.evidence_sets import exact_match, hit_at_1, set_f1
 from relabel.manifests.gold import GOLD, check_chunks
-from relabel.manifests.labels import codes_of, exact_match, hit_at_1, release_unused, set_f1, texts_of
+from relabel.manifests.labels import codes_of, release_unused, texts_of
 from relabel.manifests.metrics.metric import (
     DEPTH,
     Formula,

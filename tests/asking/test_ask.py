@@ -15,9 +15,9 @@ from relabel.jobs.ask import AskedRows, Exchange, again_on_change, asked_text
 from relabel.jobs.job import load_job
 from relabel.labelers.registry import LABELERS
 from relabel.manifests.asks import Answer, Ask, Message
-from relabel.manifests.labels import NODES
 from relabel.manifests.secrets import keep_secret, redacted
 from relabel.manifests.tables import CHUNK
+from relabel.manifests.trees import NODES
 
 TEXT = "Cut roses back in late winter. Oil the pan."
 NODE = {"id": 0, "type": "structure", "level": 0, "text": "Roses", "start": 0, "end": 0, "parent": -1}

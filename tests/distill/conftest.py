@@ -11,7 +11,8 @@ import pytest
 
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import DEFAULT_PHI, LABELS, label_schema
+from relabel.manifests.labels import LABELS, label_schema
+from relabel.manifests.phi import DEFAULT_PHI
 from tests.engines.conftest import CHATML, make_tokenizer
 
 NODES = {column.name: column.kind for column in GraphGrpo.columns}

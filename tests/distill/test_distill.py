@@ -22,8 +22,8 @@ from relabel.distill.students.networks import Embedder, build_module, check_base
 from relabel.distill.students.spec import DistillSpec, StudentManifest, read_student
 from relabel.manifests.errors import ManifestError, ModelError, StaleRunError
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import DEFAULT_PHI
 from relabel.manifests.models import ResolvedModel
+from relabel.manifests.phi import DEFAULT_PHI
 from relabel.manifests.records import plain, readable_json
 from relabel.manifests.specs import Columns
 from tests.distill.conftest import make_pairs

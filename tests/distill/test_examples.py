@@ -42,7 +42,7 @@ from relabel.jobs.cli import main
 from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.phi import DEFAULT_PHI
 from relabel.manifests.records import checked, plain
 from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels

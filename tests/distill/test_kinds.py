@@ -24,7 +24,7 @@ from relabel.distill.students.networks import Embedder
 from relabel.distill.students.portable import query_counts
 from relabel.distill.students.spec import KINDS, DistillSpec, LossSection, read_student, student_schema, takers
 from relabel.manifests.errors import InputError, TrainingError
-from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.phi import DEFAULT_PHI
 from relabel.manifests.specs import validate_spec
 from tests.distill.conftest import ATTRIBUTES, SUBJECTS, label_rows, write_labels
 from tests.distill.test_training import same_weights

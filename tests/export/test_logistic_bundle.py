@@ -17,7 +17,7 @@ from relabel.export.exporting import export_bundle
 from relabel.export.loader import Student
 from relabel.export.specs import ExportSpec
 from relabel.manifests.files import Storage
-from relabel.manifests.run import MANIFEST_NAME
+from relabel.manifests.run_manifest import MANIFEST_NAME
 from tests.distill.test_kinds import query_rows, write_queries
 from tests.export.conftest import HOSTILE
 from tests.export.test_bundle import LOADING

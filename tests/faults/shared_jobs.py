@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from relabel.labelers.registry import LABELERS, labeler_class
 from relabel.manifests.labels import ANSWERS
 from relabel.manifests.plan import Receipt, load_plan, load_receipt
-from relabel.manifests.run import RunFolder
+from relabel.manifests.run_folder import RunFolder
 from relabel.manifests.tables import CHUNK
 from tests.faults.places import ROWS, Place, pairs
 

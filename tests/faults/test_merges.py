@@ -40,7 +40,7 @@ from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.failpoints import FAILPOINTS
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import LabelRow
-from relabel.manifests.run import open_run_labels
+from relabel.manifests.run_labels import open_run_labels
 from tests.faults.conftest import IS_FULL, IS_LONG, count
 from tests.faults.places import pairs
 from tests.faults.test_states import FACTS, CrashError, Worker

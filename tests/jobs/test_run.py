@@ -26,7 +26,7 @@ from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.rows import fitting_chunk_rows
-from relabel.manifests.run import RunManifest
+from relabel.manifests.run_manifest import RunManifest
 from relabel.manifests.store import LocalStore, shard_lock_name
 
 

@@ -10,20 +10,10 @@ from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.asks import Answer, Ask, Engine, Request
-from relabel.manifests.labels import (
-    COLUMN,
-    CONTENT,
-    NO_PARENT,
-    ROOT,
-    STRUCTURE,
-    Label,
-    LabelRow,
-    Node,
-    Pair,
-    QuarantineRow,
-)
+from relabel.manifests.labels import Label, LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.specs import EngineSpec, LabelerOptions, validate_spec
+from relabel.manifests.trees import COLUMN, CONTENT, NO_PARENT, ROOT, STRUCTURE, Node
 
 
 def chunked(pair: Pair, token_len: int | None = None) -> Pair:

@@ -16,16 +16,8 @@ from relabel.labelers.evidence_set import TOKENS_PER_CHUNK
 from relabel.labelers.showing import CHARS_PER_DOCUMENT, documents_within
 from relabel.manifests.asks import Ask, Distribution, JsonIndices
 from relabel.manifests.errors import ConfigError, VerdictError
-from relabel.manifests.labels import (
-    DEFAULT_PHI,
-    Label,
-    LabelRow,
-    Pair,
-    QuarantineRow,
-    check_phi,
-    phi_grade,
-    unreached_grades,
-)
+from relabel.manifests.labels import Label, LabelRow, Pair, QuarantineRow
+from relabel.manifests.phi import DEFAULT_PHI, check_phi, phi_grade, unreached_grades
 from tests.labelers.driving import ROSES, labeler, replay, reply, run_loop
 
 

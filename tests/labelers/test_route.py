@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from relabel.labelers.subtrees import Subtree, read_actions
 from relabel.manifests.asks import Ask, Message
 from relabel.manifests.errors import VerdictError
-from relabel.manifests.labels import COLUMN, Label, Pair, Tree
+from relabel.manifests.labels import Label, Pair
+from relabel.manifests.trees import COLUMN, Tree
 from tests.labelers.driving import fake, labeler, reply, walk
 from tests.trees import Sketch, sketches, tree_of
 

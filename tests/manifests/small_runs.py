@@ -11,7 +11,7 @@ from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import LabelRow, QuarantineRow
 from relabel.manifests.plan import ChunkId, Receipt, ReusedRows, commit_chunk, write_plan
 from relabel.manifests.rows import make_plan
-from relabel.manifests.run import RunFolder
+from relabel.manifests.run_folder import RunFolder
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.store import LocalStore
 

@@ -12,17 +12,9 @@ from hypothesis import given
 from pydantic import Field
 
 from relabel.manifests.errors import InputError
-from relabel.manifests.labels import (
-    NODES,
-    QUARANTINE,
-    QuarantineRow,
-    Tree,
-    parquet_bytes,
-    read_tree,
-    table_bytes,
-    table_of,
-)
+from relabel.manifests.labels import QUARANTINE, QuarantineRow, parquet_bytes, table_bytes, table_of
 from relabel.manifests.records import LEFT_OUT, checked, plain
+from relabel.manifests.trees import NODES, Tree, read_tree
 from tests.trees import Sketch, sketches, tree_of
 
 

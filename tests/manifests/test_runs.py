@@ -17,7 +17,8 @@ from relabel.manifests.files import Storage
 from relabel.manifests.labels import LABELS, parquet_bytes
 from relabel.manifests.plan import Fates, RunRows, load_plan
 from relabel.manifests.records import unsealed
-from relabel.manifests.run import RunFolder, RunManifest, build_manifest, load_manifest, write_manifest
+from relabel.manifests.run_folder import RunFolder, build_manifest
+from relabel.manifests.run_manifest import RunManifest, load_manifest, write_manifest
 from relabel.manifests.store import open_run_store
 from tests.manifests.small_runs import commit, label, planned_run
 

@@ -16,7 +16,8 @@ from relabel.distill.students.networks import Embedder, check_base
 from relabel.distill.students.spec import DistillSpec
 from relabel.labelers.engines.transformers import load_tokenizer
 from relabel.manifests.errors import ModelError
-from relabel.manifests.models import PLAIN, ResolvedModel, read_tokenizer
+from relabel.manifests.models import ResolvedModel
+from relabel.manifests.weights import PLAIN, read_tokenizer
 
 TEXT = f"{' '.join(PLAIN)} Café grade the document for the query"
 PROMPT = "Grade the document:\n\nRed shoes,  size 40 (für Damen) 红鞋"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from sklearn import metrics
 from sklearn.dummy import DummyClassifier
 
-from relabel.manifests.labels import evidence_reward, exact_match, hit_at_1, ids_of, normal_answer, over_budget, set_f1
+from relabel.manifests.evidence_sets import evidence_reward, exact_match, hit_at_1, normal_answer, over_budget, set_f1
+from relabel.manifests.labels import ids_of
 from relabel.manifests.metrics.evaluation import (
     BM25_B,
     BM25_K1,

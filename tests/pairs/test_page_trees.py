@@ -17,8 +17,8 @@ from relabel.jobs.pairs.chunks import tree_of
 from relabel.jobs.pairs.pages import CleanedPage, Form, read_page
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
-from relabel.manifests.labels import CONTENT, NODES, STRUCTURE, Node, read_tree
 from relabel.manifests.specs import InputSpec
+from relabel.manifests.trees import CONTENT, NODES, STRUCTURE, Node, read_tree
 from tests.strategies import texts
 
 PAGE = "# Roses\n\nA flower.\n\n### Care\n\n- prune\n  - in winter\n- water\n\n## Care\n\n| a | b |\n|-|-|\n| 1 | 2 |\n"

@@ -21,7 +21,9 @@ from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import LabelRow, QuarantineRow
 from relabel.manifests.plan import ChunkId, commit_chunk, fingerprint_parts, shard_row_ids, write_plan
 from relabel.manifests.rows import make_plan, read_chunks
-from relabel.manifests.run import RunFolder, build_manifest, file_schema, write_manifest
+from relabel.manifests.run_folder import RunFolder, build_manifest
+from relabel.manifests.run_labels import file_schema
+from relabel.manifests.run_manifest import write_manifest
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import open_run_store
 from tests.jobs.conftest import folder, no_scheduler, relabel, write_job  # noqa: F401

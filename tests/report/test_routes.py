@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.report.artifacts import DOCUMENTS
-from relabel.manifests.labels import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
+from relabel.manifests.trees import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS
 
 

@@ -14,9 +14,9 @@ from relabel.distill.students.examples import load_examples, load_labels
 from relabel.distill.students.spec import DistillSpec, LabelSource
 from relabel.jobs.cli import relabel
 from relabel.labelers.engines.fake import Fake
+from relabel.manifests.cascade import audit_of_rows, certified_threshold
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.reuse import audit_of_rows, certified_threshold
 from tests.reuse.conftest import Days, Row, rows_of, said
 
 SUMS = ("labelled", "reused", "quarantined")

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from relabel.labelers.registry import ENGINES
 from relabel.labelers.variants import Variants
 from relabel.manifests.asks import Ask, Message
+from relabel.manifests.label_keys import AnswerKeys, LabelKeys, normalise_query
 from relabel.manifests.labels import Pair, Reads
-from relabel.manifests.reuse import AnswerKeys, KeyIndex, LabelKeys, normalise_query
-from relabel.manifests.run import engine_identity
+from relabel.manifests.reuse import KeyIndex
+from relabel.manifests.run_manifest import engine_identity
 from tests.faults.shared_jobs import SIBLINGS, WHOLE_QUERY, chunks_of, options_of
 from tests.reuse.conftest import Days, Row, rows_of, said
 from tests.strategies import pairs

@@ -17,7 +17,7 @@ import pytest
 
 from relabel.distill.students.model import StudentModel, load_student, student_digest
 from relabel.manifests.errors import ModelError
-from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.phi import DEFAULT_PHI
 from tests.export.conftest import decoder  # noqa: F401
 from tests.score.conftest import write_tiny_student
 

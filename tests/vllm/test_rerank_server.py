@@ -21,7 +21,7 @@ from relabel.distill.students.model import grade_token_ids, load_student, render
 from relabel.distill.students.networks import DecoderStudent, EncoderStudent
 from relabel.distill.students.spec import STUDENT_VERSION, StudentRecord
 from relabel.export.huggingface import write_model
-from relabel.manifests.labels import DEFAULT_PHI
+from relabel.manifests.phi import DEFAULT_PHI
 from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.engines.conftest import CHATML, make_tokenizer
 

@@ -1,4 +1,9 @@
-"""A run's folder: what is committed, what its receipts add up to, the proof of all rows, the manifest, the labels."""
+"""A run's folder as a whole: what is committed, what its receipts add up to, whether every row is accounted for, and
+the manifest that says so.
+
+Counting and resuming look at receipts alone, so their cost grows with chunks and never with rows; proving conservation
+reads one narrow column of every committed file, once, when the last chunk is in.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,16 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from relabel.manifests import failpoints
-from relabel.manifests.asks import Charge
-from relabel.manifests.errors import InputError, ManifestError, RelabelError
+from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import CASCADE_COLUMNS, QUARANTINE, SCHEMA_VERSION, label_schema, table_of
+from relabel.manifests.labels import QUARANTINE, table_of
 from relabel.manifests.plan import (
     PLAN_NAME,
     ChunkId,
@@ -29,10 +32,8 @@ from relabel.manifests.plan import (
     Plan,
     Receipt,
     ReusedRows,
-    RunRows,
     agree,
     chunk_row_ids,
-    facts_of,
     load_plan,
     load_receipt,
     parse_plan,
@@ -41,272 +42,17 @@ from relabel.manifests.plan import (
     read_file_of,
     refuse_rounds,
 )
-from relabel.manifests.records import (
-    LEFT_OUT,
-    canonical_json,
-    plain,
-    read_record,
-    sealed_json,
-    sha256_bytes,
+from relabel.manifests.records import canonical_json, sha256_bytes
+from relabel.manifests.run_manifest import (
+    MANIFEST_VERSION,
+    CascadeAudit,
+    EngineMix,
+    RunManifest,
+    engines_differ,
+    engines_of,
+    load_manifest,
 )
-from relabel.manifests.store import Store, map_concurrent, open_run_store, read_if_there
-
-# ------------------------------------------------------------------------------
-# Which engines made a set of labels, and whether they are one.
-#
-# Labels of two engines, models or precisions in one set are two teachers under one name. So a run refuses to go on with
-# another engine than the one that began it, and outputs of different ones are not merged, unless the user says so; then
-# the manifest says so too.
-
-
-IDENTITY = ("family", "version", "model_digest", "dtype", "device")
-"""What must agree. Of the device only its kind (`cuda`, `cpu`): which of a node's GPUs answered is no difference, a CPU
-is one.
-"""
-
-
-def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What of an engine's facts (as receipts hold them) decides whether its labels may be mixed with others."""
-    found = {name: str(facts.get(name, "")) for name in IDENTITY}
-    return found | {"device": found["device"].partition(":")[0]}
-
-
-def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All engines that made a set of labels: those that were asked, and the identities of those whose labels were
-    reused.
-    """
-    found = [dict(facts) for facts in asked if facts]
-    for identity in map(engine_identity, taken):
-        if identity not in map(engine_identity, found):
-            found.append(dict(identity))
-    return found
-
-
-def engines_differ(engines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What differs between engines, a phrase each (`version: 0.26.0 and 0.32.0`); empty for one engine or none."""
-    identities = [engine_identity(facts) for facts in engines if facts]
-    values = {name: sorted({identity[name] for identity in identities}) for name in IDENTITY}
-    return [f"{name}: {' and '.join(one or 'none' for one in held)}" for name, held in values.items() if len(held) > 1]
-
-
-# ------------------------------------------------------------------------------
-# What a run is expected to take, and what it may spend.
-
-
-class Range(NamedTuple):
-    """A number with its 95 % interval. Exact numbers have `low == value == high`."""
-
-    low: float
-    value: float
-    high: float
-
-    @classmethod
-    def exact(cls, value: float) -> Range:
-        return cls(value, value, value)
-
-    def __mul__(self, other: object) -> Range:  # a tuple's `*` repeats it, which no range wants
-        if isinstance(other, Range):
-            return Range(self.low * other.low, self.value * other.value, self.high * other.high)
-        assert isinstance(other, int | float)
-        return Range(self.low * other, self.value * other, self.high * other)
-
-    def plus(self, other: Range) -> Range:
-        """The sum, as if both missed in the same direction: wide rather than wrong."""
-        return Range(self.low + other.low, self.value + other.value, self.high + other.high)
-
-    def rounded(self, digits: int = 0) -> Range:
-        return Range(*(round(one, digits) for one in self))
-
-
-class Limits(NamedTuple):
-    """`run.max_tokens` and `run.max_cost`; None is no limit."""
-
-    max_tokens: int | None = None
-    max_cost: float | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self != (None, None)
-
-    def hold(self, charge: Charge) -> bool:
-        """Whether that much is within the limits."""
-        return (self.max_tokens is None or charge.tokens <= self.max_tokens) and (
-            self.max_cost is None or charge.cost <= self.max_cost
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetState:
-    """How much of a budget is spent, by receipts; None means no limit."""
-
-    max_tokens: int | None
-    max_cost: float | None
-    spent_tokens: int
-    spent_cost: float
-
-    @property
-    def text(self) -> str:
-        """For people, in a phrase."""
-        tokens = "" if self.max_tokens is None else f"{self.spent_tokens:,} of {self.max_tokens:,} tokens spent"
-        cost = "" if self.max_cost is None else f"{self.spent_cost:,.4f} of {self.max_cost:,.4f} in money spent"
-        return "; ".join(filter(None, (tokens, cost)))
-
-
-# ------------------------------------------------------------------------------
-# A run's `manifest.json` as a record: what ran, on what, and what became of every row. Fields are in the order of
-# the JSON.
-#
-# Readers rely on the fields without a default.
-
-
-MANIFEST_NAME = "manifest.json"
-MANIFEST_VERSION = 1
-
-
-@dataclass(frozen=True)
-class EngineMix:
-    """Whether labels of different engines were allowed, and what differs between those that are there."""
-
-    allowed: bool = False
-    differences: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class MergedSource:
-    """An output that was merged, as it was found; its rows begin at `first_row_id` of the merged input."""
-
-    output: str
-    fingerprint: str
-    manifest_sha256: str | None = None
-    receipts_sha256: str | None = None
-    first_row_id: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunManifest:
-    """The manifest of any output.
-
-    Args:
-        receipts_sha256, receipts_listing_sha256: of the receipts' contents, and of what a listing shows of them.
-        engines: all that made the labels; `engines_asked` are those that were asked here.
-        provenance: the plan's parts.
-        merged_from: of a merged output.
-        variables: of the spec's `${...}`, by name; of an output which was labelled or scored where it lies.
-        budget: where the job had one.
-    """
-
-    version: int
-    relabel: str = ""
-    name: str = ""
-    fingerprint: str
-    plan_sha256: str | None = None
-    receipts_sha256: str
-    receipts_listing_sha256: str
-    rows: RunRows
-    quarantined_by_status: dict[str, int]
-    conservation: str = ""
-    failed_fraction: float = 0.0
-    max_failed_fraction: float
-    over_limit: bool
-    stages: dict[str, dict[str, int]]
-    worker_seconds: float
-    engines: list[dict[str, Any]]
-    engines_asked: list[dict[str, Any]]
-    mixed: EngineMix = EngineMix()
-    canary: list[dict[str, Any]] = field(default_factory=list)
-    reused_from: list[ReusedRows]
-    provenance: dict[str, Any] = field(default_factory=dict)
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    spec: dict[str, Any] = field(default_factory=dict)
-    labels: list[FileRef]
-    quarantine: list[FileRef]
-    answers: list[FileRef]
-    merged_from: list[MergedSource] | None = field(default=None, metadata=LEFT_OUT)
-    cascade: CascadeAudit | None = field(default=None, metadata=LEFT_OUT)
-    variables: dict[str, str] | None = field(default=None, metadata=LEFT_OUT)
-    budget: BudgetState | None = field(default=None, metadata=LEFT_OUT)
-
-
-@dataclass(frozen=True, slots=True)
-class CascadeAudit:
-    """Who labelled a cascade's rows, and how often the teacher disagreed with the cheap labels.
-
-    Args:
-        alpha: bound of the mean loss a query.
-        threshold: of the cheap answer's confidence.
-        queries: of the calibration.
-        cheap, teacher, calibration, audited: rows; all but the first were asked of the teacher.
-        loss: mean loss a query, by the audited pairs, with 95 % bounds; None where too few were audited.
-    """
-
-    alpha: float
-    threshold: float
-    queries: int
-    cheap: int
-    teacher: int
-    calibration: int
-    audited: int
-    loss: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def is_alarm(self) -> bool:
-        """Whether the loss has left its bound, and not by the chance of the draw alone."""
-        return self.low is not None and self.low > self.alpha
-
-    @property
-    def text(self) -> str:
-        """In a line."""
-        rows = self.cheap + self.teacher + self.calibration + self.audited
-        saved = f"{self.cheap:,} of {rows:,} rows ({self.cheap / max(1, rows):.0%}) without the teacher"
-        if self.loss is None:
-            return f"{saved}; too few pairs audited to say what that costs (alpha {self.alpha:g})"
-        lost = f"loss {self.loss:.4f} ({self.low:.4f} to {self.high:.4f}) by {self.audited:,} audited pairs"
-        return f"{saved}; {lost}, alpha {self.alpha:g}" + (": ABOVE THE BOUND" if self.is_alarm else "")
-
-
-def load_manifest(store: Store) -> RunManifest | None:
-    """The manifest of an output, or None if the run has not finished.
-
-    Raises:
-        ManifestError: it is damaged, or another version of relabel wrote it.
-    """
-    data = read_if_there(store, MANIFEST_NAME)
-    if data is None:
-        return None
-    where = f"{store.root}/{MANIFEST_NAME}"
-    advice = "Move it away and run the job again."
-    return read_record(
-        RunManifest,
-        data,
-        where,
-        "not a manifest",
-        advice,
-        version=MANIFEST_VERSION,
-        check=_check_rows,
-    )
-
-
-def _check_rows(manifest: RunManifest) -> None:
-    """Raise ValueError unless its rows add up, and its files hold them."""
-    rows = manifest.rows
-    labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
-    if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
-        in_files = {"labels": labels, "quarantine": quarantine}
-        raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")
-
-
-def write_manifest(store: Store, manifest: RunManifest) -> None:
-    """Make the manifest durable: the last file of a run, replaced after a retry."""
-    failpoints.hit("before_manifest")
-    store.put(MANIFEST_NAME, sealed_json(plain(manifest)))
-    failpoints.hit("after_manifest")
-
-
-# ------------------------------------------------------------------------------
-# The sums over the receipts of a run, or of some of its shards, at one moment.
-
+from relabel.manifests.store import Store, map_concurrent, open_run_store
 
 NAMES_AT_A_TIME = 4096
 
@@ -428,13 +174,6 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
         listing_digest=listing_digest,
         etags=etags,
     )
-
-
-# ------------------------------------------------------------------------------
-# A run's folder as a whole: what is committed, whether every row is accounted for, and the manifest that says so.
-#
-# Counting and resuming look at receipts alone, so their cost grows with chunks and never with rows; proving
-# conservation reads one narrow column of every committed file, once, when the last chunk is in.
 
 
 RECEIPTS_KEPT = 20_000
@@ -762,135 +501,4 @@ def build_manifest(
         quarantine=found.quarantine,
         answers=found.answers,
         cascade=cascade,
-    )
-
-
-# ------------------------------------------------------------------------------
-# Label files by the plan that they were written under: which columns they hold, and all of them read as rows of one
-# kind.
-
-
-def own_columns(parts: dict[str, Any]) -> dict[str, str]:
-    """The columns that a plan's labeler adds to its labels, name → kind."""
-    return dict(facts_of(parts).label_columns)
-
-
-def labeler_columns(parts: dict[str, Any]) -> dict[str, str]:
-    """As `own_columns`, without those of a cascade: what a label of an earlier run must have."""
-    left_out = {column.name for column in CASCADE_COLUMNS} if "cascade" in parts else set()
-    return {name: kind for name, kind in own_columns(parts).items() if name not in left_out}
-
-
-def file_schema(parts: dict[str, Any]) -> pa.Schema:
-    """How the label files of a plan with these parts lie."""
-    return label_schema(own_columns(parts))
-
-
-def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The parts that say how label files lie, for files with a place for all labels of some plans: the columns of each
-    after one another.
-
-    Args:
-        plans: what to call each in an error, and its parts.
-    Raises:
-        ManifestError: a plan is of a version whose labels can't be mixed with others, or two have a column of one name
-            and two kinds.
-    """
-    columns: dict[str, str] = {}
-    for where, parts in plans:
-        version = facts_of(parts).schema
-        if version != SCHEMA_VERSION:
-            raise ManifestError(
-                f"{where}: has label files of version {version}, which don't merge with others. Label it again."
-            )
-        for name, kind in own_columns(parts).items():
-            if columns.setdefault(name, kind) != kind:
-                raise ManifestError(
-                    f"{where}: its column `{name}` holds {kind}, that of an output named before it {columns[name]}."
-                )
-    return {"schema": SCHEMA_VERSION, "label_columns": [list(column) for column in columns.items()]}
-
-
-def read_labels(
-    folder: RunFolder, file: FileRef, names: list[str] | None = None, *, check_bytes: bool = True
-) -> pa.Table:
-    """A committed label file's columns, the labeler's own after the others.
-
-    Args:
-        names: those to read, all by default; what the file does not have is left out.
-    Raises:
-        ManifestError: as `RunFolder.table`.
-    """
-    schema = file_schema(folder.plan.parts)
-    return folder.table(
-        file, schema, [name for name in schema.names if names is None or name in names], check_bytes=check_bytes
-    )
-
-
-def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table's columns in the order of a schema, null where the table has none; columns that the schema does not name
-    are left out.
-    """
-    held = {name: table[name] for name in table.column_names}
-    columns = [held[one.name] if one.name in held else pa.nulls(table.num_rows, one.type) for one in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-# ------------------------------------------------------------------------------
-# The committed labels of a run, as evaluation and merging open them.
-
-
-@dataclass(frozen=True)
-class RunLabels:
-    """A run's output, ready to be read.
-
-    Args:
-        found: by the manifest, or by the receipts where it is not finished.
-        notes: remarks for a reader of a report.
-    """
-
-    root: str
-    plan: Plan
-    folder: RunFolder
-    found: Snapshot
-    notes: list[str]
-
-    @property
-    def grades(self) -> int:
-        """K."""
-        return self.plan.facts.labeler.grades
-
-
-def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunLabels:
-    """The files of an output folder, none of them read yet.
-
-    Raises:
-        InputError: the folder holds no run.
-        ManifestError: the run is not finished, or over its quarantine limit, and `allow_partial` is off; or a file is
-            damaged.
-    """
-    no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
-    folder = open_planned(root, storage, InputError(no_run))
-    manifest = load_manifest(folder.store)
-    found = folder.snapshot(manifest=manifest)
-    advice = dict[str, str]()
-    if manifest is None or manifest.receipts_sha256 != found.digest:
-        older = "" if manifest is None else ", and its manifest is older than its receipts"
-        state = f"not finished: {found.tally.rows:,} of {folder.plan.rows:,} rows are done{older}"
-        advice[state] = "Run the job again to finish it"
-    if manifest is not None and manifest.over_limit:
-        share = f"{found.tally.num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine"
-        state = f"over its quarantine limit: {share}, limit {manifest.max_failed_fraction:.0%}"
-        advice[state] = "Complete it with `relabel retry`"
-    for state in () if allow_partial else advice:
-        raise ManifestError(
-            f"{root}: {state}; no labels but those of the whole run are a fair sample. {advice[state]}, or judge what "
-            "is there with --allow-partial."
-        )
-    return RunLabels(
-        root,
-        folder.plan,
-        folder,
-        found,
-        [f"{root} is {state}" for state in advice],
     )
