@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -431,3 +432,16 @@ def test_long_documents_are_cut_by_characters_or_the_row_is_overlong(serve: Any,
         run_all(connect(server, max_prompt_tokens=100, overlong="quarantine"), [Request(0, long, 0)])[0].finish
         == "overlong"
     )
+
+
+def test_a_line_of_another_model_is_no_answer_and_is_paid(serve: Any, write_job: Any, capsys: Any) -> None:
+    def script(call: Call) -> Json:
+        reply = r3a(call)
+        is_other = re.search(r"of kind 3\b", call.raw.decode()) is not None
+        reply.payload["model"] = "cheap-mini" if is_other else "teacher-2026-01"
+        return reply
+
+    assert run(job_of(write_job, start(serve, BatchServer(script))), capsys=capsys)[0] == 0
+    assert grades() == {row: grade for row, grade in WANTED.items() if row != 3}
+    refused = committed("quarantine")[3]
+    assert (refused["status"], "cheap-mini" in refused["reason"]) == ("engine", True)
