@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from relabel.distill.students.distillation import distill
 from relabel.distill.students.model import load_student
+from relabel.distill.students.spec import DistillSpec
 from relabel.export.loader import Student
+from relabel.manifests.files import Storage
 from tests.architectures.test_matrix import BASES, DECODER, OFFSET, SIZES, Base, write_base
 from tests.distill.conftest import label_rows, make_pairs, softened, write_labels
 
@@ -91,16 +94,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory, pairs_file: Path) -> Calla
         rows = label_rows(make_pairs(), has_nodes=False)
         two = [{**row, "grade": min(row["grade"], 1), "probs": softened(min(row["grade"], 1), 2)} for row in rows]
         labels = write_labels(folder / "labels.parquet", two)
-        from relabel.distill.students.distillation import distill
-        from relabel.distill.students.spec import DistillSpec
-        from relabel.manifests.files import Storage
-
         is_encoder = kind.base.kind == "encoder"
+        # a loud head, so that answers differ from pair to pair
+        own = {"max_tokens": 48, "head_learning_rate": 0.1} if is_encoder else {"max_tokens": 200}
         spec = DistillSpec(
             name="tiny",
             labels=[{"path": str(labels), "pairs": {"path": str(pairs_file)}}],
             student={"kind": kind.base.kind, "model": str(base), **({"pooling": "cls"} if is_encoder else {})},
-            train={"max_steps": 4, "batch_size": 8, "learning_rate": 3e-3, "max_tokens": 48 if is_encoder else 200},
+            train={"max_steps": 4, "batch_size": 8, "learning_rate": 3e-3, **own},
             split={"dev": 0.2, "test": 0.2},
             output=str(folder / "student"),
         )  # type: ignore[arg-type]
