@@ -170,17 +170,33 @@ def bench_bundle(
     """
     require("onnxruntime", extra="cpu", purpose="A bench")
     load_before = machine_load()
-    student, encoder = student_facts(bundle), Encoder(bundle.folder, bundle.facts["inputs"])
+    student = student_facts(bundle)
+    encoder = Encoder(bundle.folder, bundle.facts["inputs"])
     models = choose_models(student.models, spec, Machine.here())
     workload = plan_workload(pairs, student.inputs.lengths, encoder, seed=spec.seed)
     judge_gates(gates, figures(models, spec), None)
-    threads, seconds = spec.threads or default_threads(), spec.seconds / len(models)
+    threads = spec.threads or default_threads()
+    seconds = spec.seconds / len(models)
     for model in models:
         say(f"{model.side}: opening {model.path}")
-        path, heads = bundle.folder / model.path, list(student.heads)
-        run = model_runner(path, model.provider, heads, precision=model.precision, threads=threads)
+        path = bundle.folder / model.path
+        heads = list(student.heads)
+        run = model_runner(
+            path,
+            model.provider,
+            heads,
+            precision=model.precision,
+            threads=threads,
+        )
         start = time.perf_counter()
-        bench = ModelBench(run, encoder, workload, spec, model, say)
+        bench = ModelBench(
+            run=run,
+            encoder=encoder,
+            workload=workload,
+            spec=spec,
+            model=model,
+            say=say,
+        )
         bench.closed_loop(seconds / 2)
         bench.open_loop(start + seconds - time.perf_counter())
     cpu, *gpus = device_names()
@@ -315,7 +331,8 @@ def choose_models(models: Sequence[ModelFile], spec: BenchSpec, machine: Machine
                 paths.pop("bf16", None)
         found += [ModelLatency(provider, precision, path) for precision, path in paths.items()]
     known = {model.precision for model in found}
-    if strange := [name for name in spec.precisions if name not in known]:
+    strange = [name for name in spec.precisions if name not in known]
+    if strange:
         raise UsageError(f"--precisions {strange[0]}: the bundle has {', '.join(sorted(known))} for these providers.")
     return [model for model in found if not spec.precisions or model.precision in spec.precisions]
 
@@ -345,10 +362,12 @@ class ModelBench:
         """Measure shape after shape, as far as the time suffices; what one leaves goes to the next. The first gets a
         third of the time, since its p99 is asked for most.
         """
-        end, shapes = time.perf_counter() + seconds, self.spec.shapes
+        end = time.perf_counter() + seconds
+        shapes = self.spec.shapes
         for number, shape in enumerate(shapes):
             number_of_rows, _, length = shape.partition("x")
-            rows, tokens = int(number_of_rows), None if length == "replay" else int(length)
+            rows = int(number_of_rows)
+            tokens = None if length == "replay" else int(length)
             if tokens is not None and tokens > self.encoder.max_tokens:
                 self.model.not_run.append((shape, TOO_LONG))
                 continue
@@ -358,7 +377,8 @@ class ModelBench:
             if len(latency_s) < FEWEST_SAMPLES:
                 self.model.not_run.append((shape, TOO_SHORT))
                 continue
-            seconds, pairs_per_s = float(latency_s.sum()), float(rows / latency_s.mean())
+            seconds = float(latency_s.sum())
+            pairs_per_s = float(rows / latency_s.mean())
             self.model.closed.append(
                 self._row(
                     shape,
@@ -373,7 +393,9 @@ class ModelBench:
 
     def open_loop(self, seconds: float) -> None:
         """Measure capacity first, in requests/s of full micro-batches with no queue, then rate after rate."""
-        spec, rows, limits = self.spec, self.spec.request_pairs, bounds(self.spec)
+        spec = self.spec
+        rows = self.spec.request_pairs
+        limits = bounds(self.spec)
         if seconds <= 0:
             self.model.not_run.append(("open", TOO_SHORT))
             return
@@ -535,7 +557,9 @@ def serve(
         answers came in; seconds from the first moment to the last answer.
     """
     done_s = np.full(len(arrival_s), np.inf)
-    batches, place, now = 0, 0, 0.0
+    batches = 0
+    place = 0
+    now = 0.0
     start = clock()
     while place < len(arrival_s) and now <= stop_s:
         ready = int(np.searchsorted(arrival_s, now, side="right"))
@@ -546,7 +570,8 @@ def serve(
             end = min(ready, full)
             answer(place, end)
             done_s[place:end] = clock() - start
-            batches, place = batches + 1, end
+            batches = batches + 1
+            place = end
         else:
             sleep(float(min(closes, fills)) - now)
         now = clock() - start
@@ -655,9 +680,16 @@ def measurements_of(folder: Path, manifest_sha256: str) -> list[BenchFacts]:
     Raises:
         ManifestError: a file of them is damaged, or of another format.
     """
-    what, advice = "not latencies as this relabel writes them", "Measure them again: relabel bench."
+    what = "not latencies as this relabel writes them"
+    advice = "Measure them again: relabel bench."
     found = [
-        read_record(BenchFacts, path.read_bytes(), str(path), what, advice)
+        read_record(
+            BenchFacts,
+            path.read_bytes(),
+            str(path),
+            what,
+            advice,
+        )
         for path in sorted(measurements_folder(folder).glob("*.json"))
     ]
     return sorted(
@@ -711,7 +743,8 @@ def write_results(folder: Path, facts: BenchFacts) -> Path:
     ]
     lines += ["", "–: too few latencies were measured to state it. All figures: the file `.json`."]
     lines += [f"\n{warning}" for warning in warnings_of(facts)]
-    store, name = LocalStore(folder), machine_name(facts.machine)
+    store = LocalStore(folder)
+    name = machine_name(facts.machine)
     store.put(f"{name}.svg", plot(facts))
     store.put(f"{name}.md", ("\n".join(lines) + "\n").encode())
     store.put(f"{name}.json", readable_json(plain(facts)))
@@ -720,7 +753,8 @@ def write_results(folder: Path, facts: BenchFacts) -> Path:
 
 def machine_line(facts: BenchFacts) -> str:
     """What it was measured on, and with what."""
-    machine, workload = facts.machine, facts.workload
+    machine = facts.machine
+    workload = facts.workload
     source = "its own record of lengths" if workload["from"] == "lengths" else "pairs of a file"
     versions = machine["versions"].items()
     runtimes = [f"{name} {version}" for name, version in versions if name.startswith(("onnxruntime", "openvino"))]
@@ -801,7 +835,8 @@ def _signs_of_other_work(facts: BenchFacts) -> list[str]:
     found = []
     load = facts.machine.get("load") or {}
     cores = load.get("cores") or facts.machine["usable_cores"]
-    before, after = load.get("before"), load.get("after")
+    before = load.get("before")
+    after = load.get("after")
     if before is not None and before > MOST_LOAD * cores:
         found.append(f"its load was {before:.1f} on {cores} cores before the bench began")
     if after is not None and after - facts.machine["threads"] > MOST_LOAD * cores:
@@ -831,7 +866,15 @@ def plot(facts: BenchFacts) -> bytes:
                 if rows:
                     rates, latencies_ms = ([row[key] for row in rows] for key in ("offered_rate", f"{name}_ms"))
                     label = f"{model.side}: {name}"
-                    axes.plot(rates, latencies_ms, style, marker="o", markersize=3, linewidth=1, label=label)
+                    axes.plot(
+                        rates,
+                        latencies_ms,
+                        style,
+                        marker="o",
+                        markersize=3,
+                        linewidth=1,
+                        label=label,
+                    )
         for bound in {slo["slo_ms"] for model in facts.models for slo in model.slo}:
             axes.axhline(bound, color="black", linewidth=0.8, linestyle="--")
         axes.set(xlabel="requests/s offered", ylabel="ms from scheduled arrival", yscale="log", title=facts.name)

@@ -39,12 +39,12 @@ def describe_lengths(lengths: Sequence[int]) -> TokenLengths:
     p50, p90, p99 = (int(value) for value in np.ceil(np.percentile(lengths, [50, 90, 99])))
     tokens, rows = np.unique(lengths, return_counts=True)
     return TokenLengths(
-        len(lengths),
-        p50,
-        p90,
-        p99,
-        int(max(lengths)),
-        [list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)],
+        rows=len(lengths),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        max=int(max(lengths)),
+        histogram=[list(pair) for pair in zip(tokens.tolist(), rows.tolist(), strict=True)],
     )
 
 
@@ -238,7 +238,13 @@ def read_parity(held: Any, where: str) -> Parity:
     Raises:
         ManifestError: it is damaged; names the key.
     """
-    return read_record(Parity, held, where, "its parity is not as this relabel writes it", "Restore it from a copy.")
+    return read_record(
+        Parity,
+        held,
+        where,
+        "its parity is not as this relabel writes it",
+        "Restore it from a copy.",
+    )
 
 
 CARD_NAME = "README.md"
@@ -331,7 +337,8 @@ def choose_precision(parity: Parity, provider: str, wish: str, why: str = "named
         made_of |= {name: made_of[source] for name, source in ROUNDED.items() if source in made_of}
     if wish not in made_of:
         raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(made_of)}.")
-    if doubts := made_of[wish].doubts:
+    doubts = made_of[wish].doubts
+    if doubts:
         why += f"; its gate is undecided: {'; '.join(doubts)}"
     return ChosenPrecision(wish, why, provider)
 

@@ -126,7 +126,8 @@ def open_bundle(folder: Path) -> Bundle:
         raise ManifestError(f"{folder}: no {MANIFEST_NAME} there, so no bundle. Give the folder that an export wrote.")
     with translate_refusals(), translate_errors("read", path):
         facts, files = puller.read_manifest(path.read_bytes(), str(path))
-        if fault := fault_among(folder, files, follows=True):
+        fault = fault_among(folder, files, follows=True)
+        if fault:
             raise ManifestError(f"{fault}. Export, seal or pull the bundle again.")
     return Bundle(folder, facts, tuple(files))
 

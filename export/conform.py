@@ -94,8 +94,12 @@ class RerankServer:
     """
 
     def __init__(self, url: str, api: str, model: str, key: str | None, encoder: Encoder) -> None:
-        self._url, self._model, self._key, self._encoder = url.rstrip("/"), model, key, encoder
-        self.api, faults = api, []
+        self._url = url.rstrip("/")
+        self._model = model
+        self._key = key
+        self._encoder = encoder
+        self.api = api
+        faults = []
         tried = (KSERVE,) if self._url.endswith("/infer") else APIS
         for self.api in tried if api == "auto" else ():
             try:
@@ -234,7 +238,14 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
             asked.append(question)
     remarks = [f"refuses {kind}: {why}" for kind, why in refused.items()]
     tolerances = {name: float(model["tolerance"]) for name, model in reference["models"].items()}
-    return _judged(student, tolerances, asked, np.concatenate(served), server.api, remarks)
+    return _judged(
+        student,
+        tolerances,
+        asked,
+        np.concatenate(served),
+        server.api,
+        remarks,
+    )
 
 
 def _questions(sealed: list[Pair], student: Student, refused: Collection[str]) -> Iterator[Question]:
@@ -280,7 +291,8 @@ def _long_pairs(sealed: list[Pair], student: Student) -> list[Pair]:
     pairs = []
     for query in [queries[place * len(queries) // LONG_QUERIES] for place in range(min(LONG_QUERIES, len(queries)))]:
         ranked = np.argsort(student.expected_grades([(query, document) for document in documents]), kind="stable")
-        worst, best = documents[ranked[0]], documents[ranked[-1]]
+        worst = documents[ranked[0]]
+        best = documents[ranked[-1]]
         pairs.append((query, f"{best} {words(int(OVER * most))} {worst}"))
         pairs.append((query, f"{worst} {words(int(OVER * most))} {best}"))
         pairs.append((query, f"{words(most // 4)} {best} {words(int(OVER * most))}"))
@@ -330,7 +342,8 @@ def _judged(
     most = max(TOLERANCE, tolerances[match.precision])
     counts_N = np.ones(len(pairs), dtype=bool)
     empty_N = np.array([not document.strip() for _, document in pairs])
-    if (odd := float(apart_N[empty_N].max(initial=0.0))) > most:
+    odd = float(apart_N[empty_N].max(initial=0.0))
+    if odd > most:
         remarks.append(f"answers an empty document otherwise than the bundle, by {odd:.2g}; nothing hangs on it")
         counts_N = ~empty_N
         apart_N[empty_N] = 0.0
@@ -339,10 +352,18 @@ def _judged(
     mistake = None
     if furthest > SAME:
         noise = [_rms(scores_N - answers[student.precision]) for scores_N in answers.values()]
-        compared = Comparison([one.pairs for one in asked], served_N, apart_N, counts_N, max(TOLERANCE, *noise))
+        compared = Comparison(
+            [one.pairs for one in asked],
+            served_N,
+            apart_N,
+            counts_N,
+            max(TOLERANCE, *noise),
+        )
         mistake = explain(Subject(student), compared, combines=furthest > most)
     disorder = furthest > most and _furthest_again(pairs, served_N) > TOLERANCE
-    reason, scale, verdict = "", match.scale.name, "equal"
+    reason = ""
+    scale = match.scale.name
+    verdict = "equal"
     if mistake is not None:
         reason = mistake.name
     elif disorder:
@@ -353,7 +374,8 @@ def _judged(
         verdict = "different"
         scale = "not known" if mistake is None else f"{mistake.scale}, but for that"
     elif furthest > most:
-        verdict, scale = "monotone", "a scale of its own"
+        verdict = "monotone"
+        scale = "a scale of its own"
     elif match.scale.name != EXPECTED.name:
         verdict = "monotone"
     if verdict != "different" and match.precision != student.precision:

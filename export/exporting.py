@@ -104,7 +104,9 @@ def export_bundle(
         StaleRunError: `target` holds something else.
         ConfigError, InputError, ManifestError, ModelError, MissingExtraError: see the modules that raise them.
     """
-    record, digest, release = read_student(path), student_digest(path), importlib.metadata.version("relabel-ir")
+    record = read_student(path)
+    digest = student_digest(path)
+    release = importlib.metadata.version("relabel-ir")
     recipe = digest_of(
         {
             "student": digest,
@@ -114,13 +116,27 @@ def export_bundle(
             "pairs": asdict(pairs) if pairs else None,
         }
     )
-    if (done := made_before(target, _opened, recipe, is_replacing=is_replacing, what="bundle")) is not None:
+    done = made_before(
+        target,
+        _opened,
+        recipe,
+        is_replacing=is_replacing,
+        what="bundle",
+    )
+    if done is not None:
         return done, True
     provider = provider_here(provider)
     if "tensorrt" in spec.formats:
         check_machine()
     manifest = student_manifest(path)
-    compared, calibration = _choose_pairs(path, record, manifest, spec, pairs, storage)
+    compared, calibration = _choose_pairs(
+        path=path,
+        record=record,
+        manifest=manifest,
+        spec=spec,
+        pairs=pairs,
+        storage=storage,
+    )
     student = load_student(path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
@@ -131,9 +147,24 @@ def export_bundle(
         contract = input_contract(student)
         encoder = Encoder(folder, contract)
         batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
-        models, made = _write_models(student, folder, spec, batches, say)
+        models, made = _write_models(
+            student,
+            folder,
+            spec,
+            batches,
+            say,
+        )
         rows = encoder.encode(compared.pairs)
-        parity = _compare(student, folder, models, compared, (encoder, rows), spec, provider, say)
+        parity = _compare(
+            student,
+            folder,
+            models,
+            compared,
+            (encoder, rows),
+            spec,
+            provider,
+            say,
+        )
         logits = {f"{name}_logits": grades for name, grades in record.heads.items() if spec.logits}
         facts = {
             "name": record.name,
@@ -168,8 +199,15 @@ def export_bundle(
             render_bundle_card(read_student_facts(facts, str(target)), judged), encoding="utf-8"
         )
         if spec.triton:
-            write_repository(folder, record.name, models, contract["names"], record.heads | logits)
-        if refused := [one for one in judged.models if not one.has_passed]:
+            write_repository(
+                folder,
+                record.name,
+                models,
+                contract["names"],
+                record.heads | logits,
+            )
+        refused = [one for one in judged.models if not one.has_passed]
+        if refused:
             (folder / PARITY_NAME).write_bytes(readable_json(parity))
             aside = target.with_name(target.name + ".refused")
             shutil.rmtree(aside, ignore_errors=True)
@@ -180,7 +218,13 @@ def export_bundle(
     for precision in spec.precisions if "tensorrt" in spec.formats else ():
         if precision in ENGINE_PRECISIONS:
             say(f"{precision}: building an engine")
-            bundle = build_into(target, target, precision=precision, capability=None, is_replacing=True)
+            bundle = build_into(
+                target,
+                target,
+                precision=precision,
+                capability=None,
+                is_replacing=True,
+            )
     return bundle, False
 
 
@@ -193,8 +237,19 @@ def student_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
         return {}
-    what, advice = "not readable as a student's manifest", "Restore the folder from a copy, or train again."
-    if changed := first_changed(path, read_record(StudentFiles, file.read_bytes(), str(file), what, advice).files):
+    what = "not readable as a student's manifest"
+    advice = "Restore the folder from a copy, or train again."
+    changed = first_changed(
+        path,
+        read_record(
+            StudentFiles,
+            file.read_bytes(),
+            str(file),
+            what,
+            advice,
+        ).files,
+    )
+    if changed:
         raise ManifestError(f"{path}: {changed} changed since the student was trained. {advice}")
     return dict(json.loads(file.read_bytes()))
 
@@ -254,7 +309,8 @@ def input_names(student: StudentModel) -> list[str]:
 
 def input_contract(student: StudentModel) -> dict[str, Any]:
     """What the loader must know, see `loader.Inputs`; `inputs` in the bundle's manifest."""
-    record, tokenizer = student.record, student.tokenizer
+    record = student.record
+    tokenizer = student.tokenizer
     pads_left = KINDS[record.kind].pads_left
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     contract = {
@@ -320,7 +376,8 @@ def _write_models(
             made[precision] = export_onnx(student, full, spec)
         elif precision == "fp16":
             config = student.module.inner.config
-            heads, width = config.num_attention_heads, config.hidden_size
+            heads = config.num_attention_heads
+            width = config.hidden_size
             made[precision] = write_fp16(full, target, num_heads=heads, hidden_size=width)
         elif precision == STATIC:
             made[precision] = write_int8_static(full, target, batches)
@@ -367,7 +424,8 @@ def _compare(
     _check_tokens(student, rows, pairs)
     reference = student.probabilities(pairs.pairs)
     places = choose_rows(pairs, spec.reference_pairs)
-    found, answered = [], {}
+    found = []
+    answered = {}
     for model in models:
         say(f"parity: {model.precision} on {provider}")
         run = model_runner(folder / model.path, provider, list(student.record.heads))
@@ -382,7 +440,13 @@ def _compare(
         )
         if places:  # each alone, so that no company changes them
             answered[model.precision] = answers(run, encoder, [rows[place] for place in places], 1)
-    write_reference(folder, [pairs.pairs[place] for place in places], answered, found, spec.parity)
+    write_reference(
+        folder,
+        [pairs.pairs[place] for place in places],
+        answered,
+        found,
+        spec.parity,
+    )
     return {
         "spec": spec.parity.model_dump(mode="json"),
         "pairs": pairs.about,
@@ -510,7 +574,8 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
         ModelError: torch can't trace the model.
     """
     onnxscript = require("onnxscript", extra="cpu", purpose="An export")
-    names, heads = input_names(student), list(student.record.heads)
+    names = input_names(student)
+    heads = list(student.record.heads)
     serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits).eval()
     batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
     axes = {
@@ -519,7 +584,8 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
     }
     # attention as products and a softmax: torch's own operator becomes a graph that checks every weight for NaN, 5 %
     # slower on a CPU
-    inner, before = student.module.inner, student.module.inner.config._attn_implementation
+    inner = student.module.inner
+    before = student.module.inner.config._attn_implementation
     inner.set_attn_implementation("eager")
     with quiet(), torch.no_grad():
         try:
@@ -575,7 +641,11 @@ def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) 
             fused = {}
             try:
                 model = optimizer.optimize_model(
-                    str(source), model_type="bert", num_heads=num_heads, hidden_size=hidden_size, opt_level=0
+                    str(source),
+                    model_type="bert",
+                    num_heads=num_heads,
+                    hidden_size=hidden_size,
+                    opt_level=0,
                 )
                 fused = {
                     name: int(count) for name, count in sorted(model.get_fused_operator_statistics().items()) if count
@@ -670,7 +740,8 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
     # a smaller table is not worth the operators
     tables = {one.name: one for one in floats if one.dims[0] * one.dims[1] >= 1 << 14}
     readers = Counter(name for node in graph.node for name in node.input)
-    nodes, found = [], 0
+    nodes = []
+    found = 0
     for node in graph.node:
         table = tables.get(node.input[0]) if node.op_type == "Gather" else None
         if table is None or readers[table.name] != 1 or any(one.i for one in node.attribute):
@@ -699,10 +770,17 @@ def _gathered(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
     graph.initializer.remove(table)
     for name, held in ((f"{table.name}_int8", rows_VH), (f"{table.name}_scales", scales_V1)):
         graph.initializer.append(onnx.numpy_helper.from_array(held, name))
-    out, make = node.output[0], onnx.helper.make_node
+    out = node.output[0]
+    make = onnx.helper.make_node
     return [
         make("Gather", [f"{table.name}_int8", node.input[1]], [f"{out}_int8"], name=f"{node.name}_int8"),
-        make("Cast", [f"{out}_int8"], [f"{out}_steps"], name=f"{node.name}_steps", to=onnx.TensorProto.FLOAT),
+        make(
+            "Cast",
+            [f"{out}_int8"],
+            [f"{out}_steps"],
+            name=f"{node.name}_steps",
+            to=onnx.TensorProto.FLOAT,
+        ),
         make("Gather", [f"{table.name}_scales", node.input[1]], [f"{out}_scales"], name=f"{node.name}_scales"),
         make("Mul", [f"{out}_steps", f"{out}_scales"], [out], name=node.name),
     ]
@@ -789,7 +867,8 @@ def write_int8_static(source: Path, target: Path, batches: Sequence[Mapping[str,
     Raises:
         ModelError: the graph can't be quantized.
     """
-    nncf, onnx = require_nncf(), require("onnx", extra="cpu", purpose="int8-static")
+    nncf = require_nncf()
+    onnx = require("onnx", extra="cpu", purpose="int8-static")
     try:
         with quiet():
             model = nncf.quantize(

@@ -116,7 +116,13 @@ def check_folder(
         pairs = [pair for pair in pairs if _has_short_query(student, pair[0], room)]
     with _quiet(), _refuses_what_fails(student):
         checks = [
-            _through_transformers(student, folder, form, library, pairs),
+            _through_transformers(
+                student,
+                folder,
+                form,
+                library,
+                pairs,
+            ),
             _through_sentence_transformers(student, folder, form, pairs),
         ]
     say(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
@@ -192,14 +198,30 @@ def _through_transformers(
         logits = []
         for start in range(0, len(pairs), batch_size):
             queries, documents = (list(texts) for texts in zip(*pairs[start : start + batch_size], strict=True))
-            batch = tokenizer(queries, documents, truncation=True, padding=True, return_tensors="pt")
+            batch = tokenizer(
+                queries,
+                documents,
+                truncation=True,
+                padding=True,
+                return_tensors="pt",
+            )
             with torch.inference_mode():
                 logits.append(classifier(**batch).logits if is_whole else modules(batch))
         logits_BK = torch.cat(logits)
         return np.asarray(logits_BK.softmax(1) if form == "hf" else logits_BK.sigmoid())
 
     name = version("transformers")
-    return LoadedBack("transformers", name, _most_apart(student, form, f"transformers {name}", ask, pairs))
+    return LoadedBack(
+        "transformers",
+        name,
+        _most_apart(
+            student,
+            form,
+            f"transformers {name}",
+            ask,
+            pairs,
+        ),
+    )
 
 
 def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
@@ -257,7 +279,17 @@ def _through_sentence_transformers(student: StudentModel, folder: Path, form: Fo
         scores_B1 = np.asarray(model.predict(pairs, **options)).reshape(-1, 1)
         return 1 / (1 + np.exp(-scores_B1)) if is_odds else scores_B1
 
-    return LoadedBack(library, name, _most_apart(student, form, f"{library} {name}", ask, pairs))
+    return LoadedBack(
+        library,
+        name,
+        _most_apart(
+            student,
+            form,
+            f"{library} {name}",
+            ask,
+            pairs,
+        ),
+    )
 
 
 def _most_apart(student: StudentModel, form: Form, library: str, ask: Ask, pairs: list[Pair]) -> float:

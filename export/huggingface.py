@@ -105,7 +105,9 @@ SMALL = 2.0**-13
 """What goes into a pooler's tanh is this part of the vector, and its head is as many times as large: tanh of so little
 is what went in, to a part in 10⁸, and a power of two costs no digit.
 """
-STEP, SLOPE, EDGE = 0.75, 2 / 3, 4.5
+STEP = 0.75
+SLOPE = 2 / 3
+EDGE = 4.5
 """Of tanh units that stand for a softplus, to 1e-6: their spacing, the slope of their argument, and how far the
 outermost lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
 """
@@ -139,7 +141,13 @@ def write_model(
     if form == "rerank":
         heads = "have one linear layer" if is_decoder else "read BERT's first token"
         say(f"Neither vLLM nor text-embeddings-inference serves these modules: their heads {heads}.")
-    _write_modules(student, form, score, layers, folder)
+    _write_modules(
+        student,
+        form,
+        score,
+        layers,
+        folder,
+    )
     return "sentence-transformers"
 
 
@@ -165,7 +173,9 @@ def _one_logit(weight_KD: Any, bias_K: Any) -> _Layers:
     import torch
 
     grades, width = weight_KD.shape
-    dense_DD, dense_D, weight_1D = torch.zeros(width, width), torch.zeros(width), torch.zeros(1, width)
+    dense_DD = torch.zeros(width, width)
+    dense_D = torch.zeros(width)
+    weight_1D = torch.zeros(1, width)
     dense_DD[0] = (weight_KD[-1] - weight_KD[0]) / (grades - 1) * SMALL
     weight_1D[0, 0] = 1 / SMALL
     if grades == 3:
@@ -190,9 +200,11 @@ def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers
     from transformers import AutoConfig, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    is_decoder, (weight_OD, bias_O) = student.record.kind == "decoder", _folded(student)
+    is_decoder = student.record.kind == "decoder"
+    (weight_OD, bias_O) = _folded(student)
     if is_decoder and form == "rerank":
-        weight_OD, bias_O = weight_OD[1:] - weight_OD[:1], bias_O[1:] - bias_O[:1]
+        weight_OD = weight_OD[1:] - weight_OD[:1]
+        bias_O = bias_O[1:] - bias_O[:1]
     config = AutoConfig.from_pretrained(config_file(student.path))
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
@@ -220,9 +232,11 @@ def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers
         model.score.weight.data.copy_(weight_OD)
         return model
     inner = getattr(model.base_model, "pooler", None)
-    dense, head = getattr(inner, "dense", inner), getattr(model, "classifier", None)
+    dense = getattr(inner, "dense", inner)
+    head = getattr(model, "classifier", None)
     if not isinstance(head, linear):
-        dense, head = getattr(head, "dense", None), getattr(head, "out_proj", None)
+        dense = getattr(head, "dense", None)
+        head = getattr(head, "out_proj", None)
     if not isinstance(dense, linear) or not isinstance(head, linear):
         return None
     with torch.no_grad():
@@ -304,7 +318,8 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
         },
     }
     for place, (name, weight_OI, bias_O) in enumerate(folded, 2):
-        dense, is_last = folder / f"{place}_Dense", place == len(modules) - 1
+        dense = folder / f"{place}_Dense"
+        is_last = place == len(modules) - 1
         save_file({"linear.weight": weight_OI.contiguous(), "linear.bias": bias_O}, dense / "model.safetensors")
         written[dense / "config.json"] = {
             "in_features": weight_OI.shape[1],
@@ -379,7 +394,8 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # others put their own marks around texts
     file.write_bytes(readable_json(settings))
     pairs = [("a", document) for _, document in PROBES]
-    reading, rows = AutoTokenizer.from_pretrained(folder), student.texts.encode(pairs)
+    reading = AutoTokenizer.from_pretrained(folder)
+    rows = student.texts.encode(pairs)
     if [reading(*pair, truncation=True).input_ids for pair in pairs] != [row.ids for row in rows]:
         raise ModelError(
             f"{student.path}: its tokenizer can't hold the prompt. Nothing was written; export it to a bundle, and "
@@ -431,7 +447,13 @@ def export_to_hub_folder(
     manifest = StudentManifest.read(readable_json(facts), f"{path}/manifest.json")
     recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
     recipe |= {"score": score} if form == "rerank" else {}
-    done = made_before(target, _noted, recipe, is_replacing=is_replacing, what="export for these libraries")
+    done = made_before(
+        target,
+        _noted,
+        recipe,
+        is_replacing=is_replacing,
+        what="export for these libraries",
+    )
     left_out = [name for name in record.heads if name != HEAD]
     if done is not None:
         library, checks = done
@@ -439,10 +461,31 @@ def export_to_hub_folder(
     asked = choose_pairs(record, facts, pairs, storage)
     student = load_student(path)
     with new_folder_for(target) as folder:
-        library = write_model(student, form, folder, say, score)
-        checks = check_folder(student, folder, form, library, asked, say)
+        library = write_model(
+            student,
+            form,
+            folder,
+            say,
+            score,
+        )
+        checks = check_folder(
+            student=student,
+            folder=folder,
+            form=form,
+            library=library,
+            asked=asked,
+            say=say,
+        )
         (folder / CARD_NAME).write_text(
-            render_hub_card(manifest, record, form, score, library, licence), encoding="utf-8"
+            render_hub_card(
+                manifest=manifest,
+                record=record,
+                form=form,
+                score=score,
+                library=library,
+                licence=licence,
+            ),
+            encoding="utf-8",
         )
         notes = {"library": library, "compared_on": asked.source, "checks": plain(checks)}
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))

@@ -177,7 +177,13 @@ class StoredRecord:
             data, tag, _ = bundle_store.read_tagged(path)
         except FileNotFoundError:
             return None
-        found = puller.parse_record(data, cls.kind, name, at, f"{bundle_store.url}/{path}")
+        found = puller.parse_record(
+            data,
+            cls.kind,
+            name,
+            at,
+            f"{bundle_store.url}/{path}",
+        )
         return cls(found.body, tuple(found.signatures), tag)
 
     @classmethod
@@ -347,7 +353,8 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
     Raises:
         InputError: there is none of that name.
     """
-    versions, channels = Version.load_all(bundle_store, name), Channel.load_all(bundle_store, name)
+    versions = Version.load_all(bundle_store, name)
+    channels = Channel.load_all(bundle_store, name)
     if not versions and not channels:
         raise InputError(
             f"{bundle_store.url}: no bundle {name} there. See what there is: relabel list {bundle_store.url}; or, if "
@@ -388,7 +395,8 @@ def facts_of(bundle_store: Store, version: Version) -> dict[str, Any]:
         ManifestError: its manifest is not the one published.
     """
     sha256 = next(file.sha256 for file in version.files if file.path == MANIFEST_NAME)
-    where, data = f"{bundle_store.url}/{object_name(sha256)}", b""
+    where = f"{bundle_store.url}/{object_name(sha256)}"
+    data = b""
     with contextlib.suppress(FileNotFoundError):
         data = bundle_store.read_tagged(object_name(sha256)).data
     if sha256_bytes(data) != sha256:
@@ -456,7 +464,8 @@ def publish(
     """
     if channel is not None and not is_anyway:
         _check_baselines(bundle.facts, str(bundle.folder))
-    name, at = check_name(name or bundle.name, "name"), check_name(version or bundle.version, "version")
+    name = check_name(name or bundle.name, "name")
+    at = check_name(version or bundle.version, "version")
     wanted = Version(
         {"kind": Version.kind, "name": name, "version": at, "files": [file._asdict() for file in bundle.all_files]}
     )
@@ -473,13 +482,27 @@ def publish(
         for file in wanted.distinct_files:
             is_there = sizes[object_name(file.sha256)] == file.size_bytes
             is_vouched = is_there and held is not None and not rereads
-            if not is_vouched and _upload(bundle_store, bundle, file, progress, is_there=is_there, rereads=rereads):
+            if not is_vouched and _upload(
+                bundle_store,
+                bundle,
+                file,
+                progress,
+                is_there=is_there,
+                rereads=rereads,
+            ):
                 uploaded.append(file)
     failpoints.hit("after_objects")
     has_changed = _write_version(bundle_store, wanted, held, key) or bool(uploaded)
     failpoints.hit("after_version")
     if channel is not None and (pointer is None or not pointer.points_to(wanted, key)):
-        pointer = _move(bundle_store, channel, pointer, wanted, "publish", key=key)
+        pointer = _move(
+            bundle_store,
+            channel,
+            pointer,
+            wanted,
+            "publish",
+            key=key,
+        )
         has_changed = True
     return Published(wanted, uploaded, pointer, has_changed)
 
@@ -496,7 +519,8 @@ def _upload(
         StoreError: the bundle store keeps holding other bytes than it was given.
     """
     failpoints.hit("before_object")
-    name, wanted = object_name(file.sha256), Held(file.size_bytes, file.sha256)
+    name = object_name(file.sha256)
+    wanted = Held(file.size_bytes, file.sha256)
 
     def on_upload(count: int) -> None:
         failpoints.hit("during_upload")
@@ -557,7 +581,8 @@ def _check_baselines(facts: Mapping[str, Any], where: str) -> None:
         return
     from relabel.manifests.metrics.evaluation import Baselines, not_beaten  # brings numpy, which a move does without
 
-    if below := not_beaten(test["student"], checked(Baselines, test["baselines"])):
+    below = not_beaten(test["student"], checked(Baselines, test["baselines"]))
+    if below:
         raise GateError(
             f"{where}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a better "
             "one, or point the channel at it with --anyway. Nothing was uploaded, and the channel is where it was."
@@ -587,7 +612,14 @@ def set_channel(
     check_whole(bundle_store, wanted)
     if not is_anyway:
         _check_baselines(facts_of(bundle_store, wanted), f"{bundle_store.url}/{name}: version {version}")
-    return _move(bundle_store, channel, held, wanted, "set", key=key), True
+    return _move(
+        bundle_store,
+        channel,
+        held,
+        wanted,
+        "set",
+        key=key,
+    ), True
 
 
 def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | None) -> Channel:
@@ -600,10 +632,12 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
         ChannelMovedError: another process moved it meanwhile.
     """
     held = _find_channel(bundle_store, name, channel, key) or Channel.load(bundle_store, name, channel)
-    where, head = f"{bundle_store.url}/{name}@{channel}", held.head
+    where = f"{bundle_store.url}/{name}@{channel}"
+    head = held.head
     if key is not None and not held.is_signed_by(key):
         raise GateError(f"{where}: its history is not signed by the key given, so it may be forged. {_SET}")
-    place, now = head["restores"] or head["sequence"], head["version_sha256"]
+    place = head["restores"] or head["sequence"]
+    now = head["version_sha256"]
     earlier = [one for one in held.moves if one["sequence"] < place and one["version_sha256"] != now]
     if not earlier:
         raise GateError(f"{where}: points to {head['version']}, and its history holds nothing earlier. {_SET}")
@@ -614,7 +648,13 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
     spare(bundle_store, version.names)
     check_whole(bundle_store, version)
     return _move(
-        bundle_store, channel, held, version, "rollback", key=key, restores=target["restores"] or target["sequence"]
+        bundle_store,
+        channel,
+        held,
+        version,
+        "rollback",
+        key=key,
+        restores=target["restores"] or target["sequence"],
     )
 
 
@@ -822,7 +862,8 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[lis
     """
     now_s = bundle_store.now_s()
     entries = list(bundle_store.entries(""))  # all are listed before a record is read: what that one adds is young
-    pointed, live = set[tuple[str, str]](), set[str]()
+    pointed = set[tuple[str, str]]()
+    live = set[str]()
     for name in {entry.name.partition("/")[0] for entry in entries if _is_record(entry.name)}:
         pointed |= {
             (name, move["version"])
@@ -858,7 +899,8 @@ def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) ->
         LockHeldError: another gc is running.
     """
     garbage, kept_versions, kept_objects = find_garbage(bundle_store, keep=keep, grace_s=grace_s)
-    now_s, owner = bundle_store.now_s(), secrets.token_hex(8)
+    now_s = bundle_store.now_s()
+    owner = secrets.token_hex(8)
 
     def mark(held: GcMarks) -> GcMarks:
         if held.claim is not None and now_s - held.claim.renewed_s < TAKE_OVER_S:
@@ -873,7 +915,8 @@ def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) ->
         return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
 
     marks = change_gc_marks(bundle_store, mark) if deletes else mark(load_gc_marks(bundle_store)[0])
-    names, swept = list(marks.claim.names) if marks.claim else [], 0
+    names = list(marks.claim.names) if marks.claim else []
+    swept = 0
     if deletes:
         _delete(bundle_store, owner, names)
         swept = bundle_store.sweep_uploads(max(grace_s, SETTLE_S))
@@ -897,7 +940,8 @@ def _delete(bundle_store: Store, owner: str, names: list[str]) -> None:
     renewed = time.monotonic()
     for name in names:
         if time.monotonic() - renewed > 300.0:
-            now_s, renewed = bundle_store.now_s(), time.monotonic()
+            now_s = bundle_store.now_s()
+            renewed = time.monotonic()
             change_gc_marks(bundle_store, partial(_with_claim, owner=owner, now_s=now_s))
         bundle_store.remove(name)
     if names:

@@ -84,8 +84,16 @@ def run(
     from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.run.workers import WorkerPool
 
-    pool, deadline = WorkerPool(gpus, workers), choose_deadline(until, duration)
-    session = open_session(spec, overrides, shard, is_retry=is_retry, day=date, deadline=deadline)
+    pool = WorkerPool(gpus, workers)
+    deadline = choose_deadline(until, duration)
+    session = open_session(
+        spec,
+        overrides,
+        shard,
+        is_retry=is_retry,
+        day=date,
+        deadline=deadline,
+    )
     report = execute(session, pool=pool)
     return RunResult(
         output=report.output,
@@ -175,7 +183,8 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     if texts:
         schema, tables = join_texts(run, storage)
     else:
-        schema, tables = file_schema(run.plan.parts), (read_labels(run.folder, file) for file in run.found.labels)
+        schema = file_schema(run.plan.parts)
+        tables = (read_labels(run.folder, file) for file in run.found.labels)
     return pa.concat_tables([schema.empty_table(), *tables]).sort_by("row_id")
 
 
@@ -212,8 +221,22 @@ def evaluate(
     judging = JudgingOptions(qrels=qrels, side=side, **options)
     gates = [parse_flag(text) for text in require]
     if len(labels) == 1:
-        return judge(labels, judging, gates, Storage(), resamples=resamples, seed=seed)[1]
-    return compare_sets(labels, judging, gates, Storage(), resamples=resamples, seed=seed)
+        return judge(
+            labels,
+            judging,
+            gates,
+            Storage(),
+            resamples=resamples,
+            seed=seed,
+        )[1]
+    return compare_sets(
+        labels,
+        judging,
+        gates,
+        Storage(),
+        resamples=resamples,
+        seed=seed,
+    )
 
 
 def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> Report:

@@ -68,7 +68,8 @@ class RecordingEngine:
         for answer in answers:
             if answer.request_id in self._open:
                 exchange, started_s = self._open.pop(answer.request_id)
-                exchange.answer, exchange.seconds = answer, time.perf_counter() - started_s
+                exchange.answer = answer
+                exchange.seconds = time.perf_counter() - started_s
         return answers
 
 
@@ -146,10 +147,12 @@ def _numbers(dataset: Dataset, choice: RowChoice) -> list[int]:
 
 def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
     """The first ask of each chosen row, without an engine; later turns depend on answers."""
-    encoder, remarks = None, list[str]()
+    encoder = None
+    remarks = list[str]()
     try:
         engine = job.at_day_of(load_plan(open_run_store(job.spec.output, job.storage))).spec.engine
-        if (folder := job.template_folder()) is not None:
+        folder = job.template_folder()
+        if folder is not None:
             encoder = prompt_encoder(engine, folder)
     except (ModelError, MissingExtraError) as exc:
         remarks = [f"prompts are shown before the chat template: {exc}"]
@@ -221,9 +224,21 @@ class Asker:
     metavar="N",
     help="The row of this number, from 0. Repeatable. Default: 0.",
 )
-@click.option("--query-id", "query_ids", multiple=True, metavar="ID", help="All rows of this query. Repeatable.")
+@click.option(
+    "--query-id",
+    "query_ids",
+    multiple=True,
+    metavar="ID",
+    help="All rows of this query. Repeatable.",
+)
 @click.option("--random", type=click.IntRange(min=1), metavar="N", help="N rows, drawn by --seed.")
-@click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True, help="Of --random.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=7,
+    show_default=True,
+    help="Of --random.",
+)
 @click.option("--stage", metavar="NAME", help="Show the asks of this stage alone.")
 @click.option("--dry-run", is_flag=True, help="Show the first prompt of each row; load no model.")
 @click.option(
@@ -290,7 +305,8 @@ def ask(
                 when = "is asked first: a dry run has no answers to go on from" if dry_run else "was asked"
                 note(f"--stage {stage}: nothing of that name {when}; there was {', '.join(sorted(stages))}")
             result = {"asked": [rows_json(one, stage) for one in found], "dry_run": dry_run, "seconds": seconds}
-            num_rows, num_asks = sum(len(one.rows) for one in found), sum(len(one.exchanges) for one in found)
+            num_rows = sum(len(one.rows) for one in found)
+            num_asks = sum(len(one.exchanges) for one in found)
             how = "would be asked first" if dry_run else f"in {seconds:.1f} s"
             emit(result, f"{counted(num_rows, 'row')}, {counted(num_asks, 'ask')} {how}; nothing was written.", output)
 
@@ -359,7 +375,8 @@ def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
         yield f"{_dim('as it came')}\n{shown(answer.raw)}"
     for decision in exchange.ask.decisions:
         said = "no distribution"
-        if (found := answer.distributions.get(decision.name)) is not None:
+        found = answer.distributions.get(decision.name)
+        if found is not None:
             pairs = zip(decision.labels, found.probs, strict=True)
             probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
             said = f"{probs} · outside these {found.outside_mass:.3f}"
@@ -369,13 +386,15 @@ def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
 def outcome_text(row: LabelRow | QuarantineRow) -> str:
     """The label, or why there is none."""
     if isinstance(row, QuarantineRow):
-        head, lines = f"no label, quarantined as {row.status}", [shown(row.reason)]
+        head = f"no label, quarantined as {row.status}"
+        lines = [shown(row.reason)]
         lines += [
             f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}" for one in row.tries
         ]
     else:
         held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
-        head, width = "label", max(map(len, held))
+        head = "label"
+        width = max(map(len, held))
         lines = [f"  {name.ljust(width)}  {shown(value_text(value))}" for name, value in held.items()]
     return "\n".join([ruler(f"row {row.row_id}: {head}"), *lines])
 
@@ -465,10 +484,12 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
         except ConfigError as exc:
             click.echo(one_line(f"relabel: {exc}"), err=True)
         note(f"{folder} is watched: a change there asks again, Ctrl-C ends.")
-        before, found = seen, seen
+        before = seen
+        found = seen
         while found == seen or found != before:  # an editor may write in several steps: once two reads find the same
             pause(0.25)
-            before, found = found, _contents(folder)
+            before = found
+            found = _contents(folder)
         note(f"changed: {', '.join(sorted({name for name, _ in seen.items() ^ found.items()}))}")
         seen = found
 

@@ -119,7 +119,8 @@ def dawid_skene(grade_JPK: np.ndarray, gold_P: np.ndarray) -> np.ndarray:
         grade_JPK: as that of `Votes`.
         gold_P: int64, a grade that is known, -1 for none.
     """
-    grades, is_gold_P = grade_JPK.shape[-1], gold_P >= 0
+    grades = grade_JPK.shape[-1]
+    is_gold_P = gold_P >= 0
     probs_PK = np.asarray(grade_JPK.sum(0) / grade_JPK.sum((0, 2))[:, None])
     probs_PK[is_gold_P] = np.eye(grades)[gold_P[is_gold_P]]
     for _ in range(1000):
@@ -131,7 +132,8 @@ def dawid_skene(grade_JPK: np.ndarray, gold_P: np.ndarray) -> np.ndarray:
         next_PK = np.exp(log_PK - log_PK.max(1, keepdims=True))
         next_PK /= next_PK.sum(1, keepdims=True)
         next_PK[is_gold_P] = probs_PK[is_gold_P]
-        moved, probs_PK = np.abs(next_PK - probs_PK).max(), next_PK
+        moved = np.abs(next_PK - probs_PK).max()
+        probs_PK = next_PK
         if moved < TOLERANCE:
             break
     return np.asarray(probs_PK)
@@ -143,7 +145,8 @@ def combine_votes(votes: Votes, by: str, gold_P: np.ndarray) -> tuple[np.ndarray
     Args:
         gold_P: int64, the grade that gold gives a pair, -1 for none.
     """
-    is_gold_P, grades = gold_P >= 0, votes.grade_JPK.shape[-1]
+    is_gold_P = gold_P >= 0
+    grades = votes.grade_JPK.shape[-1]
     probs_PK = (
         votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
         if by == "mean"
@@ -170,7 +173,8 @@ def held_out(votes: Votes, by: str, gold_P: np.ndarray, query_P: np.ndarray) -> 
         query_P: int64, of which query each pair is.
     """
     fold_P = np.where(gold_P >= 0, np.searchsorted(np.unique(query_P[gold_P >= 0]), query_P) % FOLDS, -1)
-    grade_P, probs_PK = np.zeros_like(gold_P), np.zeros(votes.grade_JPK.shape[1:])
+    grade_P = np.zeros_like(gold_P)
+    probs_PK = np.zeros(votes.grade_JPK.shape[1:])
     for fold in np.unique(fold_P[gold_P >= 0]):
         is_held_P = fold_P == fold
         grade_P[is_held_P], probs_PK[is_held_P] = (
@@ -189,10 +193,21 @@ def order_and_grade(
         gold_P: int64, -1 for none; some pair of `has_P` has one.
         has_P: pairs that have a label.
     """
-    rows, queries = np.flatnonzero((gold_P >= 0) & has_P), np.unique(query_P[gold_P >= 0])
-    place_N, docs_N = np.searchsorted(queries, query_P[rows]), np.zeros(len(rows), np.int64)
-    judged = Judged(probs_PK.shape[1], gold_P[rows], grade_P[rows], place_N, len(queries), docs_N, probs_PK[rows],
-                    None, None)  # fmt: skip
+    rows = np.flatnonzero((gold_P >= 0) & has_P)
+    queries = np.unique(query_P[gold_P >= 0])
+    place_N = np.searchsorted(queries, query_P[rows])
+    docs_N = np.zeros(len(rows), np.int64)
+    judged = Judged(
+        grades=probs_PK.shape[1],
+        gold=gold_P[rows],
+        labels=grade_P[rows],
+        queries=place_N,
+        num_queries=len(queries),
+        docs=docs_N,
+        probs=probs_PK[rows],
+        num_correct=None,
+        num_samples=None,
+    )
     metrics = [one for one in METRICS if one.name in ("auc_{}", "kappa", "kappa_quadratic")]
     found = MetricSet(metrics, judged, num_groups=len(queries))
     cuts = [name for name, value in found.values.items() if name.startswith("auc_") and np.isfinite(value)]
@@ -252,7 +267,14 @@ def combine_labels(
     if is_from_gold_P.any():
         columns[FROM_GOLD] = is_from_gold_P
     made_of = {"by": by, "judges": votes.names, "gold": options.qrels, "gold_pairs": int((gold_P >= 0).sum())}
-    rated = _rated(votes, gold_P, query_P, grade_P, resamples, seed)
+    rated = _rated(
+        votes=votes,
+        gold_P=gold_P,
+        query_P=query_P,
+        written_P=grade_P,
+        resamples=resamples,
+        seed=seed,
+    )
     with written(to, storage) as file:
         pq.write_table(
             pa.table(columns, metadata={"relabel.combine": json.dumps(redacted_values(made_of))}),
@@ -295,11 +317,13 @@ def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_parti
 def _rated(
     votes: Votes, gold_P: np.ndarray, query_P: np.ndarray, written_P: np.ndarray, resamples: int, seed: int
 ) -> list[dict[str, Any]]:
-    everywhere, is_gold_P = np.ones(len(gold_P), dtype=bool), gold_P >= 0
+    everywhere = np.ones(len(gold_P), dtype=bool)
+    is_gold_P = gold_P >= 0
     labels = []
     for judge, name in enumerate(votes.names):
         has_P = votes.grade_JPK[judge].any(-1)
-        grade_P, probs_PK = votes.grade_JPK[judge].argmax(-1), votes.probs_JPK[judge]
+        grade_P = votes.grade_JPK[judge].argmax(-1)
+        probs_PK = votes.probs_JPK[judge]
         labels.append((name, grade_P, probs_PK, has_P & ~votes.is_from_gold_JP[judge], has_P))
     if is_gold_P.any():
         labels += [(way, *held_out(votes, way, gold_P, query_P), everywhere, is_gold_P) for way in WAYS]
@@ -307,12 +331,25 @@ def _rated(
     num_queries = len(np.unique(query_P[is_gold_P]))
     for name, grade_P, probs_PK, has_P, counted_P in labels:
         figures = {}
-        if num_gold := int((has_P & is_gold_P).sum()):
-            statistic = order_and_grade(gold_P, query_P, grade_P, probs_PK, has_P)
+        num_gold = int((has_P & is_gold_P).sum())
+        if num_gold:
+            statistic = order_and_grade(
+                gold_P,
+                query_P,
+                grade_P,
+                probs_PK,
+                has_P,
+            )
             drawn = bootstrap(statistic, num_groups=num_queries, resamples=resamples, seed=seed)
             for figure, (value,) in statistic(np.ones((1, num_queries))).items():
                 low, high = drawn.get(figure, NOTHING_DRAWN)
-                figures[figure] = MetricValue(finite(value), finite(low), finite(high), num_gold, "rows")
+                figures[figure] = MetricValue(
+                    finite(value),
+                    finite(low),
+                    finite(high),
+                    num_gold,
+                    "rows",
+                )
         agreement = float((grade_P == written_P)[counted_P].mean()) if counted_P.any() else 0.0
         found.append({"name": name, "pairs": int(counted_P.sum()), "agreement": agreement, "by_gold": figures})
     return found

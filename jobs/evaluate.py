@@ -142,7 +142,13 @@ def judge(
     lexical = lexical_scores(sets[0] if len(sets) == 1 else None, judged_ids, storage, remarks)
     has_docs = rows["doc_id"].null_count < rows.num_rows
     outside_mass = _outside_mass_text(rows)
-    judged = judged_rows(rows, grades, where=", ".join(paths), qrels=golds.qrels, lexical=lexical)
+    judged = judged_rows(
+        rows,
+        grades,
+        where=", ".join(paths),
+        qrels=golds.qrels,
+        lexical=lexical,
+    )
     del rows
     if judged.queries is not None and has_docs:
         pair_N = judged.queries * (judged.docs.max() + 1) + judged.docs
@@ -183,17 +189,31 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
     they may say something of their query, so that memory grows with what is judged, not with what is labelled.
     """
     counts = Counter(
-        labels=0, judged=0, unjudged=0, gold_null=0, without_label=0, quarantined=0, relabelled=0, queries=0
+        labels=0,
+        judged=0,
+        unjudged=0,
+        gold_null=0,
+        without_label=0,
+        quarantined=0,
+        relabelled=0,
+        queries=0,
     )
     joined_by: set[str] = set()
     held = [no_labels()]
     is_labelled_P = np.zeros(0 if golds.pairs is None else len(golds.pairs.keys), dtype=bool)
     for one in sets:
-        for part in labelled_parts(one.parts(), counts, grades=grades, where=one.where, option="--map-labels"):
+        for part in labelled_parts(
+            one.parts(),
+            counts,
+            grades=grades,
+            where=one.where,
+            option="--map-labels",
+        ):
             found = golds.of(one, part)
             joined_by.add(found.how)
             counts.update({"labels": part.num_rows, **found.counts})
-            joined, is_judged = with_columns(part, found.columns), found.columns[GOLD].is_valid()
+            joined = with_columns(part, found.columns)
+            is_judged = found.columns[GOLD].is_valid()
             held.append(joined if one.columns or pc.all(is_judged).as_py() else joined.filter(is_judged))
             if golds.pairs is not None and {"query_id", "doc_id"} <= set(part.schema.names):
                 place_N = golds.pairs.places(part["query_id"], part["doc_id"])
@@ -234,7 +254,8 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
         return f"{golds.qrels}: all {counts['gold_null']:,} labels that were found there have a null grade."
     if golds.pairs is None or not counts["labels"]:
         return "no labels: nothing was found to judge."
-    first, num_qrels = next(sets[0].parts()), len(golds.pairs.keys) + golds.pairs.num_repeated
+    first = next(sets[0].parts())
+    num_qrels = len(golds.pairs.keys) + golds.pairs.num_repeated
     return (
         f"no label has a grade: {counts['labels']:,} labels and {num_qrels:,} qrels were compared by "
         f"(query_id, doc_id). Labels begin with {first_pairs(first['query_id'], first['doc_id'])}; {golds.qrels} with "
@@ -282,7 +303,8 @@ class Golds:
     """
 
     def __init__(self, sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> None:
-        self.qrels, self._storage = str(options.qrels), storage
+        self.qrels = str(options.qrels)
+        self._storage = storage
         self._by_row = {one.where: _gold_by_row(one, options, storage) for one in sets}
         by_row = [columns for _, columns in filter(None, self._by_row.values())]
         self.pairs = load_pairs(sets, options, storage) if len(by_row) < len(self._by_row) else None
@@ -294,7 +316,8 @@ class Golds:
         return self._joined(labels, rows).without_labels_from_gold(rows)
 
     def _joined(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
-        if (found := self._by_row[labels.where]) is not None:
+        found = self._by_row[labels.where]
+        if found is not None:
             how, columns = found
             return GoldRows(
                 how,
@@ -358,7 +381,8 @@ def _gold_by_row(
     labels: LabelSet, options: JudgingOptions, storage: Storage
 ) -> tuple[str, Mapping[str, pa.Array]] | None:
     """How a set is joined with the qrels by row, and their columns in the order of its row ids; None by pair."""
-    qrels, grade = str(options.qrels), options.grade
+    qrels = str(options.qrels)
+    grade = options.grade
     if labels.plan is None:
         if place_of(labels.where) != place_of(qrels):
             return None
@@ -371,13 +395,20 @@ def _gold_by_row(
             is_by_row=True,
             grade_map=options.grade_map,
         )
-    if (own := own_input(labels.plan, qrels, grade, storage)) is None:
+    own = own_input(labels.plan, qrels, grade, storage)
+    if own is None:
         return None
     files, column = own
     further = further_of_input(files, gold_columns(labels.columns), storage, where=qrels)
     is_implied = further and has_implied_grades(column, column_names(files[0], storage), further)
     written = None if is_implied else load_gold_by_row(files, column, storage)
-    grades = graded(written, further, column, options.grade_map, path=qrels)
+    grades = graded(
+        written,
+        further,
+        column,
+        options.grade_map,
+        path=qrels,
+    )
     return "row_id: the qrels are the run's own input", {GOLD: grades, **further}
 
 
@@ -391,7 +422,8 @@ def gold_files(path: str | None) -> list[str]:
 def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
     """K: of the runs, of distributions, as given, or one more than the highest grade, which a note says."""
     found: dict[str, int] = {}
-    highest, highest_gold = 0, max(seen, default=0)
+    highest = 0
+    highest_gold = max(seen, default=0)
     for one in sets:
         if one.grades is not None:
             found[one.where] = one.grades if options.label_map is None else max(options.label_map.values()) + 1
@@ -485,7 +517,8 @@ class Sides(SideCut):
         super().__init__(side or "all", [])
         self._sides_of: list[Callable[[pa.Array], np.ndarray]] = []
         for one in (one for one in sets if one.kind != "run"):
-            if isinstance(found := _splits_of(one, storage), str):
+            found = _splits_of(one, storage)
+            if isinstance(found, str):
                 self.unknown[one.where] = found
             else:
                 self.students.append(one.where)
@@ -557,7 +590,8 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
 
 def manifest_of_scorer(scores: str, storage: Storage) -> tuple[str, dict[str, Any] | str]:
     """Where the student or bundle lies that made some scores, and its manifest, or why it is not known."""
-    if (manifest := load_manifest(open_run_store(scores, storage))) is None:
+    manifest = load_manifest(open_run_store(scores, storage))
+    if manifest is None:
         return "", "it is not finished, and only a manifest says which student it is of, so its split is not known"
     path = str(manifest.spec.get("engine", {}).get("model"))
     try:
@@ -573,7 +607,8 @@ def manifest_of_scorer(scores: str, storage: Storage) -> tuple[str, dict[str, An
 def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
     """The split of a student or bundle, and those of the students that it starts from; empty where it has none."""
     of_bundle = held.get("lineage")
-    if not isinstance(split := (of_bundle or held).get("split"), dict):
+    split = (of_bundle or held).get("split")
+    if not isinstance(split, dict):
         return []
     model = (of_bundle["student"] if of_bundle else held).get("model") or {}
     base = Path(str(model.get("reference"))).resolve()
@@ -628,7 +663,15 @@ def compare_sets(
         if name in paths:
             raise UsageError(f"LABELS: two sets are called {name}. Name them apart: NAME=PATH.")
         paths[name] = path
-    return compare_named(paths, None, options, gates, storage, resamples=resamples, seed=seed)
+    return compare_named(
+        paths,
+        None,
+        options,
+        gates,
+        storage,
+        resamples=resamples,
+        seed=seed,
+    )
 
 
 def compare_named(
@@ -664,10 +707,13 @@ def compare_named(
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
     gathered = (gather(one.parts(), grades=grades, where=one.where, option="--map-labels") for one in sets)
-    ours, first = next(gathered), sets[0].plan
+    ours = next(gathered)
+    first = sets[0].plan
     comparisons = []
     for (name, labels), theirs in zip(list(named.items())[1:], gathered, strict=True):
-        pair, rows, second = (sets[0], labels), (ours, theirs), labels.plan
+        pair = (sets[0], labels)
+        rows = (ours, theirs)
+        second = labels.plan
         is_same_input = first and second and not changed_files(first.files, tuple(second.files))
         match = match_rows(*rows, is_same_input=bool(is_same_input))
         if not len(match.teacher):
@@ -681,11 +727,24 @@ def compare_named(
         remarks: list[str] = []
         gold, lexical = golds.of_both(pair, rows, match, remarks) if golds else (None, None)
         drawn: dict[str, Any] = {"grades": grades, "resamples": resamples, "seed": seed, "pass_at": options.pass_at}
-        found = compare(*rows, match, gold, **drawn, lexical=lexical, qrels=str(options.qrels))
+        found = compare(
+            *rows,
+            match,
+            gold,
+            **drawn,
+            lexical=lexical,
+            qrels=str(options.qrels),
+        )
         found.notes.extend(remarks)
         verdicts = judge_gates(gates, *_figures(found))
         comparisons.append(
-            ComparedStudent(**vars(found), teacher=teacher, student=name, joined_by=gold and gold.how, gates=verdicts)
+            ComparedStudent(
+                **vars(found),
+                teacher=teacher,
+                student=name,
+                joined_by=gold and gold.how,
+                gates=verdicts,
+            )
         )
     return ComparedSets(
         sets=[

@@ -193,7 +193,8 @@ def start_student(path: str, args: StudentArgs) -> tuple[StudentModel, EngineFac
         MissingExtraError: torch or the device is absent.
     """
     record, files, manifest_sha256 = identify(path)
-    if changed := sorted({name for name, _ in student_files(path).items() ^ files.items()}):
+    changed = sorted({name for name, _ in student_files(path).items() ^ files.items()})
+    if changed:
         raise ManifestError(
             f"{path}: {', '.join(changed)} changed since the student was trained (no file of it, missing, or its "
             "sha256 is not the manifest's). Restore the folder from a copy, or train again."
@@ -231,9 +232,11 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
         raise UsageError(f"--device {device}: a bundle runs on auto, cpu, cuda or openvino.")
     facts = open_bundle(Path(path)).facts
     parity = read_parity(facts.get("parity"), f"{path}/{MANIFEST_NAME}")
-    why, refused = "named", list[str]()
+    why = "named"
+    refused = list[str]()
     if device == OPENVINO:
-        wish, held = precision, {model.precision for model in parity.models}
+        wish = precision
+        held = {model.precision for model in parity.models}
         with _bundle_refusals(UsageError, f"--precision {wish}: "):
             device, precision, refused = choose_openvino(wish, cpu_flags(), held)
         if wish is None:
@@ -300,7 +303,8 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]
         GateError: openvino answers the reference pairs otherwise than at export.
     """
     record, files, manifest_sha256 = identify(path)
-    bundle, provider = open_bundle(Path(path)), provider_here(args.device, option="--device", purpose=PURPOSE)
+    bundle = open_bundle(Path(path))
+    provider = provider_here(args.device, option="--device", purpose=PURPOSE)
     with _bundle_refusals(ManifestError, f"{path}: is not the bundle that its manifest names, and labels nothing. "):
         check_files(bundle.folder.resolve(), read_manifest(bundle.folder.resolve()))
     with _bundle_refusals(MissingExtraError, f"--device {args.device}: "):
@@ -320,7 +324,13 @@ def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]
         if not parity.has_passed:
             raise GateError(f"{parity}")
     return BundleModel(record, student, args.batch_tokens), EngineFacts(
-        STUDENT, release, record.name, digest_of(files), device=provider, dtype=args.precision, details=details
+        STUDENT,
+        release,
+        record.name,
+        digest_of(files),
+        device=provider,
+        dtype=args.precision,
+        details=details,
     )
 
 
@@ -369,11 +379,27 @@ class StudentLabeler(Labeler):
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
 
     def probe(self) -> list[Ask]:
-        return [self._ask(Pair(0, "q", "how to prune roses", "d", "Cut back to an outward bud in late winter."))]
+        return [
+            self._ask(
+                Pair(
+                    0,
+                    "q",
+                    "how to prune roses",
+                    "d",
+                    "Cut back to an outward bud in late winter.",
+                )
+            )
+        ]
 
     def _ask(self, pair: Pair) -> Ask:
         message = Message("user", ("", pair.query, "", pair.document, ""), ("query", DOCUMENT_FIELD))
-        return Ask(STAGE, (message,), None, 0, self._decisions)
+        return Ask(
+            STAGE,
+            (message,),
+            None,
+            0,
+            self._decisions,
+        )
 
 
 class ScoreJob(Job):
@@ -461,7 +487,13 @@ def score_job(
     }
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
-    return ScoreJob(spec, StudentLabeler(options, record), StudentEngine, f"relabel score {student}", storage)
+    return ScoreJob(
+        spec,
+        StudentLabeler(options, record),
+        StudentEngine,
+        f"relabel score {student}",
+        storage,
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -581,12 +613,21 @@ def score_chunks(
                 if work is None:
                     time.sleep(IDLE_S)
                     continue
-                work.started_s, work.started_clock = time.perf_counter(), time.time()
-                if (probs := model.score(tokens, count)) is None:
+                work.started_s = time.perf_counter()
+                work.started_clock = time.time()
+                probs = model.score(tokens, count)
+                if probs is None:
                     return False
-                scored = score_rows(work.pairs, work.keys, probs, tokens, model.record.phi)
+                scored = score_rows(
+                    work.pairs,
+                    work.keys,
+                    probs,
+                    tokens,
+                    model.record.phi,
+                )
                 rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
-                work.rows, work.left = [*rows], 0
+                work.rows = [*rows]
+                work.left = 0
                 num_tokens = sum(len(row.ids) for row in tokens)
                 work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
                 seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * seconds_a_chunk)
@@ -621,12 +662,12 @@ def score_rows(
     columns = (pairs, keys, grades, relevance_BK.tolist(), expected, own, tokens, is_whole_B.tolist())
     return [
         LabelRow(
-            pair.row_id,
-            pair.query_id,
-            pair.doc_id,
-            "ok",
-            grade,
-            row,
+            row_id=pair.row_id,
+            query_id=pair.query_id,
+            doc_id=pair.doc_id,
+            status="ok",
+            grade=grade,
+            probs=row,
             outside_mass=None,
             expected_grade=mean,
             evidence=[],

@@ -187,7 +187,8 @@ def _block_text(block: Block) -> str:
             right = [column for column in range(len(head)) if block.is_number(column)]
             lines = [grid([head, *([cell_text(cell) for cell in row] for row in rows)], right)]
         case Remarks(items=items):
-            title, lines = "remarks" if items else "", [f"  - {one_line(item)}" for item in items]
+            title = "remarks" if items else ""
+            lines = [f"  - {one_line(item)}" for item in items]
         case _:
             return ""
     return "\n".join([*([one_line(title)] if title else []), *lines])
@@ -322,12 +323,14 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
     }
     parts = []
     for name in HEADLINES:
-        figure, bounds = found.figures.get(name), found.baselines.of(name)
+        figure = found.figures.get(name)
+        bounds = found.baselines.of(name)
         if figure is None or figure.value is None or not bounds:
             continue
         kind, bound = max(bounds.items(), key=lambda item: item[1])
         if figure.low is None or figure.high is None:
-            interval, place = "no interval", "next to"
+            interval = "no interval"
+            place = "next to"
         else:
             interval = f"{figure.low:.3f} to {figure.high:.3f}"
             place = "above" if figure.low > bound else "below" if figure.high < bound else "not shown to beat"
@@ -340,9 +343,11 @@ def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
     """Whether two sets differ in the headline figures; empty where they have none. `who` begins the sentence."""
     verdicts: dict[str, list[str]] = {}
     for name in HEADLINES:
-        if (step := steps.get(name)) is None or step.value is None:
+        step = steps.get(name)
+        if step is None or step.value is None:
             continue
-        text, verdict = f"{title_of(name)} {step.value:+.3f}", "no interval, so no difference is shown"
+        text = f"{title_of(name)} {step.value:+.3f}"
+        verdict = "no interval, so no difference is shown"
         if step.low is not None and step.high is not None:
             text += f", {step.low:+.3f} to {step.high:+.3f}"
             verdict = "better" if step.low > 0 else "worse" if step.high < 0 else "no difference is shown"
@@ -353,7 +358,8 @@ def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
 
 def verdicts_of(one: ComparedStudent) -> list[str]:
     """Whether a student differs from its teacher by gold, and beats the baselines; empty without gold."""
-    if (found := one.against_gold) is None:
+    found = one.against_gold
+    if found is None:
         return []
     difference = difference_text(f"{one.student} against {one.teacher}, by gold", found.difference)
     return [difference, level_text(found.student, who=f"{one.student}: ")]
@@ -405,7 +411,8 @@ def both_table(
     rows: list[list[Cell]] = []
     for figure in {**first.figures, **second.figures}:
         held = [figures[figure] for figures in sides.values() if figure in figures]
-        step, over = difference.get(figure), " and ".join(dict.fromkeys(f"{one.over:,}" for one in held))
+        step = difference.get(figure)
+        over = " and ".join(dict.fromkeys(f"{one.over:,}" for one in held))
         rows.append(
             [
                 figure_title(figure, sides),
@@ -442,7 +449,8 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         name: of the set, where several are on a page.
     """
     counts = result.counts
-    of, drawn = f" of {name}" if name else "", f"{result.num_groups:,} {result.resampled}"
+    of = f" of {name}" if name else ""
+    drawn = f"{result.num_groups:,} {result.resampled}"
     facts: list[tuple[str, Cell]] = [
         ("labels", f"{counts['labels']:,}, {result.grades} grades"),
         ("judged", f"{counts['judged']:,}, joined by {' and '.join(result.joined_by)}"),
@@ -473,7 +481,8 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
 
 def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]:
     """One student compared with the teacher."""
-    counts, kinds = one.counts, {held["name"]: held["kind"] for held in result.sets}
+    counts = one.counts
+    kinds = {held["name"]: held["kind"] for held in result.sets}
     facts: list[tuple[str, Cell]] = [
         (
             "labels",
@@ -497,13 +506,26 @@ def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]
     def title(figure: str) -> str:
         return title_of(figure, AGAINST_TEACHER).replace("teacher ‖ student", " ‖ ".join(names))
 
-    gold, caption = one.against_gold, f"both against {result.qrels}"
+    gold = one.against_gold
+    caption = f"both against {result.qrels}"
     return [
         *from_gold_texts(counts),
         Facts(f"teacher {teacher}, student {student}", facts),
         figures_table(f"{one.student} against {one.teacher}", one.against_teacher, title=title),
         confusion_table(one.confusion, *names),
-        *([both_table(caption, names, gold.teacher, gold.student, gold.difference)] if gold else []),
+        *(
+            [
+                both_table(
+                    caption,
+                    names,
+                    gold.teacher,
+                    gold.student,
+                    gold.difference,
+                )
+            ]
+            if gold
+            else []
+        ),
         Remarks(one.notes),
     ]
 
@@ -530,13 +552,15 @@ def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Se
     ]
     head = ["gate", "verdict", "value", "bound"]
     if names:
-        head, rows = ["student", *head], [[name, *row] for name, row in zip(names, rows, strict=True)]
+        head = ["student", *head]
+        rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
     return [Remarks(notes), *([Table("", head, rows)] if rows else [])]
 
 
 def from_gold_texts(counts: Mapping[str, int]) -> list[Paragraph]:
     """A line where labels are gold's own, and so not judged."""
-    if not (count := counts.get("from_gold")):
+    count = counts.get("from_gold")
+    if not count:
         return []
     return [Paragraph(f"{count:,} labels were taken from gold when they were combined, and are not judged.", "warn")]
 

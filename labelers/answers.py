@@ -163,10 +163,14 @@ def _nested(text: str, marks: Sequence[_Mark]) -> _Parted:
     for mark in marks:
         if depth == 0 and mark.is_opening:
             outside.append(_Stretch(at, mark.start))
-            kind, depth, begun = mark.kind, 1, mark.end
+            kind = mark.kind
+            depth = 1
+            begun = mark.end
         elif depth == 0 and may_be_opened:
-            thoughts, outside = [_Stretch(0, mark.start)], []
-            at, may_be_opened = mark.end, False
+            thoughts = [_Stretch(0, mark.start)]
+            outside = []
+            at = mark.end
+            may_be_opened = False
         elif depth and mark.kind == kind:
             depth += 1 if mark.is_opening else -1
             if depth == 0:
@@ -226,7 +230,14 @@ def _inside(format: AnswerFormat, text: str, thought: str, *, is_cut: bool) -> _
         if any(whole.value != wholes[0].value for whole in wholes):
             return _Found(text, is_ambiguous=True)
         if wholes:
-            return _finished(format, text, parted, wholes, thought, is_cut=is_cut)
+            return _finished(
+                format,
+                text,
+                parted,
+                wholes,
+                thought,
+                is_cut=is_cut,
+            )
     return None
 
 

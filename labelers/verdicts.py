@@ -172,7 +172,8 @@ class Reader:
     """
 
     def __init__(self, format: AnswerFormat, prefill: str = "") -> None:
-        self.format, self._prefill = format, prefill
+        self.format = format
+        self._prefill = prefill
         self._steps = tuple((section, opening_of(section), closing_of(section)) for section in format.sections)
 
     def read(self, answer: Answer) -> dict[str, str]:
@@ -210,7 +211,8 @@ class Reader:
             if text.find(closing, at) >= 0:
                 raise unreadable(answer, f"{closing} occurs more than once")
             content = text[start:end].strip()
-            if (fault := _fault_in(section, content, sections)) is not None:
+            fault = _fault_in(section, content, sections)
+            if fault is not None:
                 raise unreadable(answer, f"{section.tag} {fault}")
             sections[section.tag] = content
         if at < len(text) and not text[at:].isspace():
@@ -306,7 +308,13 @@ def merge_samples(labels: Sequence[Label]) -> Label:
     winner = min(votes, key=lambda grade: (-votes[grade], -probs[grade] if probs else 0.0, grade))
     chosen = next(label for label in labels if label.grade == winner)
     return Label(
-        winner, distribution, chosen.columns, chosen.evidence, chosen.intent, chosen.reasoning, list(chosen.flags)
+        grade=winner,
+        distribution=distribution,
+        columns=chosen.columns,
+        evidence=chosen.evidence,
+        intent=chosen.intent,
+        reasoning=chosen.reasoning,
+        flags=list(chosen.flags),
     )
 
 

@@ -76,7 +76,8 @@ def _translated(error: OSError, verb: str, path: Path | str) -> RelabelError:
             f"{path}: no space left to {verb} it. What was committed is safe; free some space and run the same "
             "command again."
         )
-    if (why := out_of_files(error)) is not None:
+    why = out_of_files(error)
+    if why is not None:
         return StoreError(f"{path}: can't {verb} it: {why}")
     if isinstance(error, FileExistsError | FileNotFoundError) and (link := Path(error.filename or path)).is_symlink():
         return StoreError(
@@ -156,7 +157,8 @@ class FileLock:
     is_lost = False
 
     def __init__(self, path: Path, what: str) -> None:
-        self.path, self.what = path, what
+        self.path = path
+        self.what = what
         self._descriptor: int | None = None
 
     def acquire(self, *, waits: bool = False) -> None:
@@ -238,9 +240,11 @@ def _digest(text: str) -> str:
 
 try:
     _BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text()
-    BOOT, _NAMESPACE = _digest(_BOOT_ID), _BOOT_ID + str(Path("/proc/self/ns/pid").readlink())
+    BOOT = _digest(_BOOT_ID)
+    _NAMESPACE = _BOOT_ID + str(Path("/proc/self/ns/pid").readlink())
 except OSError:  # nothing is known to be of this kernel then but what this process makes
-    BOOT, _NAMESPACE = secrets.token_hex(4), ""
+    BOOT = secrets.token_hex(4)
+    _NAMESPACE = ""
 HERE = f"{socket.gethostname()}-{_digest(_NAMESPACE)}"
 
 

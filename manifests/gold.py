@@ -33,7 +33,8 @@ from relabel.manifests.tables import (
 # Nothing of this is read for labelers that declare none of them.
 
 CHUNKS = "gold_chunks"
-ANSWER_IDS, EXPAND_IDS = "gold_answer_ids", "gold_expand_ids"
+ANSWER_IDS = "gold_answer_ids"
+EXPAND_IDS = "gold_expand_ids"
 GRADING = (CHUNKS, ANSWER_IDS)
 """Columns of gold from which a grade follows where gold has no column of grades."""
 GOLD = "gold"
@@ -167,7 +168,8 @@ def implied_grades(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
     if CHUNKS in columns:
         return _has_any(columns[CHUNKS]).cast(pa.int64())
     answers = columns[ANSWER_IDS]
-    is_answered, expands = _has_any(answers), columns.get(EXPAND_IDS, pa.nulls(len(answers), answers.type))
+    is_answered = _has_any(answers)
+    expands = columns.get(EXPAND_IDS, pa.nulls(len(answers), answers.type))
     return pc.if_else(is_answered, 2, _has_any(expands).cast(pa.int64()))
 
 
@@ -189,7 +191,8 @@ def check_chunks(
     """
     if not {CHUNKS, "num_chunks"} <= columns.keys():
         return
-    number_M, row_M = pc.list_flatten(columns[CHUNKS]).to_numpy(), pc.list_parent_indices(columns[CHUNKS]).to_numpy()
+    number_M = pc.list_flatten(columns[CHUNKS]).to_numpy()
+    row_M = pc.list_parent_indices(columns[CHUNKS]).to_numpy()
     most_M = columns["num_chunks"].fill_null(np.iinfo(np.int32).max).to_numpy()[row_M]  # null: no labeler of chunks
     wrong = np.flatnonzero((number_M < 1) | (number_M > most_M))
     if len(wrong):
@@ -236,11 +239,31 @@ def load_qrels(
     def choose(names: list[str]) -> list[str]:
         held = [one.name for one in further if one.name in names]
         if not has_implied_grades(grade, names, held):
-            held.append(require_column(grade, names, path=path, role="the gold grade", option="--grade"))
+            held.append(
+                require_column(
+                    grade,
+                    names,
+                    path=path,
+                    role="the gold grade",
+                    option="--grade",
+                )
+            )
         if is_by_row:
             return held
-        require_column(by, names, path=path, role="the query id", option="--by")
-        require_column(doc, names, path=path, role="the document id", option="--doc")
+        require_column(
+            by,
+            names,
+            path=path,
+            role="the query id",
+            option="--by",
+        )
+        require_column(
+            doc,
+            names,
+            path=path,
+            role="the document id",
+            option="--doc",
+        )
         return [by, doc, *held]
 
     columns = load_columns(path, choose, storage)
@@ -248,7 +271,13 @@ def load_qrels(
     ids = {} if is_by_row else {"query_id": by, "doc_id": doc}
     return {
         **{name: as_ids(columns[column], path=path, name=column) for name, column in ids.items()},
-        GOLD: graded(columns.get(grade), held, grade, grade_map, path=path),
+        GOLD: graded(
+            columns.get(grade),
+            held,
+            grade,
+            grade_map,
+            path=path,
+        ),
         **held,
     }
 
@@ -308,7 +337,8 @@ def mapped(grades: pa.Int64Array, grade_map: GradeMap | None, *, where: str, opt
     if grade_map is None:
         return grades
     seen = sorted(grades_seen(grades))
-    if missing := [grade for grade in seen if grade not in grade_map]:
+    missing = [grade for grade in seen if grade not in grade_map]
+    if missing:
         raise InputError(
             f"{where}: grade {', '.join(map(str, missing[:SHOWN]))} is there and {option} does not say what it "
             "becomes. Add it."
@@ -324,7 +354,8 @@ def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str | N
         InputError: suggests a map, by the option that takes one; None where a command has none.
     """
     all_seen = sorted(set(seen))
-    if off := [grade for grade in all_seen if not 0 <= grade < grades]:
+    off = [grade for grade in all_seen if not 0 <= grade < grades]
+    if off:
         # cut at both ends; for two grades, the upper half is 1
         new = [int(2 * one > all_seen[-1]) if grades == 2 else min(max(one, 0), grades - 1) for one in all_seen]
         suggestion = ",".join(f"{old}={grade}" for old, grade in zip(all_seen, new, strict=True))
@@ -403,7 +434,8 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
         InputError: a pair has different grades, or further columns that differ, and `duplicates` is `error`.
     """
     columns = {name: column for name, column in qrels.items() if name not in ("query_id", "doc_id")}
-    query, doc = qrels["query_id"].dictionary_encode(), qrels["doc_id"].dictionary_encode()
+    query = qrels["query_id"].dictionary_encode()
+    doc = qrels["doc_id"].dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
     rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels[GOLD]})
     wanted = [("row", "min"), *(("grade", how) for how in ("first", "min", "max", "sum", "count"))]
@@ -411,22 +443,28 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
     first_P = pairs["row_min"].combine_chunks()
     conflicts = np.sort(pairs.filter(pc.less(pairs["grade_min"], pairs["grade_max"]))["row_min"].to_numpy())
     if duplicates == "error":
-        _check_duplicates(qrels, key_N, conflicts, first_P.take(pc.index_in(rows["key"], pairs["key"])), path)
+        _check_duplicates(
+            qrels,
+            key_N,
+            conflicts,
+            first_P.take(pc.index_in(rows["key"], pairs["key"])),
+            path,
+        )
     grades = pairs["grade_first"].combine_chunks()
     if duplicates == "mean":
         count_P = np.maximum(pairs["grade_count"].to_numpy(), 1)
         mean_P = (2 * pairs["grade_sum"].fill_null(0).to_numpy() + count_P) // (2 * count_P)
         grades = pa.array(mean_P, mask=grades.is_null().to_numpy(zero_copy_only=False))
     return PairGrades(
-        query.dictionary,
-        doc.dictionary,
-        pairs["key"].to_numpy(),
-        {name: grades if name == GOLD else column.take(first_P) for name, column in columns.items()},
-        len(conflicts),
-        len(key_N) - len(pairs),
-        qrels[GOLD].null_count,
-        grades_seen(qrels[GOLD]),
-        first_pairs(qrels["query_id"], qrels["doc_id"]),
+        queries=query.dictionary,
+        docs=doc.dictionary,
+        keys=pairs["key"].to_numpy(),
+        columns={name: grades if name == GOLD else column.take(first_P) for name, column in columns.items()},
+        num_conflicts=len(conflicts),
+        num_repeated=len(key_N) - len(pairs),
+        num_null=qrels[GOLD].null_count,
+        seen=grades_seen(qrels[GOLD]),
+        begins=first_pairs(qrels["query_id"], qrels["doc_id"]),
     )
 
 
@@ -499,7 +537,13 @@ def load_gold_by_row(
     parts: list[pa.ChunkedArray] = []
     for path in files:
         with open_parquet(path, storage) as parquet, reading(path):
-            require_column(column, parquet.plain_schema.names, path=path, role=role, option=option)
+            require_column(
+                column,
+                parquet.plain_schema.names,
+                path=path,
+                role=role,
+                option=option,
+            )
             parts.append(read_parquet(parquet, column))
     if len({part.type for part in parts}) > 1:
         return [value for part in parts for value in part.to_pylist()]
@@ -525,7 +569,14 @@ def further_of_input(
     names = [column_names(path, storage) for path in files] if further else []
     return {
         one.name: one.read(
-            load_gold_by_row(files, one.name, storage, role="of the input's other files", option=""), where
+            load_gold_by_row(
+                files,
+                one.name,
+                storage,
+                role="of the input's other files",
+                option="",
+            ),
+            where,
         )
         for one in further
         if any(one.name in held for held in names)

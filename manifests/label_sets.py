@@ -114,16 +114,41 @@ def open_labels(
         if where:
             raise UsageError(f"--where: {path} is a run, and runs are judged whole. It picks rows of label files.")
         return label_set(open_run_labels(path, storage, allow_partial=allow_partial))
-    where, query = where or {}, by or "query_id"
+    where = where or {}
+    query = by or "query_id"
 
     def choose(names: list[str]) -> list[str]:
-        require_column(label, names, path=path, role="the label", option="--label")
+        require_column(
+            label,
+            names,
+            path=path,
+            role="the label",
+            option="--label",
+        )
         if wants_ids or by is not None:
-            require_column(query, names, path=path, role="the query id", option="--by")
+            require_column(
+                query,
+                names,
+                path=path,
+                role="the query id",
+                option="--by",
+            )
         if wants_ids:
-            require_column(doc, names, path=path, role="the document id", option="--doc")
+            require_column(
+                doc,
+                names,
+                path=path,
+                role="the document id",
+                option="--doc",
+            )
         for name in where:
-            require_column(name, names, path=path, role="--where", option="--where COLUMN=VALUE")
+            require_column(
+                name,
+                names,
+                path=path,
+                role="--where",
+                option="--where COLUMN=VALUE",
+            )
         return [*where, *(name for name in (label, query, doc, "probs", "samples", FROM_GOLD) if name in names)]
 
     columns = load_columns(path, choose, storage)
@@ -145,11 +170,21 @@ def open_labels(
             part[name] = lists
     if FROM_GOLD in columns and pa.types.is_boolean((flags := _plain_array(columns[FROM_GOLD])).type):
         part[FROM_GOLD] = flags
-    batch, count = pa.RecordBatch.from_pydict(part), len(grades.unreadable)
+    batch = pa.RecordBatch.from_pydict(part)
+    count = len(grades.unreadable)
     examples = ", ".join(map(repr, grades.texts[:5]))
     notes = [f"{count:,} values of `{label}` are no whole number and are left out: {examples}"] if count else []
     origin = {"column": label, **({"where": dict(where)} if where else {})}
-    found = LabelSet(path, "file", None, None, origin, None, lambda: iter((batch,)), notes)
+    found = LabelSet(
+        where=path,
+        kind="file",
+        grades=None,
+        num_quarantined=None,
+        origin=origin,
+        plan=None,
+        parts=lambda: iter((batch,)),
+        notes=notes,
+    )
     if FROM_GOLD not in part and (doubt := _doubt_of_combined(path, storage)):
         found.doubt = doubt
     return found
@@ -179,21 +214,22 @@ def label_set(run: RunLabels) -> LabelSet:
     Raises:
         InputError: its labels have no grades.
     """
-    plan, facts = run.plan, run.plan.facts
+    plan = run.plan
+    facts = run.plan.facts
     if facts.labeler.grades == 0:
         raise InputError(f"{run.root}: labeler {facts.labeler.name} gives no grades, so there are none to judge.")
     origin = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
     columns = label_columns(own_columns(plan.parts))
     return LabelSet(
-        run.root,
-        "student" if facts.kind == "student" else "run",
-        facts.labeler.grades,
-        run.found.tally.num_quarantined,
-        origin,
-        plan,
-        lambda: _run_parts(run.folder, run.found.labels, columns),
-        run.notes,
-        columns,
+        where=run.root,
+        kind="student" if facts.kind == "student" else "run",
+        grades=facts.labeler.grades,
+        num_quarantined=run.found.tally.num_quarantined,
+        origin=origin,
+        plan=plan,
+        parts=lambda: _run_parts(run.folder, run.found.labels, columns),
+        notes=run.notes,
+        columns=columns,
     )
 
 
@@ -204,7 +240,8 @@ def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) 
     for number, file in enumerate(files, start=1):
         held.append(folder.table(file, schema, names))
         if number == len(files) or sum(table.num_rows for table in held) >= PART_ROWS:
-            table, held = pa.concat_tables(held), []
+            table = pa.concat_tables(held)
+            held = []
             part = {name: table[name].combine_chunks() for name in names}
             part |= {name: part[name].cast(kind) for name, kind in _TYPES.items()}
             part["probs"] = part["probs"].cast(pa.large_list(pa.float32()))
@@ -268,7 +305,8 @@ def map_labels(part: pa.RecordBatch, label_map: GradeMap | None, *, where: str) 
         place_M = np.arange(len(row_M)) - (np.cumsum(size_N) - size_N)[row_M]
         old = pa.array(range(size_N.max(initial=0)), pa.int64())
         new_K = mapped(old, label_map, where=f"{where}, distributions", option=option).to_numpy()
-        grades, has_N = max(label_map.values()) + 1, size_N > 0
+        grades = max(label_map.values()) + 1
+        has_N = size_N > 0
         mass_M = pc.list_flatten(part["probs"]).to_numpy(zero_copy_only=False)
         merged_NK = np.bincount(row_M * grades + new_K[place_M], mass_M, minlength=len(size_N) * grades)
         offsets = pa.array(np.append(0, np.cumsum(has_N * grades)), mask=np.append(~has_N, False))
@@ -309,7 +347,18 @@ def gather(parts: Iterable[pa.RecordBatch], *, grades: int, where: str, option: 
         InputError: a grade off the scale, or a distribution that does not sum to 1.
     """
     counts = Counter[str]()
-    rows = put_together([no_labels(), *labelled_parts(parts, counts, grades=grades, where=where, option=option)])
+    rows = put_together(
+        [
+            no_labels(),
+            *labelled_parts(
+                parts,
+                counts,
+                grades=grades,
+                where=where,
+                option=option,
+            ),
+        ]
+    )
     rows = rows.take(pa.array(np.argsort(rows["row_id"].to_numpy(), kind="stable")))
     return Labelled(where, rows, distributions(column_of(rows, "probs"), grades, where=where), counts["without_label"])
 
@@ -329,7 +378,8 @@ def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa
     schema = file_schema(run.plan.parts)
     further = [pa.field("query", pa.large_string()), pa.field("document", pa.large_string())]
     gold = None
-    if (column := run.plan.facts.columns.gold) is not None:
+    column = run.plan.facts.columns.gold
+    if column is not None:
         values = load_gold_by_row([file.path for file in dataset.files], column, storage)
         gold = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])  # a list: of mixed types
         further.append(pa.field("gold", gold.type))
@@ -344,7 +394,8 @@ def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa
 
 
 def _tables(run: RunLabels, dataset: Dataset, schema: pa.Schema, gold: pa.ChunkedArray | None) -> Iterator[pa.Table]:
-    folder, files = run.folder, [file for file in run.found.labels if file.rows]
+    folder = run.folder
+    files = [file for file in run.found.labels if file.rows]
     tables = map_concurrent(folder.store, lambda file: read_labels(folder, file), files)
     table = next(tables, None)
     for shard in run.plan.shards:

@@ -511,7 +511,8 @@ def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) 
             typo.
     """
     for key, text in texts_in(values):
-        if (oddity := oddity_of(text)) is not None:
+        oddity = oddity_of(text)
+        if oddity is not None:
             raise ConfigError(f"{where}: `{shown(key)}` {oddity}. Write it in letters that a file can hold.")
     try:
         return model.model_validate(dict(values))

@@ -82,7 +82,8 @@ class Held(NamedTuple):
 
 def digest_of_blocks(blocks: Iterator[bytes], on_progress: OnProgress) -> Held:
     """Size and sha256 of what comes in blocks."""
-    found, size = hashlib.sha256(), 0
+    found = hashlib.sha256()
+    size = 0
     for block in blocks:
         found.update(block)
         size += len(block)
@@ -448,8 +449,12 @@ class ObjectStore(_Listed):
         self.root = self.url = root
         self.readers = READERS
         self._objects: Objects = CheckFirstObjects(objects) if single_writer else objects
-        self._prefix, self._storage, self._probe, self._part_bytes = prefix, storage, probe, part_bytes
-        self._guard, self._is_proven = threading.Lock(), single_writer
+        self._prefix = prefix
+        self._storage = storage
+        self._probe = probe
+        self._part_bytes = part_bytes
+        self._guard = threading.Lock()
+        self._is_proven = single_writer
         self._has_conditions = objects.has_atomic_conditions
 
     def read(self, name: str) -> bytes:
@@ -476,7 +481,8 @@ class ObjectStore(_Listed):
         with contextlib.suppress(EOFError):  # no byte is left
             while start < size:
                 found = self.read_tagged(name, start=start, end=start + S3_BLOCK_BYTES)
-                start, size = start + len(found.data), found.size_bytes
+                start = start + len(found.data)
+                size = found.size_bytes
                 yield found.data
 
     def holds(self, name: str, wanted: Held, on_progress: OnProgress, *, rereads: bool = False) -> bool:
@@ -488,7 +494,13 @@ class ObjectStore(_Listed):
         Args:
             rereads: read it in any case.
         """
-        reply = self._request("head_object", name, "reading it", needs=("ContentLength",), ChecksumMode="ENABLED")
+        reply = self._request(
+            "head_object",
+            name,
+            "reading it",
+            needs=("ContentLength",),
+            ChecksumMode="ENABLED",
+        )
         if int(reply["ContentLength"]) != wanted.size_bytes:
             return False
         if reply.get("ChecksumSHA256") == _base64(bytes.fromhex(wanted.sha256)) and not rereads:
@@ -524,7 +536,13 @@ class ObjectStore(_Listed):
         """
         self.check_conditional_writes()
         try:
-            self._retried(self._objects.put, name, "writing it", data, is_new=True)
+            self._retried(
+                self._objects.put,
+                name,
+                "writing it",
+                data,
+                is_new=True,
+            )
         except ConditionFailedError:
             return self.read(name) == data
         return True
@@ -535,7 +553,13 @@ class ObjectStore(_Listed):
         """
         self.check_conditional_writes()
         try:
-            self._retried(self._objects.put, name, "replacing it", data, tag=tag)
+            self._retried(
+                self._objects.put,
+                name,
+                "replacing it",
+                data,
+                tag=tag,
+            )
         except (ConditionFailedError, FileNotFoundError):
             return False
         return True
@@ -551,18 +575,35 @@ class ObjectStore(_Listed):
             self._put_parts(name, source, held, on_progress)
             return
         data = b"".join(_unchanged_blocks(source, self._part_bytes, held, on_progress))
-        self._request("put_object", name, "uploading it", Body=data, ChecksumSHA256=_checksum(data))
+        self._request(
+            "put_object",
+            name,
+            "uploading it",
+            Body=data,
+            ChecksumSHA256=_checksum(data),
+        )
 
     def _put_parts(self, name: str, source: Path, held: Held, on_progress: OnProgress) -> None:
         begun = self._request(
-            "create_multipart_upload", name, "uploading it", needs=("UploadId",), ChecksumAlgorithm="SHA256"
+            "create_multipart_upload",
+            name,
+            "uploading it",
+            needs=("UploadId",),
+            ChecksumAlgorithm="SHA256",
         )
-        upload, parts = begun["UploadId"], list[dict[str, Any]]()
+        upload = begun["UploadId"]
+        parts = list[dict[str, Any]]()
         try:
             for number, data in enumerate(_unchanged_blocks(source, self._part_bytes, held, on_progress), start=1):
                 part = {"PartNumber": number, "ChecksumSHA256": _checksum(data)}
                 sent = {"UploadId": upload, "Body": data, **part}
-                reply = self._request("upload_part", name, f"uploading part {number}", needs=("ETag",), **sent)
+                reply = self._request(
+                    "upload_part",
+                    name,
+                    f"uploading part {number}",
+                    needs=("ETag",),
+                    **sent,
+                )
                 parts.append({"ETag": reply["ETag"], **part})
             try:
                 whole = {"UploadId": upload, "MultipartUpload": {"Parts": parts}}
@@ -584,7 +625,9 @@ class ObjectStore(_Listed):
 
     def sweep_uploads(self, older_s: float) -> int:
         """End what killed uploads left and that is older than so many seconds; returns how many."""
-        now, found, marks = self.now_s(), [], {"Prefix": f"{self._prefix.partition('/')[2]}/"}
+        now = self.now_s()
+        found = []
+        marks = {"Prefix": f"{self._prefix.partition('/')[2]}/"}
         while True:  # all of them first: an upload that is ended shifts the next pages
             page = self._request("list_multipart_uploads", None, "listing it", **marks)
             found += page.get("Uploads", ())
@@ -601,7 +644,13 @@ class ObjectStore(_Listed):
     def now_s(self) -> float:
         """The store's own clock, seconds since the epoch."""
         inner = self._prefix.partition("/")[2]
-        reply = self._request("list_objects_v2", None, "listing it", Prefix=f"{inner}/", MaxKeys=1)
+        reply = self._request(
+            "list_objects_v2",
+            None,
+            "listing it",
+            Prefix=f"{inner}/",
+            MaxKeys=1,
+        )
         date = reply["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
             raise StoreError(f"{self.root}: its replies have no Date, so the age of nothing is known.")
@@ -625,8 +674,15 @@ class ObjectStore(_Listed):
         return self._lease(name, name).is_alive()
 
     def _lease(self, name: str, what: str) -> Lease:
-        key, storage = self._key(f"leases/{name}.json"), self._storage
-        return Lease(self._objects, key, what, storage.lease_s, storage.retry_s)
+        key = self._key(f"leases/{name}.json")
+        storage = self._storage
+        return Lease(
+            self._objects,
+            key,
+            what,
+            storage.lease_s,
+            storage.retry_s,
+        )
 
     def _key(self, name: str) -> str:
         return "/".join((self._prefix, *parts_of(name, self.root)))
@@ -642,7 +698,14 @@ class ObjectStore(_Listed):
         self, method: str, name: str | None, doing: str, *, needs: Sequence[str] = (), **wanted: Any
     ) -> dict[str, Any]:
         """A request of S3's; a reply that lacks one of the fields in `needs` is no answer."""
-        return self._retried(self._objects.request, name, doing, method, wanted, needs)
+        return self._retried(
+            self._objects.request,
+            name,
+            doing,
+            method,
+            wanted,
+            needs,
+        )
 
     def check_conditional_writes(self) -> None:
         """Once a process, before its first write: see that the storage heeds conditions.
@@ -669,7 +732,13 @@ class ObjectStore(_Listed):
         """Whether a put of the probe under a condition is refused."""
         data = b"Written by relabel to see whether this store heeds conditions.\n"
         try:
-            self._retried(self._objects.put, self._probe, "probing it", data, **condition)
+            self._retried(
+                self._objects.put,
+                self._probe,
+                "probing it",
+                data,
+                **condition,
+            )
         except ConditionFailedError:
             return True
         return False
@@ -706,7 +775,13 @@ def open_run_store(url: str | Path, storage: Storage, *, single_writer: bool = F
     if not is_url(text):
         return LocalStore(text)
     reached = objects_of(text, storage)
-    return ObjectStore(*reached, storage, root=text.rstrip("/"), single_writer=single_writer, probe=probe)
+    return ObjectStore(
+        *reached,
+        storage,
+        root=text.rstrip("/"),
+        single_writer=single_writer,
+        probe=probe,
+    )
 
 
 def open_bundle_store(url: str, storage: Storage) -> Store:
@@ -756,7 +831,8 @@ class UrlFile(io.RawIOBase):
 
     def __init__(self, url: str, storage: Storage) -> None:
         super().__init__()
-        self._url, self._place = url, 0
+        self._url = url
+        self._place = 0
         self._store = ObjectStore(*objects_of(url, storage), storage, root=url)
         try:
             tail = self._store.read_tagged(None, start=-TAIL_BYTES)
@@ -779,7 +855,8 @@ class UrlFile(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's buffer type has no name before 3.12
         """Fill a buffer with the next bytes, in one request; returns how many."""
-        start, kept_from = self._place, self.size_bytes - len(self._tail)
+        start = self._place
+        kept_from = self.size_bytes - len(self._tail)
         end = min(start + len(buffer), self.size_bytes)
         if start >= end:
             return 0

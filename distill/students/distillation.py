@@ -218,7 +218,8 @@ def check_judges(spec: DistillSpec, examples: Examples) -> None:
             "`require` has a gate against the teacher, and no row of the test split has both a label and a trusted "
             "grade. Raise split.test, or bring gold for labelled pairs."
         )
-    if (stopping := spec.train.early_stopping) is not None:
+    stopping = spec.train.early_stopping
+    if stopping is not None:
         rows = examples.rows_of(DEV)
         num_grades = len(set(judge_N[rows].tolist()) - {NO_GRADE})
         if not len(rows) or num_grades < {"loss": 0, "accuracy": 1, "macro_f1": 1}.get(stopping.metric, 2):
@@ -470,16 +471,43 @@ def distill(
     if is_writer:  # the first of several processes may have begun to write before the others get here
         output.check(resolved)
     examples = load_examples(spec, storage)
-    training = training_record(STUDENT, spec, resolved, _data_digest(examples), version=STUDENT_MANIFEST_VERSION)
-    finished = finished_model(output, training, start, StudentManifest, is_writer=is_writer)
+    training = training_record(
+        STUDENT,
+        spec,
+        resolved,
+        _data_digest(examples),
+        version=STUDENT_MANIFEST_VERSION,
+    )
+    finished = finished_model(
+        output,
+        training,
+        start,
+        StudentManifest,
+        is_writer=is_writer,
+    )
     if finished is not None:
         return Report(finished, output.folder, True, judged_gates(spec, finished.metrics.test))
     base, record = _checked(spec, resolved, examples)
     texts = make_texts(record, base.tokenizer)
     for note in [*examples.notes, *rerank_notes(spec.student, examples.grades)]:
         say(note)
-    work = TrainingInputs(spec, base, record, examples, texts.encode(examples.texts), texts, output.checkpoints, say)
-    manifest = train_into(output, training, start, lambda: _train(work, training.fingerprint), is_writer=is_writer)
+    work = TrainingInputs(
+        spec=spec,
+        base=base,
+        record=record,
+        examples=examples,
+        tokens=texts.encode(examples.texts),
+        texts=texts,
+        checkpoints=output.checkpoints,
+        say=say,
+    )
+    manifest = train_into(
+        output,
+        training,
+        start,
+        lambda: _train(work, training.fingerprint),
+        is_writer=is_writer,
+    )
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 
 
@@ -491,9 +519,21 @@ def _checked(spec: DistillSpec, resolved: ResolvedModel, examples: Examples) -> 
     """
     base = check_base(spec, resolved)
     check_judges(spec, examples)
-    record = make_record(spec, base, examples.heads, examples.phi, examples.columns)
+    record = make_record(
+        spec,
+        base,
+        examples.heads,
+        examples.phi,
+        examples.columns,
+    )
     some_pairs = [*PROBES, *examples.texts[:64]]
-    check_tokenizer_is_kept(record, base.tokenizer, base.config, some_pairs, resolved.reference)
+    check_tokenizer_is_kept(
+        record,
+        base.tokenizer,
+        base.config,
+        some_pairs,
+        resolved.reference,
+    )
     return base, record
 
 
@@ -535,7 +575,8 @@ def plan_student(spec: DistillSpec, storage: Storage, *, cache_dir: Path | None 
 
 def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
     """Train, calibrate, judge; what is to be written of the student."""
-    spec, base = work.spec, work.base
+    spec = work.spec
+    base = work.base
     trainer = pkgutil.resolve_name(KINDS[spec.student.kind].trainer)
     module, outcome = trainer(work, lambda found: dev_figures(work, found))
     work.examples.notes += outcome.notes

@@ -100,7 +100,14 @@ def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
     distinct = np.unique(rows)
     sizes = [min(READ_ROWS, len(distinct) - start) for start in range(0, len(distinct), READ_ROWS)]
     is_range = len(distinct) == distinct[-1] - distinct[0] + 1
-    shard = ShardPlan(len(distinct), int(distinct[0]) if is_range else None, None, sizes, 0, 0)
+    shard = ShardPlan(
+        rows=len(distinct),
+        first_row=int(distinct[0]) if is_range else None,
+        row_ids=None,
+        chunks=sizes,
+        estimated_tokens=0,
+        read_bytes=0,
+    )
     found = {
         pair.row_id: pair
         for chunk in read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes)))
@@ -133,7 +140,8 @@ class ProvenRun(NamedTuple):
             weight: of each label.
             labels: those that could be used.
         """
-        facts, manifest = self.plan.facts, self.manifest
+        facts = self.plan.facts
+        manifest = self.manifest
         return LearnedLabels(
             path=self.root,
             kind="run",
@@ -161,7 +169,8 @@ def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool) -> P
     """
     no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder."
     folder = open_planned(root, storage, InputError(no_run))
-    manifest, found = load_manifest(folder.store), folder.snapshot()
+    manifest = load_manifest(folder.store)
+    found = folder.snapshot()
     if manifest is None or manifest.receipts_sha256 != found.digest:
         raise ManifestError(
             f"{root}: not finished ({found.tally.rows:,} of {folder.plan.rows:,} rows are done). Run the job again "
@@ -191,7 +200,8 @@ def refuse_twice(sources: Sequence[LearnedLabels], *, key: str) -> None:
     """
     digests = [source.manifest_sha256 or source.sha256 for source in sources]
     for source, digest in zip(sources, digests, strict=True):
-        if (first := sources[digests.index(digest)]) is not source:
+        first = sources[digests.index(digest)]
+        if first is not source:
             raise InputError(f"{key}: {first.path} and {source.path} are the same labels. Name them once.")
 
 
@@ -267,7 +277,11 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in run.manifest.labels]
     held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
     return _usable(
-        held, open_run_input(run.root, run.plan, storage), source, run.about(weight=source.weight, labels=0), run.plan
+        held,
+        open_run_input(run.root, run.plan, storage),
+        source,
+        run.about(weight=source.weight, labels=0),
+        run.plan,
     )
 
 
@@ -342,7 +356,8 @@ def _usable(
         about: the source; how many labels can be used is not known yet.
         plan: of a run.
     """
-    where, size = source.path, held.num_rows
+    where = source.path
+    size = held.num_rows
     grades, phi = (plan.facts.labeler.grades, plan.facts.labeler.phi or None) if plan else (None, None)
     if source.weights and "answered_by" not in held.column_names:
         raise InputError(f"{where}: `weights` are by the column answered_by, which the labels of a cascade alone have.")
@@ -367,7 +382,18 @@ def _usable(
     by_source = [source.weights.get(by, 1.0) for by in columns.get("answered_by", absent).to_pylist()]
     weight = np.array(by_source, dtype=np.float32) * source.weight
     about = replace(about, labels=len(pairs))
-    return LabelTable(where, pairs, said, outside, weight, dataset.columns, grades, plan, phi, about)
+    return LabelTable(
+        where=where,
+        pairs=pairs,
+        said=said,
+        outside_mass=outside,
+        weight=weight,
+        columns=dataset.columns,
+        grades=grades,
+        plan=plan,
+        phi=phi,
+        about=about,
+    )
 
 
 def head_labels(values: Any, probs: Any, grades: int | None, where: str) -> HeadLabels:
@@ -473,7 +499,15 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
     """
     about = LearnedGold(path=source.path, grade=source.grade, map=source.map)
     if not is_learned:
-        return GoldGrades(source, storage, [], [], None, about, key)
+        return GoldGrades(
+            source=source,
+            storage=storage,
+            pairs=[],
+            grades=[],
+            columns=None,
+            about=about,
+            key=key,
+        )
     if not source.path.endswith(PARQUET_SUFFIXES) and (is_url(source.path) or not Path(source.path).is_dir()):
         raise InputError(
             f"{source.path}: gold that is learned from wants Parquet with the pairs' texts and the grades."
@@ -490,7 +524,15 @@ def load_gold(source: GoldSource, storage: Storage, *, is_learned: bool, key: st
         without_grade=grades.count(None),
         inputs_sha256=digest_of([list(file.identity) for file in dataset.files]),
     )
-    return GoldGrades(source, storage, pairs, grades, dataset.columns, about, key)
+    return GoldGrades(
+        source=source,
+        storage=storage,
+        pairs=pairs,
+        grades=grades,
+        columns=dataset.columns,
+        about=about,
+        key=key,
+    )
 
 
 @contextlib.contextmanager
@@ -522,7 +564,9 @@ def _grades(column: Column, source: GoldSource) -> pa.Int64Array:
 # manifest keeps a digest of each such query: any other query is test.
 
 
-TRAIN, DEV, TEST = 0, 1, 2
+TRAIN = 0
+DEV = 1
+TEST = 2
 SIDES = ("train", "dev", "test")
 PACKED_BYTES = 5
 """Of a query's digest that a manifest keeps: to a student of a million queries, one foreign query in a million looks
@@ -741,13 +785,15 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     kinds = spec.loss.targets if isinstance(spec.loss.targets, dict) else dict.fromkeys(heads, spec.loss.targets)
     targets = {name: _targets(said[name], is_soft=kinds.get(name, "soft") == "soft") for name in heads}
     weights = {name: np.where(said[name].grades != NO_GRADE, row_weight, 0.0).astype(np.float32) for name in heads}
-    if share := spec.loss.gold_weight:
+    share = spec.loss.gold_weight
+    if share:
         # (1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone
         both = np.flatnonzero(is_labelled_N & (gold_N >= 0))
         targets["relevance"][both] *= 1.0 - share
         targets["relevance"][both, gold_N[both]] += share
         weights["relevance"][~is_labelled_N] = row_weight[~is_labelled_N] * share
-    split, texts = spec.split, [folded(pair.query) for pair in pairs]
+    split = spec.split
+    texts = [folded(pair.query) for pair in pairs]
     keys = texts if split.by == "query" else [pair.query_id for pair in pairs]
     side_N = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
     found = Examples(
@@ -773,7 +819,8 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         ),
     )
     check_examples(found)
-    num_train, num_alone = len(found.rows_of(TRAIN)), int((~is_labelled_N[found.rows_of(TRAIN)]).sum())
+    num_train = len(found.rows_of(TRAIN))
+    num_alone = int((~is_labelled_N[found.rows_of(TRAIN)]).sum())
     if num_alone and num_labelled:
         found.notes.append(
             f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs {spec.loss.gold_weight:g} "
@@ -802,12 +849,12 @@ def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
     said = {**nodes, "relevance": HeadLabels(grade_array([grade for _, grade in kept]))}
     assert gold.columns is not None
     return LabelTable(
-        gold.source.path,
-        [pair for pair, _ in kept],
-        said,
-        np.full(size, np.nan),
-        np.ones(size, dtype=np.float32),
-        gold.columns,
+        where=gold.source.path,
+        pairs=[pair for pair, _ in kept],
+        said=said,
+        outside_mass=np.full(size, np.nan),
+        weight=np.ones(size, dtype=np.float32),
+        columns=gold.columns,
     )
 
 
@@ -845,7 +892,8 @@ def _trained_heads(spec: DistillSpec, said: Mapping[str, HeadLabels]) -> list[st
     Raises:
         InputError: nothing would train relevance.
     """
-    loss, found = spec.loss, ["relevance"]
+    loss = spec.loss
+    found = ["relevance"]
     if spec.student.heads == "auto" and KINDS[spec.student.kind].has_nodes:
         labelled = [name for name in NODE_HEADS if (said[name].grades != NO_GRADE).any()]
         induces = loss.consistency > 0 and len(labelled) == len(NODE_HEADS)
@@ -891,7 +939,8 @@ def _phi(spec: DistillSpec, tables: Sequence[LabelTable], heads: Mapping[str, in
     given = {table.phi for table in tables if table.phi is not None}
     if spec.phi is None and len(given) > 1:
         raise InputError("the label runs have different rule maps; say which one holds in `phi`.")
-    phi, grades = spec.phi or next(iter(given), None), heads["relevance"]
+    phi = spec.phi or next(iter(given), None)
+    grades = heads["relevance"]
     if len(heads) < len(HEADS):
         return phi or DEFAULT_PHI
     found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)

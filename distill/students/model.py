@@ -98,7 +98,8 @@ class EncoderTexts:
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int, *, has_types: bool = True) -> None:
-        self.max_tokens, self._tokenizer = max_tokens, tokenizer
+        self.max_tokens = max_tokens
+        self._tokenizer = tokenizer
         self._has_types = has_types and "token_type_ids" in tokenizer.model_input_names
 
     def encode(self, pairs: Sequence[tuple[str, str]]) -> list[TokenRow]:
@@ -133,7 +134,8 @@ class EncoderTexts:
         """
         mask_BT = mask_of(rows, self.max_tokens, pad_multiple)
         ids_BT = padded(mask_BT, [row.ids for row in rows], self._tokenizer.pad_token_id or 0)
-        of_rows, pad_type = [row.types or [] for row in rows], self._tokenizer.pad_token_type_id
+        of_rows = [row.types or [] for row in rows]
+        pad_type = self._tokenizer.pad_token_type_id
         types = {"token_type_ids": padded(mask_BT, of_rows, pad_type)} if self._has_types else {}
         return tensors_of(input_ids=ids_BT, attention_mask=mask_BT, **types)
 
@@ -173,7 +175,9 @@ class DecoderTexts:
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int, pieces: Sequence[str], *, packs: bool = False) -> None:
-        self.max_tokens, self._tokenizer, self._packs = max_tokens, tokenizer, packs
+        self.max_tokens = max_tokens
+        self._tokenizer = tokenizer
+        self._packs = packs
         before, between, after = (
             list(tokenizer(piece, add_special_tokens=False).input_ids) if piece else [] for piece in pieces
         )
@@ -327,7 +331,8 @@ class RowModel:
         """
         import torch
 
-        order, batches = list[int](), list[dict[str, Any]]()
+        order = list[int]()
+        batches = list[dict[str, Any]]()
         with torch.inference_mode():
             for places in length_batches([len(row.ids) for row in rows], self.batch_tokens):
                 batches.append(self._answer([rows[place] for place in places]))
@@ -372,7 +377,13 @@ def logits_of_rows(
     module: Any, texts: PairTexts, rows: Sequence[TokenRow], heads: dict[str, int]
 ) -> dict[str, np.ndarray]:
     """Logits of token rows by head, on the device that the module is on."""
-    return answers_of(module, texts, rows, heads, next(module.parameters()).device)
+    return answers_of(
+        module,
+        texts,
+        rows,
+        heads,
+        next(module.parameters()).device,
+    )
 
 
 def softmax(logits_BK: np.ndarray) -> np.ndarray:
@@ -411,11 +422,19 @@ def refuse_leaks(module: Any, texts: PairTexts, heads: dict[str, int], rows: Seq
     import torch
 
     def answer_to_second(rows: Sequence[TokenRow], place: int) -> np.ndarray:
-        found = answers_of(module, texts, rows, heads, "cpu", batch_tokens=len(rows) * texts.max_tokens)
+        found = answers_of(
+            module,
+            texts,
+            rows,
+            heads,
+            "cpu",
+            batch_tokens=len(rows) * texts.max_tokens,
+        )
         return np.concatenate([values_BK[place] for values_BK in found.values()])
 
     try:
-        alone_X, together_X = answer_to_second(rows[1:2], 0), answer_to_second(rows, 1)
+        alone_X = answer_to_second(rows[1:2], 0)
+        together_X = answer_to_second(rows, 1)
     except (TypeError, ValueError, IndexError) as exc:
         raise ModelError(f"{where}: can't be run on padded batches ({type(exc).__name__}: {exc}).") from exc
     difference = float(np.abs(together_X - alone_X).max() / (np.abs(alone_X).max() or 1.0))
@@ -538,7 +557,13 @@ def load_student(path: str | Path, *, device: str = "cpu", batch_tokens: int | N
         ) from exc
     drop_unknown_types(tokenizer, module.inner)
     texts = make_texts(record, tokenizer)
-    refuse_leaks(module, texts, record.heads, texts.encode(PROBES), str(folder))
+    refuse_leaks(
+        module,
+        texts,
+        record.heads,
+        texts.encode(PROBES),
+        str(folder),
+    )
     return StudentModel(
         module=module.to(device),
         texts=texts,

@@ -96,7 +96,9 @@ class EncoderStudent(StudentNetwork):
         self, backbone: Any, heads: Mapping[str, int], *, pooling: Pooling = "mean", dropout: float = 0.1, seed: int = 0
     ) -> None:
         super().__init__()
-        self.backbone, self.pooling, self.dropout = backbone, pooling, nn.Dropout(dropout)
+        self.backbone = backbone
+        self.pooling = pooling
+        self.dropout = nn.Dropout(dropout)
         self.heads = nn.ModuleDict(
             {
                 name: fresh_head(name, backbone.config.hidden_size + self.extra_width, grades, seed)
@@ -127,8 +129,15 @@ class EncoderStudent(StudentNetwork):
     @classmethod
     def start(cls, spec: DistillSpec, path: Path, _tokenizer: Any, record: StudentRecord) -> Self:
         """To be trained: with fresh heads, but for those of an earlier student that have the same name and size."""
-        dropout, seed = spec.student.dropout, spec.train.seed
-        module = cls(load_backbone(path), record.heads, pooling=record.pooling, dropout=dropout, seed=seed)
+        dropout = spec.student.dropout
+        seed = spec.train.seed
+        module = cls(
+            load_backbone(path),
+            record.heads,
+            pooling=record.pooling,
+            dropout=dropout,
+            seed=seed,
+        )
         if (path / STUDENT_NAME).is_file():
             module.load_heads(path, dict(record.heads.items() & read_student(path).heads.items()))
         return module
@@ -196,7 +205,15 @@ def load_backbone(path: Path, where: str | None = None, *, device: str | None = 
     config = AutoConfig.from_pretrained(config_file(path))
     kind = MODEL_MAPPING[type(config)]
     extra = {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind.__init__).parameters else {}
-    return read_weights(AutoModel, path, where or str(path), device=device, config=config, dtype=torch.float32, **extra)
+    return read_weights(
+        AutoModel,
+        path,
+        where or str(path),
+        device=device,
+        config=config,
+        dtype=torch.float32,
+        **extra,
+    )
 
 
 class LogisticStudent(EncoderStudent):
@@ -309,7 +326,15 @@ class DecoderStudent(StudentNetwork):
             MissingExtraError: peft is absent.
             ModelError: it finds no such layers.
         """
-        self._adapted = [adapted(self.lm, lora, seed=seed, key="student.lora", extra="gpu")]
+        self._adapted = [
+            adapted(
+                self.lm,
+                lora,
+                seed=seed,
+                key="student.lora",
+                extra="gpu",
+            )
+        ]
 
     def merge(self) -> None:
         """Merge the adapters, if any, into the weights."""
@@ -372,7 +397,13 @@ def load_lm(path: Path, where: str | None = None, *, device: str | None = None) 
     """The causal language model of a directory in float32, see `read_weights`."""
     from transformers import AutoModelForCausalLM
 
-    return read_weights(AutoModelForCausalLM, path, where or str(path), device=device, dtype=torch.float32)
+    return read_weights(
+        AutoModelForCausalLM,
+        path,
+        where or str(path),
+        device=device,
+        dtype=torch.float32,
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -399,7 +430,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
         ConfigError: `train.max_tokens` is over its limit, `student.lora.targets` names layers that it does not have, or
             it is a student of the other kind.
     """
-    path, where = resolved.path, f"model {resolved.reference!r}"
+    path = resolved.path
+    where = f"model {resolved.reference!r}"
     transformers, config = open_base(Path(config_file(path)), where, extra="cpu", purpose="relabel distill")
     tokenizer = read_tokenizer(transformers, path, resolved.reference)
     if not (path / "tokenizer.json").is_file() and not getattr(tokenizer, "is_fast", False):
@@ -479,7 +511,13 @@ def build_module(spec: DistillSpec, base: Base, record: StudentRecord) -> Any:
     """
     module = module_class(record.kind).start(spec, base.resolved.path, base.tokenizer, record).eval()
     texts = make_texts(record, base.tokenizer)
-    refuse_leaks(module, texts, record.heads, texts.encode(PROBES), f"model {base.resolved.reference!r}")
+    refuse_leaks(
+        module,
+        texts,
+        record.heads,
+        texts.encode(PROBES),
+        f"model {base.resolved.reference!r}",
+    )
     return module
 
 
@@ -566,7 +604,8 @@ def read_settings(folder: Path) -> EmbeddingSettings:
 def _pooling_of(folder: Path, pooled: dict[str, Any] | None) -> Pooling:
     if pooled is None:
         return "mean"
-    if (mode := pooled.get("pooling_mode")) is not None:  # as newer versions write it
+    mode = pooled.get("pooling_mode")
+    if mode is not None:  # as newer versions write it
         modes = [mode] if isinstance(mode, str) else list(mode)
     else:
         modes = [_POOLINGS.get(name, name) for name, on in pooled.items() if name.startswith("pooling_mode_") and on]
@@ -610,7 +649,8 @@ class Embedder:
         limits = (max_tokens, self.settings.max_tokens, tokenizer.model_max_length, _positions(backbone))
         self.max_tokens = min(limit for limit in limits if limit is not None)
         self.texts = EncoderTexts(tokenizer, self.max_tokens, has_types=False)
-        self._backbone, self._batch_tokens = backbone, batch_tokens
+        self._backbone = backbone
+        self._batch_tokens = batch_tokens
         self._widths = {VECTOR: backbone.config.hidden_size}
         refuse_leaks(
             self._vectors,

@@ -691,4 +691,10 @@ def read_student(path: str | Path) -> StudentRecord:
     with translate_errors("read", file):
         data = file.read_bytes()
     what = "not as this relabel writes a student's record"
-    return read_record(StudentRecord, data, str(file), what, "Restore it, or train again.")
+    return read_record(
+        StudentRecord,
+        data,
+        str(file),
+        what,
+        "Restore it, or train again.",
+    )

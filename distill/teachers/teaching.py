@@ -122,8 +122,16 @@ def check_teacher_base(spec: TeacherSpec, resolved: ResolvedModel) -> TeacherBas
             "Lower it."
         )
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=spec.chat_template_kwargs)
-    ends, own = end_ids(named, tokenizer), tokenizer.eos_token_id
-    return TeacherBase(resolved, config, tokenizer, encoder, ends[0] if own is None else own, ends)
+    ends = end_ids(named, tokenizer)
+    own = tokenizer.eos_token_id
+    return TeacherBase(
+        resolved=resolved,
+        config=config,
+        tokenizer=tokenizer,
+        encoder=encoder,
+        end_id=ends[0] if own is None else own,
+        end_ids=ends,
+    )
 
 
 def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
@@ -133,11 +141,22 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
         ModelError: its weights can't be loaded, or contain NaN or Inf.
     """
     model = _read_model(base.resolved)
-    if bad := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
+    bad = [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]
+    if bad:
         raise ModelError(f"`init` {base.resolved.reference!r}: tensor {bad[0]} contains NaN or Inf.")
     if spec.train.gradient_checkpointing:
         _checkpoint_gradients(model)
-    return model if spec.lora is None else adapted(model, spec.lora, seed=spec.train.seed, key="lora", extra="train")
+    return (
+        model
+        if spec.lora is None
+        else adapted(
+            model,
+            spec.lora,
+            seed=spec.train.seed,
+            key="lora",
+            extra="train",
+        )
+    )
 
 
 def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
@@ -149,7 +168,11 @@ def _read_model(resolved: ResolvedModel, *, device: str | None = None) -> Any:
     from transformers import AutoModelForCausalLM
 
     return read_weights(
-        AutoModelForCausalLM, resolved.path, f"`init` {resolved.reference!r}", device=device, dtype=torch.float32
+        AutoModelForCausalLM,
+        resolved.path,
+        f"`init` {resolved.reference!r}",
+        device=device,
+        dtype=torch.float32,
     )
 
 
@@ -333,7 +356,13 @@ def _prepare(
         output,
         base,
         trainer,
-        training_record(TEACHER, spec, resolved, trainer.digest, version=TEACHER_MANIFEST_VERSION),
+        training_record(
+            TEACHER,
+            spec,
+            resolved,
+            trainer.digest,
+            version=TEACHER_MANIFEST_VERSION,
+        ),
     )
 
 
@@ -360,8 +389,20 @@ def train_teacher(
         LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
     """
-    output, base, trainer, record = _prepare(spec, storage, cache_dir, secrets, is_writer=is_writer)
-    finished = finished_model(output, record, start, TeacherManifest, is_writer=is_writer)
+    output, base, trainer, record = _prepare(
+        spec,
+        storage,
+        cache_dir,
+        secrets,
+        is_writer=is_writer,
+    )
+    finished = finished_model(
+        output,
+        record,
+        start,
+        TeacherManifest,
+        is_writer=is_writer,
+    )
     if finished is not None:
         return TeacherReport(finished, True, spec.output)
     for note in trainer.notes:
@@ -392,13 +433,20 @@ def train_teacher(
         )
         return Made(manifest, trained.outcome.curve, write, render_card)
 
-    manifest = train_into(output, record, start, train, is_writer=is_writer)
+    manifest = train_into(
+        output,
+        record,
+        start,
+        train,
+        is_writer=is_writer,
+    )
     return TeacherReport(manifest, False, spec.output)
 
 
 def render_card(manifest: TeacherManifest) -> str:
     """Markdown from a teacher's manifest."""
-    data, training = manifest.data, manifest.training
+    data = manifest.data
+    training = manifest.training
     lines = [
         f"# {manifest.name}",
         "",
@@ -414,7 +462,8 @@ def render_card(manifest: TeacherManifest) -> str:
             f"{data.held_out.queries:,} queries that nobody trained on."
         )
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
-    if (gold := data.gold) is not None:
+    gold = data.gold
+    if gold is not None:
         named = {"trusted grades": gold.grade, "chunks": gold.sets, "answers": gold.answers}
         held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
     lines += [

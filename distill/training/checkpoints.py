@@ -119,7 +119,9 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
 # name is whole; it is resumed from only if each file still has its digest.
 
 
-OPTIMIZER, STATE, DIGESTS = "optimizer.safetensors", "state.json", "digests.json"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+DIGESTS = "digests.json"
 
 
 def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -216,7 +218,8 @@ def save_state(folder: Path | None, values: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
 
     def moved_out(tensor: Tensor) -> dict[str, str]:
-        gathered, name = whole(tensor.detach()), str(len(tensors))
+        gathered = whole(tensor.detach())
+        name = str(len(tensors))
         tensors[name] = gathered.cpu().contiguous() if folder is not None else torch.empty(0)
         return {"tensor": name}
 

@@ -103,12 +103,25 @@ def _plotted(curve: Curve, title: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
         height = 3 * len(shown)  # margins are fixed: a layout that measures its texts draws everything twice
         figure = figure_class(figsize=(8, height))
-        figure.subplots_adjust(left=0.11, right=0.98, bottom=0.5 / height, top=1 - 0.3 / height, hspace=0.08)
+        figure.subplots_adjust(
+            left=0.11,
+            right=0.98,
+            bottom=0.5 / height,
+            top=1 - 0.3 / height,
+            hspace=0.08,
+        )
         all_axes = figure.subplots(len(shown), 1, sharex=True)
         for axes, (label, split, names) in zip(all_axes, shown, strict=True):
             for name in names:
-                points, marker = zip(*curve.series(split, name), strict=True), "o" if split == "dev" else None
-                axes.plot(*points, label=name, linewidth=1, marker=marker, markersize=3)
+                points = zip(*curve.series(split, name), strict=True)
+                marker = "o" if split == "dev" else None
+                axes.plot(
+                    *points,
+                    label=name,
+                    linewidth=1,
+                    marker=marker,
+                    markersize=3,
+                )
             axes.set(ylabel=label)
             axes.grid(alpha=0.3)
             if names:
@@ -140,7 +153,9 @@ def panel_of(name: str) -> str:
 
 PROJECT = "relabel"
 """Project, or experiment, of all runs."""
-REPORTS, STATE, EVENTS = "reports", "state.json", ".tensorboard"
+REPORTS = "reports"
+STATE = "state.json"
+EVENTS = ".tensorboard"
 NOT_IN_NAMES = re.compile(r"[^\w./-]")
 """Characters that some service takes in no figure's name."""
 
@@ -166,7 +181,8 @@ class CurveReporter:
 
     def __init__(self, names: Sequence[str], checkpoints: Path, say: Callable[[str], None]) -> None:
         self._trackers: dict[str, Any] = dict.fromkeys(names)
-        self._folder, self._model = checkpoints / REPORTS, checkpoints.resolve().parent
+        self._folder = checkpoints / REPORTS
+        self._model = checkpoints.resolve().parent
         self._say = say
         self._state: dict[str, Any] = {"run": f"{self._model.name}-{uuid.uuid4().hex[:8]}", "ids": {}, "sent": {}}
         if (file := self._folder / STATE).is_file():
@@ -208,7 +224,8 @@ class CurveReporter:
         """accelerate's tracker for the run, new or begun before."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        run, ids = self._state["run"], self._state["ids"]
+        run = self._state["run"]
+        ids = self._state["ids"]
         options: dict[str, dict[str, Any]] = {
             "tensorboard": {"run_name": run, "logging_dir": self._model / EVENTS},
             "mlflow": {"experiment_name": PROJECT, "run_id": ids.get("mlflow"), "run_name": run},
@@ -357,7 +374,13 @@ class TrainedManifest(ManifestMark):
             ManifestError: it is damaged, or of another version.
         """
         what = f"not as this relabel writes a {cls.kind}'s manifest"
-        return read_record(cls, data, where, what, "Restore it from a copy, or train again.")
+        return read_record(
+            cls,
+            data,
+            where,
+            what,
+            "Restore it from a copy, or train again.",
+        )
 
 
 ManifestT = TypeVar("ManifestT", bound=TrainedManifest)
@@ -554,7 +577,8 @@ class OutputFolder:
             ConfigError: it is a file, or a broken link, or lies in the base.
             StaleRunError: it holds files of something else, or the other command trains there.
         """
-        command, key = self.product.command, self.product.model_key
+        command = self.product.command
+        key = self.product.model_key
         for lock in self.checkpoints.glob("*.lock"):
             if lock.stem != command:
                 raise StaleRunError(
@@ -608,11 +632,19 @@ class OutputFolder:
             StaleRunError: the folder holds another model.
             ManifestError: what is here is not such a model's.
         """
-        file, kind = self.folder / MANIFEST_NAME, self.product.kind
+        file = self.folder / MANIFEST_NAME
+        kind = self.product.kind
         if start == "restart" or not file.exists():
             return False
-        what, advice = f"is not a {kind}'s manifest", "The folder may belong to something else: name another output."
-        held = read_record(ManifestMark, file.read_bytes(), str(file), what, advice)
+        what = f"is not a {kind}'s manifest"
+        advice = "The folder may belong to something else: name another output."
+        held = read_record(
+            ManifestMark,
+            file.read_bytes(),
+            str(file),
+            what,
+            advice,
+        )
         if held.kind != kind:
             raise ManifestError(f"{file}: {what} (it is of a {held.kind}). {advice}")
         if held.fingerprint != record.fingerprint:
@@ -701,7 +733,8 @@ def train_into(
     """
     if not is_writer:
         return train().manifest
-    checkpoints, files = output.checkpoints, LocalStore(output.checkpoints)
+    checkpoints = output.checkpoints
+    files = LocalStore(output.checkpoints)
     with output.locked():
         if output.is_finished(record, start):  # while this call read its data
             raise StaleRunError(

@@ -160,7 +160,12 @@ def channel_set(bundle: str, name: str, version: str, anyway: bool, sign_key: st
     """
     bundle_store, bundle_name = _bundle_at(bundle)
     moved, has_moved = set_channel(
-        bundle_store, bundle_name, name, version, None if sign_key is None else SigningKey(sign_key), is_anyway=anyway
+        bundle_store,
+        bundle_name,
+        name,
+        version,
+        None if sign_key is None else SigningKey(sign_key),
+        is_anyway=anyway,
     )
     return _emit_move(bundle_store, moved, output, Exit.DONE if has_moved else Exit.NOTHING_TO_DO)
 
@@ -275,7 +280,11 @@ def show(bundle: str, output: str) -> int:
     help="Last moves of a channel whose versions stay.",
 )
 @click.option(
-    "--grace", default="7d", show_default=True, metavar="TIME", help="What is younger stays, for instance 12h or 30d."
+    "--grace",
+    default="7d",
+    show_default=True,
+    metavar="TIME",
+    help="What is younger stays, for instance 12h or 30d.",
 )
 @output_option
 def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
@@ -285,7 +294,8 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     what it is about to rely on.
     Never touched: what a channel or its last moves point to, and what is younger than the grace time.
     """
-    bundle_store, grace_s = open_bundle_store(url, Storage()), span_s(grace, "--grace")
+    bundle_store = open_bundle_store(url, Storage())
+    grace_s = span_s(grace, "--grace")
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     has_work = found["marked"] or found["deleted"] or found["swept"]
     code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
@@ -320,9 +330,19 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     show_default=True,
     help="What --format rerank answers: the expected grade from 0 to 1, or its log-odds.",
 )
-@click.option("--formats", default="onnx", show_default=True, metavar="LIST", help="onnx, and tensorrt where a GPU is.")
 @click.option(
-    "--precisions", default="fp32", show_default=True, metavar="LIST", help="Of fp32, fp16, bf16, int8, int8-static."
+    "--formats",
+    default="onnx",
+    show_default=True,
+    metavar="LIST",
+    help="onnx, and tensorrt where a GPU is.",
+)
+@click.option(
+    "--precisions",
+    default="fp32",
+    show_default=True,
+    metavar="LIST",
+    help="Of fp32, fp16, bf16, int8, int8-static.",
 )
 @click.option(
     "--provider",
@@ -563,20 +583,46 @@ def _place(to: str) -> Path:
     "--slo-mean-ms", type=Number(0, min_open=True), help="Find the highest rate that keeps the mean under this."
 )
 @click.option(
-    "--request-pairs", type=click.IntRange(1), default=1, show_default=True, help="Pairs of an open-loop request."
-)
-@click.option("--max-batch", type=click.IntRange(1), default=32, show_default=True, help="Pairs of a micro-batch.")
-@click.option(
-    "--max-wait-ms", type=Number(0), default=2.0, show_default=True, help="How long the oldest waits for company."
-)
-@click.option(
-    "--threads", type=click.IntRange(0), default=0, show_default=True, help="Of the CPU; 0 is all that it may use."
+    "--request-pairs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Pairs of an open-loop request.",
 )
 @click.option(
-    "--seconds", type=Number(0, min_open=True), default=120.0, show_default=True, help="For all measuring together."
+    "--max-batch",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Pairs of a micro-batch.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of arrivals and of what is replayed."
+    "--max-wait-ms",
+    type=Number(0),
+    default=2.0,
+    show_default=True,
+    help="How long the oldest waits for company.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of the CPU; 0 is all that it may use.",
+)
+@click.option(
+    "--seconds",
+    type=Number(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="For all measuring together.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of arrivals and of what is replayed.",
 )
 @click.option(
     "--require",
@@ -609,7 +655,13 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
             MAX_ROWS,
             seed=spec.seed,
         )
-    facts, verdicts = bench_bundle(opened, spec, pairs=texts, gates=gates, say=lambda line: click.echo(line, err=True))
+    facts, verdicts = bench_bundle(
+        opened,
+        spec,
+        pairs=texts,
+        gates=gates,
+        say=lambda line: click.echo(line, err=True),
+    )
     written = write_results(place, facts)
     for warning in warnings_of(facts):
         logs.say(warning, level="warning", event="bench")
@@ -673,7 +725,8 @@ def conform(
 
     Exit 5: it answers differently. Exit 20: it can't be reached.
     """
-    folder, shown = local_folder(bundle, "BUNDLE"), redacted(url)
+    folder = local_folder(bundle, "BUNDLE")
+    shown = redacted(url)
     open_bundle(folder)
     key = os.environ.get(api_key_env) if api_key_env else None
     if api_key_env and not key:
@@ -686,11 +739,21 @@ def conform(
         raise ManifestError(str(exc)) from exc
     while True:
         try:
-            found = compare(folder, RerankServer(url, api, model, key, encoder))
+            found = compare(
+                folder,
+                RerankServer(
+                    url,
+                    api,
+                    model,
+                    key,
+                    encoder,
+                ),
+            )
         except ServerGoneError as exc:
             if watch is None:
                 raise
-            code, result = Exit.DONE, {"url": shown, "error": str(exc)}
+            code = Exit.DONE
+            result = {"url": shown, "error": str(exc)}
         else:
             is_refused = found.verdict == "different" or (require == "equal" and found.verdict != "equal")
             code = Exit.GATE if is_refused else Exit.DONE

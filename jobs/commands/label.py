@@ -173,7 +173,11 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: the student's]")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Score the first N rows only.")
 @click.option(
-    "--shards", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Units that --shard hands out."
+    "--shards",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    help="Units that --shard hands out.",
 )
 @click.option(
     "--chunk-rows",
@@ -239,7 +243,14 @@ def score(
     storage, deadline = Storage(), choose_deadline(until, duration)  # before a student is fetched
     options["student"] = local_student(options["student"], storage)
     job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
-    code = run_job(job, shard=shard, deadline=deadline, dry_run=dry_run, done_ok=done_ok, output=output)
+    code = run_job(
+        job,
+        shard=shard,
+        deadline=deadline,
+        dry_run=dry_run,
+        done_ok=done_ok,
+        output=output,
+    )
     if code == Exit.OVER_LIMIT:
         logs.say(
             f"See {job.spec.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "

@@ -51,7 +51,13 @@ from relabel.manifests.records import plain
     metavar="GATE",
     help="Exit 5 unless this holds: 'macro_f1>=0.6', 'macro_f1>=0.9*teacher', 'teacher.kl<=0.1'. Repeatable.",
 )
-@click.option("--label", default="grade", show_default=True, metavar="COL", help="Label column of a label file.")
+@click.option(
+    "--label",
+    default="grade",
+    show_default=True,
+    metavar="COL",
+    help="Label column of a label file.",
+)
 @grade_option
 @click.option(
     "--by",
@@ -59,7 +65,11 @@ from relabel.manifests.records import plain
     help="Query column of label files and qrels; figures are resampled by it.  [default: query_id]",
 )
 @click.option(
-    "--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of label files and qrels."
+    "--doc",
+    default="doc_id",
+    show_default=True,
+    metavar="COL",
+    help="Document column of label files and qrels.",
 )
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Judge only these rows of a label file. Repeatable.")
 @grades_option
@@ -134,13 +144,25 @@ def evaluate(
             raise click.UsageError(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
-        judged = judge(labels, options, gates, Storage(), **draws)[1]
+        judged = judge(
+            labels,
+            options,
+            gates,
+            Storage(),
+            **draws,
+        )[1]
         emit(plain(judged), as_text(evaluation_blocks(judged)), output)
         report_refused(judged.gates)
         return judged.exit_code
     if options.pass_at and qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
-    compared = compare_sets(labels, options, gates, Storage(), **draws)
+    compared = compare_sets(
+        labels,
+        options,
+        gates,
+        Storage(),
+        **draws,
+    )
     emit(plain(compared), as_text(sets_blocks(compared)), output)
     report_refused(verdict for one in compared.comparisons for verdict in one.gates)
     return compared.exit_code
@@ -174,11 +196,21 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
 @click.option("--html", metavar="FILE", help="Write the comparison as one self-contained page, too.")
 @grade_option
 @click.option("--by", metavar="COL", help="Query column of the qrels.  [default: query_id]")
-@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the qrels.")
+@click.option(
+    "--doc",
+    default="doc_id",
+    show_default=True,
+    metavar="COL",
+    help="Document column of the qrels.",
+)
 @grade_map_option
 @duplicates_option("grades in the qrels")
 @click.option(
-    "--examples", type=click.IntRange(0, 1000), default=10, show_default=True, help="Flips to show, the largest first."
+    "--examples",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    help="Flips to show, the largest first.",
 )
 @click.option(
     "--queries",
@@ -188,7 +220,11 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
     help="Moved queries to show, the furthest first.",
 )
 @click.option(
-    "--depth", type=click.IntRange(1, 1000), default=10, show_default=True, help="Top of each query that is compared."
+    "--depth",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Top of each query that is compared.",
 )
 @resamples_options
 @side_option
@@ -235,14 +271,28 @@ def compare(a: str, b: str, output: str, **values: Any) -> int:
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
-    "--to", default="report.html", show_default=True, metavar="FILE", help="The page to write: a file, or a URL."
+    "--to",
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="The page to write: a file, or a URL.",
 )
 @click.option(
-    "--gold", "--qrels", "gold", metavar="FILE", help="Gold, in any form that `relabel evaluate --qrels` takes."
+    "--gold",
+    "--qrels",
+    "gold",
+    metavar="FILE",
+    help="Gold, in any form that `relabel evaluate --qrels` takes.",
 )
 @grade_option
 @click.option("--by", metavar="COL", help="Query column of the gold grades.  [default: query_id]")
-@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the gold grades.")
+@click.option(
+    "--doc",
+    default="doc_id",
+    show_default=True,
+    metavar="COL",
+    help="Document column of the gold grades.",
+)
 @grade_map_option
 @duplicates_option("gold grades")
 @side_option
@@ -353,7 +403,13 @@ def combine(
     gold grade, the others' grades occur as often as in the gold, and judges, mean and dawid-skene are measured.
     """
     check_grade_options(
-        qrels, "--qrels", grade=grade, by=None, doc="doc_id", grade_map=grade_map, duplicates=duplicates
+        qrels,
+        "--qrels",
+        grade=grade,
+        by=None,
+        doc="doc_id",
+        grade_map=grade_map,
+        duplicates=duplicates,
     )
     storage = Storage()
     check_free(to, (*labels, *gold_files(qrels)), storage, force=force)
@@ -365,7 +421,15 @@ def combine(
         grades=grades,
         allow_partial=allow_partial,
     )
-    found = combine_labels(labels, to, by, judging, storage, resamples=resamples, seed=seed)
+    found = combine_labels(
+        labels,
+        to,
+        by,
+        judging,
+        storage,
+        resamples=resamples,
+        seed=seed,
+    )
     return emit(plain(found), as_text(combined_blocks(found)), output)
 
 
@@ -387,7 +451,13 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     refused (exit 5) with what differs. The same command again continues where it was stopped, and follows OUTPUTs that
     were retried or redone since.
     """
-    manifest, was_written_now = merge_outputs(outputs, to, Storage(), name=name, allow_mixed=allow_mixed)
+    manifest, was_written_now = merge_outputs(
+        outputs,
+        to,
+        Storage(),
+        name=name,
+        allow_mixed=allow_mixed,
+    )
     result = MergeResult(output=to, outputs=list(outputs), manifest=manifest, was_written_now=was_written_now)
     return emit_result(result, output, result.code)
 
@@ -407,8 +477,20 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     type=click.Choice(["qrels", "run", "jsonl", "parquet"]),
     help="Form of TARGET.  [default: by its suffix]",
 )
-@click.option("--by", default="query_id", show_default=True, metavar="COL", help="Query column of a table.")
-@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of a table.")
+@click.option(
+    "--by",
+    default="query_id",
+    show_default=True,
+    metavar="COL",
+    help="Query column of a table.",
+)
+@click.option(
+    "--doc",
+    default="doc_id",
+    show_default=True,
+    metavar="COL",
+    help="Document column of a table.",
+)
 @click.option("--grade", metavar="COL", help="Column of grades.  [default: grade]")
 @click.option(
     "--score", metavar="COL", help="Column that a run file ranks by.  [default: expected_grade of labels, else score]"

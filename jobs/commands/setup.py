@@ -51,7 +51,11 @@ NEXT = {
 @click.command(epilog="Example: relabel init job.yaml")
 @click.argument("path", required=False)
 @click.option(
-    "--kind", type=click.Choice(list(NEXT)), default="job", show_default=True, help="What the file is a spec of."
+    "--kind",
+    type=click.Choice(list(NEXT)),
+    default="job",
+    show_default=True,
+    help="What the file is a spec of.",
 )
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @output_option
@@ -62,7 +66,8 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
     language server then offer keys and explain them.
     """
     path = path or f"{kind}.yaml"
-    schema_file, storage = Path(path).with_name(f"{kind}.schema.json"), Storage()
+    schema_file = Path(path).with_name(f"{kind}.schema.json")
+    storage = Storage()
     check_free(path, [], storage, force=force)
     text = resources.files("relabel.jobs").joinpath(f"templates/{kind}.yaml").read_text(encoding="utf-8")
     texts = {
@@ -143,7 +148,9 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
     """
     from relabel.labelers.prompts import template_files
 
-    target, files, storage = local_folder(folder, "DIR"), template_files(labeler), Storage()
+    target = local_folder(folder, "DIR")
+    files = template_files(labeler)
+    storage = Storage()
     for name in files:
         check_free(str(target / name), [], storage, force=force)
     for name, source in files.items():
@@ -196,7 +203,8 @@ def doctor(job_file: str | None, output: str) -> int:
     Exits 4 if it needs something that is absent, 3 if its spec or input is off. For trainings: relabel train --dry-run.
     """
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    meminfo, disks = Path("/proc/meminfo"), {"here": ".", "temporary": tempfile.gettempdir()}
+    meminfo = Path("/proc/meminfo")
+    disks = {"here": ".", "temporary": tempfile.gettempdir()}
     # what programs could take without swapping, by Linux' own estimate
     free = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii") if meminfo.exists() else "")
     facts: dict[str, Any] = {
@@ -217,7 +225,8 @@ def doctor(job_file: str | None, output: str) -> int:
         extras[name] = {"installed": installed, "missing": missing}
         absent = f"{purpose}: absent ({', '.join(missing)}); pip install 'relabel-ir[{name}]'"
         rows.append((f"extra {name}", absent if missing else value_text(installed)))
-    result, code = {**facts, "extras": extras}, Exit.DONE
+    result = {**facts, "extras": extras}
+    code = Exit.DONE
     if job_file is not None:
         outcomes = dict[str, str]()
         try:
@@ -269,13 +278,15 @@ STEPS = ("spec", "input", "model", "engine", "server", "output")
 def job_checks(job_file: str) -> Iterator[str]:
     """The outcomes of `STEPS`, up to the first that fails, which raises."""
     job = load_job(job_file)
-    spec, engine = job.spec, job.engine_class
+    spec = job.spec
+    engine = job.engine_class
     yield "fine"
     if spec.rounds is not None:
         yield "questions for `relabel rounds`, which reads them; not checked here"
     else:
         dataset = job.open_dataset()
-        if (gold := dataset.columns.gold) is not None:
+        gold = dataset.columns.gold
+        if gold is not None:
             for file in dataset.files:
                 read_grades(load_gold_by_row([file.path], gold, job.storage)).readable(file.path, gold)
         yield (
@@ -287,7 +298,9 @@ def job_checks(job_file: str) -> Iterator[str]:
     yield f"{spec.engine.name} can start"
     yield engine.try_server(spec.engine, job.labeler.probe(), job.secrets)
     # of storage also whether commits will be single there, by the probe that a run writes
-    place, is_single, how = spec.output, spec.run.single_writer, ""
+    place = spec.output
+    is_single = spec.run.single_writer
+    how = ""
     if is_url(place):
         open_run_store(place, job.storage, single_writer=is_single).check_conditional_writes()
         how = "; not checked for conditional writes (run.single_writer)" if is_single else "; heeds conditions"
@@ -361,7 +374,8 @@ def call(command: str, log: Path) -> dict[str, Any]:
     program, *words = shlex.split(command)
     words = ["-m", "relabel", *words, "--output", "json"] if program == "relabel" else words
     line = [sys.executable, "-P", *words]
-    started, out = time.monotonic(), None
+    started = time.monotonic()
+    out = None
     process: subprocess.Popen[str] | None = None
     asked: list[int] = []
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -371,7 +385,13 @@ def call(command: str, log: Path) -> dict[str, Any]:
             signal.SIGTERM, lambda number, _: process.terminate() if process is not None else asked.append(number)
         )
         try:
-            with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=file, text=True, encoding="utf-8") as process:
+            with subprocess.Popen(
+                line,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                encoding="utf-8",
+            ) as process:
                 if asked:  # before there was a step
                     process.terminate()
                 while out is None:
@@ -519,7 +539,8 @@ def write_demo(
         files["job.yaml"] = JOB.format(columns=COLUMNS, engine=judge)
     with translate_errors("write to", root):
         root.mkdir(parents=True, exist_ok=True)
-        job, taken = root / "job.yaml", [root / name for name in (*files, *tables) if (root / name).exists()]
+        job = root / "job.yaml"
+        taken = [root / name for name in (*files, *tables) if (root / name).exists()]
         # the job file is the mark of an earlier demo; without it, what lies there is somebody's own
         if taken and not (job.is_file() and job.read_bytes().startswith(b"# Written by `relabel demo`.")):
             raise UsageError(
@@ -549,7 +570,13 @@ WELL = (Exit.DONE, Exit.NOTHING_TO_DO)
 
 
 @click.command(epilog="Example: relabel demo --to out/demo")
-@click.option("--to", "folder", default="out/demo", show_default=True, help="Folder for all that it makes.")
+@click.option(
+    "--to",
+    "folder",
+    default="out/demo",
+    show_default=True,
+    help="Folder for all that it makes.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "fake"]),
@@ -558,9 +585,19 @@ WELL = (Exit.DONE, Exit.NOTHING_TO_DO)
     help="What judges.",
 )
 @click.option(
-    "--teacher", default=DEMO_MODEL, show_default=True, metavar="MODEL", help="What judges, or is trained to."
+    "--teacher",
+    default=DEMO_MODEL,
+    show_default=True,
+    metavar="MODEL",
+    help="What judges, or is trained to.",
 )
-@click.option("--student", default=DEMO_STUDENT, show_default=True, metavar="MODEL", help="The encoder that learns.")
+@click.option(
+    "--student",
+    default=DEMO_STUDENT,
+    show_default=True,
+    metavar="MODEL",
+    help="The encoder that learns.",
+)
 @click.option(
     "--bench-seconds",
     type=Number(1),
@@ -592,8 +629,16 @@ def demo(
             "--teach trains the teacher, and judges its student: leave out --labels-only and --engine fake."
         )
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
-    started, pairs = time.monotonic(), load_pairs()
-    write_demo(root, pairs, engine=engine, teacher=teacher, student=student, has_training=teach)
+    started = time.monotonic()
+    pairs = load_pairs()
+    write_demo(
+        root,
+        pairs,
+        engine=engine,
+        teacher=teacher,
+        student=student,
+        has_training=teach,
+    )
     steps = steps_of(folder, seconds=bench_seconds, has_training=teach)[: 1 if labels_only else None]
     done: list[Row] = []
     if output == "text":
@@ -625,13 +670,15 @@ def demo(
         return emit(result, "\n".join(lines), output, result["exit_code"])
     lines = ["", f"{len(labels)} labels, for instance:"]
     for row in [row for row in range(0, len(pairs), len(pairs) // 3) if row in labels]:
-        pair, label = pairs[row], labels[row]
+        pair = pairs[row]
+        label = labels[row]
         probs = " ".join(f"{p:.2f}" for p in label["probs"])
         lines += [
             f"  {pair['query']} | {pair['title']}"[:100],
             f"    grade {label['grade']} (author: {pair['grade']})  p = [{probs}]  outside {label['outside_mass']:.3f}",
         ]
-    agreements, apart = {"teacher": agrees}, []
+    agreements = {"teacher": agrees}
+    apart = []
     if not labels_only:
         scores = labels_in(root / "scores")
         agreements["student"] = agreement(pairs, scores, hidden)

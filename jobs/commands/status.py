@@ -45,20 +45,26 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
     Raises:
         ManifestError: one of a run's files is damaged.
     """
-    plan, manifest = folder.plan, load_manifest(folder.store)
+    plan = folder.plan
+    manifest = load_manifest(folder.store)
     found = folder.snapshot(manifest=manifest)
-    tally, attempts = found.tally, folder.attempts_of_all(found.etags)
+    tally = found.tally
+    attempts = folder.attempts_of_all(found.etags)
     spec = spec or (manifest.spec if manifest else {})
-    args, budget = priced_args(spec.get("engine")), None
+    args = priced_args(spec.get("engine"))
+    budget = None
     cost = None if args is None else price_of(args, *tally.tokens)
     with contextlib.suppress(ConfigError):  # of a job file that `run` refuses
         run = validate_spec(RunSpec, spec.get("run") or {}, where="run")
         if run.max_tokens is not None or run.max_cost is not None:
             spent = charge_of(args, *tally.tokens).plus(charge_of_receipts(args, folder.lost_receipts()))
             budget = BudgetState(run.max_tokens, run.max_cost, spent.tokens, round(spent.cost, 9))
-    shards, undone = [], []
+    shards = []
+    undone = []
     for number, shard in enumerate(plan.shards):
-        chunks, done, state = len(shard.chunks), len(attempts.get(number, ())), "done"
+        chunks = len(shard.chunks)
+        done = len(attempts.get(number, ()))
+        state = "done"
         if done < chunks:
             state = "running" if folder.store.is_locked(shard_lock_name(number)) else "open"
             undone.append((f"  shard {number}", f"{state}, {done:,} of {chunks:,} chunks"))
@@ -123,7 +129,9 @@ def look(folder: RunFolder) -> tuple[dict[str, Any], str]:
     `is_held`: a worker is at a shard, whether it has said anything yet or not; `left_s`: seconds until all rows are
     done, at the workers' rate.
     """
-    plan, attempts, workers = folder.plan, folder.attempts_of_all(), live_states(folder.store)
+    plan = folder.plan
+    attempts = folder.attempts_of_all()
+    workers = live_states(folder.store)
     rows_done = sum(plan.shards[shard].chunks[chunk] for shard, done in attempts.items() for chunk in done)
     chunks_done = sum(map(len, attempts.values()))
     heard = [one for one in workers if not one.is_stale]
@@ -152,7 +160,8 @@ def look(folder: RunFolder) -> tuple[dict[str, Any], str]:
         f"{state} · {folder.store.root}"
     ]
     for one in workers:
-        seconds, age = max(one.seconds, 1e-9), f"{max(0.0, one.age_s):,.0f} s ago"
+        seconds = max(one.seconds, 1e-9)
+        age = f"{max(0.0, one.age_s):,.0f} s ago"
         if one.is_stale:
             age = f"stale, last heard of {age}: it is gone, or its engine has been at one step since"
         lines.append(
@@ -273,9 +282,11 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
     """
     import numpy as np
 
-    grades, fault = folder.plan.facts.labeler.grades, ""
+    grades = folder.plan.facts.labeler.grades
+    fault = ""
     given, distributions = folder.table(file, LABELS, ["grade", "probs"], check_bytes=False).columns
-    values, probs = given.to_numpy(), [row for row in distributions.to_pylist() if row is not None]
+    values = given.to_numpy()
+    probs = [row for row in distributions.to_pylist() if row is not None]
     if not grades:
         fault = "a grade, of a labeler that gives none" if probs or given.null_count < len(values) else ""
     elif given.null_count or values.min() < 0 or values.max() >= grades:
@@ -292,7 +303,9 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
 
 def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | None]:
     """A run's folder, and the plain values of its job if a job file was given."""
-    root, storage, spec = target, Storage(), None
+    root = target
+    storage = Storage()
+    spec = None
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
         root, storage, spec = output_of(target, day=day)
     elif day is not None:

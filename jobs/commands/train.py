@@ -70,7 +70,8 @@ def open_spec(
 
     settings = read_settings(spec, overrides=overrides, kind=kind, fields=fields)
     where = settings.places.where + (f" with {', '.join(settings.overrides)}" if settings.overrides else "")
-    kept, storage = cache_dir(), storage_of(settings.values, where=where)
+    kept = cache_dir()
+    storage = storage_of(settings.values, where=where)
     found = resolved(read(settings.values, where), settings.places)
     fetch_model(model_of(found), storage, cache_dir=kept)
     return found, kept, storage
@@ -113,11 +114,13 @@ def is_first_process() -> bool:
 
 def teller() -> Callable[[str], None]:
     """The first process prints progress on stderr; of the steps one line every 15 seconds."""
-    last, is_first = float("-inf"), is_first_process()
+    last = float("-inf")
+    is_first = is_first_process()
 
     def say(line: str) -> None:
         nonlocal last
-        is_step, now = line.startswith("step ") and ", dev:" not in line, time.monotonic()
+        is_step = line.startswith("step ") and ", dev:" not in line
+        now = time.monotonic()
         if is_first and (not is_step or now - last >= 15):
             last = now if is_step else last
             click.echo(line, err=True)
@@ -190,7 +193,14 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
 
     found, cache_dir, storage = _open_student_spec(spec, overrides)
     with says_how_to_continue(found.output):
-        return train(found, storage, start=start, cache_dir=cache_dir, say=teller(), is_writer=is_first_process())
+        return train(
+            found,
+            storage,
+            start=start,
+            cache_dir=cache_dir,
+            say=teller(),
+            is_writer=is_first_process(),
+        )
 
 
 def _open_student_spec(
@@ -201,12 +211,12 @@ def _open_student_spec(
     from relabel.manifests.specs import validate_spec
 
     return open_spec(
-        spec,
-        overrides,
-        "student",
-        tuple(DistillSpec.model_fields),
-        lambda values, where: validate_spec(DistillSpec, values, where=where),
-        lambda found: found.student.model,
+        spec=spec,
+        overrides=overrides,
+        kind="student",
+        fields=tuple(DistillSpec.model_fields),
+        read=lambda values, where: validate_spec(DistillSpec, values, where=where),
+        model_of=lambda found: found.student.model,
     )
 
 
@@ -224,7 +234,8 @@ def _student_text(report: Report) -> str:
     from relabel.manifests.metrics.evaluation import not_beaten
 
     manifest = report.manifest
-    training, test = manifest.training, manifest.metrics.test
+    training = manifest.training
+    test = manifest.metrics.test
     sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
     verdict = "not known: no test row has a grade to judge by"
     if test.baselines is not None:
@@ -282,12 +293,12 @@ def train(
     from relabel.distill.teachers.spec import ResRagSpec, read_teacher_spec, teacher_keys
 
     spec, cache_dir, storage = open_spec(
-        spec_file,
-        overrides,
-        "teacher",
-        teacher_keys(),
-        lambda values, where: read_teacher_spec(values, where=where),
-        lambda found: found.init,
+        spec=spec_file,
+        overrides=overrides,
+        kind="teacher",
+        fields=teacher_keys(),
+        read=lambda values, where: read_teacher_spec(values, where=where),
+        model_of=lambda found: found.init,
     )
     from relabel.distill.teachers import teaching  # loads transformers: a mistake in the spec is reported before
 
@@ -322,7 +333,8 @@ def _fetched(generator: GeneratorSpec, storage: Storage, cache_dir: Path | None)
     from relabel.jobs.delivery import fetch_model
     from relabel.manifests.specs import KeepsModels
 
-    args, kept = generator.args, cache_dir
+    args = generator.args
+    kept = cache_dir
     if generator.model is not None and isinstance(args, KeepsModels):
         if args.cache_dir is not None:
             kept = Path(args.cache_dir)

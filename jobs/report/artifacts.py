@@ -184,7 +184,8 @@ def open_artifacts(paths: Sequence[str], storage: Storage) -> list[Artifact]:
     """
     spelled: dict[str, str] = {}
     for path in paths:
-        if (first := spelled.setdefault(place_of(path).rstrip("/"), path)) is not path:
+        first = spelled.setdefault(place_of(path).rstrip("/"), path)
+        if first is not path:
             raise UsageError(f"PATH: {first} is given twice, as {path} too.")
     found = [open_artifact(path, storage) for path in paths]
     named = Counter((type(one), one.name) for one in found)
@@ -207,15 +208,30 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
             "`export`."
         )
     store = open_run_store(path, storage)
-    if (plan := load_plan(store)) is not None:
+    plan = load_plan(store)
+    if plan is not None:
         kind = "scores" if plan.facts.kind == "student" else "label run"
-        folder, run = RunFolder(store, plan), load_manifest(store)
-        found, spec = folder.snapshot(), {} if run is None else run.spec
+        folder = RunFolder(store, plan)
+        run = load_manifest(store)
+        found = folder.snapshot()
+        spec = {} if run is None else run.spec
         is_finished = run is not None and run.receipts_sha256 == found.digest
         return RunArtifact(
-            kind, plan.name, path, store, plan.fingerprint, storage, plan, folder, run, spec, found, is_finished
+            kind,
+            plan.name,
+            path,
+            store,
+            plan.fingerprint,
+            storage,
+            plan,
+            folder,
+            run,
+            spec,
+            found,
+            is_finished,
         )
-    manifest, where = read_if_there(store, MANIFEST_NAME) or b"", f"{path}/{MANIFEST_NAME}"
+    manifest = read_if_there(store, MANIFEST_NAME) or b""
+    where = f"{path}/{MANIFEST_NAME}"
     if not manifest and not is_url(path) and Path(path, CHECKPOINTS, RECORD_NAME).is_file():
         raise InputError(
             f"{path}: a training that is not finished. Its curves up to the last checkpoint are in "
@@ -228,16 +244,40 @@ def open_artifact(path: str, storage: Storage) -> Artifact:
     match of:
         case "student":
             student = StudentManifest.read(manifest, where)
-            return StudentArtifact("student", student.name, path, store, digest_of(student.files or {}), student)
+            return StudentArtifact(
+                "student",
+                student.name,
+                path,
+                store,
+                digest_of(student.files or {}),
+                student,
+            )
         case "teacher":
             teacher = TeacherManifest.read(manifest, where)
             digest = _teacher_digest(path, store, teacher)
-            return TeacherArtifact("teacher", teacher.name, path, store, digest, teacher)
+            return TeacherArtifact(
+                "teacher",
+                teacher.name,
+                path,
+                store,
+                digest,
+                teacher,
+            )
         case "bundle":
             facts = read_manifest(manifest, where)
             parity = read_parity(facts["parity"], where) if facts.get("parity") else None
-            digest, of_student = sha256_bytes(manifest), read_student_facts(facts, where)
-            return BundleArtifact("bundle", str(facts["name"]), path, store, digest, facts, of_student, parity)
+            digest = sha256_bytes(manifest)
+            of_student = read_student_facts(facts, where)
+            return BundleArtifact(
+                "bundle",
+                str(facts["name"]),
+                path,
+                store,
+                digest,
+                facts,
+                of_student,
+                parity,
+            )
     refuse_rounds(store)
     raise InputError(
         f"{path}: holds no {PLAN_NAME} (a label run), and no {MANIFEST_NAME} of a student, a teacher or a "
@@ -308,20 +348,40 @@ def _sources(key: str, one: Artifact, given: Mapping[str, Artifact]) -> Iterator
         for source in one.found.reused_from:
             yield key, f"run {source.fingerprint}", "label run", base_name(source.output), None
     elif isinstance(one, TeacherArtifact):
-        yield from _learned(key, one.manifest.data.runs, one.manifest.data.gold, one.manifest.model, given)
+        yield from _learned(
+            key,
+            one.manifest.data.runs,
+            one.manifest.data.gold,
+            one.manifest.model,
+            given,
+        )
     elif isinstance(one, StudentArtifact):
-        yield from _learned(key, one.manifest.labels, one.manifest.gold, one.manifest.model, given)
+        yield from _learned(
+            key,
+            one.manifest.labels,
+            one.manifest.gold,
+            one.manifest.model,
+            given,
+        )
     else:
-        student, lineage = one.student.lineage.student, one.student.lineage
+        student = one.student.lineage.student
+        lineage = one.student.lineage
         student_key = f"student {student.digest}"
         yield key, student_key, "student", student.name, None
         if student_key not in given:
-            yield from _learned(student_key, lineage.labels or (), lineage.gold, student.model, given)
+            yield from _learned(
+                student_key,
+                lineage.labels or (),
+                lineage.gold,
+                student.model,
+                given,
+            )
 
 
 def _teacher(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) -> Iterator[Source]:
     """The model that a run asked: a given teacher where all its files are those that were asked."""
-    source, reference = f"model {engine.get('model_digest', '')}", str(engine.get("model", ""))
+    source = f"model {engine.get('model_digest', '')}"
+    reference = str(engine.get("model", ""))
     place = reference and place_of(str(Path(reference).expanduser()) if reference.startswith("~") else reference)
     at = [other for other, one in given.items() if isinstance(one, TeacherArtifact) and place_of(one.path) == place]
     if at and source not in given:
@@ -332,7 +392,8 @@ def _teacher(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) ->
 
 def _scorer(key: str, engine: dict[str, Any], given: Mapping[str, Artifact]) -> Iterator[Source]:
     """What scored: a student, or a bundle with the student that it was made of."""
-    name, digest = str(engine.get("model", "")), str(engine.get("model_digest"))
+    name = str(engine.get("model", ""))
+    digest = str(engine.get("model_digest"))
     match engine.get("details"):
         case {"bundle": _, "manifest_sha256": str(manifest_sha256), "student": str(digest)}:
             bundle = f"bundle {manifest_sha256}"
@@ -355,7 +416,8 @@ def _learned(
         if source.kind != "run":
             yield key, f"file {source.path}", "label file", base_name(source.path), None
             continue
-        run, is_same = given.get(f"run {source.fingerprint}"), None
+        run = given.get(f"run {source.fingerprint}")
+        is_same = None
         if isinstance(run, RunArtifact):
             is_same = sha256_bytes(read_if_there(run.store, MANIFEST_NAME) or b"") == source.manifest_sha256
         yield key, f"run {source.fingerprint}", "label run", source.name or base_name(source.path), is_same
@@ -382,7 +444,8 @@ def lineage_section(artifacts: Sequence[Artifact]) -> Section:
 
 def changes(links: Iterable[Link], artifacts: Iterable[Artifact]) -> list[str]:
     """What is not any more what something was made of, a sentence each."""
-    found, given = list[str](), {f"{one.kind} {one.name}" for one in artifacts}
+    found = list[str]()
+    given = {f"{one.kind} {one.name}" for one in artifacts}
     for source, target, is_same in links:
         if is_same is False:
             what = "files have" if source.kind == "teacher" else "manifest has"
@@ -398,7 +461,8 @@ def changes(links: Iterable[Link], artifacts: Iterable[Artifact]) -> list[str]:
 # One pass over a run's labels, for the sections about it; memory does not grow with the run. Letters: N rows of a file,
 # M of a sample, K grades.
 
-BINS, SEED = 20, 7
+BINS = 20
+SEED = 7
 
 
 @dataclass
@@ -449,7 +513,13 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     top_nats = math.log(max(grades, 1))  # without grades there is no distribution to be counted
     rows = run.found.tally
     by_status = +Counter({"ok": rows.labelled + rows.reused, **rows.quarantined})
-    found = RunTally(run, np.zeros(grades, dtype=np.int64), Histogram(top_nats), Histogram(1.0), by_status)
+    found = RunTally(
+        run,
+        np.zeros(grades, dtype=np.int64),
+        Histogram(top_nats),
+        Histogram(1.0),
+        by_status,
+    )
     rng = np.random.default_rng(SEED)
     drawn = {
         status: np.sort(rng.choice(by_status[status], count, replace=False))
@@ -459,7 +529,8 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     for file in run.found.labels:
         table = run.folder.table(file, LABELS, ["grade", "probs", "outside_mass", "flags"])
         _add_labels(found, table)
-        if len(rows_M := _taken(drawn, place, "ok", np.arange(table.num_rows))):
+        rows_M = _taken(drawn, place, "ok", np.arange(table.num_rows))
+        if len(rows_M):
             found.chosen += label_rows(read_labels(run.folder, file, check_bytes=False).take(pa.array(rows_M)))
     for file in run.found.quarantine:
         table = run.folder.table(file, QUARANTINE, ["status", "reason"])
@@ -513,7 +584,8 @@ def shares(counts: Mapping[str, int], most: int) -> dict[str, int]:
         return dict(counts)
     floor = max(1, most // (4 * len(counts)))
     found = {status: min(count, floor) for status, count in counts.items()}
-    left, open_rows = max(0, most - sum(found.values())), sum(counts.values()) - sum(found.values())
+    left = max(0, most - sum(found.values()))
+    open_rows = sum(counts.values()) - sum(found.values())
     return {status: have + left * (counts[status] - have) // open_rows for status, have in found.items()}
 
 
@@ -525,7 +597,13 @@ def input_texts(run: RunArtifact, row_ids: list[int], *, reads: Reads = QUERY_AN
     """
     return {
         pair.row_id: pair
-        for pair in run_pairs(run.path, run.plan, run.storage, np.array(sorted(row_ids), dtype=np.int64), reads=reads)
+        for pair in run_pairs(
+            run.path,
+            run.plan,
+            run.storage,
+            np.array(sorted(row_ids), dtype=np.int64),
+            reads=reads,
+        )
     }
 
 
@@ -544,8 +622,10 @@ def run_warnings(run: RunArtifact) -> list[str]:
 
 def run_facts(run: RunArtifact) -> Facts:
     """State, labeler, engines, rows, tokens and cost."""
-    tally, plan = run.found.tally, run.plan
-    manifest, state = run.manifest, Badge("finished, every row accounted for", "good")
+    tally = run.found.tally
+    plan = run.plan
+    manifest = run.manifest
+    state = Badge("finished, every row accounted for", "good")
     if not run.is_finished:
         state = Badge("not finished", "warn")
     elif manifest is not None and manifest.over_limit:
@@ -560,7 +640,8 @@ def run_facts(run: RunArtifact) -> Facts:
         for stage, counts in tally.stages.items()
     ]
     cascade = manifest.cascade if manifest is not None else audit_of(run.folder, run.found.labels)
-    price, gpus = run.spec.get("cost_per_gpu_hour"), run.spec_part("engine", "args").get("tensor_parallel_size") or 1
+    price = run.spec.get("cost_per_gpu_hour")
+    gpus = run.spec_part("engine", "args").get("tensor_parallel_size") or 1
     cost = (
         tally.worker_seconds / 3600 * price * gpus if isinstance(price, int | float) and isinstance(gpus, int) else None
     )
@@ -602,7 +683,8 @@ def conservation_section(runs: Sequence[RunTally], *, has_reasons: bool) -> Sect
     """
     rows: list[list[Cell]] = []
     for run in (one.run for one in runs):
-        tally, verdict = run.found.tally, Badge(f"{run.plan.rows - run.found.tally.rows:,} rows open", "warn")
+        tally = run.found.tally
+        verdict = Badge(f"{run.plan.rows - run.found.tally.rows:,} rows open", "warn")
         if tally.rows != tally.labelled + tally.reused + tally.num_quarantined:
             verdict = Badge("does not add up", "bad")
         elif run.is_finished:
@@ -618,7 +700,8 @@ def conservation_section(runs: Sequence[RunTally], *, has_reasons: bool) -> Sect
 
 def _quarantine(one: RunTally, *, has_reasons: bool) -> Iterator[Block]:
     run = one.run
-    if not (total := run.found.tally.num_quarantined):
+    total = run.found.tally.num_quarantined
+    if not total:
         return
     counts = sorted(run.found.tally.quarantined.items(), key=lambda item: (-item[1], item[0]))
     limit = f", limit {run.manifest.max_failed_fraction:.1%}" if run.manifest is not None else ""
@@ -647,7 +730,19 @@ def labels_section(runs: Sequence[RunTally]) -> Section:
     flags: list[list[Cell]] = [[one.run.name, flag, count] for one in runs for flag, count in one.flags.most_common()]
     none = "These labels hold no distributions, so no entropy and no outside mass can be shown."
     blocks: list[Block] = [
-        *([Plot("Grades", "bars", series, "grade", "rows")] if series else []),
+        *(
+            [
+                Plot(
+                    "Grades",
+                    "bars",
+                    series,
+                    "grade",
+                    "rows",
+                )
+            ]
+            if series
+            else []
+        ),
         *_histograms("Entropy of the distributions", "entropy, nats", runs, lambda one: one.entropy),
         *_histograms("Mass outside the grades", "outside mass", runs, lambda one: one.outside),
         *([Paragraph(none)] if runs and not any(one.entropy.rows for one in runs) else []),
@@ -669,7 +764,14 @@ def _histograms(
         note = "; ".join(
             f"{one.run.name}: mean {found.total / found.rows:.4f} over {found.rows:,} rows" for one, found in chosen
         )
-        yield Plot(f"{title}{grades}", "histogram", series, label, "rows", note)
+        yield Plot(
+            title=f"{title}{grades}",
+            form="histogram",
+            series=series,
+            label=label,
+            value="rows",
+            note=note,
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -764,7 +866,9 @@ def tree_lines(tree: Tree, step: RouteStep) -> Iterator[str]:
 def teacher_facts(one: TeacherArtifact) -> Facts:
     """Method, data and training of a teacher."""
     manifest = one.manifest
-    data, training, method = manifest.data, manifest.training, METHODS.get(manifest.method)
+    data = manifest.data
+    training = manifest.training
+    method = METHODS.get(manifest.method)
     kept = "" if training.best_step is None else f", by which step {training.best_step:,} was kept"
     held = data.held_out if data.held_out is not None and data.held_out.rows else None
     rows: list[tuple[str, Cell]] = [
@@ -785,7 +889,8 @@ def teacher_facts(one: TeacherArtifact) -> Facts:
 
 def student_facts(one: StudentArtifact) -> Facts:
     """Heads, size and gate of a student."""
-    manifest, record = one.manifest, one.manifest.student
+    manifest = one.manifest
+    record = one.manifest.student
     passed = Badge("passed", "good") if manifest.gate.has_passed else Badge("refused", "bad")
     rows: list[tuple[str, Cell]] = [
         ("kind", record.get("kind")),
@@ -873,7 +978,8 @@ def _curves(one: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:
 
 def student_blocks(student: str, manifest: StudentManifest) -> Iterator[Block]:
     """A student's test split, gates and remarks, as its manifest holds them."""
-    test, split = manifest.metrics.test, manifest.split
+    test = manifest.metrics.test
+    split = manifest.split
     if test.student.get("rows"):
         head, *rows = test.figure_rows()
         yield Table(f"{student} on its test split", head, rows)
@@ -885,8 +991,10 @@ def student_blocks(student: str, manifest: StudentManifest) -> Iterator[Block]:
         ("split", "rows", "queries"),
         [(name, side.rows, side.queries) for name, side in split.sides().items()],
     )
-    good, bad = Badge("passed", "good"), Badge("refused", "bad")
-    if checks := [(check.text, good if check.has_passed else bad) for check in manifest.gate.checks]:
+    good = Badge("passed", "good")
+    bad = Badge("refused", "bad")
+    checks = [(check.text, good if check.has_passed else bad) for check in manifest.gate.checks]
+    if checks:
         yield Table(f"Gates of {student}", ("gate", "verdict"), checks)
     yield Remarks(manifest.notes)
 
@@ -897,7 +1005,8 @@ def student_blocks(student: str, manifest: StudentManifest) -> Iterator[Block]:
 
 def parity_blocks(bundle: BundleArtifact) -> Iterator[Block]:
     """Every model compared with the student that it was exported from, on real pairs."""
-    if (parity := bundle.parity) is None:
+    parity = bundle.parity
+    if parity is None:
         text = f"The manifest of {bundle.name} holds no parity: how near its models are to the student is not known."
         yield Paragraph(text, "warn")
         return

@@ -95,7 +95,8 @@ def render_page(
         rows: of the label browser, see `browser_json`; empty for none.
         notes: what a reader of it should know first, such as that this is a sample.
     """
-    style, script = _asset("report.css"), _asset("report.js")
+    style = _asset("report.css")
+    script = _asset("report.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -224,7 +225,8 @@ def _cut(text: str | None, most: int) -> str | None:
 # ------------------------------------------------------------------------------
 # Plots as SVG images, drawn with matplotlib. The same numbers give the same bytes.
 
-_WIDTH, _HEIGHT = 4.8, 2.9
+_WIDTH = 4.8
+_HEIGHT = 2.9
 """Inches: 346 points wide, which a phone shows as it is."""
 _COLOURS = ("#0f6f80", "#bf5415", "#5b4bb0", "#3f7d20", "#a3336f", "#6b6f76")
 _RC: dict[str, Any] = {
@@ -270,13 +272,27 @@ def _draw(axes: Any, plot: Plot, names: Sequence[str | float]) -> None:
     """Draw the series; of intervals each of the names is a line, with whiskers where there are bounds."""
     width = 0.24 if plot.form == "intervals" else 0.8 / len(plot.series)
     for number, one in enumerate(plot.series):
-        colour, label = _COLOURS[number % len(_COLOURS)], _short(one.name)
+        colour = _COLOURS[number % len(_COLOURS)]
+        label = _short(one.name)
         shift = (number - (len(plot.series) - 1) / 2) * width
         match plot.form:
             case "bars":
-                axes.bar([place + shift for place in range(len(one.x))], one.y, width * 0.94, color=colour, label=label)
+                axes.bar(
+                    [place + shift for place in range(len(one.x))],
+                    one.y,
+                    width * 0.94,
+                    color=colour,
+                    label=label,
+                )
             case "histogram":
-                axes.stairs(one.y, one.x, color=colour, fill=len(plot.series) == 1, label=label, linewidth=1.6)
+                axes.stairs(
+                    one.y,
+                    one.x,
+                    color=colour,
+                    fill=len(plot.series) == 1,
+                    label=label,
+                    linewidth=1.6,
+                )
             case "intervals":
                 reach = [
                     [
@@ -286,10 +302,25 @@ def _draw(axes: Any, plot: Plot, names: Sequence[str | float]) -> None:
                     for side, ends in ((-1, one.low), (1, one.high))
                 ]
                 places = [names.index(name) + shift for name in one.x]
-                axes.errorbar(one.y, places, xerr=reach, fmt="o", color=colour, markersize=5, label=label)
+                axes.errorbar(
+                    one.y,
+                    places,
+                    xerr=reach,
+                    fmt="o",
+                    color=colour,
+                    markersize=5,
+                    label=label,
+                )
             case _:
                 marker = "o" if len(one.x) < 30 else None
-                axes.plot(one.x, one.y, marker=marker, markersize=4, linewidth=1.5, label=label)
+                axes.plot(
+                    one.x,
+                    one.y,
+                    marker=marker,
+                    markersize=4,
+                    linewidth=1.5,
+                    label=label,
+                )
     match plot.form:
         case "bars":
             longest = max((one.x for one in plot.series), key=len)
@@ -297,7 +328,13 @@ def _draw(axes: Any, plot: Plot, names: Sequence[str | float]) -> None:
         case "histogram":
             axes.set_ylim(bottom=0)
         case "reliability":
-            axes.plot([0, 1], [0, 1], color="#535b65", linestyle=":", linewidth=1)
+            axes.plot(
+                [0, 1],
+                [0, 1],
+                color="#535b65",
+                linestyle=":",
+                linewidth=1,
+            )
             axes.set(xlim=(0, 1.02), ylim=(-0.02, 1.02))
         case "intervals":
             axes.set_yticks(range(len(names)), [_short(str(name)) for name in names])
@@ -378,7 +415,13 @@ def build_report(
     names = list(dict.fromkeys(one.name for one in artifacts))
     title = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
     held = browser_json([one.run.name for one in tallies], rows) if rows else ""
-    html = render_page(title, _subtitle(artifacts), sections, rows=held, notes=notes)
+    html = render_page(
+        title,
+        _subtitle(artifacts),
+        sections,
+        rows=held,
+        notes=notes,
+    )
     shown = [section.name for section in sections if section.blocks] + (["labels"] if rows else [])
     return BuiltPage(
         html,
@@ -405,15 +448,19 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
         spec: Any
         match one:
             case RunArtifact():
-                card, spec = run_facts(one), one.spec
+                card = run_facts(one)
+                spec = one.spec
                 notes += [Paragraph(f"{one.name}: {text}", "warn") for text in run_warnings(one)]
             case TeacherArtifact():
-                card, spec = teacher_facts(one), one.manifest.spec
+                card = teacher_facts(one)
+                spec = one.manifest.spec
                 notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
             case StudentArtifact():
-                card, spec = student_facts(one), one.manifest.spec
+                card = student_facts(one)
+                spec = one.manifest.spec
             case BundleArtifact():
-                card, spec = bundle_facts(one), one.facts.get("spec")
+                card = bundle_facts(one)
+                spec = one.facts.get("spec")
         cards.append(card)
         if spec and isinstance(spec, dict):
             text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
@@ -432,7 +479,9 @@ def _browser(
     notes: list[str] = []
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
-        run, found, num_rows = tally.run, tally.chosen, tally.by_status.total()
+        run = tally.run
+        found = tally.chosen
+        num_rows = tally.by_status.total()
         if len(found) < num_rows:
             sample = "a seeded sample that keeps every status (the same rows each time)"
             counts = f"{len(found):,} of {num_rows:,} rows"
@@ -465,7 +514,8 @@ def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions:
     """How to judge a run: by the gold that was named, else by the gold column of its own input, where that is one path
     and still what was labelled; without either there are no `qrels`.
     """
-    path, column = run.spec_part("input").get("path"), run.spec_part("input", "columns").get("gold")
+    path = run.spec_part("input").get("path")
+    column = run.spec_part("input", "columns").get("gold")
     paths = path if isinstance(path, list) else [path]
     with contextlib.suppress(*CANT):
         is_one = choice.qrels is None and column and len(paths) == 1
@@ -490,7 +540,8 @@ def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow
 # ------------------------------------------------------------------------------
 # Each run by gold.
 
-RESAMPLES, SEED = 1000, 7
+RESAMPLES = 1000
+SEED = 7
 WORST = 15
 
 
@@ -505,17 +556,26 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mappi
     details: list[Block] = []
     judged: dict[str, JudgedLabels] = {}
     for run in runs:
-        if (options := own[run.path]).qrels is None:
+        options = own[run.path]
+        if options.qrels is None:
             continue
         try:
-            rows, result = judge((run.path,), options, [], run.storage, resamples=RESAMPLES, seed=SEED)
+            rows, result = judge(
+                (run.path,),
+                options,
+                [],
+                run.storage,
+                resamples=RESAMPLES,
+                seed=SEED,
+            )
         except CANT as exc:
             if choice.qrels is not None and not isinstance(exc, EmptySideError):
                 raise
             blocks.append(Paragraph(f"{run.name} could not be judged: {exc}", "warn"))
             continue
         judged[run.name], details = result, [*details, *evaluation_blocks(result, name=run.name)]
-        if shown := _worst_queries(rows):
+        shown = _worst_queries(rows)
+        if shown:
             title = f"The {len(shown)} queries that {run.name} ranks worst"
             details.append(Fold(title, [Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), shown)]))
     lines = [
@@ -526,7 +586,20 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mappi
     note = "Above the dotted line labels are right more often than they claim, below it less often."
     plots = [
         figures_plot("Agreement with gold", {name: result.figures for name, result in judged.items()}),
-        *([Plot("Reliability", "reliability", lines, "mean confidence", "share that is right", note)] if lines else []),
+        *(
+            [
+                Plot(
+                    title="Reliability",
+                    form="reliability",
+                    series=lines,
+                    label="mean confidence",
+                    value="share that is right",
+                    note=note,
+                )
+            ]
+            if lines
+            else []
+        ),
     ]
     return Section("gold", "Against gold", [*blocks, *(plots if judged else ()), *details])
 
@@ -535,7 +608,13 @@ def _worst_queries(rows: Judged) -> list[list[Cell]]:
     """Query, nDCG and judged documents, worst first; queries without a relevant document are left out."""
     if rows.queries is None or rows.query_names is None:
         return []
-    found = rank_queries(rows.queries, rows.docs, np.round(rows.scores, 6), rows.gold, num_queries=rows.num_queries)
+    found = rank_queries(
+        rows.queries,
+        rows.docs,
+        np.round(rows.scores, 6),
+        rows.gold,
+        num_queries=rows.num_queries,
+    )
     sizes = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
     listed = zip(found.ndcg.tolist(), texts_of(rows.query_names), sizes, strict=True)
     return [[query, ndcg, size] for ndcg, query, size in sorted(listed) if not math.isnan(ndcg)][:WORST]
@@ -559,7 +638,8 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: M
             continue
         one = found.comparisons[0]
         blocks += top_texts(verdicts_of(one), found.side)
-        if by_gold := one.against_gold:
+        by_gold = one.against_gold
+        if by_gold:
             blocks.append(
                 figures_plot(
                     f"{teacher.name} and {other.name} by gold grades",

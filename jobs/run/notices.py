@@ -117,7 +117,13 @@ class GradeWatch:
         if self._is_jump():
             first = self._run[0]
             before = {str(grade): count for grade, count in sorted(self._before.items())}
-            self._jump = GradeJump(first.grade, len(self._run), len(self._run_queries), first.row_id, before)
+            self._jump = GradeJump(
+                first.grade,
+                len(self._run),
+                len(self._run_queries),
+                first.row_id,
+                before,
+            )
 
     def _end_run(self) -> None:
         """Count the queries of one grade that have just ended among those before, unless they were a jump."""

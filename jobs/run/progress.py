@@ -121,7 +121,8 @@ class Live:
         Args:
             read_as: of each row that it is for; None where it could be read, of which one is enough.
         """
-        if failed := [one for one in read_as if one is not None]:
+        failed = [one for one in read_as if one is not None]
+        if failed:
             self.last_refused = replace(failed[-1], text=failed[-1].text[:MOST_CHARS])
         if len(failed) < len(read_as):
             self.accepted += 1
@@ -200,7 +201,10 @@ class Progress(Counts):
         """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
         up at a stop or cut off by a kill, counts as discarded.
         """
-        done, statuses, reused, chunks = Counter[str](), Counter[str](), 0, 0
+        done = Counter[str]()
+        statuses = Counter[str]()
+        reused = 0
+        chunks = 0
         for receipt in receipts:
             chunks += 1
             reused += receipt.rows_reused
@@ -211,7 +215,9 @@ class Progress(Counts):
             # a worker that was killed did not count its last answers
             self.lost[name] = max(0, getattr(self, name) - done[name])
             setattr(self, name, done[name])
-        self.statuses, self.reused, self.chunks_committed = +statuses, reused, chunks
+        self.statuses = +statuses
+        self.reused = reused
+        self.chunks_committed = chunks
 
 
 def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
@@ -231,7 +237,8 @@ def left_s(total: int, done: int, seconds: float) -> Range | None:
     """
     if not done:
         return None
-    left, most = seconds / done * max(0, total - done), 1 + 2 / math.sqrt(done)
+    left = seconds / done * max(0, total - done)
+    most = 1 + 2 / math.sqrt(done)
     return Range(left / most, left, left * most)
 
 
@@ -239,7 +246,8 @@ def left_text(left: Range | None) -> str:
     """An interval in words: `0:04:10 to 0:09:00`."""
     if left is None:
         return "unknown"
-    low, high = clock_text(left.low), clock_text(left.high)
+    low = clock_text(left.low)
+    high = clock_text(left.high)
     return low if low == high else f"{low} to {high}"
 
 
@@ -306,8 +314,11 @@ class LiveFile:
     """
 
     def __init__(self, store: Store, worker: str, execution: str, progress: Progress, *, stays: bool = False) -> None:
-        self._store, self._worker, self._execution = store, worker, execution
-        self._progress, self._stays = progress, stays
+        self._store = store
+        self._worker = worker
+        self._execution = execution
+        self._progress = progress
+        self._stays = stays
         self._next_s = time.perf_counter() + WRITE_EVERY_S
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="live")
         self._writing: Future[None] | None = None
@@ -359,9 +370,11 @@ def live_states(store: Store) -> list[WorkerState]:
 # What is seen of a run while it goes on: bars on a terminal, one line in a notebook that is written over, a line a
 # minute elsewhere (more often until it is known how long the run takes), JSON objects on request. Always on stderr.
 
-FIRST_LINE_S, LINE_EVERY_S = 15.0, 60.0
+FIRST_LINE_S = 15.0
+LINE_EVERY_S = 60.0
 DRAW_EVERY_S = 0.25
-NOTEBOOK_EVERY_S, NOTEBOOK_CHARS = 1.0, 200
+NOTEBOOK_EVERY_S = 1.0
+NOTEBOOK_CHARS = 200
 
 
 class _Aloud(logging.Handler):
@@ -395,8 +408,11 @@ class Display:
     """
 
     def __init__(self, progress: Progress, total: int, *, before: int = 0, shows_refused: bool = False) -> None:
-        self._progress, self._total, self._before = progress, total, before
-        self._shows_refused, self._has_warned = shows_refused, False
+        self._progress = progress
+        self._total = total
+        self._before = before
+        self._shows_refused = shows_refused
+        self._has_warned = False
         self._while_shown = contextlib.ExitStack()
         console = Console(file=sys.stderr)
         self._bars: _BarAndLines | None = None
@@ -413,7 +429,8 @@ class Display:
         if self._bars is not None:
             self._while_shown.enter_context(self._bars)
             self._while_shown.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
-        aloud, ours = _Aloud(self), logging.getLogger("relabel")
+        aloud = _Aloud(self)
+        ours = logging.getLogger("relabel")
         ours.addHandler(aloud)
         self._while_shown.callback(ours.removeHandler, aloud)
         return self
@@ -433,16 +450,20 @@ class Display:
             self.say(warning, level="warning", event="none_accepted")
         if now < self._next_s:
             return
-        progress, total = self._progress, self._before + self._total
-        seconds, others = max(now - progress.started_s, 1e-9), progress.rows_of_others
-        pairs, reused = progress.pairs, progress.reused
+        progress = self._progress
+        total = self._before + self._total
+        seconds = max(now - progress.started_s, 1e-9)
+        others = progress.rows_of_others
+        pairs = progress.pairs
+        reused = progress.reused
         # a chunk that a pool has in hand may be another's by now, which is not known yet
         done = self._before + min(pairs + reused + others, self._total)
         left = left_s(max(0, self._total - reused), pairs + others, seconds)  # what is reused takes no time
         by_others = [f"{others:,} by other workers"] if others else []
         rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f} pairs/s"
         rates = f"{rate} · {pairs - progress.statuses['ok']} quarantined"
-        eta, inside = f"ETA {left_text(left)}", self._inside(seconds)
+        eta = f"ETA {left_text(left)}"
+        inside = self._inside(seconds)
         if self._bars is not None:
             self._next_s = now + DRAW_EVERY_S
             self._bars.lines = inside
@@ -487,10 +508,12 @@ class Display:
         """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request;
         nothing where nothing is asked yet, or ever, as where a student scores.
         """
-        live, progress = self._progress.live, self._progress
+        live = self._progress.live
+        progress = self._progress
         if not (live.in_flight or live.accepted or live.refused):
             return []
-        prompt, output = (progress.prompt_tokens - progress.cached_tokens) / seconds, progress.output_tokens / seconds
+        prompt = (progress.prompt_tokens - progress.cached_tokens) / seconds
+        output = progress.output_tokens / seconds
         asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
         refused = live.last_refused if self._shows_refused else None
         return [
@@ -525,9 +548,13 @@ class MetricsFile:
     """
 
     def __init__(self, path: str, *, job: str, shard: str) -> None:
-        self._path, self.job, self._shard = Path(path), job, shard
-        self._started_clock, self._started_s = time.time(), time.perf_counter()
-        self._next_s, self._has_failed = 0.0, False
+        self._path = Path(path)
+        self.job = job
+        self._shard = shard
+        self._started_clock = time.time()
+        self._started_s = time.perf_counter()
+        self._next_s = 0.0
+        self._has_failed = False
         check_metrics_file(self._path)
         self._last_success = _written_before(self._path, LAST_SUCCESS)
         self._without_commit = _written_before(self._path, WITHOUT_COMMIT) or 0.0
@@ -587,7 +614,8 @@ class MetricsFile:
 
 
 def _of_progress(progress: Progress) -> list[Metric]:
-    statuses, pairs = progress.statuses, progress.pairs
+    statuses = progress.statuses
+    pairs = progress.pairs
     share = (statuses.total() - statuses["ok"]) / pairs if pairs else 0.0
     tokens = {kind: getattr(progress, f"{kind}_tokens") for kind in ("prompt", "cached", "output")}
     lost_tokens = {kind: progress.lost[f"{kind}_tokens"] for kind in tokens}

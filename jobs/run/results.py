@@ -47,7 +47,8 @@ class StoredBatches:
     """The records of one output. Those whose provider's name is known never change, and are read once."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._known = store, dict[str, BatchRecord]()
+        self._store = store
+        self._known = dict[str, BatchRecord]()
         store.sweep(FOLDER)
 
     def load(self) -> list[BatchRecord]:
@@ -68,8 +69,15 @@ class StoredBatches:
 
     def _read(self, name: str) -> BatchRecord:
         advice = "Move it away; what it holds is asked and paid for again then."
-        held, where = self._store.read(name), f"{self._store.root}/{name}"
-        return read_record(BatchRecord, held, where, "not a batch's record", advice)
+        held = self._store.read(name)
+        where = f"{self._store.root}/{name}"
+        return read_record(
+            BatchRecord,
+            held,
+            where,
+            "not a batch's record",
+            advice,
+        )
 
 
 # ------------------------------------------------------------------------------
@@ -120,9 +128,16 @@ def load_results(store: Store) -> list[CanaryResult]:
     Raises:
         ManifestError: a result is damaged.
     """
-    what, advice = "not a canary's result", "Restore it from a copy, or move it away to have it asked again."
+    what = "not a canary's result"
+    advice = "Restore it from a copy, or move it away to have it asked again."
     return [
-        read_record(CanaryResult, store.read(name), f"{store.root}/{name}", what, advice)
+        read_record(
+            CanaryResult,
+            store.read(name),
+            f"{store.root}/{name}",
+            what,
+            advice,
+        )
         for name in store.names(CANARY_FOLDER)
     ]
 
@@ -199,7 +214,8 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
     Raises:
         GateError: what differs.
     """
-    if remarks := engines_differ(engines):
+    remarks = engines_differ(engines)
+    if remarks:
         what = "was begun by another engine" if is_begun else "was made by different engines"
         raise GateError(
             f"{output}: {what}: {'; '.join(remarks)}. Labels of two teachers do not belong under one name. Everything "
@@ -210,8 +226,12 @@ def refuse_mixing(engines: list[dict[str, Any]], *, output: str, is_begun: bool)
 
 def conclude(session: Session) -> RunReport:
     """Bring the manifest up to date if every chunk is in, and choose the exit code."""
-    opened, progress, spec = session.opened, session.progress, session.opened.job.spec
-    manifest, listed, was_finished_now = load_manifest(opened.store), session.left.whole, False
+    opened = session.opened
+    progress = session.progress
+    spec = session.opened.job.spec
+    manifest = load_manifest(opened.store)
+    listed = session.left.whole
+    was_finished_now = False
     found = opened.folder.snapshot(manifest=manifest, etags=listed)
     is_complete = found.tally.chunks_done == opened.plan.num_chunks
     if is_complete and not session.is_part:
@@ -270,7 +290,8 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
     Under a lock, and from receipts read under that lock: the worker that commits last also concludes last, so the
     manifest is right in the end.
     """
-    limit, was_written = opened.job.spec.run.max_failed_fraction, False
+    limit = opened.job.spec.run.max_failed_fraction
+    was_written = False
 
     def is_current(held: RunManifest | None) -> bool:
         return held is not None and (held.max_failed_fraction, held.receipts_sha256) == (limit, found.digest)
@@ -286,7 +307,8 @@ def _finish(opened: OpenRun, found: Snapshot, manifest: RunManifest | None) -> t
             found = opened.folder.snapshot()
             if is_current(load_manifest(opened.store)):
                 break
-            if not (spec := opened.job.spec).run.allow_mixed:
+            spec = opened.job.spec
+            if not spec.run.allow_mixed:
                 refuse_mixing(found.engines, output=spec.output, is_begun=False)
             manifest = build_manifest(
                 opened.folder,
@@ -312,7 +334,8 @@ def _sweep(store: Store, *, keeps_batches: bool) -> None:
     Args:
         keeps_batches: others may be at theirs, though every chunk is in.
     """
-    failed, folders = contextlib.suppress(OSError, RelabelError), [LIVE, CRASHES, *([] if keeps_batches else [FOLDER])]
+    failed = contextlib.suppress(OSError, RelabelError)
+    folders = [LIVE, CRASHES, *([] if keeps_batches else [FOLDER])]
     with failed:
         refused = [name for name, _ in refused_files(store)]
         for name in [*refused, STOPPED, *itertools.chain.from_iterable(map(store.names, folders))]:
@@ -323,7 +346,9 @@ def _sweep(store: Store, *, keeps_batches: bool) -> None:
 def _exit(report: RunReport, session: Session, seen: Attempts, *, was_finished_now: bool) -> Exit:
     if report.over_limit:
         return Exit.OVER_LIMIT
-    planned, left, is_locked = session.opened.plan.shards, session.left, session.opened.store.is_locked
+    planned = session.opened.plan.shards
+    left = session.left
+    is_locked = session.opened.store.is_locked
     has_work = any(left.todo(shard, seen) for shard in session.shards)
     is_open = has_work or any(len(seen.get(shard, ())) < len(planned[shard].chunks) for shard in session.shards)
     report.is_for_run = is_open and not has_work
@@ -391,14 +416,18 @@ def engine_text(labeler: str, facts: EngineFacts) -> str:
 
 def report_text(report: RunReport) -> str:
     """The end table."""
-    did, tally, left = report.did, report.tally, report.left
+    did = report.did
+    tally = report.tally
+    left = report.left
     if report.exit is Exit.NOTHING_TO_DO:
         share = "all" if report.rows == tally.rows else "these"
         counts = f"{tally.labelled:,} labelled, {tally.reused:,} reused, {tally.num_quarantined:,} quarantined"
         return "\n".join(
             [f"{report.name}: nothing to do, {share} shards are done ({counts}).", *_settled_lines(report)]
         )
-    seconds, prompt, output = max(did["seconds"], 1e-9), did["prompt_tokens"], did["output_tokens"]
+    seconds = max(did["seconds"], 1e-9)
+    prompt = did["prompt_tokens"]
+    output = did["output_tokens"]
     by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
     rows = [
         ("rows", f"{report.rows:,}, {report.rows - tally.rows:,} open"),
@@ -413,7 +442,8 @@ def report_text(report: RunReport) -> str:
         cost = "" if lost["cost"] is None else f", {lost['cost']:,.4f} in money"
         num_tokens = lost["prompt_tokens"] + lost["output_tokens"]
         rows.append(("discarded", f"{lost['pairs']:,} pairs, {lost['requests']:,} asks, {num_tokens:,} tokens{cost}"))
-    if num_open := report.chunks - tally.chunks_done:
+    num_open = report.chunks - tally.chunks_done
+    if num_open:
         begun = f"; {left.begun_chunks:,} begun here, {left.rows_in:,} of their {left.begun_rows:,} rows in"
         rows.append(("open", f"{num_open:,} of {report.chunks:,} chunks" + (begun if left.begun_chunks else "")))
         rows += [("answers", left.answers_text())] if left.begun_chunks else []
@@ -422,7 +452,8 @@ def report_text(report: RunReport) -> str:
         (f"  {stage}", f"{counts['asks']:,} asks, {counts['output_tokens']:,} tokens out{scope}")
         for stage, counts in tally.stages.items()
     ]
-    restarts, canary = report.engine_restarts, did.get("canary")
+    restarts = report.engine_restarts
+    canary = did.get("canary")
     more = {
         "canary": CanaryResult(**canary).text if canary else None,
         "budget": report.budget.text if report.budget is not None else None,
@@ -479,7 +510,8 @@ def advise(report: RunReport, job_file: str, same_job: str) -> None:
     Args:
         same_job: words of a command line that name this very job, with its overrides and its date.
     """
-    lines, askable = list[str](), report.tally.num_quarantined - report.settled
+    lines = list[str]()
+    askable = report.tally.num_quarantined - report.settled
     if report.exit is Exit.OVER_LIMIT:
         retry = f"; after fixing the cause: relabel retry {same_job}" if askable else ""
         lines.append(f"See {report.output}/quarantine{retry}. Or raise run.max_failed_fraction.")

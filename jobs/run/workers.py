@@ -94,7 +94,8 @@ def label_with(
     if spec.run.single_writer and (pool.backend == "ray" or pool.gpus is not None or pool.workers != 1):
         raise UsageError("run.single_writer vouches for one process: drop it, or --gpus, --workers and --backend ray.")
     supervisor = Supervisor(session, say=say, on_progress=on_progress)
-    if (shards := supervisor.open_shards) and not supervisor.is_any_free(shards):
+    shards = supervisor.open_shards
+    if shards and not supervisor.is_any_free(shards):
         # which finds that out under the locks
         return label(session, on_progress=on_progress, on_engine=on_engine)
     each = gpus_of(spec.engine.args)
@@ -110,7 +111,8 @@ def label_with(
     else:
         chosen = choose_gpus(pool.gpus, visible_gpus())
         groups = gpu_groups(chosen, each)
-        if spare := len(chosen) - sum(map(len, groups)):
+        spare = len(chosen) - sum(map(len, groups))
+        if spare:
             say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {each}")
         places = {f"gpu{'+'.join(group)}": {VISIBLE: ",".join(group)} for group in groups}
     for name, gpus in places.items():
@@ -137,7 +139,13 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 def _count_by_driver() -> int:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
     return 0
 
@@ -160,7 +168,8 @@ def choose_gpus(text: str, visible: Sequence[str]) -> list[str]:
             f"--gpus {text}: no NVIDIA GPU is visible here (asked the driver and {DRIVER_FOLDER}; {VISIBLE} counts "
             "where it is set). On a machine without one use --workers N, or leave both away."
         )
-    if missing := [number for number in numbers if not 0 <= number < len(visible)]:
+    missing = [number for number in numbers if not 0 <= number < len(visible)]
+    if missing:
         raise MissingExtraError(f"--gpus {text}: no GPU {missing[0]}; visible here are 0 to {len(visible) - 1}.")
     return [visible[number] for number in numbers]
 
@@ -256,7 +265,8 @@ class WorkerProcess:
     def heard(self) -> Heard:
         """What it wrote since the last call, and how it ended, once nothing of its group is left."""
         ended = None
-        if (code := self._process.poll()) is not None:
+        code = self._process.poll()
+        if code is not None:
             self.kill()
             for reader in self._readers:
                 reader.join(READ_S)
@@ -358,10 +368,13 @@ class Supervisor:
     """
 
     def __init__(self, session: Session, *, say: Callable[[str], None], on_progress: Callable[[], None]) -> None:
-        self.session, self.say, self._on_progress = session, say, on_progress
+        self.session = session
+        self.say = say
+        self._on_progress = on_progress
         self._slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
-        self._is_ending, self._ends_s = False, math.inf
+        self._is_ending = False
+        self._ends_s = math.inf
         self._said = set[str]()
         self._remarks: dict[str, None] = {}
         self._results: list[dict[str, Any]] = []
@@ -393,7 +406,8 @@ class Supervisor:
             EngineLostError: every worker was given up.
             RelabelError: the error of a worker that another start would not fix.
         """
-        started, session = time.perf_counter(), self.session
+        started = time.perf_counter()
+        session = self.session
         if self.open_shards:
             if len(self.open_shards) < len(self._slots):
                 self.say(
@@ -418,7 +432,8 @@ class Supervisor:
         report.remarks = list(self._remarks)
         report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self._slots)
         runs = [one["this_run"] for one in self._results]
-        if costs := [one["costs"] for one in runs if "costs" in one]:
+        costs = [one["costs"] for one in runs if "costs" in one]
+        if costs:
             # what one of several engines does not know is not known of all
             parts = {name: [one.get(name) for one in costs] for name in itertools.chain.from_iterable(costs)}
             report.did["costs"] = {name: None if None in some else sum(some) for name, some in parts.items()}
@@ -434,7 +449,8 @@ class Supervisor:
 
     def words(self) -> list[str]:
         """The command of each worker."""
-        session, ledger = self.session, self.session.opened.job.ledger
+        session = self.session
+        ledger = self.session.opened.job.ledger
         first, second = [*session.shards, session.shards[0] + len(session.opened.plan.shards)][:2]
         words = ["retry" if session.is_retry else "run", "/dev/stdin", "--output", "json", "--log-format", "json"]
         words += ["--part-of", session.execution, "--shard", f"{first}/{second - first}"]
@@ -445,11 +461,15 @@ class Supervisor:
         return words
 
     def _supervise(self) -> None:
-        document, words, stop = self.job(), self.words(), self.session.stop
+        document = self.job()
+        words = self.words()
+        stop = self.session.stop
         while True:
             for slot in self._slots:
                 if slot.starts_s is not None and not self._is_ending and time.perf_counter() >= slot.starts_s:
-                    slot.starts_s, slot.has_spoken, slot.last_line = None, False, ""
+                    slot.starts_s = None
+                    slot.has_spoken = False
+                    slot.last_line = ""
                     slot.starts += 1
                     slot.worker = slot.start(words, document)
             time.sleep(LISTEN_S)
@@ -481,7 +501,8 @@ class Supervisor:
         """A line of a worker's stderr: an object of its log, or what a native library wrote."""
         slot.has_spoken = True
         event = {"event": "output", "level": "info", "message": line, **_object(line)}
-        kind, text = event["event"], str(event["message"])
+        kind = event["event"]
+        text = str(event["message"])
         if kind == "engine":
             self.session.progress.engine_starts += 1
             if not self._said:
@@ -501,12 +522,16 @@ class Supervisor:
 
     def _ended(self, slot: _Slot, ended: Ended) -> None:
         """A worker is gone: decide what follows."""
-        result, stop = ended.result, self.session.stop
-        if (did := result.get("this_run")) is not None:
+        result = ended.result
+        stop = self.session.stop
+        did = result.get("this_run")
+        if did is not None:
             self._results.append(result)
             self._remarks |= dict.fromkeys(result["remarks"])
-            slot.crashes, slot.wakes = 0, 0 if did["pairs"] or did["reused"] else slot.wakes + 1
-            if (reason := result["stopped"]) is not None and not self._is_ending:
+            slot.crashes = 0
+            slot.wakes = 0 if did["pairs"] or did["reused"] else slot.wakes + 1
+            reason = result["stopped"]
+            if reason is not None and not self._is_ending:
                 stop.drain(stop.deadline.text if stop.deadline and reason.startswith("--until") else reason)
             return
         self._gone.add(ended.worker)
@@ -528,9 +553,11 @@ class Supervisor:
         how = f"was killed by signal {-ended.code}" if ended.code < 0 else f"ended with code {ended.code}{last}"
         words = message.rstrip(".") or f"its process {how}"
         self._log(slot, f"the engine crashed ({words}).")
-        slot.starts_s, store = time.perf_counter(), self.session.opened.store
+        slot.starts_s = time.perf_counter()
+        store = self.session.opened.store
         listed = set(self.session.opened.folder.listing())
-        new, slot.seen = sorted(listed - slot.seen), listed
+        new = sorted(listed - slot.seen)
+        slot.seen = listed
         has_committed = any(load_receipt(store, name).worker == ended.worker for name in new)
         if has_committed or crashed_apart(store, ended.worker):
             slot.crashes = 0
@@ -545,7 +572,8 @@ class Supervisor:
             self._give_up(slot, RuntimeError(text) if is_fault else EngineLostError(text))
 
     def _give_up(self, slot: _Slot, error: RelabelError | RuntimeError) -> None:
-        slot.error, slot.starts_s = error, None
+        slot.error = error
+        slot.starts_s = None
         if all(other.error is not None for other in self._slots):
             self._error = error
             return
@@ -602,14 +630,16 @@ class Supervisor:
 
     def _look(self) -> None:
         """Bring the session's progress up to date from what is in the run folder; now and then, wake idle workers."""
-        now_s, session = time.perf_counter(), self.session
+        now_s = time.perf_counter()
+        session = self.session
         if now_s < self._next_snapshot_s:
             return
         self._next_snapshot_s = now_s + SNAPSHOT_EVERY_S
         self._count()
         progress = session.progress
         if self._committed is not None:  # by now the workers' own commits of then are counted
-            theirs, self._committed = self._committed - progress.pairs - progress.reused, None
+            theirs = self._committed - progress.pairs - progress.reused
+            self._committed = None
             progress.rows_of_others = max(progress.rows_of_others, theirs)
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + self._look_every_s
@@ -626,12 +656,15 @@ class Supervisor:
         with contextlib.suppress(StoreUnreachableError):
             states = live_states(self.session.opened.store)
             self._states |= {one.worker: one for one in states if one.execution == self.session.execution}
-        said, progress = self._states.values(), self.session.progress
+        said = self._states.values()
+        progress = self.session.progress
         for name in (*ASKED, "reused", "chunks_committed", "chunks_lost"):
             setattr(progress, name, sum(getattr(state, name) for state in said))
         progress.prompt_tokens += progress.cached_tokens
-        progress.statuses, progress.live = sum((state.statuses for state in said), Counter[str]()), Live()
-        progress.jumps, progress.outside = [], OutsideMass()
+        progress.statuses = sum((state.statuses for state in said), Counter[str]())
+        progress.live = Live()
+        progress.jumps = []
+        progress.outside = OutsideMass()
         for state in said:
             progress.jumps += state.jumps
             progress.outside.add(state.outside)

@@ -393,7 +393,15 @@ class Batches:
             except ServerGoneError as exc:  # what else the batch holds is paid for
                 fault = exc
             except OtherModelError as exc:
-                foreign.append(Answer(work.request.id, "", "error", detail=str(exc), flags=work.flags))
+                foreign.append(
+                    Answer(
+                        work.request.id,
+                        "",
+                        "error",
+                        detail=str(exc),
+                        flags=work.flags,
+                    )
+                )
                 continue
             if answer is not None:
                 answers.append(answer)

@@ -364,13 +364,13 @@ def read_completion(payload: Any) -> Reply:
     named = {key.removeprefix("token_id:"): one for key, one in (tops[0] or {}).items() if key.startswith("token_id:")}
     logprobs = {int(token): one for token, one in named.items() if re.fullmatch("[0-9]{1,10}", token)}
     return Reply(
-        choice.text,
-        finish,
-        _usage(found.usage),
-        choice.token_ids,
-        choice.prompt_token_ids,
-        logprobs,
-        detail,
+        text=choice.text,
+        finish=finish,
+        usage=_usage(found.usage),
+        token_ids=choice.token_ids,
+        prompt_ids=choice.prompt_token_ids,
+        logprobs=logprobs,
+        detail=detail,
         flags=flags,
         model=found.model_name,
     )
@@ -383,8 +383,10 @@ def read_chat(payload: Any) -> Reply:
         ReplyError: the payload has not the form of a chat completion.
     """
     found = validated(_Choices[_ChatChoice], payload)
-    usage, message = _usage(found.usage), found.choices[0].message
-    content, refusal = message.get("content"), message.get("refusal")
+    usage = _usage(found.usage)
+    message = found.choices[0].message
+    content = message.get("content")
+    refusal = message.get("refusal")
     if not isinstance(refusal, str | None):
         raise ReplyError("the message's `refusal` is not text")
     text, *thoughts = _parts_of("" if content is None else content)
@@ -393,7 +395,14 @@ def read_chat(payload: Any) -> Reply:
     raw = json.dumps(message, ensure_ascii=False) if reasoning or text != (content or "") or refusal else ""
     if refusal:
         detail = f"the model declined: {shown(refusal)}"
-        return Reply("", "refused", usage, detail=detail, raw=raw, model=found.model_name)
+        return Reply(
+            "",
+            "refused",
+            usage,
+            detail=detail,
+            raw=raw,
+            model=found.model_name,
+        )
     finish, detail, flags = _finish(found.choices[0].finish_reason, text + reasoning)
     if reasoning and not text.strip() and finish == "stop":
         detail = detail or "the reply holds the model's thought and no answer"
@@ -588,7 +597,8 @@ class ApiClient:
         """The most that replies may have been charged which were lost on the way."""
         self.slots = asyncio.Semaphore(args.concurrency)
         self.pause = pause
-        self._args, self._key = args, key
+        self._args = args
+        self._key = key
         self.at = shown(args.base_url)
         """The server's address, as messages name it."""
         self.notes: list[str] = []
@@ -773,14 +783,21 @@ class ApiClient:
         tokens than bytes; an answer without a limit is taken for 32,768.
         """
         limits = (body.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        prompt, output = len(content_of(body)), next((one for one in limits if isinstance(one, int)), 32_768)
+        prompt = len(content_of(body))
+        output = next((one for one in limits if isinstance(one, int)), 32_768)
         self.lost = self.lost.plus(Charge(prompt + output, price_of(self._args, prompt, output, part=part) or 0.0))
 
     async def upload(self, name: str, text: str, read: Callable[[bytes], T]) -> T | Failure:
         """Send a file for batches; one that is sent twice costs nothing."""
         file = (name, text.encode("utf-8", "replace"), "application/jsonl")
         form = self._library.Request("POST", "http://server", data={"purpose": "batch"}, files={"file": file})
-        return await self.send("POST", "/files", read, form.read(), kind=form.headers["content-type"])
+        return await self.send(
+            "POST",
+            "/files",
+            read,
+            form.read(),
+            kind=form.headers["content-type"],
+        )
 
     def judge(self, status: int, payload: Any) -> Failure | None:
         """What a batch's reply that is no answer means for its ask; None where another try may help.
@@ -820,7 +837,14 @@ class ApiClient:
         tries: list[Unanswered] = []
         is_settled = False
         while True:
-            outcome = await self._try(method, path, read, content, is_trial=is_trial, kind=kind)
+            outcome = await self._try(
+                method,
+                path,
+                read,
+                content,
+                is_trial=is_trial,
+                kind=kind,
+            )
             suspicion = outcome.suspicion if isinstance(outcome, Failure | Unanswered) else None
             if suspicion is not None and not is_settled:
                 if is_trial or self._trial is None:
@@ -864,7 +888,14 @@ class ApiClient:
         kind: str = "application/json",
     ) -> T | Failure | Unanswered:
         """One request that holds no row."""
-        outcome = await self._try(method, path, read, content, is_trial=True, kind=kind)
+        outcome = await self._try(
+            method,
+            path,
+            read,
+            content,
+            is_trial=True,
+            kind=kind,
+        )
         if isinstance(outcome, Failure | Unanswered) and outcome.suspicion is not None:
             raise outcome.suspicion
         return outcome
@@ -889,7 +920,8 @@ class ApiClient:
         except (TimeoutError, library.ReadTimeout, library.WriteTimeout):
             return Unanswered(f"no reply within {self._args.timeout_s:g} s", may_be_charged=True)
         except (library.ConnectError, library.ConnectTimeout) as exc:
-            if (why := out_of_files(exc)) is not None:
+            why = out_of_files(exc)
+            if why is not None:
                 raise StoreError(f"engine.args.concurrency is {self._args.concurrency}, and {why}") from None
             return Unanswered(f"no connection ({shown(str(exc)) or type(exc).__name__})", was_heard=False)
         except library.RequestError as exc:
@@ -936,7 +968,8 @@ class ApiClient:
         httpx scans its whole pool at every request: one client with 64 connections took 6 ms of CPU a request, 64
         clients with one each take 1 ms (2026-11-20).
         """
-        timeout_s, library = self._args.timeout_s, self._library
+        timeout_s = self._args.timeout_s
+        library = self._library
         if not self._free:
             # trust_env is off: the environment (proxies, .netrc with other credentials) is not this folder's to read.
             # Redirects stay off, as httpx has them: they would carry the key elsewhere.
@@ -1063,7 +1096,13 @@ class ApiClient:
         if subject == "overlong":
             return Failure("overlong", f"the server finds the prompt too long ({report})", status)
         if is_busy:
-            return self._busy(status, complaint, report, wait_s, reset_s)
+            return self._busy(
+                status,
+                complaint,
+                report,
+                wait_s,
+                reset_s,
+            )
         if subject == "filter" and status != 401:
             return Failure("refused", f"the server's content filter refused the request ({report})", status)
         if status == 401 or (status == 403 and (self._trial is None or not is_trial)):

@@ -96,11 +96,14 @@ MOST_FORMS = 8
 
 LEAST_CUT = 1_024
 """Bytes of a prompt below which no cut is looked for: templates and rounding weigh too much there."""
-ASCII_PER_TOKEN, OTHER_PER_TOKEN = 8.0, 14.0
+ASCII_PER_TOKEN = 8.0
+OTHER_PER_TOKEN = 14.0
 """More bytes than any tokenizer puts into a token on average: it is 3 to 5.5 in plain text, and up to 10 in scripts of
 three bytes a letter. Runs of one character, which may be one token, are shortened first.
 """
-CAP_PROMPTS, CAP_SPREAD, LEAST_CAP = 4, 1.25, 256
+CAP_PROMPTS = 4
+CAP_SPREAD = 1.25
+LEAST_CAP = 256
 """So many prompts of different sizes, the largest so many times the smallest, all counted as the same number of tokens,
 and none as more: the server cuts there.
 """
@@ -161,7 +164,8 @@ class PromptCounts:
 
 def _shared(one: str, other: str) -> int:
     """Characters of the beginning that two texts share."""
-    least, most = 0, min(len(one), len(other))
+    least = 0
+    most = min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
         if one.startswith(other[:middle]):

@@ -63,12 +63,23 @@ class _Mode:
     path: ClassVar[str]
 
     def __init__(self, client: ApiClient, loop: BlockingPortal, spec: EngineSpec, args: OpenAiArgs) -> None:
-        self._client, self._loop, self._spec, self._args = client, loop, spec, args
+        self._client = client
+        self._loop = loop
+        self._spec = spec
+        self._args = args
         self.details: dict[str, Any] = {"constrain": False}
         """What a run records of this way to ask."""
 
     def _post(self, body: dict[str, Any], read: Callable[[Any], Reply], *, is_trial: bool = False) -> Reply | Failure:
-        return self._loop.call(partial(self._client.post, self.path, body, read, is_trial=is_trial))
+        return self._loop.call(
+            partial(
+                self._client.post,
+                self.path,
+                body,
+                read,
+                is_trial=is_trial,
+            )
+        )
 
     def _request_body(
         self, request: Request, prompt: dict[str, Any], limit: dict[str, int], more: dict[str, Any]
@@ -157,7 +168,8 @@ class ChatMode(_Mode):
             found = self._try(ask)
             if isinstance(found, Failure) and not self._folds_system and ask.messages[0].role == "system":
                 self._folds_system = True
-                refused, found = found, self._try(ask)
+                refused = found
+                found = self._try(ask)
                 self._folds_system = not isinstance(found, Failure)
                 if self._folds_system:
                     self.details["system_role"] = "folded"
@@ -178,7 +190,8 @@ class ChatMode(_Mode):
     def admit(self, request: Request) -> ChatWork | Answer:
         """Make a request ready, or answer it here."""
         ask = request.ask
-        if (found := self._control.find(ask.messages)) is not None:
+        found = self._control.find(ask.messages)
+        if found is not None:
             why = "a control token, which a chat API would not take for text; engine.args.mode: tokens can ask this row"
             return Answer(request.id, "", "refused", detail=f"{found[0]} holds {found[1]!r}, {why}")
         num_chars = sum(len(message.text) for message in ask.messages) + len(ask.prefill)
@@ -211,7 +224,8 @@ class ChatMode(_Mode):
             turns.append({"role": "assistant", "content": ask.prefill})
             if self._args.assistant_prefill == "continue":
                 more = {"add_generation_prompt": False, "continue_final_message": True}
-        if kwargs := {key: value for key, value in self._spec.chat_template_kwargs.items() if key != DAY}:
+        kwargs = {key: value for key, value in self._spec.chat_template_kwargs.items() if key != DAY}
+        if kwargs:
             more["chat_template_kwargs"] = kwargs
         return self._request_body(request, {"messages": turns}, {self._args.max_tokens_field: ask.max_tokens}, more)
 
@@ -219,7 +233,13 @@ class ChatMode(_Mode):
 def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
     """What came of a request, as the answer to its ask."""
     if isinstance(found, Failure):
-        return Answer(work.request.id, "", found.finish, detail=found.detail, flags=work.flags)
+        return Answer(
+            work.request.id,
+            "",
+            found.finish,
+            detail=found.detail,
+            flags=work.flags,
+        )
     usage = found.usage
     answer = answer_in(
         work.request.ask,
@@ -228,13 +248,13 @@ def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
         is_cut=found.finish == "length",
     )
     return Answer(
-        work.request.id,
-        answer.text,
-        found.finish,
-        {},
-        usage.prompt,
-        usage.output,
-        usage.cached,
+        request_id=work.request.id,
+        text=answer.text,
+        finish=found.finish,
+        distributions={},
+        prompt_tokens=usage.prompt,
+        output_tokens=usage.output,
+        cached_tokens=usage.cached,
         detail=found.detail or answer.detail,
         flags=(*work.flags, *found.flags),
         raw=found.raw or ("" if answer.text == found.text else found.text),
@@ -381,7 +401,13 @@ class TokensMode(_Mode):
         if sequence.max_new:
             found = await self._client.post(self.path, self._generation(sequence), read_completion)
             if isinstance(found, Failure):
-                return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
+                return Answer(
+                    sequence.request.id,
+                    "",
+                    found.finish,
+                    detail=found.detail,
+                    flags=sequence.flags,
+                )
             for token in found.token_ids or ():
                 sequence.append(token, self._token_bytes(token))
             if sequence.matcher is None and sequence.closing:
@@ -389,7 +415,8 @@ class TokensMode(_Mode):
                 end = sequence.written.find(sequence.closing, len(sequence.prefill))
                 if end >= 0 and found.finish == "stop" and found.text.endswith(sequence.closing.decode()):
                     del sequence.written[end + len(sequence.closing) :]
-            sequence.finish, sequence.detail = found.finish, found.detail
+            sequence.finish = found.finish
+            sequence.detail = found.detail
             sequence.flags = (*sequence.flags, *found.flags)
             counted = found
         for place, end in sequence.missing():
@@ -399,7 +426,13 @@ class TokensMode(_Mode):
             found = await self._client.post(self.path, body, read_completion)
             if isinstance(found, Failure):
                 if not sequence.max_new:
-                    return Answer(sequence.request.id, "", found.finish, detail=found.detail, flags=sequence.flags)
+                    return Answer(
+                        sequence.request.id,
+                        "",
+                        found.finish,
+                        detail=found.detail,
+                        flags=sequence.flags,
+                    )
                 sequence.detail = sequence.detail or f"decision {place.name}: {found.detail}"
                 continue
             counted = counted if sequence.max_new else found
@@ -410,7 +443,8 @@ class TokensMode(_Mode):
                 )
         answer = sequence.answer()
         if counted is not None:
-            answer.prompt_tokens, answer.cached_tokens = counted.usage.prompt, counted.usage.cached
+            answer.prompt_tokens = counted.usage.prompt
+            answer.cached_tokens = counted.usage.cached
         return answer
 
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
@@ -441,7 +475,8 @@ class TokensMode(_Mode):
 
     def _max_prompt(self, ask: Ask) -> int:
         """Leaves room for a decision's token, and for its marker where that takes more tokens encoded apart."""
-        longest, context = self._spec.max_prompt_tokens, self.details["context"]
+        longest = self._spec.max_prompt_tokens
+        context = self.details["context"]
         return longest if context is None else min(longest, context - ask.max_tokens - PROBE_ROOM)
 
     def _grammar(self, ask: Ask, prompt: Prompt) -> str:

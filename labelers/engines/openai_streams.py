@@ -84,7 +84,8 @@ def _choices_of(piece: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _add_choice(known: dict[str, Any], choice: dict[str, Any]) -> None:
     """Add a piece's part of a choice. A chat's text is in `delta`, a completion's next to that."""
-    delta, message = choice.get("delta"), choice.get("message")
+    delta = choice.get("delta")
+    message = choice.get("message")
     if isinstance(delta, dict) and delta:
         known["message"] = _merged(known.get("message", {}), delta)
     elif isinstance(message, dict) and not (known.get("message") or {}).get("content"):  # the whole, once, at the end

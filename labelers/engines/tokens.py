@@ -117,7 +117,8 @@ class ControlTexts:
         """Field and text of the first control token in the messages' data, or None; `a message` where several parts
         make it together.
         """
-        if (pattern := self._pattern) is None:
+        pattern = self._pattern
+        if pattern is None:
             return None
         for message in messages:
             for name, text in zip(message.fields, message.parts[1::2], strict=False):
@@ -127,7 +128,8 @@ class ControlTexts:
                 if match is not None:
                     return name, match.group()
             in_template = [found for part in message.parts[::2] for found in pattern.findall(part)]
-            if (whole := pattern.findall(message.text)) != in_template:
+            whole = pattern.findall(message.text)
+            if whole != in_template:
                 return "a message", next((text for text in whole if text not in in_template), whole[0] if whole else "")
         return None
 
@@ -190,7 +192,9 @@ class PromptEncoder:
         overlong: Literal["truncate", "quarantine"] = "truncate",
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._tokenizer, self._backend, self._overlong = tokenizer, tokenizer.backend_tokenizer, overlong
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._overlong = overlong
         self._template = ChatTemplate(tokenizer, chat_template_kwargs)
         # sentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off
         # our text
@@ -222,7 +226,8 @@ class PromptEncoder:
             ConfigError, ModelError: the chat template can't show all of it, see `ChatTemplate.around`.
         """
         prefill = self.encode_text(ask.prefill) if ask.prefill else []
-        begins, end = ask.prefill or self.opened_for(ask), self._end_for(ask)
+        begins = ask.prefill or self.opened_for(ask)
+        end = self._end_for(ask)
         room = max_prompt_tokens - len(prefill)
         num_tokens = max_prompt_tokens + 1
         # the documents' heads alone may burst the room: spares tokenizing 450,000 characters to learn the obvious
@@ -249,7 +254,8 @@ class PromptEncoder:
 
     def remarks(self, ask: Ask) -> list[str]:
         """What the chat template does to an ask that a user may not expect, each a sentence."""
-        template, stage = self._template, f"Stage {ask.stage!r}: the chat template"
+        template = self._template
+        stage = f"Stage {ask.stage!r}: the chat template"
         is_folded = template.around([(message.role, message.text) for message in ask.messages]).is_folded
         is_closed = template.close_thought and self._end_for(ask).endswith(template.close_thought)
         folded = f"{stage} does not show a system turn in its place, so its text opens the first user turn."
@@ -343,7 +349,8 @@ class PromptEncoder:
 
     def _encode_parts(self, parts: Sequence[str], is_apart: Callable[[str], bool]) -> list[int]:
         """Token ids of a prompt's parts, with the data that `is_apart` names encoded apart."""
-        pieces, data = [parts[0]], list[str]()
+        pieces = [parts[0]]
+        data = list[str]()
         for text, after in zip(parts[1::2], parts[2::2], strict=True):
             if is_apart(text):
                 data.append(text)
@@ -388,7 +395,8 @@ class PromptEncoder:
         if not places or allowed <= 0:
             return None
         for _ in range(8):  # tokens may merge differently at a cut, which costs one or two; each round gives those back
-            kept, left = [], allowed
+            kept = []
+            left = allowed
             for _, _, text in places:
                 head, used = self._head(text, left)
                 kept.append(head)
@@ -490,7 +498,8 @@ def resolve_labels(encoder: PromptEncoder, decision: Decision, *, tokenizer_name
 
 
 def _label_ids(encoder: PromptEncoder, marker: str, label: str) -> list[int]:
-    before, after = encoder.encode_text(marker), encoder.encode_text(marker + label)
+    before = encoder.encode_text(marker)
+    after = encoder.encode_text(marker + label)
     if len(after) > len(before) and after[: len(before)] == before:
         return after[len(before) :]
     alone = encoder.encode_text(label)
@@ -650,9 +659,11 @@ class TokenSequence:
         encoded apart.
         """
         whole = sum(token_end <= end for token_end in self.ends)
-        start, kept = (self.ends[whole - 1] if whole else len(self.prefill)), self.prompt
+        start = self.ends[whole - 1] if whole else len(self.prefill)
+        kept = self.prompt
         if end < len(self.prefill):  # the prefill goes on after the place: it is encoded again up to there
-            start, kept = 0, self.prompt[: len(self.prompt) - self.num_prefill]
+            start = 0
+            kept = self.prompt[: len(self.prompt) - self.num_prefill]
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
         return TokenSequence(
             self.request,
@@ -801,14 +812,16 @@ def admit(
 
 def quotable(ask: Ask, prompt: Prompt) -> str | None:
     """What a constrained quotation may come from: the document as far as the model was shown it."""
-    source, seen = ask.fragment_source, prompt.cut_document
+    source = ask.fragment_source
+    seen = prompt.cut_document
     return seen if source is not None and seen is not None and source.startswith(seen) else source
 
 
 def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str]:
     """Whether the later prompt begins with the earlier one and its answer, token for token."""
     number = len(earlier.messages)
-    turn, opened = later.messages[number], encoder.opened_for(earlier)
+    turn = later.messages[number]
+    opened = encoder.opened_for(earlier)
     if opened:  # as an answer in the opened thought begins
         turn = turn._replace(parts=(turn.parts[0].replace(opened.strip(), opened, 1), *turn.parts[1:]))
     first = encoder.encode_messages(earlier.messages)

@@ -37,7 +37,8 @@ from relabel.manifests.specs import nearest
 # Letters: N rows, K grades, G queries.
 
 
-BM25_K1, BM25_B = 1.2, 0.75
+BM25_K1 = 1.2
+BM25_B = 0.75
 MOST_LEXICAL = 100_000
 """Rows that BM25 is computed for at most: 40 s of one core, of documents of 100 words."""
 _WORD = re.compile(r"\w+")
@@ -72,7 +73,9 @@ class Baselines:
 
 def baselines(judged: Judged) -> Baselines:
     """The baselines of judged rows, of which there is at least one."""
-    gold_N, query_N, grades = judged.gold, judged.queries, judged.grades
+    gold_N = judged.gold
+    query_N = judged.queries
+    grades = judged.grades
     gold_K = np.bincount(gold_N, minlength=grades)
     grade = int(gold_K.argmax())
     counts_KK = np.zeros((grades, grades))
@@ -80,13 +83,20 @@ def baselines(judged: Judged) -> Baselines:
     share_K = gold_K / gold_K.sum()
     constant = {name: float(value) for name, value in count_metrics(counts_KK).items()}
     cuts = [(f"auc_{name}", cut) for cut, name in enumerate(cut_names(grades), start=1)]
-    random, lexical = dict.fromkeys((name for name, _ in cuts), 0.5), dict[str, float]()
+    random = dict.fromkeys((name for name, _ in cuts), 0.5)
+    lexical = dict[str, float]()
     if query_N is not None:
         random |= _ranked(random_order(query_N, judged.docs, gold_N, num_queries=judged.num_queries))
     if judged.lexical is not None:
         lexical |= {name: auc(judged.lexical, gold_N >= cut) for name, cut in cuts}
         if query_N is not None:
-            ranked = rank_queries(query_N, judged.docs, judged.lexical, gold_N, num_queries=judged.num_queries)
+            ranked = rank_queries(
+                query_N,
+                judged.docs,
+                judged.lexical,
+                gold_N,
+                num_queries=judged.num_queries,
+            )
             lexical |= _ranked(ranked)
     found = ({**constant, "brier": float(1 - share_K @ share_K)}, random, lexical)
     return Baselines(grade, *({name: finite(value) for name, value in one.items()} for one in found))
@@ -113,7 +123,8 @@ def bm25(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     for row, (query, text) in enumerate(pairs):
         norm = BM25_K1 * (1 - BM25_B + BM25_B * length[text] / mean)
         for word in _words(query):
-            if times := counts[text][word]:
+            times = counts[text][word]
+            if times:
                 rarity = math.log(1 + (len(counts) - num_with[word] + 0.5) / (num_with[word] + 0.5))
                 found[row] += rarity * times * (BM25_K1 + 1) / (times + norm)
     return np.round(found, 9)
@@ -155,7 +166,8 @@ def baselines_not_beaten(figures: Mapping[str, float | None], found: Baselines) 
     """Which baselines some labels are below; of kappa, where every constant has 0, not above."""
     missed = []
     for name, kind in BOUNDS:
-        value, bound = figures.get(name), found.of(name).get(kind, 0.0 if name == "kappa" else None)
+        value = figures.get(name)
+        bound = found.of(name).get(kind, 0.0 if name == "kappa" else None)
         if value is not None and bound is not None and (value <= bound if name == "kappa" else value < bound):
             missed.append(NotBeaten(name, value, kind, bound))
     return missed
@@ -238,7 +250,8 @@ def _evaluated(
     sets = [replace(judged, pass_at=pass_at) for judged in sets]
     metrics = [MetricSet(METRICS, one, num_groups=one.num_groups) for one in sets]
     release_unused()
-    num_groups, same = sets[0].num_groups, baselines(sets[0])
+    num_groups = sets[0].num_groups
+    same = baselines(sets[0])
 
     def values(weight_RG: np.ndarray) -> dict[tuple[int, str], np.ndarray]:
         drawn = (one.resampled(weight_RG) for one in metrics)
@@ -247,14 +260,16 @@ def _evaluated(
     drawn = resampled(values, num_groups=num_groups, resamples=resamples, seed=seed)
     evaluations = [
         Evaluation(
-            judged.grades,
-            measured.with_intervals({name: interval_of(one) for (of, name), one in drawn.items() if of == number}),
-            judged.counts.by_group.sum(0).tolist(),
-            "rows" if judged.queries is None else "queries",
-            num_groups,
-            None if judged.reliability is None else reliability_table(judged.reliability.by_group.sum(0)),
-            _notes(judged, measured),
-            same,
+            grades=judged.grades,
+            figures=measured.with_intervals(
+                {name: interval_of(one) for (of, name), one in drawn.items() if of == number}
+            ),
+            confusion=judged.counts.by_group.sum(0).tolist(),
+            resampled="rows" if judged.queries is None else "queries",
+            num_groups=num_groups,
+            reliability=None if judged.reliability is None else reliability_table(judged.reliability.by_group.sum(0)),
+            notes=_notes(judged, measured),
+            baselines=same,
         )
         for number, (judged, measured) in enumerate(zip(sets, metrics, strict=True))
     ]
@@ -287,7 +302,8 @@ def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
 
 def _notes(found: Judged, metrics: MetricSet) -> list[str]:
     """What of the rows is in no metric, or not in all."""
-    rows, groups = len(found.gold), found.num_groups
+    rows = len(found.gold)
+    groups = found.num_groups
     num_without = rows - int(found.has_probs.sum())
     notes = []
     if num_without == rows:
@@ -301,7 +317,8 @@ def _notes(found: Judged, metrics: MetricSet) -> list[str]:
     if found.ranking is None:
         notes.append("labels name no query: rows are resampled as if independent, and nothing is ranked")
     else:
-        if short := int((np.bincount(found.groups, minlength=groups) < DEPTH).sum()):
+        short = int((np.bincount(found.groups, minlength=groups) < DEPTH).sum())
+        if short:
             notes.append(
                 f"queries with fewer than {DEPTH} judged rows, whose top {DEPTH} is all they have: {short:,} of "
                 f"{groups:,}"
@@ -437,7 +454,14 @@ def parse_gate(name: str, text: str) -> Gate:
             f'">=0.9*{TEACHER}".'
         )
     figure = next((metric.name for metric in METRICS if name in metric.aliases), name)
-    return Gate(name, figure, text.strip(), sign, number, bool(times or plain))
+    return Gate(
+        name=name,
+        figure=figure,
+        text=text.strip(),
+        sign=sign,
+        number=number,
+        is_of_teacher=bool(times or plain),
+    )
 
 
 def parse_gates(require: Mapping[str, str]) -> list[Gate]:
@@ -490,10 +514,17 @@ def judge_gate(
             f"require: `{gate.name}{gate.text}` needs the teacher's figure, and there is no teacher here to compare "
             "with."
         )
-    value, unit = figures[gate.figure], 1.0 if teacher is None or not gate.is_of_teacher else teacher.get(gate.figure)
+    value = figures[gate.figure]
+    unit = 1.0 if teacher is None or not gate.is_of_teacher else teacher.get(gate.figure)
     bound = None if unit is None else gate.number * unit
     has_passed = value is not None and bound is not None and _COMPARE[gate.sign](value, bound)
-    return GateVerdict(f"{gate.name}{gate.text}", gate.figure, value, bound, has_passed)
+    return GateVerdict(
+        f"{gate.name}{gate.text}",
+        gate.figure,
+        value,
+        bound,
+        has_passed,
+    )
 
 
 def judge_gates(

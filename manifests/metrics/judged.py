@@ -129,7 +129,11 @@ class Judged:
     def counts(self) -> Sums:
         """A confusion matrix a group, [G, K, K]: rows gold, columns label."""
         counts_GKK = confusion_by_group(
-            self.gold, self.labels, self.groups, num_groups=self.num_groups, grades=self.grades
+            self.gold,
+            self.labels,
+            self.groups,
+            num_groups=self.num_groups,
+            grades=self.grades,
         )
         return Sums(counts_GKK, len(self.gold))
 
@@ -164,7 +168,13 @@ class Judged:
             return None
         release_unused()
         score_N = np.round(self.scores, 6)
-        return rank_queries(self.queries, self.docs, score_N, self.gold, num_queries=self.num_queries)
+        return rank_queries(
+            self.queries,
+            self.docs,
+            score_N,
+            self.gold,
+            num_queries=self.num_queries,
+        )
 
     @cached_property
     def of_labeler(self) -> dict[str, Statistic]:
@@ -177,7 +187,8 @@ class Judged:
         """The mean of pass@k over rows with samples, by k; empty without any."""
         if self.num_samples is None or self.num_correct is None:
             return {}
-        most, has_N = self.fewest_samples, self.num_samples > 0
+        most = self.fewest_samples
+        has_N = self.num_samples > 0
         found = {}
         for k in sorted(set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()))}):
             passed_N = np.full(len(has_N), np.nan)
@@ -216,10 +227,13 @@ def judged_rows(
         (rows.filter(pc.invert(is_judged)), rows.filter(is_judged)) if rows[GOLD].null_count else (None, rows)
     )
     columns = {name: rows[name] for name in rows.schema.names if name not in _OWN}
-    query_ids, doc_ids = column_of(rows, "query_id"), column_of(rows, "doc_id")
+    query_ids = column_of(rows, "query_id")
+    doc_ids = column_of(rows, "doc_id")
     check_chunks(columns, query_ids, doc_ids, where=qrels)
     gold_N = rows[GOLD].to_numpy()
-    query_N, query_names, unjudged = None, None, None
+    query_N = None
+    query_names = None
+    unjudged = None
     if query_ids is not None and not query_ids.null_count:
         query_N, query_names = codes_of(query_ids)
         if others and columns:
@@ -338,7 +352,8 @@ def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
 
 def _sizes(lists: pa.ListArray) -> np.ndarray:
     """How many different numbers each list holds: int64 [N], 0 where it is null."""
-    number_M, row_M = pc.list_flatten(lists).to_numpy(), pc.list_parent_indices(lists).to_numpy()
+    number_M = pc.list_flatten(lists).to_numpy()
+    row_M = pc.list_parent_indices(lists).to_numpy()
     different = np.unique(row_M * 2**16 + number_M, return_index=True)[1]  # numbers of 16 bits
     return np.bincount(row_M[different], minlength=len(lists))
 
@@ -350,7 +365,8 @@ def _numbers(column: pa.Array) -> np.ndarray:
 def _scored(first: pa.Array, second: pa.Array, has_N: np.ndarray, score: Callable[[Any, Any], float]) -> np.ndarray:
     """The score of two columns' values in some rows: float64 [N], NaN in all others."""
     rows = pa.array(np.flatnonzero(has_N))
-    first, second = first.take(rows), second.take(rows)
+    first = first.take(rows)
+    second = second.take(rows)
     pairs = itertools.chain.from_iterable(
         zip(first[at : at + BATCH_ROWS].to_pylist(), second[at : at + BATCH_ROWS].to_pylist(), strict=True)
         for at in range(0, len(rows), BATCH_ROWS)
@@ -396,7 +412,8 @@ def review_statistics(judged: Judged) -> dict[str, Statistic]:
     """
     if "sufficient_probs" not in judged.columns or judged.queries is None:
         return {}
-    is_named_N, is_useful_N = judged.labels > 0, judged.gold > 0
+    is_named_N = judged.labels > 0
+    is_useful_N = judged.gold > 0
     both_G, named_G, useful_G = (
         np.bincount(judged.queries, is_one_N, minlength=judged.num_queries)
         for is_one_N in (is_named_N & is_useful_N, is_named_N, is_useful_N)
@@ -435,7 +452,8 @@ def routing_values(judged: Judged) -> dict[str, np.ndarray]:
     if "answer_ids" not in held:
         return {}
     num_ids_N = _lengths(held["answer_ids"]) + _lengths(held["expand_ids"])  # NaN in rows of another labeler
-    expelled_N, refused_N = _numbers(held["expelled"]), held["refused"].fill_null(False).to_numpy(zero_copy_only=False)
+    expelled_N = _numbers(held["expelled"])
+    refused_N = held["refused"].fill_null(False).to_numpy(zero_copy_only=False)
     says_nothing_N = (num_ids_N == 0) & ~refused_N & (expelled_N == 0)
     found = {"expelled_mean": expelled_N, "collapse_rate": np.where(np.isnan(num_ids_N), np.nan, says_nothing_N)}
     for name, ids, score in (("answer_f1", "answer_ids", set_f1), ("expand_precision", "expand_ids", _precision)):
@@ -470,53 +488,53 @@ def _of_labeler(name: str, formula: Formula = mean) -> Callable[[Any], Mapping[s
 
 QUERY_METRICS: tuple[Metric, ...] = (
     Metric(
-        "chunks_mean",
-        "chunks a query, mean",
-        "lower",
-        "queries",
-        _of_labeler("chunks_mean"),
-        "`evidence-set`: different chunks chosen",
+        name="chunks_mean",
+        title="chunks a query, mean",
+        direction="lower",
+        unit="queries",
+        measure=_of_labeler("chunks_mean"),
+        what="`evidence-set`: different chunks chosen",
     ),
     Metric(
-        "chunks_max",
-        "chunks a query, most",
-        "lower",
-        "queries",
-        _of_labeler("chunks_max", lambda most: most),
-        "of one query; its interval ends at it, since no resample holds more",
+        name="chunks_max",
+        title="chunks a query, most",
+        direction="lower",
+        unit="queries",
+        measure=_of_labeler("chunks_max", lambda most: most),
+        what="of one query; its interval ends at it, since no resample holds more",
     ),
     Metric(
-        "tokens_mean",
-        "tokens a query, mean",
-        "lower",
-        "queries",
-        _of_labeler("tokens_mean"),
-        "of the chunks chosen, each once",
+        name="tokens_mean",
+        title="tokens a query, mean",
+        direction="lower",
+        unit="queries",
+        measure=_of_labeler("tokens_mean"),
+        what="of the chunks chosen, each once",
     ),
     Metric(
-        "tokens_max",
-        "tokens a query, most",
-        "lower",
-        "queries",
-        _of_labeler("tokens_max", lambda most: most),
-        "of one query, as `chunks_max`",
+        name="tokens_max",
+        title="tokens a query, most",
+        direction="lower",
+        unit="queries",
+        measure=_of_labeler("tokens_max", lambda most: most),
+        what="of one query, as `chunks_max`",
     ),
     Metric(
-        "over_budget",
-        "over budget, φ",
-        "lower",
-        "queries",
-        _of_labeler("over_budget"),
-        "per query, mean φ of its documents (RES-RAG, equation 8)",
+        name="over_budget",
+        title="over budget, φ",
+        direction="lower",
+        unit="queries",
+        measure=_of_labeler("over_budget"),
+        what="per query, mean φ of its documents (RES-RAG, equation 8)",
         is_drawn=True,
     ),
     Metric(
-        "evidence_f1",
-        "evidence F1",
-        "higher",
-        "queries",
-        _of_labeler("evidence_f1"),
-        (
+        name="evidence_f1",
+        title="evidence F1",
+        direction="higher",
+        unit="queries",
+        measure=_of_labeler("evidence_f1"),
+        what=(
             "F1_ret (equation 13): per query, mean over its documents of 2·both / (chosen + gold chunks); both empty "
             "1, one empty 0"
         ),
@@ -524,50 +542,50 @@ QUERY_METRICS: tuple[Metric, ...] = (
         is_drawn=True,
     ),
     Metric(
-        "exact_match",
-        "exact match",
-        "higher",
-        "queries",
-        _of_labeler("exact_match", share),
-        "share of queries with every gold answer among the `answers`",
+        name="exact_match",
+        title="exact match",
+        direction="higher",
+        unit="queries",
+        measure=_of_labeler("exact_match", share),
+        what="share of queries with every gold answer among the `answers`",
         aliases=("em",),
         is_drawn=True,
     ),
     Metric(
-        "hit@1",
-        "Hit@1",
-        "higher",
-        "queries",
-        _of_labeler("hit@1", share),
-        "share of queries whose first answer is any gold answer",
+        name="hit@1",
+        title="Hit@1",
+        direction="higher",
+        unit="queries",
+        measure=_of_labeler("hit@1", share),
+        what="share of queries whose first answer is any gold answer",
         is_drawn=True,
     ),
     Metric(
-        "sufficient_auc",
-        "AUC, sufficient",
-        "higher",
-        "queries",
-        _of_labeler("sufficient_auc", Order.area),
-        "`review`: ROC area of P(yes) against `gold_sufficient`, a query once",
+        name="sufficient_auc",
+        title="AUC, sufficient",
+        direction="higher",
+        unit="queries",
+        measure=_of_labeler("sufficient_auc", Order.area),
+        what="`review`: ROC area of P(yes) against `gold_sufficient`, a query once",
         aliases=("auc_sufficient",),
         is_drawn=True,
     ),
     Metric(
-        "useful_precision",
-        "useful: precision",
-        "higher",
-        "queries",
-        _of_labeler("useful_precision", share),
-        "per query, of the documents named useful, the share with g > 0; mean over queries where one is named",
+        name="useful_precision",
+        title="useful: precision",
+        direction="higher",
+        unit="queries",
+        measure=_of_labeler("useful_precision", share),
+        what="per query, of the documents named useful, the share with g > 0; mean over queries where one is named",
         is_drawn=True,
     ),
     Metric(
-        "useful_recall",
-        "useful: recall",
-        "higher",
-        "queries",
-        _of_labeler("useful_recall", share),
-        "per query, of the documents with g > 0, the share that is named; mean over queries that have one",
+        name="useful_recall",
+        title="useful: recall",
+        direction="higher",
+        unit="queries",
+        measure=_of_labeler("useful_recall", share),
+        what="per query, of the documents with g > 0, the share that is named; mean over queries that have one",
         is_drawn=True,
     ),
 )
@@ -579,51 +597,51 @@ QUERY_METRICS: tuple[Metric, ...] = (
 
 ROUTING_METRICS: tuple[Metric, ...] = (
     Metric(
-        "answer_f1",
-        "answers: F1",
-        "higher",
-        "rows",
-        _of_labeler("answer_f1"),
-        "`route`: of `answer_ids` and `gold_answer_ids`, over rows where gold has any; 0 where the label has none",
+        name="answer_f1",
+        title="answers: F1",
+        direction="higher",
+        unit="rows",
+        measure=_of_labeler("answer_f1"),
+        what="`route`: of `answer_ids` and `gold_answer_ids`, over rows where gold has any; 0 where the label has none",
         aliases=("ans_f1",),
         is_drawn=True,
     ),
     Metric(
-        "expand_precision",
-        "headings: precision",
-        "higher",
-        "rows",
-        _of_labeler("expand_precision", share),
-        "share of `expand_ids` in `gold_expand_ids`, over rows where gold has any; 0 where the label has none",
+        name="expand_precision",
+        title="headings: precision",
+        direction="higher",
+        unit="rows",
+        measure=_of_labeler("expand_precision", share),
+        what="share of `expand_ids` in `gold_expand_ids`, over rows where gold has any; 0 where the label has none",
         aliases=("exp_pre",),
         is_drawn=True,
     ),
     Metric(
-        "refusal_accuracy",
-        "refusals: accuracy",
-        "higher",
-        "rows",
-        _of_labeler("refusal_accuracy", share),
-        "of rows where gold has neither, the share whose label has neither",
+        name="refusal_accuracy",
+        title="refusals: accuracy",
+        direction="higher",
+        unit="rows",
+        measure=_of_labeler("refusal_accuracy", share),
+        what="of rows where gold has neither, the share whose label has neither",
         aliases=("ref_acc",),
         is_drawn=True,
     ),
     Metric(
-        "expelled_mean",
-        "expelled actions, mean",
-        "lower",
-        "rows",
-        _of_labeler("expelled_mean"),
-        "lines a row that were meant as an action and not legal, where `expelled: keep` keeps them",
+        name="expelled_mean",
+        title="expelled actions, mean",
+        direction="lower",
+        unit="rows",
+        measure=_of_labeler("expelled_mean"),
+        what="lines a row that were meant as an action and not legal, where `expelled: keep` keeps them",
         aliases=("xpl",),
     ),
     Metric(
-        "collapse_rate",
-        "collapse rate",
-        "lower",
-        "rows",
-        _of_labeler("collapse_rate", share),
-        "share of rows without any line that is an action, legal or not",
+        name="collapse_rate",
+        title="collapse rate",
+        direction="lower",
+        unit="rows",
+        measure=_of_labeler("collapse_rate", share),
+        what="share of rows without any line that is an action, legal or not",
         aliases=("col",),
         is_drawn=True,
     ),
@@ -681,126 +699,143 @@ def _of_ranking(
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("accuracy", "accuracy", "higher", "rows", OfCounts(accuracy), "share of rows with l = g", is_drawn=True),
     Metric(
-        "f1_{}",
-        "F1 of grade {}",
-        "higher",
-        "rows",
-        OfCounts(f1_by_grade, is_each_grade=True),
-        "2·both / (gold k + labels k)",
+        name="accuracy",
+        title="accuracy",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(accuracy),
+        what="share of rows with l = g",
+        is_drawn=True,
     ),
     Metric(
-        "f1_macro",
-        "F1, macro",
-        "higher",
-        "rows",
-        OfCounts(f1_macro),
-        "mean over occurring grades",
+        name="f1_{}",
+        title="F1 of grade {}",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(f1_by_grade, is_each_grade=True),
+        what="2·both / (gold k + labels k)",
+    ),
+    Metric(
+        name="f1_macro",
+        title="F1, macro",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(f1_macro),
+        what="mean over occurring grades",
         aliases=("macro_f1",),
         is_drawn=True,
     ),
     Metric(
-        "f1_weighted",
-        "F1, weighted",
-        "higher",
-        "rows",
-        OfCounts(f1_weighted),
-        "mean by number of gold rows",
+        name="f1_weighted",
+        title="F1, weighted",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(f1_weighted),
+        what="mean by number of gold rows",
         aliases=("weighted_f1",),
     ),
     Metric(
-        "kappa",
-        "Cohen kappa",
-        "higher",
-        "rows",
-        OfCounts(lambda counts_KK: kappa(counts_KK, power=0)),
-        "1 − observed / expected disagreement",
+        name="kappa",
+        title="Cohen kappa",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(lambda counts_KK: kappa(counts_KK, power=0)),
+        what="1 − observed / expected disagreement",
         is_drawn=True,
     ),
     Metric(
-        "kappa_quadratic",
-        "Cohen kappa, quadratic",
-        "higher",
-        "rows",
-        OfCounts(lambda counts_KK: kappa(counts_KK, power=2)),
-        "the same with a disagreement of (g − l)²",
+        name="kappa_quadratic",
+        title="Cohen kappa, quadratic",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(lambda counts_KK: kappa(counts_KK, power=2)),
+        what="the same with a disagreement of (g − l)²",
     ),
     Metric(
-        "alpha_ordinal",
-        "Krippendorff alpha, ordinal",
-        "higher",
-        "rows",
-        OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=True)),
-        "1 − (n−1) Σ o δ² / Σ n_c n_k δ²; two raters",
+        name="alpha_ordinal",
+        title="Krippendorff alpha, ordinal",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=True)),
+        what="1 − (n−1) Σ o δ² / Σ n_c n_k δ²; two raters",
         is_drawn=True,
     ),
     Metric(
-        "alpha_nominal",
-        "Krippendorff alpha, nominal",
-        "higher",
-        "rows",
-        OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=False)),
-        "the same with δ = 1 for any two grades",
+        name="alpha_nominal",
+        title="Krippendorff alpha, nominal",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(lambda counts_KK: alpha(counts_KK, is_ordinal=False)),
+        what="the same with δ = 1 for any two grades",
     ),
     Metric(
-        "mean_absolute_error",
-        "mean absolute error",
-        "lower",
-        "rows",
-        OfCounts(_mean_absolute_error),
-        "mean of \\|g − l\\|, in grades",
+        name="mean_absolute_error",
+        title="mean absolute error",
+        direction="lower",
+        unit="rows",
+        measure=OfCounts(_mean_absolute_error),
+        what="mean of \\|g − l\\|, in grades",
         aliases=("mae",),
     ),
     Metric(
-        "irrelevant_precision",
-        "irrelevant: precision",
-        "higher",
-        "rows",
-        OfCounts(Share(lambda counts_KK: counts_KK[..., 0, 0], lambda counts_KK: counts_KK[..., :, 0].sum(-1))),
-        "of grade 0",
+        name="irrelevant_precision",
+        title="irrelevant: precision",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(Share(lambda counts_KK: counts_KK[..., 0, 0], lambda counts_KK: counts_KK[..., :, 0].sum(-1))),
+        what="of grade 0",
     ),
     Metric(
-        "irrelevant_recall",
-        "irrelevant: recall",
-        "higher",
-        "rows",
-        OfCounts(Share(lambda counts_KK: counts_KK[..., 0, 0], lambda counts_KK: counts_KK[..., 0, :].sum(-1))),
-        "of grade 0",
+        name="irrelevant_recall",
+        title="irrelevant: recall",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(Share(lambda counts_KK: counts_KK[..., 0, 0], lambda counts_KK: counts_KK[..., 0, :].sum(-1))),
+        what="of grade 0",
     ),
     Metric(
-        "irrelevant_f1",
-        "irrelevant: F1",
-        "higher",
-        "rows",
-        OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0]),
-        "of grade 0",
+        name="irrelevant_f1",
+        title="irrelevant: F1",
+        direction="higher",
+        unit="rows",
+        measure=OfCounts(lambda counts_KK: f1_by_grade(counts_KK)[..., 0]),
+        what="of grade 0",
     ),
     Metric(
-        "auc_{}",
-        "AUC {}",
-        "higher",
-        "rows",
-        _auc,
-        "ROC area of P(k ≥ j) against g ≥ j, per cut; without distributions, of the label (`is_by_grade`)",
+        name="auc_{}",
+        title="AUC {}",
+        direction="higher",
+        unit="rows",
+        measure=_auc,
+        what="ROC area of P(k ≥ j) against g ≥ j, per cut; without distributions, of the label (`is_by_grade`)",
     ),
     Metric(
-        "ece",
-        "ECE",
-        "lower",
-        "rows",
-        measured(lambda rows: rows.reliability, ece_of_bins),
-        "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|, of argmax p with confidence max p",
+        name="ece",
+        title="ECE",
+        direction="lower",
+        unit="rows",
+        measure=measured(lambda rows: rows.reliability, ece_of_bins),
+        what=(
+            "15 equal-width bins: Σ share of rows · \\|mean confidence − accuracy\\|, of argmax p with confidence max p"
+        ),
         is_drawn=True,
     ),
-    Metric("brier", "Brier", "lower", "rows", measured(_brier, mean), "mean of Σ_k (p(k) − [g = k])², 0 to 2"),
     Metric(
-        f"ndcg@{DEPTH}",
-        f"nDCG@{DEPTH}",
-        "higher",
-        "queries",
-        _of_ranking(lambda ranking: ranking.ndcg),
-        (
+        name="brier",
+        title="Brier",
+        direction="lower",
+        unit="rows",
+        measure=measured(_brier, mean),
+        what="mean of Σ_k (p(k) − [g = k])², 0 to 2",
+    ),
+    Metric(
+        name=f"ndcg@{DEPTH}",
+        title=f"nDCG@{DEPTH}",
+        direction="higher",
+        unit="queries",
+        measure=_of_ranking(lambda ranking: ranking.ndcg),
+        what=(
             "per query, linear gain, trec_eval's tie order (document id, descending); mean over queries with a "
             "relevant document"
         ),
@@ -808,32 +843,34 @@ METRICS: tuple[Metric, ...] = (
         is_drawn=True,
     ),
     Metric(
-        "kendall_tau",
-        "Kendall tau",
-        "higher",
-        "queries",
-        _of_ranking(lambda ranking: ranking.tau),
-        "tau-b of scores and grades per query; mean over queries where both vary",
+        name="kendall_tau",
+        title="Kendall tau",
+        direction="higher",
+        unit="queries",
+        measure=_of_ranking(lambda ranking: ranking.tau),
+        what="tau-b of scores and grades per query; mean over queries where both vary",
         aliases=("tau",),
         is_drawn=True,
     ),
     Metric(
-        "bad_case_rate",
-        "bad-case rate",
-        "lower",
-        "queries",
-        _of_ranking(lambda ranking: ranking.bad_case, share),
-        f"share of queries with a grade-0 document in the top {DEPTH}",
+        name="bad_case_rate",
+        title="bad-case rate",
+        direction="lower",
+        unit="queries",
+        measure=_of_ranking(lambda ranking: ranking.bad_case, share),
+        what=f"share of queries with a grade-0 document in the top {DEPTH}",
         is_drawn=True,
     ),
     Metric(
-        "pass@{}",
-        "pass@{}",
-        "higher",
-        "rows",
-        lambda rows: {k: Measured(sums, share) for k, sums in rows.passes.items()},
-        "1 − C(S−c, k) / C(S, k) over a row's S samples, c of them right; failed ones are wrong. k = 1, 2, 4, … and "
-        "S, or `--pass-at 1,2,5` (at most the fewest samples of a row)",
+        name="pass@{}",
+        title="pass@{}",
+        direction="higher",
+        unit="rows",
+        measure=lambda rows: {k: Measured(sums, share) for k, sums in rows.passes.items()},
+        what=(
+            "1 − C(S−c, k) / C(S, k) over a row's S samples, c of them right; failed ones are wrong. k = 1, 2, 4, … "
+            "and S, or `--pass-at 1,2,5` (at most the fewest samples of a row)"
+        ),
     ),
     *QUERY_METRICS,
     *ROUTING_METRICS,

@@ -81,7 +81,13 @@ def bootstrap(
     """Percentile intervals of all values, each resample shared by all of them; empty where there is nothing to draw.
     Of a difference, what a query's difficulty does to both of its terms cancels.
     """
-    found = resampled(statistic, num_groups=num_groups, resamples=resamples, seed=seed, width=width)
+    found = resampled(
+        statistic,
+        num_groups=num_groups,
+        resamples=resamples,
+        seed=seed,
+        width=width,
+    )
     return {name: interval_of(value_R) for name, value_R in found.items()}
 
 
@@ -124,7 +130,8 @@ def share_bounds(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[np.ndarray, n
         total = np.where(num_groups > 1, whole_G.sum(-1, dtype=np.float64), np.nan)
         share = part_G.sum(-1, dtype=np.float64) / total
         square_G = (part_G - share[..., None] * whole_G) ** 2
-        square, unit = square_G.sum(-1), share * (1 - share)
+        square = square_G.sum(-1)
+        unit = share * (1 - share)
         alike = total**2 / (whole_G**2).sum(-1)
         freedom = square**2 / (square_G**2).sum(-1)
         t = np.vectorize(t_quantile, otypes=[np.float64])((1 + LEVEL) / 2, freedom)
@@ -246,8 +253,11 @@ class Order:
     def __init__(self, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray) -> None:
         self.over = len(score_N)
         order = np.argsort(score_N)
-        score_N, is_relevant_N, group_N = score_N[order], is_relevant_N[order], group_N[order]
-        self._relevant, self._others = group_N[is_relevant_N], group_N[~is_relevant_N]
+        score_N = score_N[order]
+        is_relevant_N = is_relevant_N[order]
+        group_N = group_N[order]
+        self._relevant = group_N[is_relevant_N]
+        self._others = group_N[~is_relevant_N]
         self._below, self._up_to = (
             np.searchsorted(score_N[~is_relevant_N], score_N[is_relevant_N], side) for side in ("left", "right")
         )
@@ -259,7 +269,8 @@ class Order:
         """
         found = np.empty((len(weight_RG), 3))
         for row, weight_G in enumerate(weight_RG):
-            relevant, before = weight_G[self._relevant], np.append(0.0, np.cumsum(weight_G[self._others]))
+            relevant = weight_G[self._relevant]
+            before = np.append(0.0, np.cumsum(weight_G[self._others]))
             won = relevant @ (before[self._below] + before[self._up_to]) / 2
             found[row] = won, relevant.sum(), before[-1]
         return found
@@ -491,8 +502,16 @@ class MetricSet:
             if name in intervals and isinstance(formula, Share) and isinstance(statistic, Sums):
                 sums = statistic.by_group
                 low, high = map(float, share_bounds(formula.part(sums), formula.whole(sums)))
-            over, unit = self.over(name), self._units[name]
-            found[name] = MetricValue(finite(value), finite(low), finite(high), over, unit, is_by_grade)
+            over = self.over(name)
+            unit = self._units[name]
+            found[name] = MetricValue(
+                finite(value),
+                finite(low),
+                finite(high),
+                over,
+                unit,
+                is_by_grade,
+            )
         return found
 
 
@@ -567,7 +586,8 @@ def kappa(counts_KK: np.ndarray, *, power: int) -> np.ndarray:
     Args:
         power: of the distance of two grades, which is their cost: 2, or 0 for a cost of 1 whatever the distance.
     """
-    gold_K, label_K = counts_KK.sum(-1), counts_KK.sum(-2)
+    gold_K = counts_KK.sum(-1)
+    label_K = counts_KK.sum(-2)
     step_KK = np.abs(np.subtract.outer(np.arange(counts_KK.shape[-1]), np.arange(counts_KK.shape[-1])))
     cost_KK = np.where(step_KK > 0, step_KK.astype(float) ** power, 0.0)
     expected = (gold_K[..., :, None] * label_K[..., None, :] * cost_KK).sum((-2, -1))
@@ -596,7 +616,8 @@ def alpha(counts_KK: np.ndarray, *, is_ordinal: bool) -> np.ndarray:
 
 def auc_of_counts(counts_KK: np.ndarray, cut: int) -> np.ndarray:
     """Area under the ROC curve of the label itself against gold ≥ cut."""
-    relevant_K, other_K = counts_KK[..., cut:, :].sum(-2), counts_KK[..., :cut, :].sum(-2)
+    relevant_K = counts_KK[..., cut:, :].sum(-2)
+    other_K = counts_KK[..., :cut, :].sum(-2)
     below_K = np.cumsum(other_K, -1) - other_K / 2
     return np.asarray((relevant_K * below_K).sum(-1) / (relevant_K.sum(-1) * other_K.sum(-1)))
 
@@ -776,7 +797,8 @@ def random_order(
     ndcg_G, tau_G, bad_G = np.full((3, num_queries), np.nan)
     for query, rows in enumerate(rows_by_group(query_M, num_queries)):
         size = min(len(rows), depth)
-        gain_M, discount_T = np.floor(gold_M[rows] + 0.5), 1 / np.log2(np.arange(size) + 2)
+        gain_M = np.floor(gold_M[rows] + 0.5)
+        discount_T = 1 / np.log2(np.arange(size) + 2)
         ideal = np.sort(gain_M)[::-1][:size] @ discount_T
         if ideal > 0:
             ndcg_G[query] = gain_M.mean() * discount_T.sum() / ideal
@@ -812,7 +834,8 @@ def tau_by_query(query_N: np.ndarray, first_N: np.ndarray, second_N: np.ndarray,
     """
     tau_G = np.full(num_queries, np.nan)
     for query, rows in enumerate(rows_by_group(query_N, num_queries)):
-        agreement, differ = 0.0, np.zeros(2)
+        agreement = 0.0
+        differ = np.zeros(2)
         step = max(1, COMPARED_AT_A_TIME // max(1, len(rows)))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]  # against all rows of the query, so that every pair counts twice
@@ -840,7 +863,8 @@ def auc(score_N: np.ndarray, is_relevant_N: np.ndarray) -> float:
     """Area under the ROC curve: the share of (relevant, other) pairs in the right order, ties a half; NaN where only
     one kind is there.
     """
-    relevant, other = score_N[is_relevant_N], np.sort(score_N[~is_relevant_N])
+    relevant = score_N[is_relevant_N]
+    other = np.sort(score_N[~is_relevant_N])
     if not len(relevant) or not len(other):
         return float("nan")
     won = np.searchsorted(other, relevant, side="left").sum() + np.searchsorted(other, relevant, side="right").sum()
