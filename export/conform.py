@@ -236,7 +236,7 @@ def conform(bundle: Path, server: RerankServer) -> Conformity:
             refused[question.kind] = exc
         else:
             asked.append(question)
-    remarks = [f"refuses {kind}: {why}" for kind, why in refused.items()]
+    remarks = [one_line(f"refuses {kind}: {why}") for kind, why in refused.items()]
     tolerances = {name: float(model["tolerance"]) for name, model in reference["models"].items()}
     return _judged(
         student,

@@ -126,7 +126,7 @@ def test_a_mistake_on_another_scale_is_named_with_it(name: str, scale: str, enco
 TOGETHER = [
     ("query and document are swapped", "token types are left out"),
     ("token types are left out", "texts are cut at 16 tokens, not at 32"),
-    ("special tokens are left out", "the calibrating temperature is left out"),
+    ("special tokens are left out", "the probability of grade 1 alone"),
 ]
 
 
