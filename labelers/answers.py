@@ -159,7 +159,9 @@ def _nested(text: str, marks: Sequence[_Mark]) -> _Parted:
     outside: list[_Stretch] = []
     may_be_opened = not marks or not marks[0].is_opening or _has_words(text[: marks[0].start])
     kind = ""
-    depth = begun = at = 0
+    depth = 0
+    begun = 0
+    at = 0
     for mark in marks:
         if depth == 0 and mark.is_opening:
             outside.append(_Stretch(at, mark.start))
