@@ -107,8 +107,8 @@ class ReusedRows:
     """Rows that a chunk took over from an earlier output: which output, as it was found, and how many.
 
     `manifest_sha256` is None for an output that was not finished; `receipts_sha256` names what it held in either case.
-    `engines` are the identities (`mixing.engine_identity`) of all engines that made that output's labels, whichever of
-    them answered for these rows; empty in receipts of an earlier relabel.
+    `engines` are the identities of all engines that made its labels (`run_manifest.engine_identity`), whichever
+    of them answered for these rows; empty in receipts of an earlier relabel.
     """
 
     output: str

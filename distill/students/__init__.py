@@ -1,5 +1,5 @@
 """Students: label runs become a trained student. Imports no labeler.
 
-Read `networks.py` first for what a student is, `losses.py` for what it learns and how, `manifest.py` for
-what is recorded of it.
+Read `networks.py` first for what a student is, `losses.py` for what it learns and how, `model.py` for how
+it is loaded.
 """
