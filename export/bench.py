@@ -550,7 +550,7 @@ def serve(
         arrival_s: [N] scheduled times from the start, rising.
         answer: answers requests from the first number up to the second, and returns when it is done.
         max_requests: of one batch.
-        max_wait_s: how long the oldest waits for company.
+        max_wait_s: how long the oldest waits for its batch to fill.
         stop_s: when to stop, answered or not: a queue that only grows would never end.
     Returns:
         [N] seconds from scheduled arrival to answer, infinite where none came before the stop; how many batches the

@@ -69,7 +69,7 @@ TOKENIZER = "tokenizer.json"
 IMPORTED = "from relabel.distill.students.portable import batch_tokens_on, length_batches, query_counts"
 """What the loader imports of this package: the text of that module replaces it in `load.py`."""
 TRITON_DELAY_US = 2000
-"""How long Triton may hold a request back for company: 2 ms, a fraction of what one batch costs on a CPU or an older
+"""How long Triton may hold a request back for a batch: 2 ms, a fraction of what a batch costs on a CPU or an older
 GPU.
 """
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
@@ -438,7 +438,7 @@ def _compare(
                 spec.parity,
             )
         )
-        if places:  # each alone, so that no company changes them
+        if places:  # each alone, so that no other pair of a batch changes them
             answered[model.precision] = answers(run, encoder, [rows[place] for place in places], 1)
     write_reference(
         folder,

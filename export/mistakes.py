@@ -363,7 +363,7 @@ def padded(
         return np.asarray(subject.run(batch)[0])
 
     settings = ("padded", width, is_masked, is_other_side, counts_padding)
-    # of the company only the width changes what a row is answered
+    # of the batch only the width changes what a row is answered
     return np.stack([subject.once((settings, *map(tuple, row)), partial(answer, row)) for row in rows])
 
 
@@ -696,7 +696,7 @@ def explain(subject: Subject, compared: Comparison, *, combines: bool) -> Explan
 
 
 def _go_together(first: Mistake, second: Mistake, *, is_cheap: bool) -> bool:
-    """Whether two mistakes can be made together, and are tried: what hangs on the company can't be dismissed early, so
+    """Whether two mistakes can be made together, and are tried: what hangs on the batch can't be dismissed early, so
     it is tried with mistakes that need no further answer of the model.
     """
     if first.step == second.step:

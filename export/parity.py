@@ -1,9 +1,9 @@
-"""Parity: does an exported model answer what the student answers, on real pairs, alone and in every company?
+"""Parity: does an exported model answer what the student answers, on real pairs, alone and in batches of every size?
 
 The reference is the student in torch. The exported model is driven through the bundle's own loader: its tokens, its
 padding, its session. Every pair is answered once in batches of each size, in the order of the data, so that short rows
 share batches with long ones and are padded. A dynamic int8 scales its activations over the whole batch, so its answers
-depend on the company; the figures of the worst size decide.
+depend on the batch; the figures of the worst size decide.
 
 The gate of int8 asks whether a loss beyond the bound is proven. Of few pairs little is: a model that passes though a
 loss beyond the bound is not ruled out either is marked `undecided`, with its doubts.

@@ -25,7 +25,7 @@ class ParitySpec(Spec):
     weak.
     """
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (1, 7, 32)
-    """Every pair is answered once in batches of each size: alone, in an odd company, and in a full one, padding
+    """Every pair is answered once in batches of each size: alone, in an odd batch, and in a full one, padding
     included.
     """
     fp32_max_abs: float = Field(1e-4, gt=0.0)
@@ -113,7 +113,7 @@ class BenchSpec(Spec):
     max_batch: int = Field(32, ge=1)
     """Pairs of a micro-batch; a request with more goes alone."""
     max_wait_ms: float = Field(2.0, ge=0.0)
-    """How long the oldest request waits for company."""
+    """How long the oldest request waits for its batch to fill."""
     slo_ms: float | None = Field(None, gt=0.0)
     """Bound of p99 for which the highest rate is sought."""
     slo_mean_ms: float | None = Field(None, gt=0.0)

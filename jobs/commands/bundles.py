@@ -601,7 +601,7 @@ def _place(to: str) -> Path:
     type=Number(0),
     default=2.0,
     show_default=True,
-    help="How long the oldest waits for company.",
+    help="How long the oldest waits for its batch.",
 )
 @click.option(
     "--threads",
