@@ -166,7 +166,9 @@ class StudentSection(Spec):
     alone, with K grades.
     """
     pooling: Literal["mean", "cls"] = "mean"
-    """How an encoder's token vectors become one."""
+    """How an encoder's token vectors become one. vLLM and text-embeddings-inference serve `cls` alone, CrossEncoder
+    both.
+    """
     dropout: float = Field(0.1, ge=0.0, lt=1.0)
     """Before an encoder's heads, in training; the backbone has its own in its config."""
     lora: LoraSpec | None = None
