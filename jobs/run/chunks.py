@@ -47,7 +47,7 @@ class ChunkWork:
     `apart` are groups of places whose rows are asked before the others, each group with nothing else in flight: an
     engine crashed while it had them. `isolated_rows` are places whose rows are not asked any more, and why;
     `settled_rows` places whose rows stay as an earlier attempt left them. `doubts` are the stages at which rows failed
-    that may not be to blame, each with the number of asks seen there by then; `lacks_answers` tells whether some of
+    that may not be to blame, each with the number of asks seen there by then; `lacks_answers` says whether some of
     them never got an answer.
     """
 

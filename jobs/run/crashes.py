@@ -290,6 +290,8 @@ class CrashJournal:
         if (held := self._shards.get(work.id.shard)) is not None:
             with self._guard:
                 held.begun.discard(work.id.chunk)
+                if held.written is not None:
+                    held.written.discard(work.id.chunk)
 
     def commits(self, work: ChunkWork) -> None:
         """The chunk is durable; called from a commit thread. The file need not follow: a receipt says as much."""

@@ -292,7 +292,11 @@ def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], o
         journal=session.journal,
         answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
-        health=Health(job.labeler, minds_unreadable=job.spec.run.stop_when_unreadable and not session.is_retry),
+        health=Health(
+            job.labeler,
+            minds_unreadable=job.spec.run.stop_when_unreadable and not session.is_retry,
+            is_late=job.spec.engine.args.sends_batches,
+        ),
         watch=watch,
     )
     keep = functools.partial(keep_answers, session.opened.store, session.opened.plan.fingerprint, session.facts)

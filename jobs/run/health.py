@@ -7,7 +7,7 @@ label are asked again (at a run's start, a made-up pair), and an engine that rea
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -122,11 +122,15 @@ class Health:
         labeler: who reads the answers.
         minds_unreadable: an answer that can't be read is a bad one. Else only those are that never came: at a retry,
             whose rows are chosen for having failed, and where the job says so.
+        is_late: answers come hours later, many together and each asked for many times over, so that at a run's end
+            nothing is tried out for the sake of a few that did not come.
     """
 
-    def __init__(self, labeler: Labeler, *, minds_unreadable: bool) -> None:
-        self._labeler, self._minds_unreadable = labeler, minds_unreadable
-        self._stages: dict[str, _Stage] = {}
+    def __init__(self, labeler: Labeler, *, minds_unreadable: bool, is_late: bool = False) -> None:
+        self._labeler = labeler
+        self._minds_unreadable = minds_unreadable
+        self._is_late = is_late
+        self._stages = defaultdict[str, _Stage](_Stage)
         self._labelled: deque[Pair] = deque(maxlen=LABELLED_KEPT)
 
     def saw(
@@ -142,7 +146,7 @@ class Health:
             pair: one that it is for.
             refused: why it could not be read; None where it could.
         """
-        seen = self._stages.setdefault(stage, _Stage())
+        seen = self._stages[stage]
         if refused is None or (answer.finish in ANSWERED and not self._minds_unreadable):
             seen.add_good()
         elif refused.status != "overlong":  # which is the row's own length
@@ -163,7 +167,7 @@ class Health:
                 continue
             is_unanswered = walk.tries[-1]["finish"] not in ANSWERED
             if is_unanswered or self._minds_unreadable:
-                work.doubts[walk.ask.stage] = self._stages.setdefault(walk.ask.stage, _Stage()).seen
+                work.doubts[walk.ask.stage] = self._stages[walk.ask.stage].seen
                 work.lacks_answers |= is_unanswered
 
     def is_in_doubt(self, work: ChunkWork) -> bool:
@@ -178,7 +182,7 @@ class Health:
             at_stop: there is more to ask, and another run for it; else this is the end, where rows of a run without
                 any label have failed for good.
         """
-        if work.lacks_answers:
+        if work.lacks_answers and (at_stop or not self._is_late):
             return True
         is_long = any(self._stages[stage].is_unlikely(DUBIOUS) for stage in work.doubts)
         return is_long and (at_stop or bool(self._labelled))
@@ -187,6 +191,11 @@ class Health:
     def is_suspect(self) -> bool:
         """Whether it is time to ask good rows again."""
         return any(stage.is_unlikely(WINDOW) for stage in self._stages.values())
+
+    @property
+    def is_going_badly(self) -> bool:
+        """Whether the last unreadable answers are better not kept for the run that goes on, however this one ends."""
+        return any(stage.is_unlikely(DUBIOUS) or stage.is_hopeless for stage in self._stages.values())
 
     def settle(self) -> None:
         """The engine works: what failed so far was the rows."""
@@ -247,9 +256,10 @@ class Health:
         what = "were of no use" if self._minds_unreadable else "did not come"
         example = "" if last is None else f"The last one: {last.line()}. "
         look = "" if last is None else f" --row {last.row_id}"
+        go_on = "; run.stop_when_unreadable: false goes on all the same, and quarantines them"
         before = f" ({stage.good_before:,} of the {stage.since:,} before were good)" if stage.since else ""
         return UnreadableError(
             f"{which} at stage {name!r} {what}{before}. {tried}{example}So it is not taken for the rows' fault: they "
             f"stay open. Look at whole answers with `relabel ask JOB{look}`, mend the server, engine or prompt, then "
-            "run the same command again; run.stop_when_unreadable: false goes on all the same, and quarantines them."
+            f"run the same command again{go_on if self._minds_unreadable else ''}."
         )

@@ -21,13 +21,13 @@ from relabel.jobs.run.chunks import (
 )
 from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
 from relabel.jobs.run.health import CONTROL_ROUND, MOST_HELD, Health
-from relabel.jobs.run.notices import Graded, GradeWatch, OutsideMass
+from relabel.jobs.run.notices import Graded, GradeWatch
 from relabel.jobs.run.progress import Progress, RefusedAnswer
 from relabel.jobs.run.session import Allowance, CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
-from relabel.manifests.errors import EngineCrashError, InputError, UnreadableError
+from relabel.manifests.errors import EngineCrashError, InputError
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.reuse import answer_of, answer_row
@@ -156,6 +156,9 @@ class RunLoop:
             try:
                 is_done = self._feed(chunks)
             finally:
+                if self._health is not None and self._health.is_going_badly:
+                    for work in self.unfinished:
+                        work.forget_unread()
                 self._show_live()
                 self.progress.live.in_flight = 0
         if self._input_error is not None:
@@ -414,10 +417,8 @@ class RunLoop:
         if work is self._controls or pair is None or not read_as:
             return
         progress.live.count(read_as)
-        refused = next((one for one in read_as if one is not None), None)
-        if None in read_as:  # one row that could read it is enough
-            refused = None
-        elif trajectory is not None:
+        refused = None if None in read_as else read_as[0]  # one row that could read it is enough
+        if refused is not None and trajectory is not None:
             work.unread.add(key)
         if self._health is not None and is_first:
             self._health.saw(stage, pair, answer, refused)
@@ -472,7 +473,8 @@ class RunLoop:
         self.progress.pairs += 1
         self.progress.statuses[row.status] += 1
         if isinstance(row, LabelRow) and row.outside_mass is not None:
-            self.progress.outside.add(OutsideMass(1, row.outside_mass))
+            self.progress.outside.rows += 1
+            self.progress.outside.total += row.outside_mass
         if work.left > 0:
             return
         self._begun.pop(work.id, None)
@@ -506,15 +508,10 @@ class RunLoop:
         health, controls = self._health, self._controls
         if health is None:
             return
-        try:
-            if controls is not None and controls.left == 0:
-                self._controls = None
-                health.judge(controls, at_end=self._is_at_end)
-            health.refuse_hopeless()
-        except UnreadableError:
-            for work in self.unfinished:
-                work.forget_unread()
-            raise
+        if controls is not None and controls.left == 0:
+            self._controls = None
+            health.judge(controls, at_end=self._is_at_end)
+        health.refuse_hopeless()
         for work in [one for one in self._held if not health.is_in_doubt(one)]:
             self._held.remove(work)
             self._commits.add(work)

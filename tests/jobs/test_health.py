@@ -100,6 +100,7 @@ def run(
     *,
     stop: Stop | None = None,
     minds_unreadable: bool = True,
+    is_late: bool = False,
 ) -> tuple[list[ChunkWork], RunLoop, RelabelError | None]:
     """What was committed, the loop, and how it ended."""
     committed: list[ChunkWork] = []
@@ -117,7 +118,8 @@ def run(
         seed=7,
         progress=Progress(),
         stop=stop or Stop(),
-        health=Health(made, minds_unreadable=minds_unreadable),
+        is_late=is_late,
+        health=Health(made, minds_unreadable=minds_unreadable, is_late=is_late),
     )
     try:
         loop.run(iter(works))
@@ -284,6 +286,30 @@ def test_not_even_then_is_a_row_that_never_got_an_answer(how: str) -> None:
     committed, _, error = run(GoesBad(ABSENT[how]), chunks_of(*[4] * 100), minds_unreadable=False)
     assert isinstance(error, UnreadableError)
     assert quarantined(committed) == []
+
+
+@pytest.mark.parametrize("how", ABSENT)
+def test_a_few_rows_that_a_batch_leaves_out_are_worth_no_batch_of_their_own(how: str) -> None:
+    """A batch's answers come hours later, each asked for many times over."""
+
+    def answer(request: Request) -> Answer:
+        return ABSENT[how](request) if any(row >= 198 for row in numbers(request)) else good(request)
+
+    engine = Scripted(answer, 1000, 1000)
+    committed, _, error = run(engine, chunks_of(*[4] * 50, queries=40), is_late=True)
+    assert error is None
+    assert [row.row_id for row in quarantined(committed)] == [198, 199]
+    assert len(engine.seen) == 200 + 2 * 2
+
+
+@pytest.mark.parametrize("how", READABLE)
+def test_a_batch_of_which_nothing_can_be_read_is_asked_no_second_time(how: str) -> None:
+    engine = GoesBad(READABLE[how], 0)
+    engine.limit = engine.batch = 500
+    committed, _, error = run(engine, chunks_of(*[4] * 50, queries=40), is_late=True)
+    assert isinstance(error, UnreadableError)
+    assert committed == []
+    assert len(engine.seen) <= 200 + 3
 
 
 def test_finding_out_about_bad_rows_costs_little() -> None:

@@ -1,4 +1,4 @@
-"""Grades that stop varying and mass outside the grades: what is warned of, what is not, and where it stands."""
+"""Grades that stop varying and mass outside the grades: what is warned of, what is not, and where it is shown."""
 
 import itertools
 import json
@@ -137,7 +137,7 @@ JOB: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("turning")
-def test_a_jump_stands_in_the_message_the_status_the_metrics_and_the_report(write_job: Any, relabel: Any) -> None:
+def test_a_jump_is_in_the_message_the_status_the_metrics_and_the_report(write_job: Any, relabel: Any) -> None:
     done = relabel("run", write_job(JOB), "--metrics", "run.prom", "--output", "json")
     assert done.code == 0
     (text,) = done.json["warnings"]
@@ -172,7 +172,7 @@ def test_much_mass_outside_the_grades_is_warned_of(turning: type[Turning], write
     assert relabel("run", write_job({**JOB, "output": "out/less"}), "--output", "json").json["warnings"] == []
 
 
-def test_why_a_run_was_stopped_stands_in_its_status_until_it_goes_on(
+def test_why_a_run_was_stopped_is_in_its_status_until_it_goes_on(
     turning: type[Turning], write_job: Any, relabel: Any
 ) -> None:
     turning.is_gone = True
