@@ -30,7 +30,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "402": lambda: error(402, "pay"),
     "dropped": Reset,
 }
-CODES = {"404": 4, "401": 4}
+CODES = {"404": 4}
 
 
 def number_of(call: Call) -> int:

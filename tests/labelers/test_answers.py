@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from relabel.labelers.answers import answer_in
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import labeler_names
-from relabel.labelers.review import ShortAnswers
+from relabel.labelers.short_answers import ShortAnswers
 from relabel.labelers.verdicts import Reader
 from relabel.manifests.asks import (
     Answer,
