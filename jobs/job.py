@@ -562,17 +562,16 @@ def read_auto(store: Store) -> dict[str, str]:
     advice = "Move it away, and set the engine's `auto` options as the labels that are there were made."
     where = f"{store.root}/{AUTO_NAME}"
     what = "not the options of an engine"
-    return (
-        {}
-        if held is None
-        else read_record(
-            AutoOptions,
-            held,
-            where,
-            what,
-            advice,
-        ).resolved
+    if held is None:
+        return {}
+    options = read_record(
+        AutoOptions,
+        held,
+        where,
+        what,
+        advice,
     )
+    return options.resolved
 
 
 def start_engine(job: Job) -> tuple[Engine, list[str]]:

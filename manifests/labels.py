@@ -143,6 +143,9 @@ SCHEMA_VERSION = 3
 ROWS_VERSION = 2
 """Of quarantine and answer files."""
 
+MOST_OUTSIDE_MASS = 0.5
+"""Mean mass outside the grades from which on it is warned of: most of the teacher's answer was no grade."""
+
 KEY_BYTES = 16
 
 _PROBS = pa.list_(pa.float32())

@@ -146,16 +146,14 @@ def load_model(spec: TeacherSpec, base: TeacherBase) -> Any:
         raise ModelError(f"`init` {base.resolved.reference!r}: tensor {bad[0]} contains NaN or Inf.")
     if spec.train.gradient_checkpointing:
         _checkpoint_gradients(model)
-    return (
-        model
-        if spec.lora is None
-        else adapted(
-            model,
-            spec.lora,
-            seed=spec.train.seed,
-            key="lora",
-            extra="train",
-        )
+    if spec.lora is None:
+        return model
+    return adapted(
+        model,
+        spec.lora,
+        seed=spec.train.seed,
+        key="lora",
+        extra="train",
     )
 
 

@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from relabel.manifests.errors import RelabelError
+from relabel.manifests.labels import MOST_OUTSIDE_MASS
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted, redacted_values
 from relabel.manifests.store import Store, read_if_there
@@ -147,9 +148,6 @@ class GradeWatch:
 # ------------------------------------------------------------------------------
 # Mass outside the grades.
 
-MUCH_OUTSIDE = 0.5
-"""Mean mass outside the grades above which distributions are over the smaller share of what the model would say."""
-
 
 @dataclass(slots=True)
 class OutsideMass:
@@ -170,7 +168,7 @@ class OutsideMass:
     @property
     def text(self) -> str:
         """In a sentence; empty where there is nothing to warn of."""
-        if self.mean <= MUCH_OUTSIDE:
+        if self.mean <= MOST_OUTSIDE_MASS:
             return ""
         return (
             f"on average {self.mean:.2f} of the model's probability was outside the grades ({self.rows:,} labels): "

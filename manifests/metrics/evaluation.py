@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from relabel.manifests.errors import ConfigError, InputError, UsageError
-from relabel.manifests.labels import release_unused
+from relabel.manifests.labels import MOST_OUTSIDE_MASS, release_unused
 from relabel.manifests.metrics.judged import METRICS, QUERY_METRICS, Judged, count_metrics
 from relabel.manifests.metrics.metric import (
     BINS,
@@ -132,10 +132,6 @@ def bm25(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
-
-
-MOST_OUTSIDE_MASS = 0.5
-"""Mean mass outside the grades from which on it is warned of: most of the teacher's answer was no grade."""
 
 
 def outside_mass_text(mean: float) -> str:
