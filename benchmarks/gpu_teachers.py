@@ -150,7 +150,7 @@ def kill(day: Day) -> None:
         "engine": {
             "name": "vllm", "model": str(day.model("qwen-1.5b")), "max_prompt_tokens": 3500, "args": vllm_args(day),
         },
-        "run": {"chunk_rows": day.pick(32, 8), "max_failed_fraction": 1.0},
+        "run": {"chunk_rows": day.pick(32, 8), "max_failed_fraction": 1.0, "stop_when_unreadable": False},
     }  # fmt: skip
     file = day.folder / "job.json"
     file.write_text(json.dumps(job))

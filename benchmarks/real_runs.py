@@ -44,7 +44,7 @@ def label(
         "input": {"path": str(pairs)},
         "labeler": {"name": labeler, **{name: value for name, value in settings.items() if value is not None}},
         "engine": {"name": "transformers", "model": str(model)},
-        "run": {"max_failed_fraction": 1.0, "chunk_rows": chunk_rows},
+        "run": {"max_failed_fraction": 1.0, "stop_when_unreadable": False, "chunk_rows": chunk_rows},
         "output": str(folder / labeler),
     }
     job = folder / f"{labeler}.yaml"
