@@ -218,25 +218,17 @@ def evaluate(
 
     if len(labels) == 1 and qrels is None:
         raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")
-    judging = JudgingOptions(qrels=qrels, side=side, **options)
-    gates = [parse_flag(text) for text in require]
-    if len(labels) == 1:
-        return judge(
-            labels,
-            judging,
-            gates,
-            Storage(),
-            resamples=resamples,
-            seed=seed,
-        )[1]
-    return compare_sets(
-        labels,
-        judging,
-        gates,
-        Storage(),
+    judging = JudgingOptions(
+        qrels=qrels,
+        side=side,
+        gates=[parse_flag(text) for text in require],
         resamples=resamples,
         seed=seed,
+        **options,
     )
+    if len(labels) == 1:
+        return judge(labels, judging, Storage())[1]
+    return compare_sets(labels, judging, Storage())
 
 
 def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> Report:

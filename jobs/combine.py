@@ -220,14 +220,12 @@ def order_and_grade(
     return values
 
 
-def combine_labels(
-    paths: Sequence[str], to: str, by: str, options: JudgingOptions, storage: Storage, *, resamples: int, seed: int
-) -> dict[str, Any]:
+def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptions, storage: Storage) -> dict[str, Any]:
     """Write a label file with one label for each pair that any judge labelled.
 
     Args:
         paths: outputs of runs, or label files; or one run whose labels have the column `judge_probs`.
-        options: gold is its `qrels`.
+        options: gold is its `qrels`; intervals are those of its `resamples`.
     Raises:
         UsageError: one judge alone.
         InputError: a file or column is off, scales differ, or gold has none of the pairs.
@@ -272,8 +270,8 @@ def combine_labels(
         gold_P=gold_P,
         query_P=query_P,
         written_P=grade_P,
-        resamples=resamples,
-        seed=seed,
+        resamples=options.resamples,
+        seed=options.seed,
     )
     with written(to, storage) as file:
         pq.write_table(

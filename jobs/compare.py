@@ -173,7 +173,7 @@ def _with_quarantined(run: RunLabels, labels: Labelled, sides: Sides) -> Labelle
     parts = [labels.rows.select([*ids.names, "grade"])]
     for file in run.found.quarantine:
         lost = run.folder.table(file, QUARANTINE, ids.names).cast(ids).combine_chunks()
-        parts += lost.take(sides.kept(run.root, lost["query_id"].combine_chunks())).to_batches()
+        parts += lost.take(sides.rows_of_side(run.root, lost["query_id"].combine_chunks())).to_batches()
     rows = put_together(parts)
     return Labelled(run.root, rows.take(pa.array(np.argsort(rows["row_id"].to_numpy()))), None)
 
@@ -657,6 +657,8 @@ class CompareOptions:
             duplicates=self.duplicates,
             allow_partial=self.allow_partial,
             side=self.side,
+            resamples=self.resamples,
+            seed=self.seed,
         )
 
 

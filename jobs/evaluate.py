@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ from relabel.manifests.metrics.evaluation import (
     MOST_LEXICAL,
     TEACHER,
     Gate,
+    GateVerdict,
     bm25,
     evaluate,
     judge_gates,
@@ -87,7 +89,7 @@ MOST_GRADES = 10
 class JudgingOptions:
     """Options of `relabel evaluate`. `grade` and `by` are None where the user named no column, `qrels` without gold;
     `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student: one of the
-    sets, or one of `students`, outputs that are on the same page.
+    sets, or one of `students`, outputs that are on the same page. `resamples` and `seed` are those of the intervals.
     """
 
     qrels: str | None = None
@@ -104,17 +106,12 @@ class JudgingOptions:
     pass_at: tuple[int, ...] = ()
     side: Side | None = None
     students: tuple[str, ...] = ()
+    gates: Sequence[Gate] = ()
+    resamples: int = 1000
+    seed: int = 7
 
 
-def judge(
-    paths: tuple[str, ...],
-    options: JudgingOptions,
-    gates: Sequence[Gate],
-    storage: Storage,
-    *,
-    resamples: int,
-    seed: int,
-) -> tuple[Judged, JudgedLabels]:
+def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tuple[Judged, JudgedLabels]:
     """Join one set, or several as one, with gold grades, and compute all figures of them and the gates' verdicts.
 
     Raises:
@@ -129,7 +126,7 @@ def judge(
     sides = cut_sets(sets, options.side, storage, students=options.students)
     release_unused()
     golds = Golds(sets, options, storage)
-    grades, notes = scale_of(sets, golds.seen, options)
+    grades, scale_notes = scale_of(sets, golds.seen, options)
     check_scale(golds.seen, grades, where=golds.qrels, option="--map")
     release_unused()
     rows, counts, joined_by = _joined(sets, golds, grades)
@@ -137,51 +134,50 @@ def judge(
     if not counts["judged"]:
         raise InputError(_nothing_judged(sets, golds, counts))
     release_unused()
-    judged_ids = rows["row_id"].filter(rows[GOLD].is_valid()).to_numpy()
-    remarks: list[str] = []
-    lexical = lexical_scores(sets[0] if len(sets) == 1 else None, judged_ids, storage, remarks)
-    has_docs = rows["doc_id"].null_count < rows.num_rows
-    outside_mass = _outside_mass_text(rows)
+    notes = _outside_mass_notes(rows)
+    for labels in sets:
+        notes += labels.notes
+    notes += scale_notes
+    lexical_notes: list[str] = []
     judged = judged_rows(
         rows,
         grades,
         where=", ".join(paths),
         qrels=golds.qrels,
-        lexical=lexical,
+        lexical=_lexical_of_judged(sets, rows, storage, lexical_notes),
     )
+    has_docs = rows["doc_id"].null_count < rows.num_rows
     del rows
     if judged.queries is not None and has_docs:
         pair_N = judged.queries * (judged.docs.max() + 1) + judged.docs
         counts["relabelled"] = len(pair_N) - len(np.unique(pair_N))
-    counts["quarantined"], counts["queries"] = sum(one.num_quarantined or 0 for one in sets), judged.num_queries
-    rule = "mean of their grades, rounded, halves up" if options.duplicates == "mean" else "first of their grades"
-    remarked = {
-        "judged labels beyond the first of their pair, each judged": counts["relabelled"],
-        f"pairs whose grades differ, which take the {rule}": golds.pairs.num_conflicts if golds.pairs else 0,
-        "qrels without a grade, which judge nothing": golds.pairs.num_null if golds.pairs else 0,
-    }
-    notes = [
-        *filter(None, [outside_mass]),
-        *(note for one in sets for note in one.notes),
-        *notes,
-        *(f"{text}: {count:,}" for text, count in remarked.items() if count),
-        *remarks,
-        *([f"{len(sets)} sources are judged together, as one set of labels"] if len(sets) > 1 else []),
-    ]
-    found = evaluate(judged, resamples=resamples, seed=seed, pass_at=options.pass_at)
-    verdicts = judge_gates(gates, {name: figure.value for name, figure in found.figures.items()}, None)
+    counts["quarantined"] = sum(labels.num_quarantined or 0 for labels in sets)
+    counts["queries"] = judged.num_queries
+    notes += _count_notes(counts, golds.pairs, options.duplicates)
+    notes += lexical_notes
+    if len(sets) > 1:
+        notes.append(f"{len(sets)} sources are judged together, as one set of labels")
+    evaluation = evaluate(judged, resamples=options.resamples, seed=options.seed, pass_at=options.pass_at)
+    figures = {name: figure.value for name, figure in evaluation.figures.items()}
+    verdicts = judge_gates(options.gates, figures, None)
     return judged, JudgedLabels(
-        **{**vars(found), "notes": [*notes, *found.notes]},
-        labels=[{"path": one.where, "kind": one.kind, "grades": one.grades, **one.origin} for one in sets],
+        **vars(replace(evaluation, notes=[*notes, *evaluation.notes])),
+        labels=[
+            {"path": labels.where, "kind": labels.kind, "grades": labels.grades, **labels.origin} for labels in sets
+        ],
         qrels=options.qrels,
         joined_by=sorted(joined_by),
         side=sides,
         counts=counts,
-        resamples=resamples,
-        seed=seed,
+        resamples=options.resamples,
+        seed=options.seed,
         gates=verdicts,
-        exit_code=int(Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE),
+        exit_code=_exit_code(verdicts),
     )
+
+
+def _exit_code(verdicts: Iterable[GateVerdict]) -> int:
+    return int(Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE)
 
 
 def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.RecordBatch, Counter[str], set[str]]:
@@ -199,25 +195,28 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
         queries=0,
     )
     joined_by: set[str] = set()
-    held = [no_labels()]
+    parts = [no_labels()]
     is_labelled_P = np.zeros(0 if golds.pairs is None else len(golds.pairs.keys), dtype=bool)
-    for one in sets:
+    for labels in sets:
         for part in labelled_parts(
-            one.parts(),
+            labels.parts(),
             counts,
             grades=grades,
-            where=one.where,
+            where=labels.where,
             option="--map-labels",
         ):
-            found = golds.of(one, part)
-            joined_by.add(found.how)
-            counts.update({"labels": part.num_rows, **found.counts})
-            joined = with_columns(part, found.columns)
-            is_judged = found.columns[GOLD].is_valid()
-            held.append(joined if one.columns or pc.all(is_judged).as_py() else joined.filter(is_judged))
+            gold = golds.of(labels, part)
+            joined_by.add(gold.how)
+            counts.update({"labels": part.num_rows, **gold.counts})
+            joined = with_columns(part, gold.columns)
+            is_judged = gold.columns[GOLD].is_valid()
+            if not labels.columns and not pc.all(is_judged).as_py():
+                joined = joined.filter(is_judged)
+            parts.append(joined)
             if golds.pairs is not None and {"query_id", "doc_id"} <= set(part.schema.names):
-                place_N = golds.pairs.places(part["query_id"], part["doc_id"])
-                is_labelled_P[place_N[(place_N >= 0) & is_judged.to_numpy(zero_copy_only=False)]] = True
+                pair_N = golds.pairs.places(part["query_id"], part["doc_id"])
+                is_judged_N = is_judged.to_numpy(zero_copy_only=False)
+                is_labelled_P[pair_N[(pair_N >= 0) & is_judged_N]] = True
     if golds.pairs is not None:
         is_graded_P = golds.pairs.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)
         counts.update(
@@ -226,7 +225,7 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
             qrels_in_conflict=golds.pairs.num_conflicts,
             qrels_without_label=int((is_graded_P & ~is_labelled_P).sum()),
         )
-    return put_together(held), counts, joined_by
+    return put_together(parts), counts, joined_by
 
 
 def all_from_gold(qrels: str, count: int) -> str:
@@ -238,13 +237,36 @@ def all_from_gold(qrels: str, count: int) -> str:
     )
 
 
-def _outside_mass_text(rows: pa.RecordBatch) -> str:
-    """A warning where the labels' distributions leave out much mass; empty where they do not, or it is not known."""
+def _outside_mass_notes(rows: pa.RecordBatch) -> list[str]:
+    """A warning where the labels' distributions leave out much mass; none where they do not, or it is not known."""
     if "outside_mass" not in rows.schema.names:
-        return ""
+        return []
     mass_N = rows["outside_mass"].drop_null().to_numpy()
     mass_N = mass_N[np.isfinite(mass_N)]
-    return outside_mass_text(float(mass_N.mean())) if len(mass_N) else ""
+    text = outside_mass_text(float(mass_N.mean())) if len(mass_N) else ""
+    return [text] if text else []
+
+
+def _lexical_of_judged(
+    sets: Sequence[LabelSet], rows: pa.RecordBatch, storage: Storage, notes: list[str]
+) -> np.ndarray | None:
+    """BM25 of the rows that have a gold grade: of one set alone, since row ids count from 0 in each."""
+    judged_ids = rows["row_id"].filter(rows[GOLD].is_valid()).to_numpy()
+    labels = sets[0] if len(sets) == 1 else None
+    return lexical_scores(labels, judged_ids, storage, notes)
+
+
+def _count_notes(counts: Mapping[str, int], pairs: PairGrades | None, duplicates: Duplicates) -> list[str]:
+    """What a reader should know of labels and qrels that say something several times, or nothing."""
+    notes = []
+    if counts["relabelled"]:
+        notes.append(f"judged labels beyond the first of their pair, each judged: {counts['relabelled']:,}")
+    if pairs is not None and pairs.num_conflicts:
+        rule = "mean of their grades, rounded, halves up" if duplicates == "mean" else "first of their grades"
+        notes.append(f"pairs whose grades differ, which take the {rule}: {pairs.num_conflicts:,}")
+    if pairs is not None and pairs.num_null:
+        notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
+    return notes
 
 
 def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str, int]) -> str:
@@ -275,7 +297,7 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
             f"{path}: labels and gold grades would both be column `{options.label}`. Name them with --label and "
             "--grade."
         )
-    found = open_labels(
+    labels = open_labels(
         path,
         storage,
         allow_partial=options.allow_partial,
@@ -285,7 +307,10 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
         where=options.where,
         wants_ids=wants_ids or not is_one_file,
     )
-    return replace(found, parts=lambda: (map_labels(one, options.label_map, where=path) for one in found.parts()))
+    return replace(
+        labels,
+        parts=lambda: (map_labels(part, options.label_map, where=path) for part in labels.parts()),
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -305,29 +330,36 @@ class Golds:
     def __init__(self, sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> None:
         self.qrels = str(options.qrels)
         self._storage = storage
-        self._by_row = {one.where: _gold_by_row(one, options, storage) for one in sets}
-        by_row = [columns for _, columns in filter(None, self._by_row.values())]
-        self.pairs = load_pairs(sets, options, storage) if len(by_row) < len(self._by_row) else None
-        self.seen = set().union(*(grades_seen(columns[GOLD]) for columns in by_row))
-        self.seen |= self.pairs.seen if self.pairs else set()
+        self._by_row = {labels.where: _gold_by_row(labels, options, storage) for labels in sets}
+        self.seen: set[int] = set()
+        for gold in self._by_row.values():
+            if gold is not None:
+                _, columns = gold
+                self.seen |= grades_seen(columns[GOLD])
+        self.pairs: PairGrades | None = None
+        if None in self._by_row.values():
+            self.pairs = load_pairs(sets, options, storage)
+            self.seen |= self.pairs.seen
 
     def of(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
         """Gold of some rows of a set; none of those whose label was taken from gold."""
         return self._joined(labels, rows).without_labels_from_gold(rows)
 
     def _joined(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
-        found = self._by_row[labels.where]
-        if found is not None:
-            how, columns = found
+        by_row = self._by_row[labels.where]
+        if by_row is not None:
+            how, columns = by_row
             return GoldRows(
-                how,
-                np.ones(rows.num_rows, dtype=bool),
-                {name: column.take(rows["row_id"]) for name, column in columns.items()},
+                how=how,
+                is_known=np.ones(rows.num_rows, dtype=bool),
+                columns={name: column.take(rows["row_id"]) for name, column in columns.items()},
             )
         assert self.pairs is not None
-        place_N = self.pairs.places(rows["query_id"], rows["doc_id"])
+        pair_N = self.pairs.places(rows["query_id"], rows["doc_id"])
         return GoldRows(
-            BY_IDS, place_N >= 0, {name: taken(column, place_N) for name, column in self.pairs.columns.items()}
+            how=BY_IDS,
+            is_known=pair_N >= 0,
+            columns={name: taken(column, pair_N) for name, column in self.pairs.columns.items()},
         )
 
     def of_both(
@@ -339,23 +371,24 @@ class Golds:
         Raises:
             InputError: none has a grade.
         """
-        places = match.teacher, match.student
-        is_by_row = [self._by_row[one.where] is not None for one in sets]
+        matched_rows = match.teacher, match.student
+        matched = [labelled.rows.take(pa.array(row_N)) for labelled, row_N in zip(rows, matched_rows, strict=True)]
+        is_by_row = [self._by_row[labels.where] is not None for labels in sets]
         chosen = is_by_row.index(True) if any(is_by_row) else 0
-        matched = [one.rows.take(pa.array(place_N)) for one, place_N in zip(rows, places, strict=True)]
-        found = self._joined(sets[chosen], matched[chosen]).without_labels_from_gold(*matched)
-        if found.num_from_gold and not found.counts["judged"]:
-            raise InputError(all_from_gold(self.qrels, found.num_from_gold))
-        if not found.counts["judged"]:
+        gold = self._joined(sets[chosen], matched[chosen]).without_labels_from_gold(*matched)
+        num_judged = gold.counts["judged"]
+        if not num_judged and gold.num_from_gold:
+            raise InputError(all_from_gold(self.qrels, gold.num_from_gold))
+        if not num_judged:
             raise InputError(
-                f"none of the {len(places[0]):,} rows that {rows[0].where} and {rows[1].where} share has a grade in "
-                f"{self.qrels}, joined by {found.how}. Do the ids mean the same things? --by and --doc name other "
+                f"none of the {len(match.teacher):,} rows that {rows[0].where} and {rows[1].where} share has a grade "
+                f"in {self.qrels}, joined by {gold.how}. Do the ids mean the same things? --by and --doc name other "
                 "columns."
             )
-        with_texts = int(sets[0].plan is None)
-        row_ids = rows[with_texts].row_ids[places[with_texts]]
-        judged_ids = row_ids[found.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)]
-        return found, lexical_scores(sets[with_texts], judged_ids, self._storage, notes)
+        with_texts = 1 if sets[0].plan is None else 0
+        row_ids = rows[with_texts].row_ids[matched_rows[with_texts]]
+        judged_ids = row_ids[gold.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)]
+        return gold, lexical_scores(sets[with_texts], judged_ids, self._storage, notes)
 
 
 def load_pairs(sets: Iterable[LabelSet], options: JudgingOptions, storage: Storage) -> PairGrades:
@@ -371,7 +404,7 @@ def load_pairs(sets: Iterable[LabelSet], options: JudgingOptions, storage: Stora
         by=options.by or "query_id",
         doc=options.doc,
         grade_map=options.grade_map,
-        further=gold_columns(name for one in sets for name in one.columns),
+        further=gold_columns(chain.from_iterable(labels.columns for labels in sets)),
     )
     release_unused()
     return grades_by_pair(qrels, options.duplicates, str(options.qrels))
@@ -416,32 +449,44 @@ def gold_files(path: str | None) -> list[str]:
     """What must not be written over where these are the gold grades: the path as given, and the local files that a
     pattern matches.
     """
-    return [] if path is None else [path] if is_url(path) else [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
+    if path is None:
+        return []
+    if is_url(path):
+        return [path]
+    return [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 (an absolute pattern is beyond Path.glob)
 
 
 def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) -> tuple[int, list[str]]:
     """K: of the runs, of distributions, as given, or one more than the highest grade, which a note says."""
-    found: dict[str, int] = {}
+    scales: dict[str, int] = {}
     highest = 0
-    highest_gold = max(seen, default=0)
-    for one in sets:
-        if one.grades is not None:
-            found[one.where] = one.grades if options.label_map is None else max(options.label_map.values()) + 1
+    for labels in sets:
+        if labels.grades is not None:
+            scales[labels.where] = labels.grades
+            if options.label_map is not None:
+                scales[labels.where] = max(options.label_map.values()) + 1
             continue
-        for part in one.parts():
+        for part in labels.parts():
             if "probs" in part.schema.names:
-                found[one.where] = pc.list_value_length(part["probs"].drop_null()[:1])[0].as_py()
+                scales[labels.where] = pc.list_value_length(part["probs"].drop_null()[:1])[0].as_py()
             highest = max(highest, *grades_seen(part["grade"]), 0)
-    listed = ", ".join(f"{where} has {grades} grades" for where, grades in found.items())
-    if len(set(found.values())) > 1:
+    listed = ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
+    if len(set(scales.values())) > 1:
         raise InputError(
             f"labels are on different scales ({listed}). Judge them apart, or bring them to one scale first "
             "(`evaluate` takes --map-labels)."
         )
-    if found and options.grades not in (None, *found.values()):
+    if scales and options.grades not in (None, *scales.values()):
         raise UsageError(f"--grades {options.grades}: {listed}.")
-    if found or options.grades is not None:
-        return next(iter(found.values()), options.grades or 0), []
+    if scales:
+        return next(iter(scales.values())), []
+    if options.grades is not None:
+        return options.grades, []
+    return _scale_of_grades(highest, max(seen, default=0))
+
+
+def _scale_of_grades(highest: int, highest_gold: int) -> tuple[int, list[str]]:
+    """K and a note of it, where the highest label and the highest gold grade are all that is known."""
     grades = max(2, highest + 1, highest_gold + 1)
     if grades > MOST_GRADES:
         raise InputError(
@@ -449,9 +494,13 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
             "scale. Are --label and --grade the right columns? Else bring both to one scale with --map and "
             "--map-labels."
         )
-    apart = f"Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
-    remark = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
-    return grades, [remark + (f". {apart}--map-labels" if highest != highest_gold else "")]
+    note = f"the scale is taken to be 0 to {grades - 1}, after the highest grade there is; --grades sets it"
+    if highest != highest_gold:
+        note += (
+            f". Labels go up to {highest}, gold grades to {highest_gold}: if these are two scales, see --map and "
+            "--map-labels"
+        )
+    return grades, [note]
 
 
 # ------------------------------------------------------------------------------
@@ -516,22 +565,24 @@ class Sides(SideCut):
     def __init__(self, sets: Sequence[LabelSet], side: Side | None, storage: Storage) -> None:
         super().__init__(side or "all", [])
         self._sides_of: list[Callable[[pa.Array], np.ndarray]] = []
-        for one in (one for one in sets if one.kind != "run"):
-            found = _splits_of(one, storage)
-            if isinstance(found, str):
-                self.unknown[one.where] = found
-            else:
-                self.students.append(one.where)
-                self._sides_of += [_side_of(split, one, storage) for split in found]
-                if any(split.learned_queries is None for split in found):
-                    self.assumed = [*(self.assumed or ()), one.where]
+        for labels in sets:
+            if labels.kind == "run":
+                continue
+            splits = _splits_of(labels, storage)
+            if isinstance(splits, str):
+                self.unknown[labels.where] = splits
+                continue
+            self.students.append(labels.where)
+            self._sides_of += [_side_of(split, labels, storage) for split in splits]
+            if any(split.learned_queries is None for split in splits):
+                self.assumed = [*(self.assumed or ()), labels.where]
         if self.students and side is None:
             self.side = "test"
         if side not in (None, "all") and not self.students:
             why = "; ".join(f"{path}: {text}" for path, text in self.unknown.items()) or "none is a student's"
             raise UsageError(f"--side {side}: the split of no set is known ({why}). Leave it out to judge all rows.")
 
-    def kept(self, where: str, query_ids: pa.Array) -> pa.Array:
+    def rows_of_side(self, where: str, query_ids: pa.Array) -> pa.Array:
         """Places of the rows of a set that are on the side; all are counted, where a split is known. A query of several
         students is where it taught most: on the first of train, dev and test that any has it on.
         """
@@ -545,7 +596,9 @@ class Sides(SideCut):
         count = self.rows.setdefault(where, dict.fromkeys(_NAMES, 0))
         for name, number in zip(_NAMES, np.bincount(side_N, minlength=len(_NAMES)).tolist(), strict=True):
             count[name] += number
-        return pa.array(np.flatnonzero((side_N == _NAMES.index(self.side)) if self.side != "all" else side_N >= 0))
+        if self.side == "all":
+            return pa.array(np.arange(len(side_N)))
+        return pa.array(np.flatnonzero(side_N == _NAMES.index(self.side)))
 
     def parts(self, where: str, whole: Callable[[], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """The rows of a set that are on the side."""
@@ -553,7 +606,7 @@ class Sides(SideCut):
         for part in whole():
             if "query_id" not in part.schema.names:
                 raise UsageError(f"{where}: has no query ids, so the side of its rows is not known. See --by.")
-            yield part.take(self.kept(where, part["query_id"]))
+            yield part.take(self.rows_of_side(where, part["query_id"]))
 
     def check(self) -> None:
         """
@@ -570,11 +623,13 @@ class Sides(SideCut):
 
 def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, students: Sequence[str] = ()) -> Sides:
     """Cut sets to one side, see `Sides`; `students` are outputs whose split counts too."""
-    others = [path for path in students if path not in {one.where for one in sets}]
+    judged = {labels.where for labels in sets}
+    others = [path for path in students if path not in judged]
     opened = [label_set(open_run_labels(path, storage, allow_partial=True)) for path in others]
     sides = Sides([*sets, *opened], side, storage)
-    for one in sets if sides.students else ():
-        one.parts = partial(sides.parts, one.where, one.parts)
+    if sides.students:
+        for labels in sets:
+            labels.parts = partial(sides.parts, labels.where, labels.parts)
     return sides
 
 
@@ -598,24 +653,24 @@ def manifest_of_scorer(scores: str, storage: Storage) -> tuple[str, dict[str, An
         data = Path(path, "manifest.json").read_bytes()
     except OSError:
         return path, f"its student is not at {path} any more, so nobody knows which rows trained it"
-    made_by = (one.get("details", {}).get("manifest_sha256") for one in manifest.engines)
+    made_by = (engine.get("details", {}).get("manifest_sha256") for engine in manifest.engines)
     if sha256_bytes(data) not in made_by:
         return path, f"the student at {path} is another one by now, so nobody knows which rows trained it"
     return path, json.loads(data)
 
 
-def _lineage(held: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
+def _lineage(manifest: dict[str, Any], *, seen: set[Path]) -> list[SplitFacts]:
     """The split of a student or bundle, and those of the students that it starts from; empty where it has none."""
-    of_bundle = held.get("lineage")
-    split = (of_bundle or held).get("split")
+    of_bundle = manifest.get("lineage")
+    split = (of_bundle or manifest).get("split")
     if not isinstance(split, dict):
         return []
-    model = (of_bundle["student"] if of_bundle else held).get("model") or {}
-    base = Path(str(model.get("reference"))).resolve()
-    found = [checked(SplitFacts, split)]
+    splits = [checked(SplitFacts, split)]
+    student = of_bundle["student"] if of_bundle else manifest
+    base = Path(str((student.get("model") or {}).get("reference"))).resolve()
     if base not in seen and (base / "student.json").is_file():
-        found += _lineage(json.loads((base / "manifest.json").read_bytes()), seen={*seen, base})
-    return found
+        splits += _lineage(json.loads((base / "manifest.json").read_bytes()), seen={*seen, base})
+    return splits
 
 
 def _side_of(split: SplitFacts, labels: LabelSet, storage: Storage) -> Callable[[pa.Array], np.ndarray]:
@@ -639,15 +694,7 @@ def _side_of(split: SplitFacts, labels: LabelSet, storage: Storage) -> Callable[
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
 
 
-def compare_sets(
-    arguments: tuple[str, ...],
-    options: JudgingOptions,
-    gates: Sequence[Gate],
-    storage: Storage,
-    *,
-    resamples: int,
-    seed: int,
-) -> ComparedSets:
+def compare_sets(arguments: Sequence[str], options: JudgingOptions, storage: Storage) -> ComparedSets:
     """Compare every set with the teacher: the set of that name, else the first that is no student's output.
 
     Args:
@@ -657,32 +704,20 @@ def compare_sets(
     """
     paths: dict[str, str] = {}
     for argument in arguments:
+        name = path = argument
         # a folder may be called `date=2026-11-20`
         match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
-        name, path = (match["name"], match["path"]) if match else (argument, argument)
+        if match:
+            name = match["name"]
+            path = match["path"]
         if name in paths:
             raise UsageError(f"LABELS: two sets are called {name}. Name them apart: NAME=PATH.")
         paths[name] = path
-    return compare_named(
-        paths,
-        None,
-        options,
-        gates,
-        storage,
-        resamples=resamples,
-        seed=seed,
-    )
+    return compare_named(paths, None, options, storage)
 
 
 def compare_named(
-    paths: Mapping[str, str],
-    teacher: str | None,
-    options: JudgingOptions,
-    gates: Sequence[Gate],
-    storage: Storage,
-    *,
-    resamples: int,
-    seed: int,
+    paths: Mapping[str, str], teacher: str | None, options: JudgingOptions, storage: Storage
 ) -> ComparedSets:
     """Compare every other set with the teacher.
 
@@ -696,9 +731,7 @@ def compare_named(
         ConfigError: a gate names no figure.
     """
     named = {name: open_set(path, options, storage, wants_ids=True) for name, path in paths.items()}
-    if teacher is None:
-        others = (name for name, one in named.items() if one.kind != "student" and name != "student")
-        teacher = TEACHER if TEACHER in named else next(others, next(iter(named)))
+    teacher = teacher or _teacher_of(named)
     named = {teacher: named.pop(teacher), **named}
     sets = list(named.values())
     sides = cut_sets(sets, options.side, storage, students=options.students)
@@ -706,75 +739,105 @@ def compare_named(
     seen = golds.seen if golds else set()
     grades, notes = scale_of(sets, seen, options)
     check_scale(seen, grades, where=str(options.qrels), option="--map")
-    gathered = (gather(one.parts(), grades=grades, where=one.where, option="--map-labels") for one in sets)
+    gathered = (gather(labels.parts(), grades=grades, where=labels.where, option="--map-labels") for labels in sets)
     ours = next(gathered)
-    first = sets[0].plan
     comparisons = []
     for (name, labels), theirs in zip(list(named.items())[1:], gathered, strict=True):
         pair = (sets[0], labels)
         rows = (ours, theirs)
-        second = labels.plan
-        is_same_input = first and second and not changed_files(first.files, tuple(second.files))
-        match = match_rows(*rows, is_same_input=bool(is_same_input))
+        match = match_rows(ours, theirs, is_same_input=_is_same_input(*pair))
         if not len(match.teacher):
             sides.check()
-            sizes = " and ".join(f"{len(one.grades):,}" for one in rows)
-            begins = " ".join(f"{one.where} begins with {first_pairs(one.query_ids, one.doc_ids)}." for one in rows)
-            raise InputError(
-                f"{rows[0].where} and {rows[1].where} have no row in common: {sizes} labels were compared by "
-                f"{match.how}. {begins} Do the ids mean the same things? --by and --doc name other columns of a file."
-            )
-        remarks: list[str] = []
-        gold, lexical = golds.of_both(pair, rows, match, remarks) if golds else (None, None)
-        drawn: dict[str, Any] = {"grades": grades, "resamples": resamples, "seed": seed, "pass_at": options.pass_at}
-        found = compare(
-            *rows,
+            raise InputError(_nothing_shared(rows, match))
+        lexical_notes: list[str] = []
+        gold, lexical = golds.of_both(pair, rows, match, lexical_notes) if golds else (None, None)
+        comparison = compare(
+            ours,
+            theirs,
             match,
             gold,
-            **drawn,
+            grades=grades,
+            resamples=options.resamples,
+            seed=options.seed,
+            pass_at=options.pass_at,
             lexical=lexical,
             qrels=str(options.qrels),
         )
-        found.notes.extend(remarks)
-        verdicts = judge_gates(gates, *_figures(found))
+        comparison.notes.extend(lexical_notes)
         comparisons.append(
             ComparedStudent(
-                **vars(found),
+                **vars(comparison),
                 teacher=teacher,
                 student=name,
                 joined_by=gold and gold.how,
-                gates=verdicts,
+                gates=judge_gates(options.gates, *_figures(comparison)),
             )
         )
+    verdicts = chain.from_iterable(student.gates for student in comparisons)
     return ComparedSets(
-        sets=[
-            labels.origin
-            | {"name": name, "role": "teacher" if name == teacher else "student", "path": labels.where}
-            | {"kind": labels.kind, "quarantined": labels.num_quarantined}
-            for name, labels in named.items()
-        ],
+        sets=[_set_facts(name, labels, is_teacher=name == teacher) for name, labels in named.items()],
         side=sides,
         qrels=options.qrels,
         grades=grades,
-        resamples=resamples,
-        seed=seed,
+        resamples=options.resamples,
+        seed=options.seed,
         comparisons=comparisons,
-        notes=[*(note for one in sets for note in one.notes), *notes],
-        exit_code=int(
-            Exit.DONE if all(verdict.has_passed for one in comparisons for verdict in one.gates) else Exit.GATE
-        ),
+        notes=[*chain.from_iterable(labels.notes for labels in sets), *notes],
+        exit_code=_exit_code(verdicts),
     )
 
 
-def _figures(found: StudentComparison) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
+def _teacher_of(named: Mapping[str, LabelSet]) -> str:
+    """The set that is called so, else the first that is no student's output, else the first."""
+    if TEACHER in named:
+        return TEACHER
+    for name, labels in named.items():
+        if labels.kind != "student" and name != "student":
+            return name
+    return next(iter(named))
+
+
+def _is_same_input(teacher: LabelSet, student: LabelSet) -> bool:
+    """Whether two runs labelled the same files, so that their rows have the same ids."""
+    if teacher.plan is None or student.plan is None:
+        return False
+    return not changed_files(teacher.plan.files, tuple(student.plan.files))
+
+
+def _nothing_shared(rows: Sequence[Labelled], match: Match) -> str:
+    first, second = rows
+    begins = " ".join(
+        f"{labelled.where} begins with {first_pairs(labelled.query_ids, labelled.doc_ids)}." for labelled in rows
+    )
+    return (
+        f"{first.where} and {second.where} have no row in common: {len(first.grades):,} and {len(second.grades):,} "
+        f"labels were compared by {match.how}. {begins} Do the ids mean the same things? --by and --doc name other "
+        "columns of a file."
+    )
+
+
+def _set_facts(name: str, labels: LabelSet, *, is_teacher: bool) -> dict[str, Any]:
+    """A set for the result: what it is of, its name and its part."""
+    return {
+        **labels.origin,
+        "name": name,
+        "role": "teacher" if is_teacher else "student",
+        "path": labels.where,
+        "kind": labels.kind,
+        "quarantined": labels.num_quarantined,
+    }
+
+
+def _figures(
+    comparison: StudentComparison,
+) -> tuple[dict[str, float | None], dict[str, float | None] | None]:
     """What gates may name: the student's figures by gold grades and against its teacher (`teacher.kl`); and the
     teacher's.
     """
-    own = {f"{TEACHER}.{name}": figure.value for name, figure in found.against_teacher.items()}
-    if found.against_gold is None:
-        return own, None
-    student, teacher = (
-        {name: figure.value for name, figure in one.figures.items()}
-        for one in (found.against_gold.student, found.against_gold.teacher)
-    )
-    return {**student, **own}, teacher
+    against_teacher = {f"{TEACHER}.{name}": figure.value for name, figure in comparison.against_teacher.items()}
+    gold = comparison.against_gold
+    if gold is None:
+        return against_teacher, None
+    student = {name: figure.value for name, figure in gold.student.figures.items()}
+    teacher = {name: figure.value for name, figure in gold.teacher.figures.items()}
+    return {**student, **against_teacher}, teacher

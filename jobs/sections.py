@@ -16,7 +16,7 @@ from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentCompari
 from relabel.manifests.metrics.evaluation import Baselines, Evaluation, GateVerdict
 from relabel.manifests.metrics.judged import METRICS, title_of
 from relabel.manifests.metrics.metric import DEPTH, Difference, MetricValue
-from relabel.manifests.records import LEFT_OUT
+from relabel.manifests.records import LEFT_OUT, as_object
 from relabel.manifests.secrets import one_line
 
 
@@ -272,6 +272,14 @@ class JudgedLabels(Evaluation):
     gates: list[GateVerdict]
     exit_code: int
 
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return as_object(self)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return [as_text(evaluation_blocks(self))]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStudent(StudentComparison):
@@ -301,6 +309,18 @@ class ComparedSets:
     comparisons: list[ComparedStudent]
     notes: list[str]
     exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return as_object(self)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return [as_text(sets_blocks(self))]
+
+    def verdicts(self) -> list[GateVerdict]:
+        """Of all gates on all students."""
+        return list(itertools.chain.from_iterable(student.gates for student in self.comparisons))
 
 
 # ------------------------------------------------------------------------------

@@ -191,6 +191,12 @@ def plain(record: Any) -> Any:
     return record
 
 
+def as_object(record: Any) -> dict[str, Any]:
+    """`plain` of a dataclass: a JSON object."""
+    values: dict[str, Any] = plain(record)
+    return values
+
+
 @functools.cache
 def _aliases(kind: Any) -> dict[str, str]:
     """Keys in JSON of those fields that have an alias."""

@@ -25,7 +25,7 @@ from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.merge import MergeResult, merge_outputs
 from relabel.jobs.output import Exit, emit, emit_record, emit_result
-from relabel.jobs.sections import as_text, evaluation_blocks, sets_blocks
+from relabel.jobs.sections import as_text
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
@@ -89,24 +89,14 @@ from relabel.manifests.records import plain
 @output_option
 def evaluate(
     labels: tuple[str, ...],
-    qrels: str | None,
     pool: bool,
     require: tuple[str, ...],
-    label: str,
-    grade: str | None,
-    by: str | None,
-    doc: str,
-    where: tuple[str, ...],
-    grades: int | None,
     grade_map: str | None,
     label_map: str | None,
-    duplicates: Any,
-    resamples: int,
-    seed: int,
+    where: tuple[str, ...],
     pass_at: str | None,
-    side: Any,
-    allow_partial: bool,
     output: str,
+    **values: Any,
 ) -> int:
     """Measure labels against gold, or compare a student with its teacher and both with gold.
 
@@ -123,48 +113,27 @@ def evaluate(
     # Arrow's own pool keeps what is freed: 597 MiB where this took 446, of a million labels (2026-11-22)
     pa.set_memory_pool(pa.system_memory_pool())
     options = JudgingOptions(
-        qrels=qrels,
-        label=label,
-        grade=grade,
-        by=by,
-        doc=doc,
-        grades=grades,
         grade_map=parse_map(grade_map, "--map"),
         label_map=parse_map(label_map, "--map-labels"),
-        duplicates=duplicates,
         where=_pairs(where),
-        allow_partial=allow_partial,
         pass_at=_counts(pass_at),
-        side=side,
+        gates=[parse_flag(text) for text in require],
+        **values,
     )
-    gates = [parse_flag(text) for text in require]
-    draws = {"resamples": resamples, "seed": seed}
     if len(labels) == 1 or pool:
-        if qrels is None:
+        if options.qrels is None:
             raise click.UsageError(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
-        judged = judge(
-            labels,
-            options,
-            gates,
-            Storage(),
-            **draws,
-        )[1]
-        emit(plain(judged), as_text(evaluation_blocks(judged)), output)
+        judged = judge(labels, options, Storage())[1]
+        emit_result(judged, output)
         report_refused(judged.gates)
         return judged.exit_code
-    if options.pass_at and qrels is None:
+    if options.pass_at and options.qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
-    compared = compare_sets(
-        labels,
-        options,
-        gates,
-        Storage(),
-        **draws,
-    )
-    emit(plain(compared), as_text(sets_blocks(compared)), output)
-    report_refused(verdict for one in compared.comparisons for verdict in one.gates)
+    compared = compare_sets(labels, options, Storage())
+    emit_result(compared, output)
+    report_refused(compared.verdicts())
     return compared.exit_code
 
 
@@ -420,16 +389,10 @@ def combine(
         duplicates=duplicates,
         grades=grades,
         allow_partial=allow_partial,
-    )
-    found = combine_labels(
-        labels,
-        to,
-        by,
-        judging,
-        storage,
         resamples=resamples,
         seed=seed,
     )
+    found = combine_labels(labels, to, by, judging, storage)
     return emit(plain(found), as_text(combined_blocks(found)), output)
 
 

@@ -540,8 +540,6 @@ def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow
 # ------------------------------------------------------------------------------
 # Each run by gold.
 
-RESAMPLES = 1000
-SEED = 7
 WORST = 15
 
 
@@ -560,14 +558,7 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mappi
         if options.qrels is None:
             continue
         try:
-            rows, result = judge(
-                (run.path,),
-                options,
-                [],
-                run.storage,
-                resamples=RESAMPLES,
-                seed=SEED,
-            )
+            rows, result = judge([run.path], options, run.storage)
         except CANT as exc:
             if choice.qrels is not None and not isinstance(exc, EmptySideError):
                 raise
@@ -652,18 +643,10 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: M
 
 def _compare(teacher: RunArtifact, other: RunArtifact, choice: JudgingOptions, options: JudgingOptions) -> ComparedSets:
     """One run compared with another; by gold grades too, where those that were found (not asked for) fit."""
-    judge_by = functools.partial(
-        compare_named,
-        {teacher.name: teacher.path, other.name: other.path},
-        teacher.name,
-        gates=[],
-        storage=teacher.storage,
-        resamples=RESAMPLES,
-        seed=SEED,
-    )
+    paths = {teacher.name: teacher.path, other.name: other.path}
     try:
-        return judge_by(options)
+        return compare_named(paths, teacher.name, options, teacher.storage)
     except CANT:
         if options is choice:
             raise
-        return judge_by(choice)
+        return compare_named(paths, teacher.name, choice, teacher.storage)
