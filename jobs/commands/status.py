@@ -1,9 +1,9 @@
 """The commands `status` and `verify`: the state of an output and its workers, read without changing it."""
 
-import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,22 @@ import click
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.job import output_of, priced_args, read_auto
-from relabel.jobs.output import Exit, emit, grid
-from relabel.jobs.run.notices import load_stop, load_warnings
-from relabel.jobs.run.progress import left_s, left_text, live_states
+from relabel.jobs.output import Exit, emit_result, grid
+from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
+from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_states
 from relabel.jobs.run.results import load_results
 from relabel.jobs.run.session import charge_of, charge_of_receipts
-from relabel.manifests.budgets import BudgetState
+from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import ANSWERS, LABELS
-from relabel.manifests.plan import PLAN_NAME, FileRef, template_name
-from relabel.manifests.records import plain, sha256_bytes
+from relabel.manifests.plan import PLAN_NAME, Fates, FileRef, template_name
+from relabel.manifests.records import LEFT_OUT, as_object, plain, sha256_bytes
 from relabel.manifests.run_folder import RunFolder, open_planned
-from relabel.manifests.run_manifest import load_manifest
+from relabel.manifests.run_manifest import CascadeAudit, load_manifest
 from relabel.manifests.secrets import counted, redacted
-from relabel.manifests.specs import RunSpec, price_of, validate_spec
+from relabel.manifests.specs import EngineArgs, RunSpec, price_of, validate_spec
 from relabel.manifests.store import read_if_there, shard_lock_name
 
 # ------------------------------------------------------------------------------
@@ -37,8 +37,94 @@ from relabel.manifests.store import read_if_there, shard_lock_name
 SHARDS_SHOWN = 20
 
 
-def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str) -> int:
-    """Print how far a run has come, from receipts and locks.
+@dataclass(frozen=True)
+class ShardStatus:
+    """A shard; `state` is `done`, `running` (a worker holds it) or `open`."""
+
+    shard: int
+    rows: int
+    chunks: int
+    chunks_done: int
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusResult:
+    """How far a run has come.
+
+    Args:
+        over_limit: of quarantined rows; None before there is a manifest.
+        stages: of asks, with their tokens.
+        cost: in money, of the tokens of what is committed; None where no price is known.
+        stopped: why the last execution ended early; None where it did not.
+    """
+
+    name: str
+    output: str
+    fingerprint: str
+    rows: int
+    rows_done: int
+    labelled: int
+    reused: int
+    quarantined: int
+    quarantined_by_status: Mapping[str, int]
+    chunks: int
+    chunks_done: int
+    is_finished: bool
+    over_limit: bool | None
+    stages: dict[str, dict[str, int]]
+    budget: BudgetState | None
+    cost: float | None
+    cascade: CascadeAudit | None = field(metadata=LEFT_OUT)
+    stopped: Stopped | None
+    warnings: list[str]
+    shards: list[ShardStatus]
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return as_object(self)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        state = "finished" if self.is_finished else "not finished"
+        if self.over_limit:
+            state = "over the quarantine limit"
+        quarantined = f"{self.quarantined:,}"
+        if self.quarantined_by_status:
+            by_status = sorted(self.quarantined_by_status.items())
+            quarantined += f" ({', '.join(f'{count:,} {name}' for name, count in by_status)})"
+        rows = [
+            ("rows", f"{self.rows_done:,} of {self.rows:,} done"),
+            ("labelled", f"{self.labelled:,}"),
+            ("reused", f"{self.reused:,}"),
+            ("quarantined", quarantined),
+            ("chunks", f"{self.chunks_done:,} of {self.chunks:,}"),
+        ]
+        if self.budget is not None:
+            rows.append(("budget", self.budget.text))
+        if self.cost is not None and (self.budget is None or self.budget.max_cost is None):
+            rows.append(("cost", f"{self.cost:,.4f} in money for the tokens of what is committed"))
+        if self.cascade is not None:
+            rows.append(("cascade", self.cascade.text))
+        if self.stopped is not None:
+            rows.append(("stopped", self.stopped.text))
+        rows += [("warning", warning) for warning in self.warnings]
+        rows += self._shard_rows()
+        return [f"{self.name}: {state}, {self.output}", grid([(name, text) for name, text in rows if text])]
+
+    def _shard_rows(self) -> list[tuple[str, str]]:
+        """How many shards are done, and the first that are not."""
+        undone = [shard for shard in self.shards if shard.state != "done"]
+        rows = [("shards", f"{len(self.shards) - len(undone):,} of {len(self.shards):,} done")]
+        for shard in undone[:SHARDS_SHOWN]:
+            rows.append((f"  shard {shard.shard}", f"{shard.state}, {shard.chunks_done:,} of {shard.chunks:,} chunks"))
+        if len(undone) > SHARDS_SHOWN:
+            rows.append(("  …", f"{len(undone) - SHARDS_SHOWN:,} more open"))
+        return rows
+
+
+def read_status(folder: RunFolder, spec: Mapping[str, Any] | None) -> StatusResult:
+    """How far a run has come, from receipts and locks.
 
     Args:
         spec: plain values of the job, for its prices and its budget; without them those of the manifest count.
@@ -47,133 +133,179 @@ def _print_status(folder: RunFolder, spec: Mapping[str, Any] | None, output: str
     """
     plan = folder.plan
     manifest = load_manifest(folder.store)
-    found = folder.snapshot(manifest=manifest)
-    tally = found.tally
-    attempts = folder.attempts_of_all(found.etags)
+    snapshot = folder.snapshot(manifest=manifest)
+    tally = snapshot.tally
     spec = spec or (manifest.spec if manifest else {})
     args = priced_args(spec.get("engine"))
-    budget = None
-    cost = None if args is None else price_of(args, *tally.tokens)
-    with contextlib.suppress(ConfigError):  # of a job file that `run` refuses
+    is_finished = manifest is not None and manifest.receipts_sha256 == snapshot.digest
+    return StatusResult(
+        name=plan.name,
+        output=folder.store.root,
+        fingerprint=plan.fingerprint,
+        rows=plan.rows,
+        rows_done=tally.rows,
+        labelled=tally.labelled,
+        reused=tally.reused,
+        quarantined=tally.num_quarantined,
+        quarantined_by_status=tally.quarantined,
+        chunks=plan.num_chunks,
+        chunks_done=tally.chunks_done,
+        is_finished=is_finished,
+        over_limit=manifest.over_limit if manifest else None,
+        stages=tally.stages,
+        budget=_budget_of(folder, spec, args, tally.tokens),
+        cost=None if args is None else price_of(args, *tally.tokens),
+        cascade=manifest.cascade if manifest and is_finished else audit_of(folder, snapshot.labels),
+        stopped=None if is_finished else load_stop(folder.store),
+        warnings=load_warnings(folder.store),
+        shards=_shards_of(folder, snapshot.etags),
+    )
+
+
+def _budget_of(
+    folder: RunFolder, spec: Mapping[str, Any], args: EngineArgs | None, tokens: tuple[int, int]
+) -> BudgetState | None:
+    """What is spent of the job's budget: by what is committed, and by what was lost; None without a budget.
+
+    Args:
+        tokens: prompt and output tokens of what is committed.
+    """
+    try:
         run = validate_spec(RunSpec, spec.get("run") or {}, where="run")
-        if run.max_tokens is not None or run.max_cost is not None:
-            spent = charge_of(args, *tally.tokens).plus(charge_of_receipts(args, folder.lost_receipts()))
-            budget = BudgetState(run.max_tokens, run.max_cost, spent.tokens, round(spent.cost, 9))
+    except ConfigError:  # of a job file that `run` refuses
+        return None
+    if run.max_tokens is None and run.max_cost is None:
+        return None
+    spent = charge_of(args, *tokens).plus(charge_of_receipts(args, folder.lost_receipts()))
+    return BudgetState(run.max_tokens, run.max_cost, spent.tokens, round(spent.cost, 9))
+
+
+def _shards_of(folder: RunFolder, etags: Mapping[str, str]) -> list[ShardStatus]:
+    attempts = folder.attempts_of_all(etags)
     shards = []
-    undone = []
-    for number, shard in enumerate(plan.shards):
-        chunks = len(shard.chunks)
-        done = len(attempts.get(number, ()))
+    for number, shard in enumerate(folder.plan.shards):
+        chunks_done = len(attempts.get(number, ()))
         state = "done"
-        if done < chunks:
+        if chunks_done < len(shard.chunks):
             state = "running" if folder.store.is_locked(shard_lock_name(number)) else "open"
-            undone.append((f"  shard {number}", f"{state}, {done:,} of {chunks:,} chunks"))
-        shards.append({"shard": number, "rows": shard.rows, "chunks": chunks, "chunks_done": done, "state": state})
-    is_finished = manifest is not None and manifest.receipts_sha256 == found.digest
-    over_limit = manifest.over_limit if manifest else None
-    cascade = manifest.cascade if manifest and is_finished else audit_of(folder, found.labels)
-    stopped = None if is_finished else load_stop(folder.store)
-    warnings = load_warnings(folder.store)
-    result = {
-        "name": plan.name,
-        "output": folder.store.root,
-        "fingerprint": plan.fingerprint,
-        "rows": plan.rows,
-        "rows_done": tally.rows,
-        "labelled": tally.labelled,
-        "reused": tally.reused,
-        "quarantined": tally.num_quarantined,
-        "quarantined_by_status": tally.quarantined,
-        "chunks": plan.num_chunks,
-        "chunks_done": tally.chunks_done,
-        "is_finished": is_finished,
-        "over_limit": over_limit,
-        "stages": tally.stages,
-        "budget": plain(budget),
-        "cost": cost,
-        **({} if cascade is None else {"cascade": plain(cascade)}),
-        "stopped": plain(stopped),
-        "warnings": warnings,
-        "shards": shards,
-    }
-    by_status = ", ".join(f"{count:,} {name}" for name, count in sorted(tally.quarantined.items()))
-    has_cost = cost is not None and (budget is None or budget.max_cost is None)
-    rows = [
-        ("rows", f"{tally.rows:,} of {plan.rows:,} done"),
-        ("labelled", f"{tally.labelled:,}"),
-        ("reused", f"{tally.reused:,}"),
-        ("quarantined", f"{tally.num_quarantined:,}" + (f" ({by_status})" if by_status else "")),
-        ("chunks", f"{tally.chunks_done:,} of {plan.num_chunks:,}"),
-        ("budget", budget.text if budget else ""),
-        ("cost", f"{cost:,.4f} in money for the tokens of what is committed" if has_cost else ""),
-        ("cascade", cascade.text if cascade else ""),
-        ("stopped", stopped.text if stopped else ""),
-        *(("warning", text) for text in warnings),
-        ("shards", f"{len(shards) - len(undone):,} of {len(shards):,} done"),
-        *undone[:SHARDS_SHOWN],
-        ("  …", f"{len(undone) - SHARDS_SHOWN:,} more open" if len(undone) > SHARDS_SHOWN else ""),
-    ]
-    state = "over the quarantine limit" if over_limit else "finished" if is_finished else "not finished"
-    table = grid([(name, text) for name, text in rows if text])
-    return emit(result, f"{plan.name}: {state}, {folder.store.root}\n{table}", output)
+        shards.append(
+            ShardStatus(
+                shard=number,
+                rows=shard.rows,
+                chunks=len(shard.chunks),
+                chunks_done=chunks_done,
+                state=state,
+            )
+        )
+    return shards
 
 
 # ------------------------------------------------------------------------------
 # `status --live`: follows a run by its receipts and by what its workers say of themselves.
 
 
-def look(folder: RunFolder) -> tuple[dict[str, Any], str]:
-    """The state of a run at one moment, for JSON and as text: from one listing of receipts, the live files, and locks
-    where these prove no worker.
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker, and how long ago it said so, in seconds; `is_stale`: longer than one that works would take."""
 
-    `is_held`: a worker is at a shard, whether it has said anything yet or not; `left_s`: seconds until all rows are
-    done, at the workers' rate.
+    age_s: float
+    is_stale: bool
+    state: WorkerState
+
+    def lines(self) -> list[str]:
+        """The worker for people."""
+        state = self.state
+        seconds = max(state.seconds, 1e-9)
+        age = f"{self.age_s:,.0f} s ago"
+        if self.is_stale:
+            age = f"stale, last heard of {age}: it is gone, or its engine has been at one step since"
+        lines = [
+            f"  {state.worker} ({age}): {state.pairs:,} pairs, {state.live.in_flight:,} in flight, "
+            f"{state.live.answers_text()} · {state.prompt_tokens / seconds:,.0f} prompt + "
+            f"{state.output_tokens / seconds:,.0f} output tokens/s"
+        ]
+        if state.live.last_refused is not None:
+            lines.append(f"    last refused: {state.live.last_refused.line()}")
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveStatus:
+    """A run at one moment.
+
+    Args:
+        is_held: a worker is at a shard, whether it has said anything yet or not.
+        left_s: seconds until all rows are done, at the workers' rate; None where that is not known.
     """
+
+    name: str
+    output: str
+    rows: int
+    rows_done: int
+    chunks: int
+    chunks_done: int
+    is_held: bool
+    workers: list[WorkerStatus]
+    left_s: Range | None
+
+    @property
+    def is_done(self) -> bool:
+        """Every chunk is committed."""
+        return self.chunks_done == self.chunks
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return as_object(self)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        state = "no worker: run the same command again"
+        if self.is_done:
+            state = "every chunk is committed"
+        elif self.is_held:
+            state = f"ETA {left_text(self.left_s)}"
+        lines = [
+            f"{self.name}: {self.rows_done:,} of {self.rows:,} rows committed, {self.chunks_done:,} of "
+            f"{self.chunks:,} chunks · {state} · {self.output}"
+        ]
+        for worker in self.workers:
+            lines += worker.lines()
+        if self.is_held and not self.workers:
+            lines.append("  a worker holds shards and has said nothing yet: its engine is starting")
+        return [redacted("\n".join(lines))]
+
+
+def look(folder: RunFolder) -> LiveStatus:
+    """The state of a run now: from one listing of receipts, the live files, and locks where these prove no worker."""
     plan = folder.plan
     attempts = folder.attempts_of_all()
-    workers = live_states(folder.store)
-    rows_done = sum(plan.shards[shard].chunks[chunk] for shard, done in attempts.items() for chunk in done)
-    chunks_done = sum(map(len, attempts.values()))
-    heard = [one for one in workers if not one.is_stale]
-    pairs = sum(one.pairs for one in heard)
-    is_open = (number for number, shard in enumerate(plan.shards) if len(attempts.get(number, ())) < len(shard.chunks))
-    is_held = bool(heard) or any(folder.store.is_locked(shard_lock_name(number)) for number in is_open)
-    left = left_s(pairs + plan.rows - rows_done, pairs, max((one.seconds for one in heard), default=0.0))
-    found = {
-        "name": plan.name,
-        "output": folder.store.root,
-        "rows": plan.rows,
-        "rows_done": rows_done,
-        "chunks": plan.num_chunks,
-        "chunks_done": chunks_done,
-        "is_held": is_held,
-        "workers": [
-            {"age_s": round(max(0.0, one.age_s), 1), "is_stale": one.is_stale, "state": one} for one in workers
-        ],
-        "left_s": left,
-    }
-    state = f"ETA {left_text(left)}" if is_held else "no worker: run the same command again"
-    if chunks_done == plan.num_chunks:
-        state = "every chunk is committed"
-    lines = [
-        f"{plan.name}: {rows_done:,} of {plan.rows:,} rows committed, {chunks_done:,} of {plan.num_chunks:,} chunks · "
-        f"{state} · {folder.store.root}"
-    ]
-    for one in workers:
-        seconds = max(one.seconds, 1e-9)
-        age = f"{max(0.0, one.age_s):,.0f} s ago"
-        if one.is_stale:
-            age = f"stale, last heard of {age}: it is gone, or its engine has been at one step since"
-        lines.append(
-            f"  {one.worker} ({age}): {one.pairs:,} pairs, {one.live.in_flight:,} in flight, "
-            f"{one.live.answers_text()} · {one.prompt_tokens / seconds:,.0f} prompt + "
-            f"{one.output_tokens / seconds:,.0f} output tokens/s"
-        )
-        if one.live.last_refused is not None:
-            lines.append(f"    last refused: {one.live.last_refused.line()}")
-    if is_held and not workers:
-        lines.append("  a worker holds shards and has said nothing yet: its engine is starting")
-    return plain(found), "\n".join(lines)
+    rows_done = 0
+    for shard, chunks in attempts.items():
+        rows_done += sum(plan.shards[shard].chunks[chunk] for chunk in chunks)
+    states = live_states(folder.store)
+    heard = [state for state in states if not state.is_stale]
+    pairs = sum(state.pairs for state in heard)
+    seconds = max((state.seconds for state in heard), default=0.0)
+    return LiveStatus(
+        name=plan.name,
+        output=folder.store.root,
+        rows=plan.rows,
+        rows_done=rows_done,
+        chunks=plan.num_chunks,
+        chunks_done=sum(map(len, attempts.values())),
+        is_held=bool(heard) or _has_locked_shard(folder, attempts),
+        workers=[WorkerStatus(round(max(0.0, state.age_s), 1), state.is_stale, state) for state in states],
+        left_s=left_s(pairs + plan.rows - rows_done, pairs, seconds),
+    )
+
+
+def _has_locked_shard(folder: RunFolder, attempts: Mapping[int, Collection[int]]) -> bool:
+    """Whether a worker holds a shard that has chunks to do."""
+    for number, shard in enumerate(folder.plan.shards):
+        is_open = len(attempts.get(number, ())) < len(shard.chunks)
+        if is_open and folder.store.is_locked(shard_lock_name(number)):
+            return True
+    return False
 
 
 # ------------------------------------------------------------------------------
@@ -196,16 +328,19 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
     folder, spec = _opened(target, day)
     if not live:
-        return _print_status(folder, spec, output)
+        return emit_result(read_status(folder, spec), output)
     is_terminal = sys.stdout.isatty()
     while True:
-        found, text = look(folder)
+        moment = look(folder)
         if is_terminal and output == "text":
             click.clear()
-        emit(found, redacted(text), output)
-        is_done = found["chunks_done"] == found["chunks"]
-        if is_done or not found["is_held"] or output == "json":
-            return Exit.DONE if is_done or found["is_held"] else Exit.PARTIAL
+        emit_result(moment, output)
+        if moment.is_done:
+            return Exit.DONE
+        if not moment.is_held:
+            return Exit.PARTIAL
+        if output == "json":
+            return Exit.DONE
         time.sleep(2.0 if is_terminal else 10.0)  # nothing is drawn over in a log
 
 
@@ -225,11 +360,50 @@ def verify(target: str, day: str | None, output: str) -> int:
     if is_destination(target):
         return verify_destination(Path(target), output)
     folder, _ = _opened(target, day)
-    found = folder.snapshot(believes_manifest=False)
-    fates = folder.prove(found, check_bytes=True)
-    for labels in found.labels:
+    return emit_result(verify_run(folder), output)
+
+
+@dataclass(frozen=True)
+class VerifiedRun:
+    """A run that was proven whole."""
+
+    name: str
+    output: str
+    fates: Fates
+    num_files: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        rows = self.fates.by_kind()
+        return {
+            "output": self.output,
+            "labelled": rows.labelled,
+            "reused": rows.reused,
+            "quarantined": rows.quarantined,
+            "files": self.num_files,
+            "rows": rows.in_,
+        }
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        fates = self.fates
+        return [
+            f"{self.name}: verified. {fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused + "
+            f"{fates.num_quarantined:,} quarantined, {counted(self.num_files, 'file')} unchanged."
+        ]
+
+
+def verify_run(folder: RunFolder) -> VerifiedRun:
+    """Prove a run whole, and that its files say the same.
+
+    Raises:
+        ManifestError: it is not; names the first fault.
+    """
+    snapshot = folder.snapshot(believes_manifest=False)
+    fates = folder.prove(snapshot, check_bytes=True)
+    for labels in snapshot.labels:
         _check_labels(folder, labels)
-    for answers in found.answers:
+    for answers in snapshot.answers:
         folder.table(answers, ANSWERS)
     manifest = load_manifest(folder.store)
     if manifest is None:
@@ -240,10 +414,31 @@ def verify(target: str, day: str | None, output: str) -> int:
         raise ManifestError(
             f"{folder.store.root}/{PLAN_NAME}: not the plan that the manifest was made of. Restore it from a copy."
         )
-    # the records that no row hangs on: what was spent, lost, compared and chosen
+    _check_side_records(folder)
+    kinds = fates.by_kind()
+    is_what_files_hold = (
+        manifest.fingerprint == folder.plan.fingerprint
+        and manifest.rows == kinds
+        and manifest.quarantined_by_status == fates.quarantined
+        and manifest.receipts_sha256 == snapshot.digest
+        and manifest.labels == snapshot.labels
+        and manifest.quarantine == snapshot.quarantine
+    )
+    if not is_what_files_hold:
+        raise ManifestError(
+            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {plain(manifest.rows)}, in the "
+            f"files {plain(kinds)}). Move it away and run the same command as before (run, retry, score or merge) to "
+            "write it again."
+        )
+    num_files = len(snapshot.labels) + len(snapshot.quarantine) + len(snapshot.answers)
+    return VerifiedRun(folder.plan.name, folder.store.root, fates, num_files)
+
+
+def _check_side_records(folder: RunFolder) -> None:
+    """Raise if one of the records that no row hangs on is damaged: what was spent, lost, compared and chosen."""
     for digest in folder.plan.parts.get("templates", {}).values():
-        kept = read_if_there(folder.store, template_name(digest))
-        if kept is not None and sha256_bytes(kept) != digest:
+        template = read_if_there(folder.store, template_name(digest))
+        if template is not None and sha256_bytes(template) != digest:
             raise ManifestError(
                 f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
                 "copy, or remove it: no label depends on it."
@@ -251,29 +446,6 @@ def verify(target: str, day: str | None, output: str) -> int:
     load_results(folder.store)
     list(folder.lost_receipts())
     read_auto(folder.store)
-    kinds = fates.by_kind()
-    said = (manifest.fingerprint, manifest.rows, manifest.quarantined_by_status, manifest.receipts_sha256)
-    holds = (folder.plan.fingerprint, kinds, fates.quarantined, found.digest)
-    if said != holds or (manifest.labels, manifest.quarantine) != (found.labels, found.quarantine):
-        raise ManifestError(
-            f"{folder.store.root}/manifest.json: does not say what the files hold (rows {plain(manifest.rows)}, in the "
-            f"files {plain(kinds)}). Move it away and run the same command as before (run, retry, score or merge) to "
-            "write it again."
-        )
-    files = len(found.labels) + len(found.quarantine) + len(found.answers)
-    return emit(
-        {
-            "output": folder.store.root,
-            "labelled": kinds.labelled,
-            "reused": kinds.reused,
-            "quarantined": kinds.quarantined,
-            "files": files,
-            "rows": kinds.in_,
-        },
-        f"{folder.plan.name}: verified. {fates.rows:,} rows in = {fates.labelled:,} labelled + {fates.reused:,} reused "
-        f"+ {fates.num_quarantined:,} quarantined, {counted(files, 'file')} unchanged.",
-        output,
-    )
 
 
 def _check_labels(folder: RunFolder, file: FileRef) -> None:
@@ -283,20 +455,22 @@ def _check_labels(folder: RunFolder, file: FileRef) -> None:
     import numpy as np
 
     grades = folder.plan.facts.labeler.grades
-    fault = ""
     given, distributions = folder.table(file, LABELS, ["grade", "probs"], check_bytes=False).columns
     values = given.to_numpy()
+    fault = ""
     probs = [row for row in distributions.to_pylist() if row is not None]
     if not grades:
-        fault = "a grade, of a labeler that gives none" if probs or given.null_count < len(values) else ""
+        if probs or given.null_count < len(values):
+            fault = "a grade, of a labeler that gives none"
     elif given.null_count or values.min() < 0 or values.max() >= grades:
         fault = f"a label without a grade of 0 to {grades - 1}"
     elif any(len(row) != grades for row in probs):
         fault = f"a distribution that is not over {grades} grades"
     elif probs:
         matrix = np.array(probs)
-        is_one = np.isfinite(matrix).all() and (matrix >= 0).all() and np.allclose(matrix.sum(axis=1), 1, atol=1e-3)
-        fault = "" if is_one else "a distribution that does not sum to 1"
+        is_share = np.isfinite(matrix).all() and (matrix >= 0).all()
+        if not is_share or not np.allclose(matrix.sum(axis=1), 1, atol=1e-3):
+            fault = "a distribution that does not sum to 1"
     if fault:
         raise ManifestError(f"{folder.store.root}/{file.path}: holds {fault}.")
 

@@ -140,7 +140,7 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing(
         LiveFile.update(self)
         if self._writing is not None:
             self._writing.result()
-        seen.append(look(open_run(load_job(planned)).folder)[0])
+        seen.append(look(open_run(load_job(planned)).folder).as_json())
 
     class Followed(LiveFile):
         update = look_on
