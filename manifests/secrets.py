@@ -68,7 +68,7 @@ class Shape(NamedTuple):
         what: what it is, for errors that must not show it.
         needles: one of these is in the lower case of every text that has it; the pattern is tried on no other.
         pattern, replacement: as `re.sub` takes them; compiled when first needed, since most commands never do.
-        is_sure: sure enough to refuse a text for it; a prompt may well say `token: something`, which is masked in a
+        is_sure: sure enough to refuse a text for it; a prompt may well hold `token: something`, which is masked in a
             message alone.
     """
 
@@ -83,83 +83,119 @@ def _masked_word(match: re.Match[str]) -> str:
     """A long word of base64 without the key that it is, if it is one."""
     word = match[0]
     before = match.string[max(0, match.start() - 1) : match.start()]
-    escape = re.match(r"ufeff|[nrt]", word) if before == "\\" else None  # of `repr` or JSON, right before the key
-    kept = escape[0] if escape else ""
-    word = word[len(kept) :]
-    is_key = before != "." and _is_key(word, match.string[match.end() : match.end() + 2])
-    return kept + (MASK if is_key else re.sub(_KEY, MASK, word))
+    escape = ""
+    if before == "\\" and (start := re.match(r"ufeff|[nrt]", word)):  # of `repr` or JSON, right before the key
+        escape = start[0]
+    word = word.removeprefix(escape)
+    after = match.string[match.end() : match.end() + 2]
+    if before != "." and _is_key(word, after):
+        return escape + MASK
+    return escape + re.sub(_KEY, MASK, word)
 
 
 def _is_key(word: str, after: str) -> bool:
     """Whether a word is 32 or 64 bytes, or a line from the middle of a PEM block; a folder such as `day=` is none."""
     body = word.rstrip("=")
     if word != body:
-        return (len(body), len(word)) in ((43, 44), (86, 88)) and not re.match(r"\.\w|[\w%{$+/-]", after)
-    kinds = (str.isupper, str.islower, str.isdigit)
-    # a key has one or two, and more than six once in 100,000
-    is_path = len({"-", "_"} & set(word)) > 0 or word.count("/") > 6
-    return len(word) in (43, 64, 86) and not is_path and all(any(map(kind, word)) for kind in kinds)
+        is_whole = (len(body), len(word)) in ((43, 44), (86, 88))
+        return is_whole and not re.match(r"\.\w|[\w%{$+/-]", after)
+    if len(word) not in (43, 64, 86):
+        return False
+    # a key has one or two slashes, and more than six once in 100,000
+    if "-" in word or "_" in word or word.count("/") > 6:
+        return False
+    return all(any(map(kind, word)) for kind in (str.isupper, str.islower, str.isdigit))
 
 
-_TOKENS = {
-    "sk-": r"sk-[\w-]{16,}",  # OpenAI, Anthropic, OpenRouter, DeepSeek
-    "k_live_": r"[rs]k_live_\w{16,}",
-    "k_test_": r"[rs]k_test_\w{16,}",
-    "whsec_": r"whsec_[\w+=]{16,}",
-    "hf_": r"hf_[A-Za-z0-9]{20,}",
-    "r8_": r"r8_[A-Za-z0-9]{30,}",
-    "gsk_": r"gsk_[A-Za-z0-9]{20,}",
-    "xai-": r"xai-[A-Za-z0-9]{30,}",
-    "pplx-": r"pplx-[A-Za-z0-9]{30,}",
-    "nvapi-": r"nvapi-[\w-]{20,}",
-    "pcsk_": r"pcsk_\w{20,}",
-    "gh": r"gh[pousr]_\w{20,}",
-    "github_pat_": r"github_pat_\w{20,}",
-    "gl": r"gl(?:pat|dt|rt|ft|ptt|cbt|oas|soat|agent)-[\w-]{16,}",
-    "xox": r"xox[a-z]-[\w-]{10,}",
-    "xapp-": r"xapp-\d-[\w-]{10,}",
-    "aiza": r"AIza[\w-]{30,}",
-    "ya29.": r"ya29\.[\w.-]{16,}",
-    "gocspx-": r"GOCSPX-[\w-]{20,}",
-    "1//0": r"1//0[\w-]{20,}",
-    "q~": r"[\w.~-]{3}\dQ~[\w.~-]{30,}",  # a client's secret of Azure
-    "eyj": r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*){0,3}",
-    "npm_": r"npm_\w{30,}",
-    "pypi-age": r"pypi-AgE[\w-]{16,}",
-    "rubygems_": r"rubygems_[0-9a-f]{40,}",
-    "dckr_": r"dckr_[a-z]at_[\w-]{16,}",
-    "sg.": r"SG\.[\w-]{16,}\.[\w-]{16,}",
-    ":aa": r"(?:bot)?\d{8,10}:AA[\w-]{30,}",
-    "_v1_": r"do[opr]_v1_[0-9a-f]{40,}",
-    "dapi": r"dapi[0-9a-f]{32}",
-    "shp": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}",
-    "hv": r"hv[sbr]\.[\w-]{20,}",
-    "lin_api_": r"lin_api_\w{20,}",
-    "ntn_": r"ntn_[A-Za-z0-9]{30,}",
-    "glsa_": r"gl(?:sa|c)_\w{20,}",
-    "atatt3": r"ATATT3[\w=-]{20,}",
-    "figd_": r"figd_[\w-]{20,}",
-    "sbp_": r"sbp_[0-9a-f]{36,}",
-    "pmak-": r"PMAK-[0-9a-f-]{40,}",
-    "nrak-": r"NRAK-[A-Z0-9]{20,}",
-    "sntry": r"sntry[su]_[\w+=-]{20,}",
-    "age-secret-key-1": r"AGE-SECRET-KEY-1[0-9A-Z]{20,}",
-}
-"""Tokens that say themselves whose they are: what the lower case of a text must hold, and the pattern."""
+class Token(NamedTuple):
+    """A token that shows by its first letters whose it is.
+
+    Args:
+        needle: what the lower case of every text that has one holds.
+    """
+
+    vendor: str
+    needle: str
+    pattern: str
+
+
+TOKENS = (
+    Token("OpenAI, Anthropic, OpenRouter, DeepSeek", "sk-", r"sk-[\w-]{16,}"),
+    Token("Stripe, a live key", "k_live_", r"[rs]k_live_\w{16,}"),
+    Token("Stripe, a test key", "k_test_", r"[rs]k_test_\w{16,}"),
+    Token("Stripe, a webhook's secret", "whsec_", r"whsec_[\w+=]{16,}"),
+    Token("Hugging Face", "hf_", r"hf_[A-Za-z0-9]{20,}"),
+    Token("Replicate", "r8_", r"r8_[A-Za-z0-9]{30,}"),
+    Token("Groq", "gsk_", r"gsk_[A-Za-z0-9]{20,}"),
+    Token("xAI", "xai-", r"xai-[A-Za-z0-9]{30,}"),
+    Token("Perplexity", "pplx-", r"pplx-[A-Za-z0-9]{30,}"),
+    Token("NVIDIA", "nvapi-", r"nvapi-[\w-]{20,}"),
+    Token("Pinecone", "pcsk_", r"pcsk_\w{20,}"),
+    Token("GitHub", "gh", r"gh[pousr]_\w{20,}"),
+    Token("GitHub, fine-grained", "github_pat_", r"github_pat_\w{20,}"),
+    Token("GitLab", "gl", r"gl(?:pat|dt|rt|ft|ptt|cbt|oas|soat|agent)-[\w-]{16,}"),
+    Token("Slack", "xox", r"xox[a-z]-[\w-]{10,}"),
+    Token("Slack, of an app", "xapp-", r"xapp-\d-[\w-]{10,}"),
+    Token("Google, an API key", "aiza", r"AIza[\w-]{30,}"),
+    Token("Google, OAuth", "ya29.", r"ya29\.[\w.-]{16,}"),
+    Token("Google, a client's secret", "gocspx-", r"GOCSPX-[\w-]{20,}"),
+    Token("Google, a refresh token", "1//0", r"1//0[\w-]{20,}"),
+    Token("Azure, a client's secret", "q~", r"[\w.~-]{3}\dQ~[\w.~-]{30,}"),
+    Token("a JSON web token", "eyj", r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*){0,3}"),
+    Token("npm", "npm_", r"npm_\w{30,}"),
+    Token("PyPI", "pypi-age", r"pypi-AgE[\w-]{16,}"),
+    Token("RubyGems", "rubygems_", r"rubygems_[0-9a-f]{40,}"),
+    Token("Docker", "dckr_", r"dckr_[a-z]at_[\w-]{16,}"),
+    Token("SendGrid", "sg.", r"SG\.[\w-]{16,}\.[\w-]{16,}"),
+    Token("Telegram", ":aa", r"(?:bot)?\d{8,10}:AA[\w-]{30,}"),
+    Token("DigitalOcean", "_v1_", r"do[opr]_v1_[0-9a-f]{40,}"),
+    Token("Databricks", "dapi", r"dapi[0-9a-f]{32}"),
+    Token("Shopify", "shp", r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"),
+    Token("HashiCorp Vault", "hv", r"hv[sbr]\.[\w-]{20,}"),
+    Token("Linear", "lin_api_", r"lin_api_\w{20,}"),
+    Token("Notion", "ntn_", r"ntn_[A-Za-z0-9]{30,}"),
+    Token("Grafana", "glsa_", r"gl(?:sa|c)_\w{20,}"),
+    Token("Atlassian", "atatt3", r"ATATT3[\w=-]{20,}"),
+    Token("Figma", "figd_", r"figd_[\w-]{20,}"),
+    Token("Supabase", "sbp_", r"sbp_[0-9a-f]{36,}"),
+    Token("Postman", "pmak-", r"PMAK-[0-9a-f-]{40,}"),
+    Token("New Relic", "nrak-", r"NRAK-[A-Z0-9]{20,}"),
+    Token("Sentry", "sntry", r"sntry[su]_[\w+=-]{20,}"),
+    Token("age", "age-secret-key-1", r"AGE-SECRET-KEY-1[0-9A-Z]{20,}"),
+)
+"""Masked wherever they stand, since a server shows them without a word such as `key` before them.
+
+No general rule covers them: a prefix, a separator and twenty letters and digits would be the name of many a model and
+the id of many a document too.
+"""
+
+WEBHOOKS = (
+    rf"{_SLASH}(?:services|workflows|triggers){_SLASH}T(?-i:[A-Z0-9]){{3,}}{_SLASH}",  # Slack
+    rf"{_SLASH}api{_SLASH}(?:v\d+{_SLASH})?webhooks?{_SLASH}(?:\d{{6,}}{_SLASH})?+(?=[\w-]{{16}})",  # Discord
+    rf"{_SLASH}webhook(?:b2)?{_SLASH}(?=[\w@%-]+{_SLASH}IncomingWebhook)",  # Teams
+    rf"\bhooks\.zapier\.com{_SLASH}hooks{_SLASH}catch{_SLASH}",
+    rf"\bhook\.[\w.]*make\.com{_SLASH}",
+    rf"{_SLASH}with{_SLASH}key{_SLASH}",  # IFTTT
+    rf"{_SLASH}hooks{_SLASH}(?=[a-z0-9]{{26}}\b)",  # Mattermost
+)
+"""Beginnings of URLs whose path is the secret from there on."""
+
+_PEM_BEGIN = r"-{4,5}[ %+20]{0,3}BEGIN[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
+_PEM_END = r"-{4,5}[ %+20]{0,3}END[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
+"""Also with blanks as URLs write them."""
+_PEM_WHOLE = rf"(?:(?!---[ %+20]{{0,3}}BEGIN).){{0,20000}}?{_PEM_END}"
+_PEM_CUT = rf"(?:(?:\s|\\+[nr])*[A-Z][A-Za-z-]+: [^\r\n\\]*)*(?:[{_BASE64}=\s%]|\\+[nr])*"
+"""What follows a beginning without an end: headers, and lines of base64."""
 
 SHAPES = (
     Shape(
         "a PEM block",
         ("---begin", "--- begin", "---%20begin", "---+begin"),
-        (
-            r"(?s)-{4,5}[ %+20]{0,3}BEGIN[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
-            r"(?:(?:(?!---[ %+20]{0,3}BEGIN).){0,20000}?-{4,5}[ %+20]{0,3}END[A-Z0-9 %+._/-]{1,60}?-{4,5}(?!-)"
-            rf"|(?:(?:\s|\\+[nr])*[A-Z][A-Za-z-]+: [^\r\n\\]*)*(?:[{_BASE64}=\s%]|\\+[nr])*)"
-        ),
+        rf"(?s){_PEM_BEGIN}(?:{_PEM_WHOLE}|{_PEM_CUT})",
         MASK,
     ),
     Shape(
-        "a private key",
+        "a private key",  # of PuTTY
         ("private-lines:",),
         r"(?is)(private-lines:)(?!\*\*\*).*?(?:private-mac: ?\w+|\Z)",
         rf"\1{MASK}",
@@ -170,7 +206,12 @@ SHAPES = (
         rf"(?i)\b(authorization{_QUOTE}\s?+[:=,]\s?+(?:b?{_MARK})?+(?:(?:basic|bearer|token|digest)\s++)?+){_FIRST}{_HEADER}",
         rf"\1{MASK}",
     ),
-    Shape("a token", ("digest ",), rf"(?i)\b(digest )(?=(?:username|realm|nonce|uri|qop)=){_HEADER}", rf"\1{MASK}"),
+    Shape(
+        "a token",
+        ("digest ",),
+        rf"(?i)\b(digest )(?=(?:username|realm|nonce|uri|qop)=){_HEADER}",
+        rf"\1{MASK}",
+    ),
     Shape(
         "a token",
         ("bearer", "basic"),
@@ -187,13 +228,7 @@ SHAPES = (
     Shape(
         "the secret of a webhook",
         ("hook", "services", "workflows", "triggers", "with"),
-        (
-            rf"(?i)({_SLASH}(?:services|workflows|triggers){_SLASH}T(?-i:[A-Z0-9]){{3,}}{_SLASH}"
-            rf"|{_SLASH}api{_SLASH}(?:v\d+{_SLASH})?webhooks?{_SLASH}(?:\d{{6,}}{_SLASH})?+(?=[\w-]{{16}})"
-            rf"|{_SLASH}webhook(?:b2)?{_SLASH}(?=[\w@%-]+{_SLASH}IncomingWebhook)"
-            rf"|\bhooks\.zapier\.com{_SLASH}hooks{_SLASH}catch{_SLASH}|\bhook\.[\w.]*make\.com{_SLASH}|{_SLASH}with{_SLASH}key{_SLASH}"
-            rf"|{_SLASH}hooks{_SLASH}(?=[a-z0-9]{{26}}\b)){_FIRST}[\w@%/\\-]*[\w@%/-]"
-        ),
+        rf"(?i)({'|'.join(WEBHOOKS)}){_FIRST}[\w@%/\\-]*[\w@%/-]",
         rf"\1{MASK}",
     ),
     Shape(
@@ -237,8 +272,18 @@ SHAPES = (
         rf"\1{MASK}",
         is_sure=False,
     ),
-    Shape("a password", ("jdbc:oracle:",), r"(?i)(jdbc:oracle:\w+:)[^/\s:]+/[^\s\"']+@", rf"\1{MASK}@"),
-    Shape("a token", tuple(prefix.lower() for prefix in _TOKENS), rf"\b(?:{'|'.join(_TOKENS.values())})", MASK),
+    Shape(
+        "a password",
+        ("jdbc:oracle:",),
+        r"(?i)(jdbc:oracle:\w+:)[^/\s:]+/[^\s\"']+@",
+        rf"\1{MASK}@",
+    ),
+    Shape(
+        "a token",
+        tuple(token.needle for token in TOKENS),
+        rf"\b(?:{'|'.join(token.pattern for token in TOKENS)})",
+        MASK,
+    ),
     Shape(
         "an access key",
         ("akia", "asia"),
@@ -261,6 +306,8 @@ _TOKEN_SCHEMES = frozenset({"http", "https", "s3", "s3a", "gs", "gcs", "ftp", "g
 """Schemes whose user without a password is a token or a key; elsewhere it is a name (`abfs://box@account`,
 `sftp://me@host`).
 """
+_BUCKET_SCHEMES = ("s3", "s3a", "gs", "gcs")
+"""Schemes without a port."""
 _SCHEME = r"(?:\b|(?<=\dm))([A-Za-z][A-Za-z0-9+.-]{0,30})://"  # also after the end of a terminal's colour
 _URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>`])+)")
 _WHOLE_URL = re.compile(rf"{_SCHEME}((?:(?!::[A-Za-z][A-Za-z0-9+.-]*://).)+)", re.DOTALL)
@@ -276,7 +323,10 @@ _NOT_QUITE = re.compile(  # a URL with a slip in it, or a part of one
 
 def _masked_pair(match: re.Match[str]) -> str:
     """An option of a query without its value, where it may be a secret; most of `?page=2&sort=new` is none."""
-    return f"{match[1]}{MASK}" if len(match[3]) >= MIN_CHARS or names_secret(match[2], match[3]) else match[0]
+    start, name, value = match.groups()
+    if len(value) >= MIN_CHARS or names_secret(name, value):
+        return f"{start}{MASK}"
+    return match[0]
 
 
 def secret_in_url(url: str) -> bool:
@@ -289,12 +339,13 @@ def secret_in_url(url: str) -> bool:
     for match in (_WHOLE_URL if is_whole else _URL).finditer(url):
         scheme = match[1].lower()
         rest = match[2]
-        bare, pairs = rest.partition("?")[2], re.findall(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)", rest)
-        if (
-            _userinfo_end(scheme, rest)
-            or any(names_secret(*pair) or (len(pair[1]) >= MIN_CHARS and "?" in rest) for pair in pairs)
-            or (scheme in ("http", "https") and "=" not in bare and len(bare) >= MIN_CHARS)
-        ):
+        if _userinfo_end(scheme, rest):
+            return True
+        for name, value in re.findall(r"[?&;#]([A-Za-z][\w.~%-]*)=([^&;#]*)", rest):
+            if names_secret(name, value) or (len(value) >= MIN_CHARS and "?" in rest):
+                return True
+        query = rest.partition("?")[2]
+        if scheme in ("http", "https") and "=" not in query and len(query) >= MIN_CHARS:
             return True
     return any(match[1] and "@" in match[0] for match in _NOT_QUITE.finditer(url))
 
@@ -315,7 +366,7 @@ _IN_URLS = (
     Shape("a URL", ("%",), r"(?i)(%(?:25)*3A(?:%(?:25)*2F){2})[^\s\"'<>`&]{0,400}?(%(?:25)*40)", rf"\1{MASK}\2"),
     Shape("a URL", ("?",), r"([?&](?:amp;)?([A-Za-z][\w.~%-]*)=)([^\s\"'<>`&;#]+)", _masked_pair),
 )
-"""Users and queries of URLs, which are masked first; `secret_in_url` says which of them are secrets."""
+"""Users and queries of URLs, which are masked first; `secret_in_url` decides which of them are secrets."""
 
 
 def _userinfo_end(scheme: str, rest: str) -> int:
@@ -328,8 +379,11 @@ def _userinfo_end(scheme: str, rest: str) -> int:
     user, at, _ = authority.rpartition("@")
     if at and ":" not in user:
         return len(user) + 1 if scheme in _TOKEN_SCHEMES else 0
-    if not at and (":" not in authority or (scheme not in ("s3", "s3a", "gs", "gcs") and re.match(_PORT, rest))):
-        return 0
+    if not at:
+        if ":" not in authority:
+            return 0
+        if scheme not in _BUCKET_SCHEMES and re.match(_PORT, rest):
+            return 0
     return rest.rfind("@") + 1
 
 
@@ -399,11 +453,13 @@ def secret_in(text: str) -> str | None:
     """What of a text must not be written down (`a password in a URL`), or None. Names it, and never shows it."""
     if "://" in text and secret_in_url(text):
         return "a password, token or signature in a URL"
-    if (found := _kept_pattern.search(text)) is not None:
-        return f"the value of {_kept[found[0]]}"
-    # what of a text surely has the form of a secret, or None
-    sure = (shape for shape in _likely(text, SHAPES) if shape.is_sure)
-    return next((shape.what for shape in sure if re.sub(shape.pattern, shape.replacement, text) != text), None)
+    given = _kept_pattern.search(text)
+    if given is not None:
+        return f"the value of {_kept[given[0]]}"
+    for shape in _likely(text, SHAPES):
+        if shape.is_sure and re.sub(shape.pattern, shape.replacement, text) != text:
+            return shape.what
+    return None
 
 
 def _forms(value: str) -> set[str]:
@@ -415,31 +471,46 @@ def _forms(value: str) -> set[str]:
     import json
     from urllib.parse import quote, quote_plus, unquote
 
-    plain = {value, value.strip(), unquote(value), *(line.strip() for line in value.splitlines())}
-    # as a parser takes it apart
-    plain |= {part for one in set(plain) for part in re.split("[/=@,;]", one) if len(part) >= MIN_CHARS}
+    plain = {value, value.strip(), unquote(value)}
+    plain |= {line.strip() for line in value.splitlines()}
+    for text in list(plain):  # as a parser takes it apart
+        plain |= {part for part in re.split("[/=@,;]", text) if len(part) >= MIN_CHARS}
     forms = set(plain)
-    for one in plain:
-        raw = one.encode(errors="surrogateescape")
-        escaped = json.dumps(one)[1:-1]
+    for text in plain:
         quoted = {
-            quote(one, safe="", errors="replace"),
-            quote(one, errors="replace"),
-            quote_plus(one, errors="replace"),
+            quote(text, safe="", errors="replace"),
+            quote(text, errors="replace"),
+            quote_plus(text, errors="replace"),
         }
-        forms |= quoted | {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in quoted | {one}}
-        forms |= {escaped, json.dumps(escaped)[1:-1], json.dumps(one, ensure_ascii=False)[1:-1]}
-        forms |= {repr(one)[1:-1], html.escape(one), raw.hex(), raw.hex().upper()}
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            shifted = [encode(bytes(shift) + raw).decode().rstrip("=") for shift in range(3)]  # bytes before it
-            ends = [(shift + len(raw)) * 8 // 6 for shift in range(3)]
-            forms |= {shifted[0], *(text[start:end] for text, start, end in zip(shifted, (0, 2, 3), ends, strict=True))}
+        forms |= quoted
+        forms |= {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in quoted | {text}}
+        escaped = json.dumps(text)[1:-1]
+        forms |= {escaped, json.dumps(escaped)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+        forms |= {repr(text)[1:-1], html.escape(text)}
+        raw = text.encode(errors="surrogateescape")
+        forms |= {raw.hex(), raw.hex().upper()}
+        forms |= _base64_forms(raw, base64.b64encode)
+        forms |= _base64_forms(raw, base64.urlsafe_b64encode)
     return {form for form in forms if len(form) >= MIN_CHARS}
+
+
+def _base64_forms(raw: bytes, encode: Callable[[bytes], bytes]) -> set[str]:
+    """Bytes in base64: alone, and what of them shows after one or two other bytes and before more."""
+    forms = {encode(raw).decode().rstrip("=")}
+    for num_before, start in ((0, 0), (1, 2), (2, 3)):
+        text = encode(bytes(num_before) + raw).decode()
+        end = (num_before + len(raw)) * 8 // 6
+        forms.add(text[start:end])
+    return forms
 
 
 def oddity_of(text: str) -> str | None:
     """What is wrong with a text, in a few words; None if nothing is."""
-    return "holds a NUL" if "\0" in text else "is not UTF-8" if re.search("[\ud800-\udfff]", text) else None
+    if "\0" in text:
+        return "holds a NUL"
+    if re.search("[\ud800-\udfff]", text):
+        return "is not UTF-8"
+    return None
 
 
 def shown(text: str) -> str:
@@ -450,7 +521,7 @@ def shown(text: str) -> str:
 
 def one_line(text: str) -> str:
     """A message as one line: no id, path or text in it begins a line of its own or commands a terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def texts_in(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
