@@ -74,7 +74,10 @@ GPU.
 """
 FROM_STUDENT = ("fingerprint", "model", "training", "metrics", "gate", "notes")
 """What a bundle's lineage copies from its student's manifest."""
-Say = Callable[[str], None]
+VERSIONS = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
+"""Packages whose versions a bundle's manifest states."""
+Report = Callable[[str], None]
+"""Takes a line of progress."""
 
 
 def export_bundle(
@@ -86,7 +89,7 @@ def export_bundle(
     pairs: PairsFile | None = None,
     provider: str = "auto",
     is_replacing: bool = False,
-    say: Say = lambda _: None,
+    report: Report = lambda _: None,
 ) -> tuple[Bundle, bool]:
     """Export a student.
 
@@ -96,7 +99,7 @@ def export_bundle(
         pairs: what to compare on; the student's test split by default.
         provider: what to compare on: `cpu`, `cuda`, or `auto`.
         is_replacing: take the place of another bundle in `target`.
-        say: called with progress, a line each.
+        report: called with progress, a line each.
     Returns:
         The sealed bundle, and whether it was there already.
     Raises:
@@ -116,15 +119,15 @@ def export_bundle(
             "pairs": asdict(pairs) if pairs else None,
         }
     )
-    done = made_before(
+    existing = made_before(
         target,
         _opened,
         recipe,
         is_replacing=is_replacing,
         what="bundle",
     )
-    if done is not None:
-        return done, True
+    if existing is not None:
+        return existing, True
     provider = provider_here(provider)
     if "tensorrt" in spec.formats:
         check_machine()
@@ -142,8 +145,7 @@ def export_bundle(
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
     with new_folder_for(target) as folder:
         write_tokenizer(student, folder)
-        shared = inspect.getsource(portable).partition('"""\n')[2].strip("\n")
-        (folder / LOADER).write_text(inspect.getsource(loader).replace(IMPORTED, shared), encoding="utf-8")
+        _write_loader(folder)
         contract = input_contract(student)
         encoder = Encoder(folder, contract)
         batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
@@ -152,61 +154,54 @@ def export_bundle(
             folder,
             spec,
             batches,
-            say,
+            report,
         )
         rows = encoder.encode(compared.pairs)
         parity = _compare(
-            student,
-            folder,
-            models,
-            compared,
-            (encoder, rows),
-            spec,
-            provider,
-            say,
+            student=student,
+            folder=folder,
+            models=models,
+            pairs=compared,
+            encoder=encoder,
+            rows=rows,
+            spec=spec,
+            provider=provider,
+            report=report,
         )
-        logits = {f"{name}_logits": grades for name, grades in record.heads.items() if spec.logits}
+        lengths = describe_lengths([len(ids) for ids, _ in rows])
+        logits = {}
+        if spec.logits:
+            logits = {f"{name}_logits": grades for name, grades in record.heads.items()}
         facts = {
             "name": record.name,
             "grades": record.grades,
             "heads": record.heads,
             "temperature": record.temperature,
             "phi": record.phi if len(record.heads) > 1 else None,
-            "inputs": {**contract, "lengths": plain(describe_lengths([len(ids) for ids, _ in rows]))},
+            "inputs": {**contract, "lengths": plain(lengths)},
             "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
             "models": plain(models),
             "default_precision": DEFAULT_PRECISION,
             "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
-            "lineage": {
-                "student": {"digest": digest, "name": record.name}
-                | {key: manifest[key] for key in FROM_STUDENT if key in manifest},
-                **{key: manifest.get(key) for key in ("labels", "gold", "split")},
-            },
+            "lineage": _lineage(digest, record.name, manifest),
             "licence": {"bundle": spec.licence, "model": manifest.get("model", {}).get("reference")},
             "spec": spec.model_dump(mode="json"),
-            "made_by": {
-                "relabel": release,
-                "models": made,
-                "versions": installed_versions(
-                    ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
-                ),
-            },
+            "made_by": {"relabel": release, "models": made, "versions": installed_versions(VERSIONS)},
             "recipe": recipe,
             "parity": parity,
         }
         judged = read_parity(parity, str(target))
-        (folder / CARD_NAME).write_text(
-            render_bundle_card(read_student_facts(facts, str(target)), judged), encoding="utf-8"
-        )
+        card = render_bundle_card(read_student_facts(facts, str(target)), judged)
+        (folder / CARD_NAME).write_text(card, encoding="utf-8")
         if spec.triton:
             write_repository(
-                folder,
-                record.name,
-                models,
-                contract["names"],
-                record.heads | logits,
+                bundle=folder,
+                name=record.name,
+                models=models,
+                inputs=contract["names"],
+                outputs=record.heads | logits,
             )
-        refused = [one for one in judged.models if not one.has_passed]
+        refused = [model for model in judged.models if not model.has_passed]
         if refused:
             (folder / PARITY_NAME).write_bytes(readable_json(parity))
             aside = target.with_name(target.name + ".refused")
@@ -215,9 +210,11 @@ def export_bundle(
             raise GateError(refusal_text(refused, aside))
         seal_bundle(folder, facts)
     bundle = open_bundle(target)
-    for precision in spec.precisions if "tensorrt" in spec.formats else ():
-        if precision in ENGINE_PRECISIONS:
-            say(f"{precision}: building an engine")
+    if "tensorrt" in spec.formats:
+        for precision in spec.precisions:
+            if precision not in ENGINE_PRECISIONS:
+                continue
+            report(f"{precision}: building an engine")
             bundle = build_into(
                 target,
                 target,
@@ -226,6 +223,27 @@ def export_bundle(
                 is_replacing=True,
             )
     return bundle, False
+
+
+def _write_loader(folder: Path) -> None:
+    """Write `load.py`: the loader's own file, with the text of the one module of this package that it imports."""
+    shared = inspect.getsource(portable).partition('"""\n')[2].strip("\n")
+    source = inspect.getsource(loader).replace(IMPORTED, shared)
+    (folder / LOADER).write_text(source, encoding="utf-8")
+
+
+def _lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a bundle was made of: the student, and the labels, gold and split of its manifest."""
+    student = {"digest": digest, "name": name}
+    for key in FROM_STUDENT:
+        if key in manifest:
+            student[key] = manifest[key]
+    return {
+        "student": student,
+        "labels": manifest.get("labels"),
+        "gold": manifest.get("gold"),
+        "split": manifest.get("split"),
+    }
 
 
 def student_manifest(path: Path) -> dict[str, Any]:
@@ -237,18 +255,15 @@ def student_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     if not file.is_file():
         return {}
-    what = "not readable as a student's manifest"
     advice = "Restore the folder from a copy, or train again."
-    changed = first_changed(
-        path,
-        read_record(
-            StudentFiles,
-            file.read_bytes(),
-            str(file),
-            what,
-            advice,
-        ).files,
+    sealed = read_record(
+        StudentFiles,
+        file.read_bytes(),
+        str(file),
+        "not readable as a student's manifest",
+        advice,
     )
+    changed = first_changed(path, sealed.files)
     if changed:
         raise ManifestError(f"{path}: {changed} changed since the student was trained. {advice}")
     return dict(json.loads(file.read_bytes()))
@@ -287,8 +302,8 @@ def _choose_pairs(
             "for all, leaves no digits. Take int8."
         )
     require_nncf()
-    taken = set(compared.names)
-    unused = spare.take(np.flatnonzero([name not in taken for name in spare.names]))
+    compared_names = set(compared.names)
+    unused = spare.take(np.flatnonzero([name not in compared_names for name in spare.names]))
     if not unused.pairs:
         raise ConfigError(
             f"int8-static is calibrated on pairs that are not compared, and all {len(spare.pairs):,} are. Name more of "
@@ -344,10 +359,10 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
             f"{student.path}: its tokenizer ({type(student.tokenizer).__name__}) is written in Python, and a bundle "
             "needs one that the tokenizers library loads. Take a model with a tokenizer.json."
         )
-    (folder / TOKENIZER).write_text(
-        json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None}, ensure_ascii=False),
-        encoding="utf-8",
-    )
+    tokenizer = json.loads(backend.to_str())
+    tokenizer["truncation"] = None
+    tokenizer["padding"] = None
+    (folder / TOKENIZER).write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------
@@ -355,7 +370,7 @@ def write_tokenizer(student: StudentModel, folder: Path) -> None:
 
 
 def _write_models(
-    student: StudentModel, folder: Path, spec: ExportSpec, batches: Sequence[Mapping[str, np.ndarray]], say: Say
+    student: StudentModel, folder: Path, spec: ExportSpec, batches: Sequence[Mapping[str, np.ndarray]], report: Report
 ) -> tuple[list[ModelFile], dict[str, Any]]:
     """Write every ONNX file of a bundle: the graph as it is exported, and what is made of it in fewer bits.
 
@@ -371,14 +386,17 @@ def _write_models(
     made: dict[str, Any] = {}
     for precision in spec.onnx_precisions:
         target = folder / FILES[precision]
-        say(f"{precision}: writing {target.name}")
+        report(f"{precision}: writing {target.name}")
         if precision == "fp32":
             made[precision] = export_onnx(student, full, spec)
         elif precision == "fp16":
             config = student.module.inner.config
-            heads = config.num_attention_heads
-            width = config.hidden_size
-            made[precision] = write_fp16(full, target, num_heads=heads, hidden_size=width)
+            made[precision] = write_fp16(
+                full,
+                target,
+                num_heads=config.num_attention_heads,
+                hidden_size=config.hidden_size,
+            )
         elif precision == STATIC:
             made[precision] = write_int8_static(full, target, batches)
         else:
@@ -403,33 +421,34 @@ def _compare(
     folder: Path,
     models: Sequence[ModelFile],
     pairs: PairSet,
-    tokens: tuple[Encoder, list[tuple[list[int], list[int]]]],
+    encoder: Encoder,
+    rows: list[tuple[list[int], list[int]]],
     spec: ExportSpec,
     provider: str,
-    say: Say,
+    report: Report,
 ) -> dict[str, Any]:
     """Every model of the folder against the student; `parity` in the bundle's manifest. What each answers of the
     reference pairs is written into the folder.
 
     Args:
-        tokens: the bundle's own encoder, and the pairs' rows by it.
+        encoder: the bundle's own.
+        rows: the pairs by that encoder.
     Raises:
         ModelError: the loader's tokens are not the student's.
         MissingExtraError: this machine can't run one of the models.
     """
     import onnxruntime
 
-    encoder, rows = tokens
-    say(f"parity: {len(pairs.pairs):,} pairs, the student in torch")
+    report(f"parity: {len(pairs.pairs):,} pairs, the student in torch")
     _check_tokens(student, rows, pairs)
     reference = student.probabilities(pairs.pairs)
-    places = choose_rows(pairs, spec.reference_pairs)
-    found = []
-    answered = {}
+    reference_rows = choose_rows(pairs, spec.reference_pairs)
+    parities = []
+    reference_answers = {}
     for model in models:
-        say(f"parity: {model.precision} on {provider}")
+        report(f"parity: {model.precision} on {provider}")
         run = model_runner(folder / model.path, provider, list(student.record.heads))
-        found.append(
+        parities.append(
             measure(
                 model.precision,
                 reference,
@@ -438,13 +457,13 @@ def _compare(
                 spec.parity,
             )
         )
-        if places:  # each alone, so that no other pair of a batch changes them
-            answered[model.precision] = answers(run, encoder, [rows[place] for place in places], 1)
+        if reference_rows:  # each alone, so that no other pair of a batch changes them
+            reference_answers[model.precision] = answers(run, encoder, [rows[row] for row in reference_rows], 1)
     write_reference(
         folder,
-        [pairs.pairs[place] for place in places],
-        answered,
-        found,
+        [pairs.pairs[row] for row in reference_rows],
+        reference_answers,
+        parities,
         spec.parity,
     )
     return {
@@ -452,7 +471,7 @@ def _compare(
         "pairs": pairs.about,
         "provider": provider,
         "onnxruntime": onnxruntime.__version__,
-        "models": plain(found),
+        "models": plain(parities),
     }
 
 
@@ -464,12 +483,12 @@ def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]]
     Raises:
         ModelError: they differ, so no comparison of answers means anything.
     """
-    for number, (row, want) in enumerate(zip(rows, student.texts.encode(pairs.pairs), strict=True)):
-        segments = want.types if want.counts is None else want.counts
-        if row[0] != want.ids or (segments is not None and row[1] != segments):
-            source, place = pairs.names[number]
+    expected_rows = student.texts.encode(pairs.pairs)
+    for (source, row), (ids, segments), expected in zip(pairs.names, rows, expected_rows, strict=True):
+        expected_segments = expected.types if expected.counts is None else expected.counts
+        if ids != expected.ids or (expected_segments is not None and segments != expected_segments):
             raise ModelError(
-                f"{student.path}: row {place} of {source} becomes other tokens in the bundle's loader than in the "
+                f"{student.path}: row {row} of {source} becomes other tokens in the bundle's loader than in the "
                 "student. Its tokenizer does something that the tokenizers library alone does not; take another base "
                 "model."
             )
@@ -478,14 +497,18 @@ def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]]
 def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
     """What a gate refused, and the rows that differ most."""
     lines = ["parity failed, so no bundle was made:"]
-    for one in refused:
-        for check in one.checks:
+    for model in refused:
+        for check in model.checks:
             if not check["has_passed"]:
-                lines.append(f"  {one.precision}: " + "{check} is {value:.3g}, the bound {bound:g}".format_map(check))
-        for row in one.worst:
-            place = "row {row} of {source}, batch of {batch_size}".format_map(row) + ", flipped" * row["is_flip"]
-            student, model = (np.round(np.array(row[side], dtype=float), 3) for side in ("student", "model"))
-            lines.append(f"    {place}: {student} became {model}")
+                figures = "{check} is {value:.3g}, the bound {bound:g}".format_map(check)
+                lines.append(f"  {model.precision}: {figures}")
+        for row in model.worst:
+            where = "row {row} of {source}, batch of {batch_size}".format_map(row)
+            if row["is_flip"]:
+                where += ", flipped"
+            before = np.round(np.array(row["student"], dtype=float), 3)
+            after = np.round(np.array(row["model"], dtype=float), 3)
+            lines.append(f"    {where}: {before} became {after}")
     figures = f"All figures are in {aside / PARITY_NAME}."
     lines.append(f"{figures} Leave that precision out of --precisions, or set its bound (--set parity.…).")
     return "\n".join(lines)
@@ -497,8 +520,8 @@ def write_repository(
     """Write a Triton model repository into a bundle: `triton/<name>-<precision>/config.pbtxt` and `…/1/model.onnx`.
 
     The model files are the bundle's own under a second name (a copy where the disk has no links): Triton wants them
-    where its layout says, and a published bundle's equal bytes are uploaded and downloaded once. Triton serves token
-    ids, so the client encodes with the bundle's `load.py` (`Encoder`), and pads the rows of a batch alike.
+    where its layout has them, and a published bundle's equal bytes are uploaded and downloaded once. Triton serves
+    token ids, so the client encodes with the bundle's `load.py` (`Encoder`), and pads the rows of a batch alike.
 
     Args:
         bundle: folder of the bundle.
@@ -506,9 +529,9 @@ def write_repository(
         inputs: names of the graph's inputs.
         outputs: number of grades by output.
     """
-    known = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "student"  # as Triton and file systems take it
+    safe_name = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "student"  # as Triton and file systems take it
     for model in models:
-        label = f"{known}-{model.precision}"
+        label = f"{safe_name}-{model.precision}"
         folder = bundle / "triton" / label
         (folder / "1").mkdir(parents=True)
         for file in model.files:  # data next to the graph keeps the name that the graph knows it by
@@ -521,12 +544,17 @@ def write_repository(
             f'name: "{label}"',
             'backend: "onnxruntime"',
             "max_batch_size: 128",
-            *(f'input [{{ name: "{one}" data_type: TYPE_INT64 dims: [ -1 ] }}]' for one in inputs),
-            *(f'output [{{ name: "{one}" data_type: TYPE_FP32 dims: [ {k} ] }}]' for one, k in outputs.items()),
+        ]
+        for name in inputs:
+            lines.append(f'input [{{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}]')
+        for name, grades in outputs.items():
+            lines.append(f'output [{{ name: "{name}" data_type: TYPE_FP32 dims: [ {grades} ] }}]')
+        lines += [
             f"dynamic_batching {{ preferred_batch_size: [ 8, 32 ] max_queue_delay_microseconds: {TRITON_DELAY_US} }}",
             "instance_group [{ count: 1 kind: KIND_AUTO }]",
+            "",
         ]
-        (folder / "config.pbtxt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+        (folder / "config.pbtxt").write_text("\n".join(lines), encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------
@@ -557,12 +585,14 @@ class ServingModule(nn.Module):  # type: ignore[misc]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Probabilities [B, K] by head, then logits [B, K] by head if asked for."""
-        found = self.module(**dict(zip(self.names, inputs, strict=True)))
-        raw = [values_BK.float() for values_BK in found.values()]
-        probs = [
-            torch.softmax(values / self.temperature.get(name, 1.0), -1) for name, values in zip(found, raw, strict=True)
-        ]
-        return tuple(probs + raw) if self.logits else tuple(probs)
+        by_name = dict(zip(self.names, inputs, strict=True))
+        logits = {head: logits_BK.float() for head, logits_BK in self.module(**by_name).items()}
+        outputs = []
+        for head, logits_BK in logits.items():
+            outputs.append(torch.softmax(logits_BK / self.temperature.get(head, 1.0), -1))
+        if self.logits:
+            outputs += logits.values()
+        return tuple(outputs)
 
 
 def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[str, Any]:
@@ -578,10 +608,12 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
     heads = list(student.record.heads)
     serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits).eval()
     batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
-    axes = {
-        0: torch.export.Dim("batch", min=1, max=1 << 20),
-        1: torch.export.Dim("sequence", min=1, max=max(student.record.max_tokens, 2)),
-    }
+    output_names = list(heads)
+    if options.logits:
+        output_names += [f"{name}_logits" for name in heads]
+    batch_axis = torch.export.Dim("batch", min=1, max=1 << 20)
+    token_axis = torch.export.Dim("sequence", min=1, max=max(student.record.max_tokens, 2))
+    shapes = [{0: batch_axis} if name == "counts" else {0: batch_axis, 1: token_axis} for name in names]
     # attention as products and a softmax: torch's own operator becomes a graph that checks every weight for NaN, 5 %
     # slower on a CPU
     inner = student.module.inner
@@ -595,14 +627,15 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
                 dynamo=True,
                 opset_version=options.opset,
                 input_names=names,
-                output_names=[*heads, *(f"{name}_logits" for name in heads if options.logits)],
-                dynamic_shapes=(tuple({0: axes[0]} if name == "counts" else dict(axes) for name in names),),
+                output_names=output_names,
+                dynamic_shapes=(tuple(shapes),),
                 verbose=False,
             )
         except (RuntimeError, TypeError, ValueError) as exc:
+            reason = str(exc).strip().splitlines()[-1][:300]
             raise ModelError(
-                f"{student.path}: torch.onnx can't trace this {student.record.kind} "
-                f"({str(exc).strip().splitlines()[-1][:300]}). Take another base model."
+                f"{student.path}: torch.onnx can't trace this {student.record.kind} ({reason}). Take another base "
+                "model."
             ) from exc
         finally:
             inner.set_attn_implementation(before)
@@ -636,9 +669,9 @@ def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) 
         ModelError: the graph can't be converted.
     """
     optimizer = require("onnxruntime.transformers.optimizer", extra="cpu", purpose="fp16")
+    fused = {}
     with quiet():
         try:
-            fused = {}
             try:
                 model = optimizer.optimize_model(
                     str(source),
@@ -647,9 +680,8 @@ def write_fp16(source: Path, target: Path, *, num_heads: int, hidden_size: int) 
                     hidden_size=hidden_size,
                     opt_level=0,
                 )
-                fused = {
-                    name: int(count) for name, count in sorted(model.get_fused_operator_statistics().items()) if count
-                }
+                fusions = model.get_fused_operator_statistics()
+                fused = {name: int(count) for name, count in sorted(fusions.items()) if count}
             except IndexError:  # its fusions stumble over ModernBERT's rotated positions: halved as it is
                 model = require("onnxruntime.transformers.onnx_model", extra="cpu", purpose="fp16").OnnxModel(
                     require("onnx", extra="cpu", purpose="fp16").load(str(source))
@@ -674,21 +706,26 @@ def drop_notes(path: Path) -> None:
     sequence) and not of sizes. For a MiniLM in float32 on a CPU that plan costs 5 to 6 % of the time from batches of 8
     on and 160 MB more at its peak (onnxruntime 1.31, 2026-11-20).
     """
-    model = require("onnx", extra="cpu", purpose="An export").load(str(path), load_external_data=False)
-    del model.graph.value_info[:]
-    for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.functions):
+    onnx = require("onnx", extra="cpu", purpose="An export")
+    model = onnx.load(str(path), load_external_data=False)
+    graph = model.graph
+    del graph.value_info[:]
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *model.functions):
         del part.metadata_props[:]
         part.doc_string = ""
-    for tensor in model.graph.initializer:
+    for tensor in graph.initializer:
         del tensor.metadata_props[:]
     path.write_bytes(model.SerializeToString())
 
 
 def is_big(path: Path) -> bool:
     """Whether a model with its data passes what one protobuf file holds."""
+    size_bytes = path.stat().st_size
     data = path.with_name(path.name + ".data")
+    if data.is_file():
+        size_bytes += data.stat().st_size
     # from here on weights are in a file of their own: protobuf ends at 2 GB
-    return path.stat().st_size + (data.stat().st_size if data.is_file() else 0) > 1_800_000_000
+    return size_bytes > 1_800_000_000
 
 
 def _head_nodes(graph: Any) -> list[str]:
@@ -696,31 +733,34 @@ def _head_nodes(graph: Any) -> list[str]:
     overflow), heads and softmax. They are few multiplications.
     """
     made_by = {name: node for node in graph.node for name in node.output}
-    found: dict[str, None] = {}
+    head_nodes: dict[str, None] = {}
     pending = [output.name for output in graph.output]
     while pending:
         node = made_by.get(pending.pop())
-        if node is None or node.op_type in LAYER_OPERATORS or node.name in found:
+        if node is None or node.op_type in LAYER_OPERATORS or node.name in head_nodes:
             continue
-        found[node.name] = None
+        head_nodes[node.name] = None
         pending += list(node.input)
-    return list(found)
+    return list(head_nodes)
 
 
 def _drop_twins(graph: Any) -> None:
     """The converter casts a value once for each float32 node that reads it, under one name; one cast is enough."""
     seen: set[str] = set()
-    kept = []
+    nodes = []
     for number, node in enumerate(graph.node):
         if seen.isdisjoint(node.output[:1]):
             seen.update(node.output)
             node.name = f"{node.op_type}_{number}"
-            kept.append(node)
+            nodes.append(node)
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
 
 
 STEPS = 127
+"""Of int8 on either side of zero."""
+MIN_TABLE_VALUES = 1 << 14
+"""A smaller table is not worth the operators that int8 takes."""
 
 
 def quantize_embeddings(path: Path, *, is_big: bool) -> int:
@@ -736,27 +776,32 @@ def quantize_embeddings(path: Path, *, is_big: bool) -> int:
     onnx = require("onnx", extra="cpu", purpose="int8")
     model = onnx.load(str(path))
     graph = model.graph
-    floats = [one for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2]
-    # a smaller table is not worth the operators
-    tables = {one.name: one for one in floats if one.dims[0] * one.dims[1] >= 1 << 14}
-    readers = Counter(name for node in graph.node for name in node.input)
+    tables = {}
+    for tensor in graph.initializer:
+        is_float = tensor.data_type == onnx.TensorProto.FLOAT
+        if is_float and len(tensor.dims) == 2 and tensor.dims[0] * tensor.dims[1] >= MIN_TABLE_VALUES:
+            tables[tensor.name] = tensor
+    readers = Counter[str]()
+    for node in graph.node:
+        readers.update(node.input)
     nodes = []
-    found = 0
+    num_quantized = 0
     for node in graph.node:
         table = tables.get(node.input[0]) if node.op_type == "Gather" else None
-        if table is None or readers[table.name] != 1 or any(one.i for one in node.attribute):
+        if table is None or readers[table.name] != 1 or any(attribute.i for attribute in node.attribute):
             nodes.append(node)
-        else:
-            nodes += _gathered(onnx, graph, node, table)
-            found += 1
-    if found:
-        del graph.node[:]
-        graph.node.extend(nodes)
-        data = path.with_name(path.name + ".data")
-        if is_big:
-            data.unlink()  # it is held in memory, and onnx appends
-        onnx.save_model(model, str(path), save_as_external_data=is_big, location=data.name)
-    return found
+            continue
+        nodes += _gathered(onnx, graph, node, table)
+        num_quantized += 1
+    if num_quantized == 0:
+        return 0
+    del graph.node[:]
+    graph.node.extend(nodes)
+    data = path.with_name(path.name + ".data")
+    if is_big:
+        data.unlink()  # it is held in memory, and onnx appends
+    onnx.save_model(model, str(path), save_as_external_data=is_big, location=data.name)
+    return num_quantized
 
 
 def _gathered(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
@@ -767,23 +812,25 @@ def _gathered(onnx: Any, graph: Any, node: Any, table: Any) -> list[Any]:
     largest_V1 = np.abs(values_VH).max(axis=1, keepdims=True)
     scales_V1 = np.where(largest_V1 > 0, largest_V1 / STEPS, 1.0).astype(np.float32)
     rows_VH = np.clip(np.rint(values_VH / scales_V1), -STEPS, STEPS).astype(np.int8)
+    rows_name = f"{table.name}_int8"
+    scales_name = f"{table.name}_scales"
     graph.initializer.remove(table)
-    for name, held in ((f"{table.name}_int8", rows_VH), (f"{table.name}_scales", scales_V1)):
-        graph.initializer.append(onnx.numpy_helper.from_array(held, name))
+    graph.initializer.append(onnx.numpy_helper.from_array(rows_VH, rows_name))
+    graph.initializer.append(onnx.numpy_helper.from_array(scales_V1, scales_name))
+    ids = node.input[1]
     out = node.output[0]
-    make = onnx.helper.make_node
-    return [
-        make("Gather", [f"{table.name}_int8", node.input[1]], [f"{out}_int8"], name=f"{node.name}_int8"),
-        make(
-            "Cast",
-            [f"{out}_int8"],
-            [f"{out}_steps"],
-            name=f"{node.name}_steps",
-            to=onnx.TensorProto.FLOAT,
-        ),
-        make("Gather", [f"{table.name}_scales", node.input[1]], [f"{out}_scales"], name=f"{node.name}_scales"),
-        make("Mul", [f"{out}_steps", f"{out}_scales"], [out], name=node.name),
-    ]
+    make_node = onnx.helper.make_node
+    rows = make_node("Gather", [rows_name, ids], [f"{out}_int8"], name=f"{node.name}_int8")
+    steps = make_node(
+        "Cast",
+        [f"{out}_int8"],
+        [f"{out}_steps"],
+        name=f"{node.name}_steps",
+        to=onnx.TensorProto.FLOAT,
+    )
+    scales = make_node("Gather", [scales_name, ids], [f"{out}_scales"], name=f"{node.name}_scales")
+    product = make_node("Mul", [f"{out}_steps", f"{out}_scales"], [out], name=node.name)
+    return [rows, steps, scales, product]
 
 
 def write_int8(source: Path, target: Path, *, narrowing: bool) -> dict[str, Any]:
@@ -835,14 +882,15 @@ def _nodes_left_out(graph: Any, *, narrowing: bool) -> list[str]:
     with a constant of more rows than columns.
     """
     shapes = {constant.name: list(constant.dims) for constant in graph.initializer}
-    found = []
+    names = []
     for node in graph.node:
-        shape = shapes.get(node.input[1], []) if node.op_type == "MatMul" else []
         if node.op_type == "Gemm":
-            found += [node.name, node.name + "_MatMul"]
-        elif not narrowing and len(shape) == 2 and shape[0] > shape[1]:
-            found.append(node.name)
-    return found
+            names += [node.name, node.name + "_MatMul"]
+        elif node.op_type == "MatMul" and not narrowing:
+            shape = shapes.get(node.input[1], [])
+            if len(shape) == 2 and shape[0] > shape[1]:
+                names.append(node.name)
+    return names
 
 
 def require_nncf() -> Any:

@@ -1,7 +1,7 @@
 """Whether a folder for Hugging Face's libraries answers as its student: it is loaded by those that will load it, and
 asked pairs in batches as these make them, short and long ones padded together. A tokenizer decides half of what a
-library does with a pair (the side that it pads and cuts, token types, the longest text), and its files are the one
-place that says so.
+library does with a pair (the side that it pads and cuts, token types, the longest text), and its files alone decide
+that.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def _drawn(pairs: PairSet, name: str) -> AskedPairs:
 
 
 def check_folder(
-    student: StudentModel, folder: Path, form: Form, library: str, asked: AskedPairs, say: Callable[[str], None]
+    student: StudentModel, folder: Path, form: Form, library: str, asked: AskedPairs, report: Callable[[str], None]
 ) -> list[LoadedBack]:
     """Load a folder by each library that it is for, and compare its answers with the student's.
 
     Args:
-        library: whose classes load it, as `write_model` says; sentence-transformers loads each.
-        say: called with a line a library.
+        library: whose classes load it, as `write_model` returns; sentence-transformers loads each.
+        report: called with a line a library.
     Returns:
         A library each, the ones that are not here among them.
     Raises:
@@ -125,9 +125,9 @@ def check_folder(
             ),
             _through_sentence_transformers(student, folder, form, pairs),
         ]
-    say(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
+    report(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
     for check in checks:
-        say(str(check))
+        report(str(check))
     return checks
 
 
@@ -197,10 +197,10 @@ def _through_transformers(
     def ask(pairs: list[Pair], batch_size: int) -> np.ndarray:
         logits = []
         for start in range(0, len(pairs), batch_size):
-            queries, documents = (list(texts) for texts in zip(*pairs[start : start + batch_size], strict=True))
+            asked = pairs[start : start + batch_size]
             batch = tokenizer(
-                queries,
-                documents,
+                [query for query, _ in asked],
+                [document for _, document in asked],
                 truncation=True,
                 padding=True,
                 return_tensors="pt",
@@ -210,18 +210,15 @@ def _through_transformers(
         logits_BK = torch.cat(logits)
         return np.asarray(logits_BK.softmax(1) if form == "hf" else logits_BK.sigmoid())
 
-    name = version("transformers")
-    return LoadedBack(
-        "transformers",
-        name,
-        _most_apart(
-            student,
-            form,
-            f"transformers {name}",
-            ask,
-            pairs,
-        ),
+    release = version("transformers")
+    apart = _most_apart(
+        student,
+        form,
+        f"transformers {release}",
+        ask,
+        pairs,
     )
+    return LoadedBack("transformers", release, apart)
 
 
 def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
@@ -232,11 +229,12 @@ def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
 
     backbone = AutoModel.from_pretrained(folder / PARTS[0]).eval()
     pooling = json.loads((folder / PARTS[1] / "config.json").read_bytes())["pooling_mode"]
-    layers = [
-        (load_file(folder / name / "model.safetensors"), json.loads((folder / name / "config.json").read_bytes()))
-        for name in PARTS[2:]
-        if (folder / name).is_dir()
-    ]
+    layers = []
+    for name in PARTS[2:]:
+        dense = folder / name
+        if dense.is_dir():
+            config = json.loads((dense / "config.json").read_bytes())
+            layers.append((load_file(dense / "model.safetensors"), config))
 
     def logits_of(batch: Mapping[str, Any]) -> Any:
         hidden_BTD = backbone(**batch).last_hidden_state
@@ -260,15 +258,15 @@ def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
 def _through_sentence_transformers(student: StudentModel, folder: Path, form: Form, pairs: list[Pair]) -> LoadedBack:
     library = "sentence-transformers"
     try:
-        name = version(library)
+        release = version(library)
     except PackageNotFoundError:
         return LoadedBack(library, None, None, "not installed (pip install 'relabel-ir[hf]')")
-    if tuple(int(part) for part in re.findall(r"\d+", name)[:2]) < LEAST_SENTENCE_TRANSFORMERS:
-        return LoadedBack(library, name, None, f"{name} is older than 6.2")
+    if tuple(int(part) for part in re.findall(r"\d+", release)[:2]) < LEAST_SENTENCE_TRANSFORMERS:
+        return LoadedBack(library, release, None, f"{release} is older than 6.2")
     try:
         cross_encoders = importlib.import_module("sentence_transformers")
     except ImportError as exc:
-        return LoadedBack(library, name, None, f"{name} can't be imported: {exc}")
+        return LoadedBack(library, release, None, f"{release} can't be imported: {exc}")
     model = cross_encoders.CrossEncoder(str(folder), device="cpu", local_files_only=True)
     is_odds = type(model.activation_fn).__name__ == "Identity"
 
@@ -279,17 +277,14 @@ def _through_sentence_transformers(student: StudentModel, folder: Path, form: Fo
         scores_B1 = np.asarray(model.predict(pairs, **options)).reshape(-1, 1)
         return 1 / (1 + np.exp(-scores_B1)) if is_odds else scores_B1
 
-    return LoadedBack(
-        library,
-        name,
-        _most_apart(
-            student,
-            form,
-            f"{library} {name}",
-            ask,
-            pairs,
-        ),
+    apart = _most_apart(
+        student,
+        form,
+        f"{library} {release}",
+        ask,
+        pairs,
     )
+    return LoadedBack(library, release, apart)
 
 
 def _most_apart(student: StudentModel, form: Form, library: str, ask: Ask, pairs: list[Pair]) -> float:
@@ -303,9 +298,9 @@ def _most_apart(student: StudentModel, form: Form, library: str, ask: Ask, pairs
     if form == "rerank":
         top = student.record.grades - 1
         want_BK = want_BK @ np.arange(top + 1)[:, None] / top
-    in_turn_BK = ask(pairs, 8)
-    together_BK = ask(pairs[::-1], len(pairs))[::-1]
-    apart_B = np.maximum(np.abs(in_turn_BK - want_BK), np.abs(together_BK - want_BK)).max(1)
+    in_turn_BK = np.abs(ask(pairs, 8) - want_BK)
+    together_BK = np.abs(ask(pairs[::-1], len(pairs))[::-1] - want_BK)
+    apart_B = np.maximum(in_turn_BK, together_BK).max(1)
     worst = int(np.nan_to_num(apart_B, nan=np.inf).argmax())
     apart = float(apart_B[worst])
     if apart <= MOST_APART:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +33,7 @@ from relabel.distill.students.model import (
 from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
 from relabel.export.bundle_facts import CARD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
-from relabel.export.exporting import student_manifest
+from relabel.export.exporting import Report, student_manifest
 from relabel.export.hub_parity import HEAD, MOST_APART, PARTS, Form, LoadedBack, check_folder, choose_pairs
 from relabel.export.parity import PairsFile
 from relabel.manifests.errors import ConfigError, ModelError
@@ -57,20 +56,27 @@ def render_hub_card(
     """
     scheme, _, repository = manifest.model.reference.partition("@")[0].partition(":")
     test = manifest.metrics.test
-    known = {name: float(value) for name in _SHOWN if (value := test.student.get(name)) is not None}
-    results = {
-        "task": {"type": "text-ranking"},
-        "dataset": {"type": "private", "name": f"queries held out, judged by {test.judged_by}"},
-        "metrics": [{"type": name, "value": round(value, 4)} for name, value in known.items()],
-    }
-    metadata = {
-        **({"base_model": repository} if scheme == "hf" else {}),
-        "library_name": library,
-        **({"license": licence.lower()} if licence else {}),
-        "pipeline_tag": "text-ranking",
-        "tags": ["cross-encoder", "reranker", "relabel"],
-        **({"metrics": list(known), "model-index": [{"name": manifest.name, "results": [results]}]} if known else {}),
-    }
+    figures = {}
+    for name in _SHOWN:
+        value = test.student.get(name)
+        if value is not None:
+            figures[name] = float(value)
+    metadata: dict[str, Any] = {}
+    if scheme == "hf":
+        metadata["base_model"] = repository
+    metadata["library_name"] = library
+    if licence:
+        metadata["license"] = licence.lower()
+    metadata["pipeline_tag"] = "text-ranking"
+    metadata["tags"] = ["cross-encoder", "reranker", "relabel"]
+    if figures:
+        results = {
+            "task": {"type": "text-ranking"},
+            "dataset": {"type": "private", "name": f"queries held out, judged by {test.judged_by}"},
+            "metrics": [{"type": name, "value": round(value, 4)} for name, value in figures.items()],
+        }
+        metadata["metrics"] = list(figures)
+        metadata["model-index"] = [{"name": manifest.name, "results": [results]}]
     return render_card(
         "hub.md",
         metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).rstrip(),
@@ -80,7 +86,7 @@ def render_hub_card(
         library=library,
         kind=record.kind,
         top=record.grades - 1,
-        answers=SCORES[score][1].format(top=record.grades - 1),
+        answers=SCORES[score].card.format(top=record.grades - 1),
         max_tokens=record.max_tokens,
         left_out=[name for name in record.heads if name != HEAD],
         licence=licence,
@@ -90,27 +96,46 @@ def render_hub_card(
 # B rows, K grades, D hidden
 
 Score = Literal["expected-grade", "log-odds-relevant"]
-SCORES: dict[str, tuple[str, str, str]] = {
-    "expected-grade": ("expected grade", "expected grade / {top}: 0 to 1", "torch.nn.modules.activation.Sigmoid"),
-    "log-odds-relevant": (
-        "log-odds of the expected grade",
-        "log-odds of expected grade / {top}",
-        "torch.nn.modules.linear.Identity",
+
+
+@dataclass(frozen=True)
+class ScoreForm:
+    """Of form `rerank`, what a call answers.
+
+    Args:
+        label: its name in the config.
+        card: in the card, of the highest grade `top`.
+        activation: what makes it of the logit, which is the same.
+    """
+
+    label: str
+    card: str
+    activation: str
+
+
+SCORES: dict[str, ScoreForm] = {
+    "expected-grade": ScoreForm(
+        label="expected grade",
+        card="expected grade / {top}: 0 to 1",
+        activation="torch.nn.modules.activation.Sigmoid",
+    ),
+    "log-odds-relevant": ScoreForm(
+        label="log-odds of the expected grade",
+        card="log-odds of expected grade / {top}",
+        activation="torch.nn.modules.linear.Identity",
     ),
 }
-"""Of form `rerank`, what a call answers: its name, what the card says, and what makes it of the logit, which is the
-same.
-"""
 SMALL = 2.0**-13
 """What goes into a pooler's tanh is this part of the vector, and its head is as many times as large: tanh of so little
 is what went in, to a part in 10⁸, and a power of two costs no digit.
 """
+# Of tanh units that stand for a softplus, to 1e-6.
 STEP = 0.75
+"""Their spacing."""
 SLOPE = 2 / 3
+"""Of their argument."""
 EDGE = 4.5
-"""Of tanh units that stand for a softplus, to 1e-6: their spacing, the slope of their argument, and how far the
-outermost lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM.
-"""
+"""How far the outermost lie beyond the range in which they do: -67 to 67 in an encoder as wide as MiniLM."""
 MODULES = (
     (PARTS[0], "sentence_transformers.base.modules.transformer.Transformer"),
     (PARTS[1], "sentence_transformers.sentence_transformer.modules.pooling.Pooling"),
@@ -119,28 +144,31 @@ MODULES = (
 
 
 def write_model(
-    student: StudentModel, form: Form, folder: Path, say: Callable[[str], None], score: Score = "expected-grade"
+    student: StudentModel, form: Form, folder: Path, report: Report, score: Score = "expected-grade"
 ) -> str:
     """Write weights, config and tokenizer.
 
     Returns:
         Whose classes load them: `transformers` or `sentence-transformers`.
     """
-    layers = {"hf": _a_logit_a_grade, "rerank": _one_logit}[form](*_folded(student))
+    weight_KD, bias_K = _folded(student)
+    layers = _one_logit(weight_KD, bias_K) if form == "rerank" else _a_logit_a_grade(weight_KD, bias_K)
     is_decoder = student.record.kind == "decoder"
-    model = _classifier(student, form, score, layers) if is_decoder or student.record.pooling == "cls" else None
+    model = None
+    if is_decoder or student.record.pooling == "cls":
+        model = _classifier(student, form, score, layers)
     if model is not None:
         model.save_pretrained(folder)
         _write_tokenizer(student, folder)
-        (folder / "sentence_bert_config.json").write_bytes(  # vLLM cuts texts at this length, not at the tokenizer's
-            readable_json({"max_seq_length": student.record.max_tokens, "do_lower_case": False})
-        )
-        say(f"transformers: {type(model).__name__}")
+        # vLLM cuts texts at this length, not at the tokenizer's
+        limits = {"max_seq_length": student.record.max_tokens, "do_lower_case": False}
+        (folder / "sentence_bert_config.json").write_bytes(readable_json(limits))
+        report(f"transformers: {type(model).__name__}")
         return "transformers"
-    say(f"sentence-transformers: Transformer, Pooling ({_pooling(student)}), Dense")
+    report(f"sentence-transformers: Transformer, Pooling ({_pooling(student)}), Dense")
     if form == "rerank":
         heads = "have one linear layer" if is_decoder else "read BERT's first token"
-        say(f"Neither vLLM nor text-embeddings-inference serves these modules: their heads {heads}.")
+        report(f"Neither vLLM nor text-embeddings-inference serves these modules: their heads {heads}.")
     _write_modules(
         student,
         form,
@@ -180,47 +208,52 @@ def _one_logit(weight_KD: Any, bias_K: Any) -> _Layers:
     weight_1D[0, 0] = 1 / SMALL
     if grades == 3:
         count = (width - 1) // 2
-        places = (np.arange(count) - (count - 1) / 2) * STEP
-        at = np.linspace(-1, 1, 4001) * max(places[-1] - EDGE, STEP)
-        units = np.column_stack([np.tanh(SLOPE * (at[:, None] - places)), np.ones_like(at)])
-        parts = np.linalg.lstsq(units, np.logaddexp(0, at) - at / 2, rcond=1e-9)[0][:-1]
+        centres = (np.arange(count) - (count - 1) / 2) * STEP
+        at = np.linspace(-1, 1, 4001) * max(centres[-1] - EDGE, STEP)
+        units = np.column_stack([np.tanh(SLOPE * (at[:, None] - centres)), np.ones_like(at)])
+        even_part = np.logaddexp(0, at) - at / 2
+        shares = np.linalg.lstsq(units, even_part, rcond=1e-9)[0][:-1]
         for first, grade, sign in ((1, 2, 1), (1 + count, 0, -1)):
-            held = slice(first, first + count)
-            dense_DD[held] = SLOPE * (weight_KD[grade] - weight_KD[1])
-            dense_D[held] = SLOPE * (bias_K[grade] - bias_K[1] + np.log(2) - torch.from_numpy(places))
-            weight_1D[0, held] = torch.from_numpy(sign * parts)
+            rows = slice(first, first + count)
+            dense_DD[rows] = SLOPE * (weight_KD[grade] - weight_KD[1])
+            dense_D[rows] = SLOPE * (bias_K[grade] - bias_K[1] + np.log(2) - torch.from_numpy(centres))
+            weight_1D[0, rows] = torch.from_numpy(sign * shares)
     return dense_DD, dense_D, weight_1D, (bias_K[-1:] - bias_K[:1]) / (grades - 1)
 
 
 def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers) -> Any | None:
-    """transformers' class for the task with the student's weights; None where it has none of a shape that can say the
-    same.
+    """transformers' class for the task with the student's weights; None where it has none of a shape that can answer
+    the same.
     """
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     is_decoder = student.record.kind == "decoder"
-    (weight_OD, bias_O) = _folded(student)
+    weight_OD, bias_O = _folded(student)
     if is_decoder and form == "rerank":
         weight_OD = weight_OD[1:] - weight_OD[:1]
         bias_O = bias_O[1:] - bias_O[:1]
     config = AutoConfig.from_pretrained(config_file(student.path))
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return None
-    names = {"hf": [f"grade {grade}" for grade in range(student.record.grades)], "rerank": [SCORES[score][0]]}[form]
-    if is_decoder and (len(weight_OD) != len(names) or bias_O.any()):
+    labels = [SCORES[score].label]
+    if form == "hf":
+        labels = [f"grade {grade}" for grade in range(student.record.grades)]
+    if is_decoder and (len(weight_OD) != len(labels) or bias_O.any()):
         return None  # its class has one linear layer, without a bias
-    config.update(
-        {
-            "num_labels": len(names),
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: place for place, name in enumerate(names)},
-            **({"problem_type": "single_label_classification"} if form == "hf" else {}),
-            **({"sentence_transformers": {"activation_fn": SCORES[score][2]}} if form == "rerank" else {}),
-            **({"pad_token_id": _pair_tokenizer(student).pad_token_id} if is_decoder else {}),
-        }
-    )
+    settings = {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+    if form == "hf":
+        settings["problem_type"] = "single_label_classification"
+    else:
+        settings["sentence_transformers"] = {"activation_fn": SCORES[score].activation}
+    if is_decoder:
+        settings["pad_token_id"] = _pair_tokenizer(student).pad_token_id
+    config.update(settings)
     model = AutoModelForSequenceClassification.from_config(config).eval()
     missing = model.base_model.load_state_dict(student.module.inner.base_model.state_dict(), strict=False)
     if missing.unexpected_keys or any(not name.startswith("pooler.") for name in missing.missing_keys):
@@ -239,10 +272,13 @@ def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers
         head = getattr(head, "out_proj", None)
     if not isinstance(dense, linear) or not isinstance(head, linear):
         return None
+    parameters = (dense.weight, dense.bias, head.weight, head.bias)
     with torch.no_grad():
-        for place, values in zip((dense.weight, dense.bias, head.weight, head.bias), layers, strict=True):
-            place.copy_(values)
-    return model if _apart(student, form, model) <= MOST_APART else None  # another function than tanh
+        for parameter, values in zip(parameters, layers, strict=True):
+            parameter.copy_(values)
+    if _apart(student, form, model) > MOST_APART:
+        return None  # another function than tanh
+    return model
 
 
 def _folded(student: StudentModel) -> tuple[Any, Any]:
@@ -259,22 +295,21 @@ def _apart(student: StudentModel, form: Form, model: Any) -> float:
     most = student.record.max_tokens
     rng = np.random.default_rng(0)
     lengths = np.linspace(1, most, 24).round().astype(int).tolist()
-    rows = [
-        TokenRow(
-            rng.integers(len(student.tokenizer), size=length).tolist(),
-            [0] * (length // 2) + [1] * (length - length // 2),
-        )
-        for length in lengths
-    ]
+    rows = []
+    for length in lengths:
+        ids = rng.integers(len(student.tokenizer), size=length).tolist()
+        first_text = length // 2
+        rows.append(TokenRow(ids, [0] * first_text + [1] * (length - first_text)))
     batch = student.texts.collate(rows)
     with torch.inference_mode():
-        want_BK = student.module(**batch)[HEAD].numpy()
-        found_BK = model(**batch).logits.numpy()
-    probs_BK = softmax(want_BK / student.record.temperature.get(HEAD, 1.0))
+        student_BK = student.module(**batch)[HEAD].numpy()
+        logits_BK = model(**batch).logits.numpy()
+    probs_BK = softmax(student_BK / student.record.temperature.get(HEAD, 1.0))
     if form == "hf":
-        return float(np.abs(softmax(found_BK) - probs_BK).max())
-    shares_B = probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1)
-    return float(np.abs(1 / (1 + np.exp(-found_BK[:, 0])) - shares_B).max())
+        return float(np.abs(softmax(logits_BK) - probs_BK).max())
+    expected_B = probs_BK @ np.arange(student.record.grades) / (student.record.grades - 1)
+    scores_B = 1 / (1 + np.exp(-logits_BK[:, 0]))
+    return float(np.abs(scores_B - expected_B).max())
 
 
 def _pooling(student: StudentModel) -> str:
@@ -286,12 +321,15 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
     """Transformer, Pooling and Dense, of one logit two of these, as sentence-transformers keeps them."""
     from safetensors.torch import save_file
 
-    transformer, pooling = (folder / name for name, _ in MODULES[:2])
+    transformer = folder / PARTS[0]
+    pooling = folder / PARTS[1]
     modules = list(MODULES)
-    folded = [("Identity", *_folded(student))]
+    dense_layers = [("Identity", *_folded(student))]
+    activation = SCORES["log-odds-relevant"].activation
     if form == "rerank":
         modules.append((PARTS[3], MODULES[-1][1]))
-        folded = [("Tanh", *layers[:2]), ("Identity", *layers[2:])]
+        dense_layers = [("Tanh", *layers[:2]), ("Identity", *layers[2:])]
+        activation = SCORES[score].activation
     for name, _ in modules:
         (folder / name).mkdir()
     student.module.inner.base_model.save_pretrained(transformer)
@@ -308,18 +346,19 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
             "include_prompt": True,
         },
         folder / "modules.json": [
-            {"idx": place, "name": str(place), "path": name, "type": kind} for place, (name, kind) in enumerate(modules)
+            {"idx": number, "name": str(number), "path": name, "type": kind}
+            for number, (name, kind) in enumerate(modules)
         ],
         folder / "config_sentence_transformers.json": {
-            "activation_fn": SCORES[score if form == "rerank" else "log-odds-relevant"][2],
+            "activation_fn": activation,
             "default_prompt_name": None,
             "model_type": "CrossEncoder",
             "prompts": {},
         },
     }
-    for place, (name, weight_OI, bias_O) in enumerate(folded, 2):
-        dense = folder / f"{place}_Dense"
-        is_last = place == len(modules) - 1
+    for number, (name, weight_OI, bias_O) in enumerate(dense_layers, 2):
+        dense = folder / f"{number}_Dense"
+        is_last = number == len(modules) - 1
         save_file({"linear.weight": weight_OI.contiguous(), "linear.bias": bias_O}, dense / "model.safetensors")
         written[dense / "config.json"] = {
             "in_features": weight_OI.shape[1],
@@ -329,12 +368,12 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
             "module_input_name": "sentence_embedding",
             "module_output_name": "scores" if is_last else "sentence_embedding",
         }
-    for file, held in written.items():
-        file.write_bytes(readable_json(held))
+    for file, settings in written.items():
+        file.write_bytes(readable_json(settings))
 
 
 def _pair_tokenizer(student: StudentModel) -> Any:
-    """The student's tokenizer for these libraries: they pad and cut as it says, and what it says is its base's way. A
+    """The student's tokenizer for these libraries, which pad and cut as its settings are: those of its base. A
     decoder's puts the prompt's tokens around a pair, as others put `[CLS]` and `[SEP]`.
     """
     tokenizer = copy.deepcopy(student.tokenizer)
@@ -354,7 +393,7 @@ def _pair_tokenizer(student: StudentModel) -> Any:
 
 
 CALLS = ("max_length", "stride", "truncation", "truncation_strategy", "padding", "pad_to_multiple_of")
-"""What a base's tokenizer_config.json may say of the calls that others made."""
+"""What a base's tokenizer_config.json may hold of the calls that others made."""
 
 
 def _put_prompt_around(tokenizer: Any, prompt_ids: tuple[list[int], list[int], list[int]]) -> None:
@@ -363,15 +402,15 @@ def _put_prompt_around(tokenizer: Any, prompt_ids: tuple[list[int], list[int], l
 
     before, between, after = prompt_ids
     pieces = {"before": before, "between": between, "after": after}
-    whole = [name for name in ("before", "$A", "between", "$B:0", "after") if pieces.get(name, True)]
+    pieces = {name: ids for name, ids in pieces.items() if ids}
+    template = [name for name in ("before", "$A", "between", "$B:0", "after") if name.startswith("$") or name in pieces]
+    special_tokens = []
+    for name, ids in pieces.items():
+        special_tokens.append({"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)})
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=[name for name in whole if name != "$B:0"],  # so transformers reads a pair whose document is empty
-        pair=whole,
-        special_tokens=[
-            {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
-            for name, ids in pieces.items()
-            if ids
-        ],
+        single=[name for name in template if name != "$B:0"],  # so transformers reads a pair whose document is empty
+        pair=template,
+        special_tokens=special_tokens,
     )
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.truncation_side = "right"
@@ -379,7 +418,7 @@ def _put_prompt_around(tokenizer: Any, prompt_ids: tuple[list[int], list[int], l
 
 
 def _write_tokenizer(student: StudentModel, folder: Path) -> None:
-    """The tokenizer as its files have to say it.
+    """The tokenizer as its files have to hold it.
 
     Raises:
         ModelError: a decoder's, loaded again, reads a pair otherwise than the student.
@@ -394,9 +433,9 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # others put their own marks around texts
     file.write_bytes(readable_json(settings))
     pairs = [("a", document) for _, document in PROBES]
-    reading = AutoTokenizer.from_pretrained(folder)
-    rows = student.texts.encode(pairs)
-    if [reading(*pair, truncation=True).input_ids for pair in pairs] != [row.ids for row in rows]:
+    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded_ids = [loaded(*pair, truncation=True).input_ids for pair in pairs]
+    if loaded_ids != [row.ids for row in student.texts.encode(pairs)]:
         raise ModelError(
             f"{student.path}: its tokenizer can't hold the prompt. Nothing was written; export it to a bundle, and "
             "report this with the model's name."
@@ -416,7 +455,7 @@ def export_to_hub_folder(
     pairs: PairsFile | None = None,
     licence: str | None,
     is_replacing: bool,
-    say: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _: None,
 ) -> HubFolder:
     """Write a student's folder for transformers and sentence-transformers.
 
@@ -425,7 +464,7 @@ def export_to_hub_folder(
         pairs: what to compare on; the student's own by default.
         licence: SPDX expression.
         is_replacing: take the place of another such folder.
-        say: called with progress, a line each.
+        report: called with progress, a line each.
     Raises:
         GateError: a library that loads it answers otherwise than the student; nothing is made at `target`.
         ConfigError: no class there answers as it does.
@@ -446,8 +485,9 @@ def export_to_hub_folder(
     facts = student_manifest(path)
     manifest = StudentManifest.read(readable_json(facts), f"{path}/manifest.json")
     recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
-    recipe |= {"score": score} if form == "rerank" else {}
-    done = made_before(
+    if form == "rerank":
+        recipe["score"] = score
+    existing = made_before(
         target,
         _noted,
         recipe,
@@ -455,8 +495,8 @@ def export_to_hub_folder(
         what="export for these libraries",
     )
     left_out = [name for name in record.heads if name != HEAD]
-    if done is not None:
-        library, checks = done
+    if existing is not None:
+        library, checks = existing
         return HubFolder(library, checks, left_out, was_done=True)
     asked = choose_pairs(record, facts, pairs, storage)
     student = load_student(path)
@@ -465,7 +505,7 @@ def export_to_hub_folder(
             student,
             form,
             folder,
-            say,
+            report,
             score,
         )
         checks = check_folder(
@@ -474,19 +514,17 @@ def export_to_hub_folder(
             form=form,
             library=library,
             asked=asked,
-            say=say,
+            report=report,
         )
-        (folder / CARD_NAME).write_text(
-            render_hub_card(
-                manifest=manifest,
-                record=record,
-                form=form,
-                score=score,
-                library=library,
-                licence=licence,
-            ),
-            encoding="utf-8",
+        card = render_hub_card(
+            manifest=manifest,
+            record=record,
+            form=form,
+            score=score,
+            library=library,
+            licence=licence,
         )
+        (folder / CARD_NAME).write_text(card, encoding="utf-8")
         notes = {"library": library, "compared_on": asked.source, "checks": plain(checks)}
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))
     return HubFolder(library, checks, left_out, was_done=False)

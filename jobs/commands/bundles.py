@@ -419,7 +419,7 @@ def export(
         pairs=source,
         provider=provider,
         is_replacing=replace,
-        say=lambda line: click.echo(line, err=True),
+        report=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
     keys = ("name", "heads", "models", "parity", "made_by")
@@ -484,7 +484,7 @@ def _export_hf(
         pairs=None if pairs is None else PairsFile(pairs),
         licence=licence,
         is_replacing=is_replacing,
-        say=lambda line: click.echo(line, err=True),
+        report=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if made.was_done and not done_ok else Exit.DONE
     result = {
