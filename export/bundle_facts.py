@@ -1,4 +1,4 @@
-"""What a bundle's manifest and parity record say, as records, and the model card rendered from them."""
+"""A bundle's manifest and parity as records, and the model card rendered from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,7 +147,7 @@ def student_facts(bundle: Bundle) -> StudentFacts:
     return read_student_facts(bundle.facts, f"{bundle.folder}/{MANIFEST_NAME}")
 
 
-def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
+def read_student_facts(facts: Mapping[str, Any], where: str) -> StudentFacts:
     """The same of a manifest's facts.
 
     Raises:
@@ -155,7 +155,7 @@ def read_student_facts(held: Mapping[str, Any], where: str) -> StudentFacts:
     """
     return read_record(
         StudentFacts,
-        held,
+        facts,
         where,
         "describes no student as this relabel writes it",
         "Give a bundle that `relabel export` made.",
@@ -230,7 +230,7 @@ class Parity:
     models: Annotated[list[ModelParity], Field(min_length=1)]
 
 
-def read_parity(held: Any, where: str) -> Parity:
+def read_parity(section: Any, where: str) -> Parity:
     """The section `parity` of a bundle's manifest.
 
     Args:
@@ -240,7 +240,7 @@ def read_parity(held: Any, where: str) -> Parity:
     """
     return read_record(
         Parity,
-        held,
+        section,
         where,
         "its parity is not as this relabel writes it",
         "Restore it from a copy.",
@@ -283,36 +283,44 @@ def parity_rows(parity: Parity) -> list[list[str]]:
     head.
     """
     rows = [["precision", "max abs Δp", "flips (95 %)", "tau", "F1 loss, points (95 %)", "nDCG@10 loss", "gate"]]
-    for one in parity.models:
-        flips = max(one.figures, key=lambda figure: figure.flip_share)
-        worst_f1 = max((figure.f1_macro for figure in one.figures), key=lambda f1: f1["loss_points"])
-        taus = [figure.tau for figure in one.figures if figure.tau is not None]
-        losses = [loss for figure in one.figures if (loss := figure.ndcg["loss"]) is not None]
+    for model in parity.models:
+        max_abs = max(figure.max_abs for figure in model.figures)
+        flips = max(model.figures, key=lambda figure: figure.flip_share)
+        flip_text = f"{flips.flip_share:.2%}"
+        if flips.flip_low is not None:
+            flip_text += f" ({flips.flip_low:.2%} to {flips.flip_high:.2%})"
+        worst_f1 = max((figure.f1_macro for figure in model.figures), key=lambda f1: f1["loss_points"])
+        taus = [figure.tau for figure in model.figures if figure.tau is not None]
+        losses = [figure.ndcg["loss"] for figure in model.figures]
+        known_losses = [loss for loss in losses if loss is not None]
         rows.append(
             [
-                one.precision,
-                f"{max(figure.max_abs for figure in one.figures):.1e}",
-                f"{flips.flip_share:.2%}"
-                + ("" if flips.flip_low is None else f" ({flips.flip_low:.2%} to {flips.flip_high:.2%})"),
+                model.precision,
+                f"{max_abs:.1e}",
+                flip_text,
                 f"{min(taus):.4f}" if taus else "–",
                 "{loss_points:+.2f} ({loss_low:+.2f} to {loss_high:+.2f})".format_map(worst_f1),
-                f"{max(losses, key=abs):+.4f}" if losses else "–",
-                verdict(one),
+                f"{max(known_losses, key=abs):+.4f}" if known_losses else "–",
+                verdict(model),
             ]
         )
     return rows
 
 
-def verdict(one: ModelParity) -> str:
-    """What the gate says of a model: `passed`, `undecided` or `REFUSED`."""
-    return "REFUSED" if not one.has_passed else "undecided" if one.doubts else "passed"
+def verdict(model: ModelParity) -> str:
+    """What the gate came to for a model: `passed`, `undecided` or `REFUSED`."""
+    if not model.has_passed:
+        return "REFUSED"
+    return "undecided" if model.doubts else "passed"
 
 
 def undecided_lines(parity: Parity) -> list[str]:
     """A sentence for each doubt about a model that passed."""
-    return [
-        f"{one.precision} is undecided: {doubt}." for one in parity.models if one.has_passed for doubt in one.doubts
-    ]
+    lines = []
+    for model in parity.models:
+        if model.has_passed:
+            lines += [f"{model.precision} is undecided: {doubt}." for doubt in model.doubts]
+    return lines
 
 
 class ChosenPrecision(NamedTuple):
@@ -332,12 +340,12 @@ def choose_precision(parity: Parity, provider: str, wish: str, why: str = "named
     Raises:
         UsageError: no model of that precision passed a gate.
     """
-    made_of = {model.precision: model for model in parity.models if model.has_passed}
+    passed = {model.precision: model for model in parity.models if model.has_passed}
     if provider == OPENVINO:
-        made_of |= {name: made_of[source] for name, source in ROUNDED.items() if source in made_of}
-    if wish not in made_of:
-        raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(made_of)}.")
-    doubts = made_of[wish].doubts
+        passed |= {name: passed[source] for name, source in ROUNDED.items() if source in passed}
+    if wish not in passed:
+        raise UsageError(f"--precision {wish}: those of this bundle that passed their gate are {', '.join(passed)}.")
+    doubts = passed[wish].doubts
     if doubts:
         why += f"; its gate is undecided: {'; '.join(doubts)}"
     return ChosenPrecision(wish, why, provider)

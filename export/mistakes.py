@@ -235,7 +235,7 @@ def cut(
     encoded = tokenizer.encode_batch(list(pairs), add_special_tokens=has_special)
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
-    return [(one.ids, one.type_ids) for one in encoded]
+    return [(encoding.ids, encoding.type_ids) for encoding in encoded]
 
 
 def cut_document_only(subject: Subject, pairs: Request) -> list[Row]:
@@ -259,27 +259,26 @@ def one_text(subject: Subject, pairs: Request) -> list[Row]:
     tokenizer.enable_truncation(subject.encoder.max_tokens, direction=subject.inputs.truncation_side)
     encoded = tokenizer.encode_batch([f"{query} {document}" for query, document in pairs])
     tokenizer.no_truncation()
-    return [(one.ids, one.type_ids) for one in encoded]
+    return [(encoding.ids, encoding.type_ids) for encoding in encoded]
 
 
 def prompted(
     subject: Subject, pairs: Request, *, most: int | None = None, side: str = "right", has_template: bool = True
 ) -> list[Row]:
     """Rows of a decoder: the pieces of its prompt around the texts' tokens, which are cut to what room is left."""
-    pieces = subject.inputs.prompt_ids if has_template else ([], [], [])
-    before, between, after = pieces
+    before, between, after = subject.inputs.prompt_ids if has_template else ([], [], [])
     room = (most or subject.encoder.max_tokens) - len(before) - len(between) - len(after)
     rows = []
     for query, document in pairs:
         query_ids = subject.tokenizer.encode(query, add_special_tokens=False).ids
         document_ids = subject.tokenizer.encode(document, add_special_tokens=False).ids
-        query_ids = _kept(query_ids, room, side)
-        document_ids = _kept(document_ids, room - len(query_ids), side)
+        query_ids = _cut_ids(query_ids, room, side)
+        document_ids = _cut_ids(document_ids, room - len(query_ids), side)
         rows.append((before + query_ids + between + document_ids + after, list[int]()))
     return rows
 
 
-def _kept(ids: list[int], most: int, side: str) -> list[int]:
+def _cut_ids(ids: list[int], most: int, side: str) -> list[int]:
     if most <= 0:
         return []
     return ids[-most:] if side == "left" else ids[:most]
@@ -291,7 +290,8 @@ def in_one_piece(subject: Subject, pairs: Request) -> list[Row]:
     tokenizer.encode_special_tokens = False
     before, between, after = (tokenizer.decode(ids, skip_special_tokens=False) for ids in subject.inputs.prompt_ids)
     texts = [f"{before}{query}{between}{document}{after}" for query, document in pairs]
-    return [(one.ids, list[int]()) for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [(encoding.ids, list[int]()) for encoding in encoded]
 
 
 # ------------------------------------------------------------------------------
@@ -385,12 +385,14 @@ class PoolingGraph:
             raise LookupError("the weights lie in a file of their own")
         model = onnx.load(str(student.folder / chosen["path"]))
         self._made_by = {name: node for node in model.graph.node for name in node.output}
-        weights = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+        weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         head = self._before(HEAD, ("Gemm",))
-        is_transposed = any(one.name == "transB" and one.i for one in head.attribute)
-        self._weight_DK = weights[head.input[1]].T if is_transposed else weights[head.input[1]]
-        self._bias_K = weights[head.input[2]]
-        self._tokens = self._before(head.input[0], ("LayerNormalization", "RMSNormalization")).output[0]
+        vector_name, weight_name, bias_name = head.input
+        is_transposed = any(attribute.name == "transB" and attribute.i for attribute in head.attribute)
+        self._weight_DK = weights[weight_name].T if is_transposed else weights[weight_name]
+        self._bias_K = weights[bias_name]
+        last_layer = self._before(vector_name, ("LayerNormalization", "RMSNormalization"))
+        self._tokens = last_layer.output[0]
         model.graph.output.append(onnx.helper.make_tensor_value_info(self._tokens, onnx.TensorProto.FLOAT, None))
         self._session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         self._temperature = subject.temperature
@@ -398,13 +400,13 @@ class PoolingGraph:
     def _before(self, name: str, operators: Sequence[str]) -> Any:
         """The nearest node of these operators that a result is made of."""
         pending = [name]
-        for made in pending:
-            node = self._made_by.get(made)
+        for result in pending:
+            node = self._made_by.get(result)
             if node is None:
                 continue
             if node.op_type in operators:
                 return node
-            pending += [one for one in node.input if one not in pending]
+            pending += [name for name in node.input if name not in pending]
         raise LookupError(f"nothing of {', '.join(operators)} before {name}")
 
     def answers(self, subject: Subject, rows: Sequence[Row], pooling: str) -> np.ndarray:
@@ -484,13 +486,13 @@ class Mistake:
         name: as a reader is shown it.
         step: of `Steps`.
         done: instead.
-        hangs_on_company: it changes a pair's score by the other pairs of its request.
+        hangs_on_batch: it changes a pair's score by the other pairs of its request.
     """
 
     name: str
     step: str
     done: Callable[..., Any]
-    hangs_on_company: bool = False
+    hangs_on_batch: bool = False
 
 
 COMMON = (
@@ -499,7 +501,7 @@ COMMON = (
     Mistake("the document is missing", "texts", without_document),
     Mistake("texts are made lower case", "texts", lower_case),
     Mistake("`query: ` and `passage: ` are put before the texts", "texts", with_prefixes),
-    Mistake("padding is not masked", "answers", partial(padded, is_masked=False), hangs_on_company=True),
+    Mistake("padding is not masked", "answers", partial(padded, is_masked=False), hangs_on_batch=True),
     Mistake(
         "all rows are padded to the student's length, and padding is not masked",
         "answers",
@@ -511,10 +513,8 @@ COMMON = (
     Mistake("softmax over one logit: 1 for every pair", "score", partial(constant, value=1.0)),
     Mistake("0.5 for every pair: a head of zeros", "score", partial(constant, value=0.5)),
     Mistake("softmax applied twice", "score", softmax_twice),
-    Mistake(
-        "scores come back sorted, and not in the order of the documents", "reply", best_first, hangs_on_company=True
-    ),
-    Mistake("all documents of a request have the first one's score", "reply", first_for_all, hangs_on_company=True),
+    Mistake("scores come back sorted, and not in the order of the documents", "reply", best_first, hangs_on_batch=True),
+    Mistake("all documents of a request have the first one's score", "reply", first_for_all, hangs_on_batch=True),
 )
 """Mistakes with any student."""
 ENCODER = (
@@ -529,7 +529,7 @@ DECODER = (
     Mistake("prompt and texts become tokens in one piece, and are not cut", "tokens", in_one_piece),
     Mistake("the template is missing", "tokens", partial(prompted, has_template=False)),
     Mistake("the first token comes twice", "rows", first_twice),
-    Mistake("positions count the padding", "answers", partial(padded, counts_padding=True), hangs_on_company=True),
+    Mistake("positions count the padding", "answers", partial(padded, counts_padding=True), hangs_on_batch=True),
 )
 POOLINGS = {"first": "by the first token", "last": "by the last token", "mean": "by the mean", "max": "by the maximum"}
 
@@ -540,45 +540,41 @@ def mistakes_of(subject: Subject, longest: int) -> list[Mistake]:
     Args:
         longest: tokens of the longest pair that is asked; what is cut beyond is not cut.
     """
-    student, inputs = subject.student, subject.inputs
+    student = subject.student
+    inputs = subject.inputs
     grades = student.heads[HEAD]
     table = [*COMMON]
     if inputs.kind == "encoder":
-        table += [*ENCODER, *_cuts(subject, cut, longest), *_poolings(subject)]
+        table += ENCODER
+        table += _cuts(subject, cut, longest)
+        table += _poolings(subject)
     if inputs.kind == "decoder":
         before, _, after = map(len, inputs.prompt_ids)
+        table += DECODER
         table += [
-            *DECODER,
             Mistake("the instruction before the pair is missing", "rows", partial(stripped, first=before, last=0)),
             Mistake("the template's end is missing", "rows", partial(stripped, first=0, last=after)),
             Mistake("both ends of the template are missing", "rows", partial(stripped, first=before, last=after)),
-            *_cuts(subject, prompted, longest),
         ]
+        table += _cuts(subject, prompted, longest)
     if inputs.kind != "logistic":
         other = "left" if inputs.padding_side == "right" else "right"
-        padding = f"texts are padded on the {other}"
+        name = f"texts are padded on the {other}"
+        to_full = partial(padded, is_other_side=True, is_full=True)
         table += [
-            Mistake(padding, "answers", partial(padded, is_other_side=True), hangs_on_company=True),
-            Mistake(
-                f"{padding}, to the student's length", "answers", partial(padded, is_other_side=True, is_full=True)
-            ),
+            Mistake(name, "answers", partial(padded, is_other_side=True), hangs_on_batch=True),
+            Mistake(f"{name}, to the student's length", "answers", to_full),
         ]
     for head in student.heads:
         if head != HEAD:
             table.append(Mistake(f"another head: {head}", "answers", partial(of_another_head, head=head)))
     if abs(subject.temperature - 1) > 1e-3:
-        table.append(
-            Mistake(
-                "the calibrating temperature is left out",
-                "score",
-                partial(untempered, temperature=subject.temperature),
-            )
-        )
+        without = partial(untempered, temperature=subject.temperature)
+        table.append(Mistake("the calibrating temperature is left out", "score", without))
     if grades > 2:  # of two grades the one is the score itself, the other is labels in reverse order
-        table += [
-            Mistake(f"the probability of grade {grade} alone", "score", partial(one_probability, grade=grade))
-            for grade in range(grades)
-        ]
+        for grade in range(grades):
+            alone = partial(one_probability, grade=grade)
+            table.append(Mistake(f"the probability of grade {grade} alone", "score", alone))
     return table
 
 
@@ -587,10 +583,11 @@ def _cuts(subject: Subject, read: Callable[..., list[Row]], longest: int) -> Ite
     own = subject.encoder.max_tokens
     other = "left" if subject.inputs.truncation_side == "right" else "right"
     yield Mistake(f"long texts are cut on the {other}", "tokens", partial(read, side=other))
-    for most in sorted({*CUTS, own // 4, own // 2, own * 3 // 4} - {own}):
+    lengths = {*CUTS, own // 4, own // 2, own * 3 // 4}
+    lengths.discard(own)
+    for most in sorted(lengths):
         if 8 <= most < longest:
-            name = f"texts are cut at {most} tokens, not at {own}"
-            yield Mistake(name, "tokens", partial(read, most=most))
+            yield Mistake(f"texts are cut at {most} tokens, not at {own}", "tokens", partial(read, most=most))
     if longest > own:
         yield Mistake(f"texts are not cut at {own} tokens", "tokens", partial(read, most=longest))
 
@@ -651,15 +648,15 @@ class Comparison:
 
     def probe(self, number: int) -> "Comparison":
         """The different pairs that are furthest off, each asked alone."""
-        pairs = [pair for request in self.requests for pair in request]
-        places: dict[Pair, int] = {}
-        for place in np.argsort(-self.apart, kind="stable").tolist():
-            if self.counted[place] and len(places) < number:
-                places.setdefault(pairs[place], place)
-        chosen = list(places.values())
+        pairs = list(itertools.chain.from_iterable(self.requests))
+        rows: dict[Pair, int] = {}
+        for row in np.argsort(-self.apart, kind="stable").tolist():
+            if self.counted[row] and len(rows) < number:
+                rows.setdefault(pairs[row], row)
+        chosen = list(rows.values())
         return replace(
             self,
-            requests=[[pair] for pair in places],
+            requests=[[pair] for pair in rows],
             served=self.served[chosen],
             apart=self.apart[chosen],
             counted=np.ones(len(chosen), dtype=bool),
@@ -681,17 +678,16 @@ def explain(subject: Subject, compared: Comparison, *, combines: bool) -> Explan
         combines: two mistakes together are tried where no one alone explains enough.
     """
     table = mistakes_of(subject, longest_of(subject, compared.requests))
-    best = _nearest(subject, compared, [(one,) for one in table])
+    best = _nearest(subject, compared, [(mistake,) for mistake in table])
     if not combines or (best is not None and best.explained >= ENOUGH):
         return best
     is_cheap = subject.inputs.kind == "encoder"
-    together = _nearest(
-        subject,
-        compared,
-        [pair for pair in itertools.combinations(table, 2) if _go_together(*pair, is_cheap=is_cheap)],
-    )
-    if together is None or best is None:
-        return together or best
+    pairs = [pair for pair in itertools.combinations(table, 2) if _go_together(*pair, is_cheap=is_cheap)]
+    together = _nearest(subject, compared, pairs)
+    if together is None:
+        return best
+    if best is None:
+        return together
     return together if 1 - together.explained < (1 - best.explained) / 10 else best
 
 
@@ -701,7 +697,7 @@ def _go_together(first: Mistake, second: Mistake, *, is_cheap: bool) -> bool:
     """
     if first.step == second.step:
         return False
-    if is_cheap and not first.hangs_on_company and not second.hangs_on_company:
+    if is_cheap and not first.hangs_on_batch and not second.hangs_on_batch:
         return True
     return not {first.step, second.step}.isdisjoint({"score", "reply"})
 
@@ -721,22 +717,26 @@ def _nearest(subject: Subject, compared: Comparison, candidates: Sequence[tuple[
     probe = compared.probe(PROBED)
     trials = []
     for mistakes in candidates:
-        hangs_on_company = any(one.hangs_on_company for one in mistakes)
-        if not hangs_on_company and not _is_promising(subject, probe, mistakes):
+        hangs_on_batch = any(mistake.hangs_on_batch for mistake in mistakes)
+        if not hangs_on_batch and not _is_promising(subject, probe, mistakes):
             continue
-        name = ", and ".join(one.name for one in mistakes)
+        name = ", and ".join(mistake.name for mistake in mistakes)
         for scale, apart_N in _differences(subject, compared, mistakes):
             left = float((apart_N**2).sum())
             trials.append(Trial(name, scale, left, float(apart_N.max(initial=0.0))))
-    least = min((one.left for one in trials), default=np.inf)
-    is_near = np.sqrt(least / max(1, int(compared.counted.sum()))) <= compared.most
-    if not is_near or not compared.total or 1 - least / compared.total < EXPLAINED:
+    least = min((trial.left for trial in trials), default=np.inf)
+    num_counted = int(compared.counted.sum())
+    is_near = np.sqrt(least / max(1, num_counted)) <= compared.most
+    if not is_near or not compared.total:
         return None
-    alike = [one for one in trials if one.left <= least + TIE]
+    explained = 1 - least / compared.total
+    if explained < EXPLAINED:
+        return None
+    alike = [trial for trial in trials if trial.left <= least + TIE]
     scale_names = [scale.name for scale in scales_of(subject.student.heads[HEAD])]
-    best = min(alike, key=lambda one: scale_names.index(one.scale.name))
-    names = [one.name for one in alike if one.scale.name == best.scale.name]
-    return Explanation("; or ".join(names[:3]), best.scale.name, 1 - least / compared.total, best.furthest)
+    best = min(alike, key=lambda trial: scale_names.index(trial.scale.name))
+    names = [trial.name for trial in alike if trial.scale.name == best.scale.name]
+    return Explanation("; or ".join(names[:3]), best.scale.name, explained, best.furthest)
 
 
 def _is_promising(subject: Subject, probe: Comparison, mistakes: Sequence[Mistake]) -> bool:
@@ -752,7 +752,7 @@ def _differences(
     """
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-    steps = replace(RIGHT, **{one.step: one.done for one in mistakes})
+    steps = replace(RIGHT, **{mistake.step: mistake.done for mistake in mistakes})
     try:
         scores_N = steps.scores(subject, compared.requests)
     except (Fail, InvalidArgument, RuntimeException):
@@ -763,7 +763,7 @@ def _differences(
 
 def longest_of(subject: Subject, requests: Sequence[Request]) -> int:
     """Tokens of the longest pair, not cut."""
-    encode = subject.tokenizer.encode
     prompt = sum(map(len, subject.inputs.prompt_ids))
-    lengths = [len(encode(query, document).ids) for request in requests for query, document in request]
+    pairs = itertools.chain.from_iterable(requests)
+    lengths = [len(subject.tokenizer.encode(query, document).ids) for query, document in pairs]
     return prompt + max(lengths)
