@@ -158,10 +158,12 @@ def test_every_way_to_score_a_bundle_gives_the_same_figures_by_default(
     world = World(bundle, graded_file, relabel, serve, rerank)
     wanted = Student(bundle, provider="cpu", precision=precision).expected_grades(world.pairs())
     other = Student(bundle, provider="cpu", precision="int8").expected_grades(world.pairs())
-    assert np.abs(wanted - other).max() > max(TOLERANCES.values()), "nothing would show in these pairs"
+    between = np.abs(wanted - other).max()
+    assert between > 5 * TOLERANCES["fp32"], "nothing would show in these pairs"
+    tolerance = min(TOLERANCES[precision], between / 2)  # how far int8 is off depends on the processor
     for way, score in WAYS.items():
         apart = np.abs(np.asarray(score(world)) - wanted).max()
-        assert apart <= TOLERANCES[precision], (way, apart)
+        assert apart <= tolerance, (way, apart, between)
 
 
 def test_conform_bench_and_check_speak_of_the_default(

@@ -1,6 +1,8 @@
-"""Cohere's /rerank over a bundle: python rerank.py DEST [--port 8080]. Needs what load.py needs, and nothing else.
+"""Cohere's /rerank over a bundle: python rerank.py DEST [--host 127.0.0.1] [--port 8080]. Needs what load.py needs, and
+nothing else.
 
-Requests that wait are answered together: one thread computes, and takes all that came meanwhile.
+Requests that wait are answered together: one thread computes, and takes all that came meanwhile. Where DEST is a folder
+that `relabel pull` writes, a new version is served within a minute of its pull.
 """
 
 import argparse
@@ -16,23 +18,46 @@ from pathlib import Path
 MOST_DOCUMENTS = 1_000
 MOST_PAIRS = 256  # of requests that are answered together
 MOST_BYTES = 16 << 20
+LOOK_EVERY_S = 60.0  # how often DEST/current is looked at
+
+
+def folder_of(dest):
+    """The version that DEST/current points to now, or the bundle that DEST is."""
+    current = Path(dest, "current")
+    return (current if current.exists() else Path(dest)).resolve()  # once: every file comes from one version
 
 
 def open_student(dest, **options):
     """The bundle that DEST/current points to, or that DEST is."""
-    folder = Path(dest, "current") if Path(dest, "current").exists() else Path(dest)
-    folder = folder.resolve()  # once: every file comes from one version
+    folder = folder_of(dest)
     spec = importlib.util.spec_from_file_location(f"load_{folder.name}", folder / "load.py")
     load = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(load)
     return load.Student(folder, **options)
 
 
+def follow(server, dest, stop, look_every_s=LOOK_EVERY_S, **options):
+    """Serve what DEST/current points to, whenever it points elsewhere, until `stop` is set. A version that can't be
+    loaded is reported, and the one before it is served on."""
+    served = folder_of(dest)
+    while not stop.wait(look_every_s):
+        folder = folder_of(dest)
+        if folder == served:
+            continue
+        served = folder
+        try:
+            server.scorer.student = open_student(folder, **options)
+            print(f"serving version {server.scorer.student.version}", file=sys.stderr)
+        except Exception as exc:  # noqa: BLE001 (the server goes on)
+            print(f"{folder} can't be served: {type(exc).__name__}: {exc}", file=sys.stderr)
+
+
 class Scorer:
     """Scores pairs; those of requests that wait together go into one call."""
 
     def __init__(self, student):
-        self.student, self.waiting = student, queue.Queue(MOST_DOCUMENTS)
+        self.student = student
+        self.waiting = queue.Queue(MOST_DOCUMENTS)
         threading.Thread(target=self._work, daemon=True).start()
 
     def scores(self, pairs):
@@ -99,9 +124,9 @@ class Rerank(BaseHTTPRequestHandler):
         """Requests are not logged: they hold texts of users."""
 
 
-def serve(student, port):
+def serve(student, port, host="127.0.0.1"):
     """A server, started by serve_forever()."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), Rerank)
+    server = ThreadingHTTPServer((host, port), Rerank)
     server.scorer = Scorer(student)
     return server
 
@@ -109,7 +134,15 @@ def serve(student, port):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dest")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="0.0.0.0 lets other machines ask, and asks nobody who they are"
+    )
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--precision")
     arguments = parser.parse_args()
-    serve(open_student(arguments.dest, precision=arguments.precision), arguments.port).serve_forever()
+    student = open_student(arguments.dest, precision=arguments.precision)
+    server = serve(student, arguments.port, arguments.host)
+    following = {"dest": arguments.dest, "stop": threading.Event(), "precision": arguments.precision}
+    threading.Thread(target=follow, args=[server], kwargs=following, daemon=True).start()
+    print(f"serving version {student.version} on {arguments.host}:{server.server_port}", file=sys.stderr)
+    server.serve_forever()
