@@ -23,8 +23,9 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
 
+# torch exactly, so that the installer takes a CPU build where the index has one.
 $(STAMP): pyproject.toml
-	PYTHON=$(PYTHON) .ci/install $(VENV) -e '.[cpu,dev]'
+	PYTHON=$(PYTHON) .ci/install $(VENV) 'torch==2.13.0' -e '.[cpu,dev]'
 	touch $@
 
 demo: $(STAMP) ## The whole way with a small set and real models on the CPU: labels, student, bundle, published and pulled

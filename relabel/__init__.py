@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+
     from relabel.export.loader import Student as Bundle
     from relabel.jobs.api import RunResult, ask, distill, evaluate, read_labels, run
     from relabel.jobs.api import TrainedStudent as Student
@@ -21,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from relabel.export.loader import Student
 
         return Student
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("relabel-ir")
     if name in __all__:
         from relabel.jobs import api
 
