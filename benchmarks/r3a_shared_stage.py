@@ -90,14 +90,14 @@ def label_all(engine: Any, labeler: Any, options: Any, pairs: Sequence[Pair]) ->
         return found
 
     progress = Progress()
-    loop = RunLoop(labeler, options, engine, lambda _: True, seed=3, progress=progress, stop=Stop())
+    loop = RunLoop(labeler, options, engine, seed=3)
     chunks = (
         ChunkWork(ChunkId(0, number, 1), list(pairs[start : start + CHUNK_ROWS]))
         for number, start in enumerate(range(0, len(pairs), CHUNK_ROWS))
     )
     engine.submit, engine.poll = submit, poll
     wall, cpu = time.perf_counter(), time.process_time()
-    loop.run(chunks)
+    loop.label_chunks(chunks, lambda _: True, progress=progress, stop=Stop())
     took = time.perf_counter() - wall, time.process_time() - cpu
     del engine.submit, engine.poll
     return Run(*took, dict(asked), answers, progress)

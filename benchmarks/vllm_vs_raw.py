@@ -63,12 +63,13 @@ class Recorder:
 
 def run_ours(engine: Any, labeler: Any, options: Any, pairs: list[Pair]) -> int:
     progress = Progress()
-    loop = RunLoop(labeler, options, engine, lambda _: True, seed=3, progress=progress, stop=Stop())
+    loop = RunLoop(labeler, options, engine, seed=3)
     size = 32
-    loop.run(
+    chunks = (
         ChunkWork(ChunkId(0, number, 1), pairs[start : start + size])
         for number, start in enumerate(range(0, len(pairs), size))
     )
+    loop.label_chunks(chunks, lambda _: True, progress=progress, stop=Stop())
     return progress.requests
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from pydantic import SecretStr
 
@@ -19,7 +19,7 @@ from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets
 from relabel.labelers.engines.transformers import TokenizerFolder, prompt_encoder, tokenizer_folder
 from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
-from relabel.manifests.asks import Engine
+from relabel.manifests.asks import Ask, Engine, EngineFacts
 from relabel.manifests.cascade import Cascade, open_cascade
 from relabel.manifests.chat_templates import DAY, day_of, may_say_day
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
@@ -73,13 +73,35 @@ ROUNDS_FILES = (
 """And those of a search in rounds."""
 
 
+class ModelRunner(Protocol):
+    """What a job starts: an `Engine`, which answers asks, or a student, which labels whole chunks. The methods are
+    those of `Engine`.
+    """
+
+    def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> None: ...
+
+    @staticmethod
+    def model_digest(spec: EngineSpec) -> str: ...
+
+    @staticmethod
+    def resolve_auto(spec: EngineSpec) -> dict[str, str]: ...
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]: ...
+
+    def facts(self) -> EngineFacts: ...
+
+    def costs(self) -> dict[str, Any] | None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A checked spec with what it names."""
 
     spec: JobSpec
     labeler: Labeler
-    engine_class: type[Engine]
+    runner_class: type[ModelRunner]
     where: str
     storage: Storage
     """How input, output, templates and models are reached."""
@@ -140,7 +162,7 @@ class Job:
         engine = self.spec.engine
         if engine.model is not None and isinstance(engine.args, KeepsModels):
             fetch_model(engine.model, self.storage, cache_dir=Path(cache) if (cache := engine.args.cache_dir) else None)
-        return self.engine_class.model_digest(engine)
+        return self.runner_class.model_digest(engine)
 
     def template_folder(self) -> TokenizerFolder | None:
         """The tokenizer whose chat template makes the prompts; None where a server makes them.
@@ -534,7 +556,7 @@ def with_auto_resolved(job: Job, store: Store) -> Job:
         ManifestError: the first worker's record can't be read.
         ModelError: see `Engine.resolve_auto`.
     """
-    chosen = job.engine_class.resolve_auto(job.spec.engine)
+    chosen = job.runner_class.resolve_auto(job.spec.engine)
     if chosen and not store.create(AUTO_NAME, sealed_json(asdict(AutoOptions(1, chosen)))):
         chosen = {**chosen, **{name: value for name, value in read_auto(store).items() if name in chosen}}
     return job.with_args(chosen)
@@ -574,16 +596,25 @@ def read_auto(store: Store) -> dict[str, str]:
     return options.resolved
 
 
-def start_engine(job: Job) -> tuple[Engine, list[str]]:
-    """Start the job's engine and show it what the labeler will ask.
+def start_runner(job: Job) -> tuple[ModelRunner, list[str]]:
+    """Start the job's engine, or its student, and show it what the labeler will ask.
 
+    Returns:
+        It, and its remarks for the user.
     Raises:
         ModelError, MissingExtraError: what is missing, and how to get it.
     """
     secrets: dict[str, Any] = {"secrets": job.secrets} if job.secrets else {}  # only engines that name some take them
-    engine = job.engine_class(job.spec.engine, overlong=job.spec.input.overlong, **secrets)
+    runner = job.runner_class(job.spec.engine, overlong=job.spec.input.overlong, **secrets)
     try:
-        return engine, engine.prepare(job.labeler.probe())
+        return runner, runner.prepare(job.labeler.probe())
     except BaseException:
-        engine.close()
+        runner.close()
         raise
+
+
+def start_engine(job: Job) -> tuple[Engine, list[str]]:
+    """Likewise of a job that asks."""
+    engine, remarks = start_runner(job)
+    assert isinstance(engine, Engine)
+    return engine, remarks

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -41,14 +41,14 @@ from relabel.export.loader import (
 from relabel.export.parity import provider_here
 from relabel.jobs.delivery import fetch_folder
 from relabel.jobs.job import Job, cache_dir
-from relabel.jobs.run.chunks import ChunkWork, quarantined_text
+from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, quarantined_text
 from relabel.jobs.run.loop import IDLE_S
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import Stop
 from relabel.jobs.settings import Places, resolved
 from relabel.labelers.registry import Labeler
-from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, Engine, EngineFacts, Message, Request
+from relabel.manifests.asks import DOCUMENT_FIELD, Answer, Ask, Decision, EngineFacts, Message
 from relabel.manifests.errors import GateError, ManifestError, MissingExtraError, ModelError, RelabelError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.inputs import Dataset
@@ -490,7 +490,7 @@ def score_job(
     return ScoreJob(
         spec,
         StudentLabeler(options, record),
-        StudentEngine,
+        StudentRunner,
         f"relabel score {student}",
         storage,
     )
@@ -509,8 +509,12 @@ memory flat.
 """
 
 
-class StudentEngine(Engine):
-    """A student, or a bundle, as the engine of a run: it labels whole chunks and takes no asks.
+Scorer: TypeAlias = StudentModel | BundleModel
+"""What a score run asks."""
+
+
+class StudentRunner(ChunkLabeler):
+    """What runs a student or a bundle in place of an engine: it is given whole chunks.
 
     Raises:
         ManifestError: the files of student or bundle are not those of its manifest.
@@ -518,40 +522,54 @@ class StudentEngine(Engine):
     """
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"]) -> None:
-        found: tuple[Scorer, EngineFacts] = (
-            start_bundle(str(spec.model), spec.args)
-            if isinstance(spec.args, BundleArgs)
-            else start_student(str(spec.model), StudentArgs.of(spec))
-        )
-        self.model, self._facts = found
+        self.model: Scorer
+        if isinstance(spec.args, BundleArgs):
+            self.model, self._facts = start_bundle(str(spec.model), spec.args)
+        else:
+            self.model, self._facts = start_student(str(spec.model), StudentArgs.of(spec))
 
     @staticmethod
     def model_digest(spec: EngineSpec) -> str:
         """The digest of the student, or of the bundle."""
         return digest_of(identify(str(spec.model))[1])
 
-    @property
-    def capacity(self) -> int:
-        return 1
+    @staticmethod
+    def resolve_auto(spec: EngineSpec) -> dict[str, str]:  # noqa: ARG004
+        """None: a student's options are chosen with its job."""
+        return {}
 
-    def facts(self) -> EngineFacts:
-        return self._facts
-
-    def submit(self, request: Request) -> None:
-        raise NotImplementedError("a student labels chunks, see `label_chunks`")
-
-    def poll(self) -> list[Answer]:
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Nothing: a student is asked nothing."""
         return []
 
+    def facts(self) -> EngineFacts:
+        """Provenance of the student."""
+        return self._facts
+
+    def costs(self) -> None:
+        """Nothing is paid for."""
+
+    def close(self) -> None:
+        """Nothing: the student goes with its process."""
+
     def label_chunks(
-        self, chunks: Iterator[ChunkWork | None], commit: Callable[[ChunkWork], bool], **loop: Any
+        self,
+        chunks: Iterator[ChunkWork | None],
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> bool:
         """See `score_chunks`."""
-        return score_chunks(self.model, chunks, commit, **loop)
-
-
-Scorer: TypeAlias = StudentModel | BundleModel
-"""What a score run asks."""
+        return score_chunks(
+            self.model,
+            chunks,
+            commit,
+            progress=progress,
+            stop=stop,
+            on_progress=on_progress,
+        )
 
 
 def score_chunks(
@@ -563,33 +581,23 @@ def score_chunks(
     stop: Stop,
     on_progress: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Score chunks until they run out or a stop is asked for.
-
-    Args:
-        chunks: what to score, read in a thread; None means "nothing just now", and is asked again once others were
-            committed.
-        commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
-        on_progress: called often, for progress display.
-    Returns:
-        True if all of them were committed, False if a stop left some undone.
-    Raises:
-        InputError: rows can't be read; raised once the chunks before them are committed.
-        StoreError, DiskFullError: as they come; chunks that were complete are committed.
-    """
-    end: Any = object()
+    """Score chunks as `ChunkLabeler.label_chunks` says, whose arguments these are. The chunks are read in a thread."""
     seconds_a_chunk = 0.0
 
-    def read() -> tuple[Any, list[TokenRow]]:
-        """The next chunk, tokenized; `end` after the last one. In a thread of its own."""
-        work: Any = end if stop.reason is not None else next(chunks, end)
-        has_rows = work is not None and work is not end
-        return work, model.encode([(pair.query, pair.document) for pair in work.pairs]) if has_rows else []
+    def read() -> ReadChunk | None:
+        """The next chunk, tokenized; None after the last one. In a thread of its own."""
+        if stop.reason is not None:
+            return None
+        for work in chunks:
+            pairs = [] if work is None else work.pairs
+            return ReadChunk(work, model.encode([(pair.query, pair.document) for pair in pairs]))
+        return None
 
-    def count(num_rows: int) -> bool:
+    def may_go_on(num_rows: int) -> bool:
         """Count the rows of a batch; False if their chunk can't be finished in time."""
         progress.pairs += num_rows
         on_progress()
-        return not (stop.is_now or time.perf_counter() > stop.deadline_s)
+        return not stop.is_now and time.perf_counter() <= stop.deadline_s
 
     gc.freeze()  # what torch and the student brought along is not collected again: 0.25 s a full collection
     try:
@@ -606,37 +614,43 @@ def score_chunks(
                 if not wait([ahead[0]], timeout=0.2).done:
                     on_progress()
                     continue
-                work, tokens = ahead.popleft().result()
-                if work is end:
+                chunk = ahead.popleft().result()
+                if chunk is None:
                     return True
                 ahead.append(reader.submit(read))
+                work = chunk.work
                 if work is None:
                     time.sleep(IDLE_S)
                     continue
                 work.started_s = time.perf_counter()
                 work.started_clock = time.time()
-                probs = model.score(tokens, count)
+                probs = model.score(chunk.tokens, may_go_on)
                 if probs is None:
                     return False
-                scored = score_rows(
-                    work.pairs,
-                    work.keys,
-                    probs,
-                    tokens,
-                    model.record.phi,
-                )
-                rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
-                work.rows = [*rows]
-                work.left = 0
-                num_tokens = sum(len(row.ids) for row in tokens)
-                work.stages[STAGE] = StageSeen(len(rows), prompt_tokens=num_tokens)
+                _settle(work, chunk.tokens, probs, model.record.phi)
                 seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * seconds_a_chunk)
-                progress.statuses.update(Counter(row.status for row in rows))
-                progress.requests += len(rows)
-                progress.prompt_tokens += num_tokens
+                progress.statuses.update(Counter(row.status for row in work.rows if row is not None))
+                progress.requests += len(work.rows)
+                progress.prompt_tokens += work.stages[STAGE].prompt_tokens
                 commits.add(work)
     finally:
         gc.unfreeze()
+
+
+class ReadChunk(NamedTuple):
+    """A chunk with its tokens; no chunk where there is nothing just now."""
+
+    work: ChunkWork | None
+    tokens: list[TokenRow]
+
+
+def _settle(work: ChunkWork, tokens: Sequence[TokenRow], probs: Mapping[str, np.ndarray], phi: PhiTable) -> None:
+    """Fill in the rows of a chunk and count its tokens."""
+    scored = score_rows(work.pairs, work.keys, probs, tokens, phi)
+    work.rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
+    work.left = 0
+    num_tokens = sum(len(row.ids) for row in tokens)
+    work.stages[STAGE] = StageSeen(len(scored), prompt_tokens=num_tokens)
 
 
 def score_rows(

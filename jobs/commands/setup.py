@@ -26,6 +26,7 @@ from relabel.jobs.job import load_job
 from relabel.jobs.output import Exit, emit, exit_for, grid, value_text
 from relabel.jobs.settings import placed, schemas
 from relabel.jobs.tables import check_free, written
+from relabel.labelers.registry import engine_class
 from relabel.manifests.errors import RelabelError, StoreError, UsageError
 from relabel.manifests.files import Storage, is_url, translate_errors
 from relabel.manifests.gold import load_gold_by_row
@@ -279,7 +280,7 @@ def job_checks(job_file: str) -> Iterator[str]:
     """The outcomes of `STEPS`, up to the first that fails, which raises."""
     job = load_job(job_file)
     spec = job.spec
-    engine = job.engine_class
+    engine = engine_class(spec.engine.name)
     yield "fine"
     if spec.rounds is not None:
         yield "questions for `relabel rounds`, which reads them; not checked here"

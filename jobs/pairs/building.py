@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.score import StudentEngine, score_job
+from relabel.jobs.score import StudentRunner, score_job
 from relabel.jobs.tables import (
     document_of,
     load_polars,
@@ -470,7 +470,7 @@ def made_pairs(
     student = None
     if rule.candidates:
         job = score_job(rule.candidates, [docs_path], to, storage)
-        student = StudentEngine(job.spec.engine, overlong=job.spec.input.overlong)
+        student = StudentRunner(job.spec.engine, overlong=job.spec.input.overlong)
     rows = []
     for query, own in made.items():
         chosen = _candidates(
@@ -568,7 +568,7 @@ def _candidates(
     own_text: str,
     place_of: Mapping[str, int],
     index: Bm25Index,
-    student: StudentEngine | None,
+    student: StudentRunner | None,
     rule: QueryRule,
 ) -> dict[int, tuple[str, float | None]]:
     """A query's own document, and those at the rule's places of its ranking: by number their origin, and their score

@@ -10,8 +10,9 @@ import logging
 import math
 import re
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from relabel.jobs.job import Job
-from relabel.jobs.run.progress import RefusedAnswer, StageSeen
+from relabel.jobs.run.progress import Progress, RefusedAnswer, StageSeen
+from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Distribution, EngineFacts, Sampling
@@ -147,6 +149,34 @@ def quarantined_text(pair: Pair) -> QuarantineRow | None:
         prompt_tokens=0,
         output_tokens=0,
     )
+
+
+class ChunkLabeler(ABC):
+    """Who labels chunks: a run loop, which asks an engine, or a student."""
+
+    @abstractmethod
+    def label_chunks(
+        self,
+        chunks: Iterator[ChunkWork | None],
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Label chunks until they run out or a stop is asked for.
+
+        Args:
+            chunks: what to label; None means "nothing just now", and is asked again once others were committed.
+            commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
+            progress: where answers and rows are counted.
+            on_progress: called often, for progress display.
+        Returns:
+            True if all of them were committed, False if a stop left some undone.
+        Raises:
+            InputError: rows can't be read; raised once the chunks before them are committed.
+            StoreError, DiskFullError: as they come; chunks that were complete are committed.
+        """
 
 
 # ------------------------------------------------------------------------------

@@ -21,9 +21,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine, with_auto_resolved
+from relabel.jobs.job import (
+    Job,
+    ModelRunner,
+    OpenRun,
+    options_begun_with,
+    start_engine,
+    start_runner,
+    with_auto_resolved,
+)
 from relabel.jobs.output import grid
-from relabel.jobs.run.chunks import ChunkWork, Reuse, earlier_outputs, keep_answers
+from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, Reuse, earlier_outputs, keep_answers
 from relabel.jobs.run.crashes import ends_hanging
 from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop, ask_unwritten
@@ -42,6 +50,7 @@ from relabel.jobs.run.results import (
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import DRAIN_S, start_unless_stopped
 from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.labelers.registry import engine_class
 from relabel.manifests.asks import Answer, Ask, Engine, EngineFacts, Request
 from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.chat_templates import DAY, day_of
@@ -169,7 +178,7 @@ def _prepare(session: Session) -> _Begun | None:
 
 def _work(
     session: Session,
-    engine: Engine,
+    engine: ModelRunner,
     begun: _Begun,
     work: _EngineWork,
     *,
@@ -178,10 +187,9 @@ def _work(
 ) -> None:
     """Ask an engine that has started, canary first, and close it."""
     opened, spec = session.opened, session.opened.job.spec
-    label_chunks = getattr(engine, "label_chunks", None)  # a student labels whole chunks itself
     try:
         forget_stop(opened.store)
-        if session.allowance is not None:
+        if session.allowance is not None and isinstance(engine, Engine):
             session.allowance.uses(engine)
         facts = engine.facts()
         session.facts = facts
@@ -190,11 +198,11 @@ def _work(
         if not spec.run.allow_mixed:
             engines = [*opened.folder.snapshot().engines, asdict(facts)]
             refuse_mixing(engines, output=spec.output, is_begun=True)
-        if spec.canary and not session.is_retry:
+        if spec.canary and not session.is_retry and isinstance(engine, Engine):
             work.canary = _pass_canary(engine, session, begun.drawn, facts, on_progress)
         session.progress.started_s = time.perf_counter()
-        if label_chunks is not None:
-            label_chunks(
+        if isinstance(engine, ChunkLabeler):
+            engine.label_chunks(
                 begun.chunks,
                 session.commit,
                 progress=session.progress,
@@ -202,6 +210,7 @@ def _work(
                 on_progress=on_progress,
             )
         else:
+            assert isinstance(engine, Engine)
             _ask(engine, session, begun.chunks, on_progress)
             if not session.is_retry:  # rows that failed before are no sample of others
                 keep_rates(opened, facts, session.progress, source="run")
@@ -210,7 +219,7 @@ def _work(
     work.costs = engine.costs()
 
 
-def _start(session: Session, work: _EngineWork) -> Engine:
+def _start(session: Session, work: _EngineWork) -> ModelRunner:
     """Start an engine like the one that began this output, and note its remarks."""
     opened, started_s = session.opened, time.perf_counter()
     with ends_hanging(
@@ -219,8 +228,8 @@ def _start(session: Session, work: _EngineWork) -> Engine:
         what="the engine has not started",
         option="run.start_timeout_s",
     ):
-        engine, work.remarks = start_engine(with_auto_resolved(opened.job, opened.store))
-    if opened.job.spec.engine.args.sends_batches:
+        engine, work.remarks = start_runner(with_auto_resolved(opened.job, opened.store))
+    if opened.job.spec.engine.args.sends_batches and isinstance(engine, Engine):
         engine.use_records(StoredBatches(opened.store))
     return engine
 
@@ -282,11 +291,7 @@ def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], o
         job.labeler,
         job.spec.labeler,
         engine,
-        session.commit,
         seed=job.spec.engine.seed,
-        progress=session.progress,
-        stop=session.stop,
-        on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         is_late=job.spec.engine.args.sends_batches,
         journal=session.journal,
@@ -301,7 +306,13 @@ def _ask(engine: Engine, session: Session, chunks: Iterator[ChunkWork | None], o
     )
     keep = functools.partial(keep_answers, session.opened.store, session.opened.plan.fingerprint, session.facts)
     try:
-        loop.run(chunks)
+        loop.label_chunks(
+            chunks,
+            session.commit,
+            progress=session.progress,
+            stop=session.stop,
+            on_progress=on_progress,
+        )
     except (EngineCrashError, ServerGoneError):
         keep(loop.unfinished)
         raise
@@ -755,9 +766,10 @@ class _CountingEngine(Fake):
         made_up = {"name": "fake", "model": None, "args": FakeArgs(), "max_prompt_tokens": 1 << 24}
         super().__init__(job.spec.engine.model_copy(update=made_up))
         self._tokens: dict[int, int] = {}
+        counter_class = engine_class(job.spec.engine.name)
         self._count: Callable[[Ask], int] = lambda ask: sum(len(message.text) for message in ask.messages) // 4
         with contextlib.suppress(MissingExtraError, ModelError):
-            self._count = job.engine_class.token_counter(job.spec.engine, overlong=job.spec.input.overlong)
+            self._count = counter_class.token_counter(job.spec.engine, overlong=job.spec.input.overlong)
 
     def submit(self, request: Request) -> None:
         self._tokens[request.id] = self._count(request.ask)

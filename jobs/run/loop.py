@@ -11,6 +11,7 @@ from relabel.jobs.job import Job
 from relabel.jobs.run.chunks import (
     AnswerCache,
     AskKeys,
+    ChunkLabeler,
     ChunkWork,
     OpenPair,
     SharedAsk,
@@ -73,13 +74,11 @@ def _with_possible_counts(answer: Answer) -> Answer:
     return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
 
 
-class RunLoop:
+class RunLoop(ChunkLabeler):
     """Feeds one engine until the chunks run out or a stop is asked for.
 
     Args:
-        commit: makes a finished chunk durable; called in a thread; returns False if another worker was first.
         seed: root of all request seeds.
-        on_progress: called often, for progress display.
         ask_timeout_s: a request without an answer for this long, in seconds of the engine's work, is a crash of the
             engine.
         is_late: answers come hours later, so that no request waits too long, and none is waited for at a stop.
@@ -95,12 +94,8 @@ class RunLoop:
         labeler: Labeler,
         options: LabelerOptions,
         engine: Engine,
-        commit: Callable[[ChunkWork], bool],
         *,
         seed: int,
-        progress: Progress,
-        stop: Stop,
-        on_progress: Callable[[], None] = lambda: None,
         ask_timeout_s: float = math.inf,
         is_late: bool = False,
         journal: CrashJournal | None = None,
@@ -109,8 +104,9 @@ class RunLoop:
         health: Health | None = None,
         watch: GradeWatch | None = None,
     ) -> None:
-        self.labeler, self.options, self.progress, self.stop = labeler, options, progress, stop
-        self.on_progress, self.answer_cache = on_progress, answer_cache
+        self.labeler = labeler
+        self.options = options
+        self.answer_cache = answer_cache
         self.engine = WatchedEngine(engine, math.inf if is_late else ask_timeout_s)
         self._columns = {column.name: column.kind for column in labeler.columns}
         self._journal, self._allowance = journal, allowance
@@ -122,7 +118,6 @@ class RunLoop:
         self._runnable: deque[tuple[Trajectory, Answer]] = deque()
         self._open_pairs = self._next_id = 0
         self._input_error: InputError | None = None
-        self._commits = CommitThreads(commit, progress)
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
@@ -134,19 +129,27 @@ class RunLoop:
         self._is_at_end = False
         self._control_asks: deque[Request] = deque()
 
-    def run(self, chunks: Iterator[ChunkWork | None]) -> bool:
-        """Work through the chunks.
+    def label_chunks(
+        self,
+        chunks: Iterator[ChunkWork | None],
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Have the engine asked about all rows of the chunks, see `ChunkLabeler`. Called once.
 
-        Args:
-            chunks: what to ask; None means "nothing just now", and is asked again once others were committed.
-        Returns:
-            True if all of them were committed, False if a stop left some undone.
         Raises:
             InputError: rows can't be read; raised once the chunks before them are committed.
             EngineCrashError, StoreError, DiskFullError: as they come; chunks that were complete are committed, but for
                 those with rows that failed with no sign since that the engine still worked.
             UnreadableError: likewise; the engine has gone bad.
         """
+        self.progress = progress
+        self.stop = stop
+        self.on_progress = on_progress
+        self._commits = CommitThreads(commit, progress)
         watchdog = ends_hanging(
             lambda: self.engine.polling_since_s,
             self._ask_timeout_s,
@@ -563,14 +566,16 @@ def ask_unwritten(
         job.labeler,
         job.spec.labeler,
         engine,
-        lambda _: True,
         seed=job.spec.engine.seed,
-        progress=progress,
-        stop=stop or Stop(),
-        on_progress=on_progress,
         ask_timeout_s=job.spec.run.ask_timeout_s,
         is_late=job.spec.engine.args.sends_batches,
         allowance=allowance,
     )
-    loop.run(iter([asked]))
+    loop.label_chunks(
+        iter([asked]),
+        lambda _: True,
+        progress=progress,
+        stop=stop or Stop(),
+        on_progress=on_progress,
+    )
     return asked

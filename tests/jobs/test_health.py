@@ -114,15 +114,12 @@ def run(
         made,
         LabelerOptions(name="scripted"),
         engine,
-        commit,
         seed=7,
-        progress=Progress(),
-        stop=stop or Stop(),
         is_late=is_late,
         health=Health(made, minds_unreadable=minds_unreadable, is_late=is_late),
     )
     try:
-        loop.run(iter(works))
+        loop.label_chunks(iter(works), commit, progress=Progress(), stop=stop or Stop())
     except RelabelError as exc:
         return committed, loop, exc
     return committed, loop, None

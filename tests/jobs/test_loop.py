@@ -90,8 +90,9 @@ def chunks_of(*sizes: int, queries: int = 2) -> list[ChunkWork]:
     return works
 
 
-def loop_of(
+def label_chunks(
     engine: Scripted,
+    works: Iterable[ChunkWork],
     committed: list[ChunkWork],
     *,
     labeler: Any = None,
@@ -99,8 +100,8 @@ def loop_of(
     journal: Any = None,
     ask_timeout_s: float = 600.0,
     **options: Any,
-) -> RunLoop:
-    """A loop that appends what it commits."""
+) -> bool:
+    """Have chunks labelled by a loop that appends what it commits; whether all were."""
 
     def commit(work: ChunkWork) -> bool:
         committed.append(work)
@@ -111,12 +112,13 @@ def loop_of(
     settings = LabelerOptions(name="two-stage", **options)
     more = {"journal": journal, "ask_timeout_s": ask_timeout_s}
     found = labeler or TwoStage(None)
-    return RunLoop(found, settings, engine, commit, seed=7, progress=Progress(), stop=stop or Stop(), **more)
+    loop = RunLoop(found, settings, engine, seed=7, **more)
+    return loop.label_chunks(iter(works), commit, progress=Progress(), stop=stop or Stop())
 
 
 def work_through(engine: Scripted, works: Iterable[ChunkWork], **options: Any) -> list[ChunkWork]:
     committed: list[ChunkWork] = []
-    loop_of(engine, committed, **options).run(iter(works))
+    label_chunks(engine, works, committed, **options)
     return committed
 
 
@@ -284,7 +286,7 @@ def test_a_crash_of_the_engine_surfaces_and_committed_chunks_stay() -> None:
 
     committed: list[ChunkWork] = []
     with pytest.raises(EngineCrashError):
-        loop_of(Dies(good), committed).run(iter(chunks_of(3, 3, 3, 3)))
+        label_chunks(Dies(good), chunks_of(3, 3, 3, 3), committed)
     assert 0 < len(committed) < 4
 
 
@@ -295,7 +297,7 @@ def test_input_that_fails_midway_is_reported_after_the_chunks_before_it_are_comm
 
     committed: list[ChunkWork] = []
     with pytest.raises(InputError, match="page 7"):
-        loop_of(Scripted(good), committed).run(broken())
+        label_chunks(Scripted(good), broken(), committed)
     assert sorted(work.id.chunk for work in committed) == [0, 1]
 
 

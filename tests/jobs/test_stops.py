@@ -33,7 +33,7 @@ from relabel.manifests.asks import Answer
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import Terminated, check_interrupted, draining, is_stop_wished
-from tests.jobs.test_loop import Scripted, chunks_of, good, loop_of
+from tests.jobs.test_loop import Scripted, chunks_of, good, label_chunks
 
 
 def after(seconds: float) -> Deadline:
@@ -59,7 +59,7 @@ def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeyp
     monkeypatch.setattr("relabel.jobs.run.loop.MAX_OPEN_PAIRS", 40)
     stop, committed = Stop(after(3.0)), []
     engine = Clocked(good, 0.01, capacity=20, batch=2)
-    assert loop_of(engine, committed, stop=stop).run(iter(chunks_of(*[10] * 100, queries=100))) is False
+    assert label_chunks(engine, chunks_of(*[10] * 100, queries=100), committed, stop=stop) is False
     assert stop.deadline.left_s() > 0, "the deadline has passed"
     assert stop.deadline.left_s() < 2.5, "nothing like the time was used"
     assert committed
@@ -149,7 +149,7 @@ def test_a_run_whose_engine_is_still_starting_ends_in_20_and_has_asked_nothing(
     path = write_job()
     program = (
         "import time\nfrom relabel.jobs.cli import main\nfrom relabel.jobs.run import execution\n"
-        "execution.start_engine = lambda _: time.sleep(300)\nmain()"
+        "execution.start_runner = lambda _: time.sleep(300)\nmain()"
     )
     call = [sys.executable, "-c", program, "run", path, "--output", "json"]
     started = time.perf_counter()
@@ -173,7 +173,7 @@ def test_a_deadline_too_near_to_drain_starts_no_engine_and_leaves_no_lock(
     path = write_job()
     near = time.strftime("%H:%M:%SZ", time.gmtime(time.time() + 8))
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.jobs.run.execution.start_engine", lambda _: pytest.fail("an engine was started"))
+        patch.setattr("relabel.jobs.run.execution.start_runner", lambda _: pytest.fail("an engine was started"))
         for option in (("--for", "10s"), ("--until", near)):
             done = relabel("run", path, *option, "--output", "json")
             assert (done.code, done.json["rows_open"], done.json["busy_shards"]) == (20, 24, [])

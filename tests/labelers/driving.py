@@ -106,10 +106,8 @@ def run_loop(
         labeler_class(name)(checked),
         checked,
         fake(**engine),
-        lambda work: done.append(work) is None,
         seed=3,
-        progress=progress,
-        stop=Stop(),
     )
-    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), pairs)]))
+    chunks = iter([ChunkWork(ChunkId(0, 0, 1), pairs)])
+    assert loop.label_chunks(chunks, lambda work: done.append(work) is None, progress=progress, stop=Stop())
     return [row for row in done[0].rows if row is not None], progress.requests

@@ -147,7 +147,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def start(*_: Any) -> Any:
             raise AssertionError("an engine was started")
 
-        monkeypatch.setattr("relabel.jobs.run.execution.start_engine", start)
+        monkeypatch.setattr("relabel.jobs.run.execution.start_runner", start)
 
     return forbid
 

@@ -109,12 +109,10 @@ def reviewed(rows: list[Pair]) -> dict[str, Any] | None:
         labeler_class("review")(options),
         options,
         engine,
-        lambda work: done.append(work) is None,
         seed=5,
-        progress=Progress(),
-        stop=Stop(),
     )
-    assert loop.run(iter([ChunkWork(ChunkId(0, 0, 1), rows)]))
+    chunks = iter([ChunkWork(ChunkId(0, 0, 1), rows)])
+    assert loop.label_chunks(chunks, lambda work: done.append(work) is None, progress=Progress(), stop=Stop())
     first = done[0].rows[0]
     return dict(first.columns) if isinstance(first, LabelRow) else None
 
