@@ -57,7 +57,7 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
     from relabel.jobs.job import build_job, open_run
     from relabel.jobs.output import Exit
-    from relabel.jobs.run.execution import label
+    from relabel.jobs.run.label import label
     from relabel.jobs.run.progress import Progress
     from relabel.jobs.run.session import Session
     from relabel.jobs.run.stop import Stop

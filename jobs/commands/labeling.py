@@ -13,7 +13,7 @@ from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.output import Exit, emit, exit_for, grid
 from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
-from relabel.jobs.run.execution import estimate_run, estimate_text, plan_text, probe_rates, table_json, template_days
+from relabel.jobs.run.estimate import estimate_run, plan_text, probe_rates, table_json, template_days
 from relabel.jobs.run.progress import Display, MetricsFile, Progress
 from relabel.jobs.run.results import (
     ENDED_AT_BUDGET,
@@ -60,7 +60,7 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
             "is_scattered": found.is_scattered,
             "read_ratio": round(found.read_ratio, 3),
             "text_bytes": found.text_bytes,
-            "estimate": estimate,
+            "estimate": estimate.as_json(),
             "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
             "variables": dict(opened.job.variables),
             "template_day": next(iter(template_days(opened)), None),
@@ -68,7 +68,7 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
             "shard_rows": [shard.rows for shard in found.shards],
             "seconds": round(time.perf_counter() - started, 3),
         },
-        f"{plan_text(opened, num_open, budget)}\n{estimate_text(estimate)}",
+        "\n".join([plan_text(opened, num_open, budget), *estimate.lines()]),
         output,
     )
 

@@ -178,6 +178,11 @@ class ChunkLabeler(ABC):
             StoreError, DiskFullError: as they come; chunks that were complete are committed.
         """
 
+    @property
+    def unfinished(self) -> list[ChunkWork]:
+        """Chunks that a stop or an error left open, with the answers that they have; none of who has no answers."""
+        return []
+
 
 # ------------------------------------------------------------------------------
 # One walk of a labeler over one pair: what it asks next, and when it is asked again.

@@ -10,6 +10,7 @@ from typing import Any
 from relabel.jobs import logs
 from relabel.jobs.job import OpenRun
 from relabel.jobs.output import Exit, grid
+from relabel.jobs.run.canary import CanaryResult, load_results
 from relabel.jobs.run.chunks import listed as refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.notices import STOPPED, warnings_of
@@ -26,7 +27,6 @@ from relabel.manifests.run_folder import Attempts, Snapshot, Tally, build_manife
 from relabel.manifests.run_manifest import (
     CascadeAudit,
     RunManifest,
-    engine_identity,
     engines_differ,
     load_manifest,
     write_manifest,
@@ -78,79 +78,6 @@ class StoredBatches:
             "not a batch's record",
             advice,
         )
-
-
-# ------------------------------------------------------------------------------
-# Results of canaries: labelled rows that were asked again before new labels joined them.
-
-
-CANARY_FOLDER = "canary"
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryResult:
-    """The result of asking labelled rows again.
-
-    Args:
-        engine: identity of the engine that was asked now.
-        rows: rows asked again, of which `own` were labelled in this output and the others in reused ones.
-        flips: rows whose grade changed, or for which there is no label now (`unreadable` of them).
-        flip_rate, low, high: share of flips, and its 95 % interval (Wilson).
-        mean_kl: mean of KL(old ‖ new) over rows with both distributions, nats; None where no row has both.
-        wanted: rows that the spec asked for; fewer were known if `rows` is below it.
-    """
-
-    engine: dict[str, str]
-    rows: int
-    own: int
-    flips: int
-    unreadable: int
-    flip_rate: float
-    low: float
-    high: float
-    mean_kl: float | None
-    max_flip_rate: float
-    wanted: int = 0
-
-    @property
-    def text(self) -> str:
-        """In a line."""
-        kl = "" if self.mean_kl is None else f", mean KL {self.mean_kl:.4f} nats"
-        return (
-            f"{self.flips:,} of {self.rows:,} grades flipped: {self.flip_rate:.1%} "
-            f"(95 % interval {self.low:.1%} to {self.high:.1%}){kl}; limit {self.max_flip_rate:.1%}"
-        )
-
-
-def load_results(store: Store) -> list[CanaryResult]:
-    """The canaries of an output, in name order.
-
-    Raises:
-        ManifestError: a result is damaged.
-    """
-    what = "not a canary's result"
-    advice = "Restore it from a copy, or move it away to have it asked again."
-    return [
-        read_record(
-            CanaryResult,
-            store.read(name),
-            f"{store.root}/{name}",
-            what,
-            advice,
-        )
-        for name in store.names(CANARY_FOLDER)
-    ]
-
-
-def has_passed(store: Store, engine: dict[str, Any] | None, size: int, max_flip_rate: float) -> bool:
-    """Whether an engine (any at all, for None) passed in this output by today's bound, and as many rows were wanted
-    then as are now.
-    """
-    identity = None if engine is None else engine_identity(engine)
-    return any(
-        result.flip_rate <= max_flip_rate and result.wanted >= size and identity in (None, result.engine)
-        for result in load_results(store)
-    )
 
 
 # ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from relabel.jobs.run.crashes import crashed_apart
-from relabel.jobs.run.execution import label
+from relabel.jobs.run.label import label
 from relabel.jobs.run.notices import OutsideMass
 from relabel.jobs.run.progress import ASKED, Live, WorkerState, live_name, live_states
 from relabel.jobs.run.results import RunReport, conclude

@@ -23,7 +23,7 @@ WARM = (
     "relabel.jobs.cli",
     "relabel.jobs.commands.labeling",
     "relabel.jobs.commands.status",
-    "relabel.jobs.run.execution",
+    "relabel.jobs.run.label",
     "relabel.jobs.logs",
     "relabel.labelers.engines.fake",
     "relabel.labelers.evidence",

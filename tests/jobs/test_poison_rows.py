@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.run import execution
+from relabel.jobs.run import label
 from relabel.jobs.run.loop import RunLoop
 from relabel.manifests.store import LocalStore
 from tests.supervise.pool_jobs import POISON, command, relabel, verified, write_job
@@ -127,7 +127,7 @@ def stopped(
                 return super()._poll()
 
         with monkeypatch.context() as patch:
-            patch.setattr(execution, "RunLoop", Stopped)
+            patch.setattr(label, "RunLoop", Stopped)
             return relabel("run", "job.yaml", *options)
 
     return run

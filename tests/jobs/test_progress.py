@@ -18,7 +18,7 @@ from relabel.jobs.commands.status import look
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
-from relabel.jobs.run.execution import label
+from relabel.jobs.run.label import label
 from relabel.jobs.run.progress import (
     FIRST_ANSWERS,
     SHOWN_CHARS,
@@ -145,7 +145,7 @@ def test_a_worker_is_seen_while_it_runs_and_leaves_nothing(
     class Followed(LiveFile):
         update = look_on
 
-    monkeypatch.setattr("relabel.jobs.run.execution.LiveFile", Followed)
+    monkeypatch.setattr("relabel.jobs.run.label.LiveFile", Followed)
     assert relabel("run", planned, "--set", "engine.args.batch=4").code == 0
     assert any(one["workers"] and one["workers"][0]["state"]["live"]["accepted"] for one in seen)
     assert all(one["is_held"] for one in seen if one["workers"])

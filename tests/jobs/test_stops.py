@@ -148,8 +148,8 @@ def test_a_run_whose_engine_is_still_starting_ends_in_20_and_has_asked_nothing(
     write_pairs()
     path = write_job()
     program = (
-        "import time\nfrom relabel.jobs.cli import main\nfrom relabel.jobs.run import execution\n"
-        "execution.start_runner = lambda _: time.sleep(300)\nmain()"
+        "import time\nfrom relabel.jobs.cli import main\nfrom relabel.jobs.run import label\n"
+        "label.start_runner = lambda _: time.sleep(300)\nmain()"
     )
     call = [sys.executable, "-c", program, "run", path, "--output", "json"]
     started = time.perf_counter()
@@ -173,7 +173,7 @@ def test_a_deadline_too_near_to_drain_starts_no_engine_and_leaves_no_lock(
     path = write_job()
     near = time.strftime("%H:%M:%SZ", time.gmtime(time.time() + 8))
     with monkeypatch.context() as patch:
-        patch.setattr("relabel.jobs.run.execution.start_runner", lambda _: pytest.fail("an engine was started"))
+        patch.setattr("relabel.jobs.run.label.start_runner", lambda _: pytest.fail("an engine was started"))
         for option in (("--for", "10s"), ("--until", near)):
             done = relabel("run", path, *option, "--output", "json")
             assert (done.code, done.json["rows_open"], done.json["busy_shards"]) == (20, 24, [])

@@ -17,7 +17,7 @@ from relabel.jobs import job as opening
 from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.job import load_job
 from relabel.jobs.output import Exit
-from relabel.jobs.run.execution import label
+from relabel.jobs.run.label import label
 from relabel.jobs.run.workers import Supervisor
 from relabel.labelers.prompts import BUILT_IN
 from relabel.manifests import plan as plans

@@ -147,7 +147,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def start(*_: Any) -> Any:
             raise AssertionError("an engine was started")
 
-        monkeypatch.setattr("relabel.jobs.run.execution.start_runner", start)
+        monkeypatch.setattr("relabel.jobs.run.label.start_runner", start)
 
     return forbid
 

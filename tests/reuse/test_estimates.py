@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from relabel.jobs.output import Exit
-from relabel.jobs.run.execution import Drawn, compare
+from relabel.jobs.run.canary import Drawn, compare
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Request
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
@@ -75,7 +75,7 @@ def test_reused_rows_are_counted_by_their_keys(days: Days, monkeypatch: pytest.M
     assert found["rows_reused"] == [20, 20, 20]
     assert found["rows_asked"] == found["prompt_tokens"] == found["seconds"] == [0, 0, 0]
     assert plan(days, "wednesday", changed(rows, 1), reuse=["monday"])["rows_reused"] == [19, 19, 19]
-    monkeypatch.setattr("relabel.jobs.run.execution.CHEAP_BYTES", 0)
+    monkeypatch.setattr("relabel.jobs.run.estimate.CHEAP_BYTES", 0)
     assert plan(days, "thursday", changed(rows, 1), reuse=["monday"])["rows_reused"] == [0, 20, 20]
 
 

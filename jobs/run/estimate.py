@@ -1,0 +1,572 @@
+"""What a run will take, estimated before it starts: sampled tokens times the rates of the last run or a probe."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine
+from relabel.jobs.output import grid
+from relabel.jobs.run.chunks import Reuse, earlier_outputs
+from relabel.jobs.run.loop import ask_unwritten
+from relabel.jobs.run.progress import Progress, StageSeen
+from relabel.jobs.run.results import engine_text
+from relabel.labelers.engines.fake import Fake, FakeArgs
+from relabel.labelers.registry import engine_class
+from relabel.manifests.asks import Answer, Ask, EngineFacts, Request
+from relabel.manifests.budgets import BudgetState, Range
+from relabel.manifests.chat_templates import DAY, day_of
+from relabel.manifests.errors import MissingExtraError, ModelError, RelabelError, UsageError
+from relabel.manifests.inputs import left_out_text
+from relabel.manifests.label_keys import LabelKeys
+from relabel.manifests.labels import Pair
+from relabel.manifests.models import default_cache_dir, write_json
+from relabel.manifests.plan import chunk_row_ids, stages_changed
+from relabel.manifests.process import device_names
+from relabel.manifests.records import checked, digest_of, fault_of
+from relabel.manifests.reuse import EarlierOutput, why_nothing
+from relabel.manifests.rows import pairs_by_number
+from relabel.manifests.secrets import counted
+from relabel.manifests.specs import JobSpec, KeepsModels, PaidByToken, gpus_of, price_of
+from relabel.manifests.table_snapshots import TableSnapshot
+
+CHEAP_BYTES = 256 << 20
+"""Up to so much text, reused rows are counted by their keys: a second or two of hashing."""
+PLACES = 16
+"""At how many places of the input rows are sampled."""
+ROWS = 16
+"""Neighbouring rows of each place, as a run asks them."""
+PROBE_PLACES = 2
+PROBE_ROWS = 8
+"""Likewise of a probe: they fill a batch on a CPU, and cost it minutes at most."""
+DEFAULT_OUTPUT_SHARE = Range(0.02, 0.25, 1.0)
+"""Of a stage's token cap that an answer takes, where no run has measured it."""
+OTHER_ROWS = Range(1 / 1.2, 1.0, 1.2)
+"""How far other rows' prompts and answers may be off, beyond chance."""
+OTHER_TIMES = Range(1 / 1.6, 1.0, 1.6)
+"""How far rates may be off: a machine is busier at one time than at another, and batches are fuller."""
+ZERO = Range.exact(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateBasis:
+    """The source of each figure, in words."""
+
+    rows_reused: str
+    tokens: str
+    output_tokens: str
+    seconds: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the open rows of a run will take; each figure is low, expected and high.
+
+    Args:
+        rows: open ones.
+        seconds: of one worker, without the engine's start; None where no rate is known.
+        cost: of the seconds at `cost_per_gpu_hour`, and of tokens at the engine's prices; None where there is no price.
+        reuse: what each reused output can give, a sentence each.
+    """
+
+    rows: int
+    rows_reused: Range
+    rows_asked: Range
+    asks: Range
+    prompt_tokens: Range
+    output_tokens: Range
+    seconds: Range | None
+    cost: Range | None
+    basis: EstimateBasis
+    reuse: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """As the result of `plan` has it; a figure is a list of three numbers."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "basis": asdict(self.basis)}
+
+    def lines(self) -> list[str]:
+        """A line for each figure, with 95 % intervals."""
+        basis = self.basis
+        tokens = f"{_shown(self.prompt_tokens)} in, {_shown(self.output_tokens)} out"
+        seconds = "not known" if self.seconds is None else f"{_shown(self.seconds, 1)} of one worker"
+        rows = [
+            ("reused", f"{_shown(self.rows_reused)} of {self.rows:,} open rows ({basis.rows_reused})"),
+            ("asked", f"{_shown(self.rows_asked)} rows, {_shown(self.asks)} asks"),
+            ("tokens", f"{tokens} (prompts by {basis.tokens}; answers by {basis.output_tokens})"),
+            ("seconds", f"{seconds} ({basis.seconds})"),
+        ]
+        if self.cost is not None:
+            rows.append(("cost", f"{_shown(self.cost, 2)} at the price given"))
+        rows += [("reuse", remark) for remark in self.reuse]
+        return grid(rows).splitlines()
+
+
+def _shown(figure: Range, digits: int = 0) -> str:
+    value = f"{figure.value:,.{digits}f}"
+    if figure.low == figure.high:
+        return value
+    return f"{value} ({figure.low:,.{digits}f} to {figure.high:,.{digits}f})"
+
+
+def estimate_run(opened: OpenRun, probe: Callable[[], Rates | None] | None = None) -> Estimate:
+    """Estimate what the open rows of a run will take.
+
+    Args:
+        probe: measures the engine's rates.
+    Raises:
+        InputError: a text of the sample can't be read.
+    """
+    outputs = earlier_outputs(opened.job)
+    pending = _pending(opened)
+    rows = _rows_of(opened, pending)
+    reused, reused_basis = _reused(opened, outputs, pending, rows)
+    asked = Range(rows - reused.high, rows - reused.value, rows - reused.low)
+    rates, rates_basis = load_rates(opened)
+    if probe is not None and asked.high:
+        measured = probe()
+        if measured is not None:
+            rates = measured
+            rates_basis = measured.basis
+    a_row = _tokens_a_row(opened, rates) if asked.high else RowTokens(ZERO, ZERO, ZERO)
+    prompt = asked * a_row.prompt
+    output = asked * a_row.output
+    seconds = _seconds(rates, prompt.plus(output)) if asked.high else ZERO
+    reuse = [_remark(opened, earlier) for earlier in outputs]
+    if opened.cascade is not None:
+        reuse.append(opened.cascade.certificate.text)
+    return Estimate(
+        rows=rows,
+        rows_reused=reused.rounded(),
+        rows_asked=asked.rounded(),
+        asks=(asked * a_row.asks).rounded(),
+        prompt_tokens=prompt.rounded(),
+        output_tokens=output.rounded(),
+        seconds=seconds,
+        cost=_cost(opened.job.spec, seconds, prompt, output),
+        basis=EstimateBasis(
+            rows_reused=reused_basis,
+            tokens="a sample of the rows",
+            output_tokens=rates_basis if rates else "2 to 100 % of each stage's cap",
+            seconds=rates_basis,
+        ),
+        reuse=reuse,
+    )
+
+
+def _pending(opened: OpenRun) -> dict[int, list[int]]:
+    """Chunks without a receipt, by shard."""
+    done = opened.folder.attempts_of_all()
+    pending = dict[int, list[int]]()
+    for number, shard in enumerate(opened.plan.shards):
+        of_shard = done.get(number, {})
+        pending[number] = [chunk for chunk in range(len(shard.chunks)) if chunk not in of_shard]
+    return pending
+
+
+def _rows_of(opened: OpenRun, pending: Mapping[int, list[int]]) -> int:
+    shards = opened.plan.shards
+    return sum(sum(shards[number].chunks[chunk] for chunk in chunks) for number, chunks in pending.items())
+
+
+def _reused(
+    opened: OpenRun, outputs: list[EarlierOutput], pending: Mapping[int, list[int]], rows: int
+) -> tuple[Range, str]:
+    """Rows whose labels are known, counted by their keys if that is cheap, else as many as may be; and the figure's
+    source.
+    """
+    useful = [earlier for earlier in outputs if not why_nothing(earlier, opened.plan.parts)]
+    cascade = opened.cascade
+    if not useful and cascade is None:
+        return ZERO, "no reused output was made in this way" if outputs else "nothing to reuse"
+    if opened.plan.text_bytes > CHEAP_BYTES:
+        known = sum(earlier.found.tally.labelled + earlier.found.tally.reused for earlier in useful)
+        if cascade is not None:
+            known += round(rows * cascade.certificate.cheap_share)
+        most = min(rows, known)
+        return Range(0.0, most, most), "not counted: the text is larger than 256 MiB"
+    reuse = Reuse(opened.job, opened.plan, useful)
+    keys = LabelKeys(opened.plan.parts, opened.job.reads)
+    count = 0
+    for number, chunks in pending.items():
+        for _, pairs in opened.read(number, chunks):
+            is_known_N = np.array([place is not None for place in reuse.find(pairs, keys.keys(pairs))])
+            if cascade is not None:
+                is_known_N |= cascade.places(pairs)[1] == "cheap"
+            count += int(is_known_N.sum())
+    return Range.exact(count), "counted"
+
+
+def _seconds(rates: Rates | None, tokens: Range) -> Range | None:
+    """How long so many tokens take; None where no rate is known."""
+    if rates is None:
+        return None
+    measured_tokens = sum(seen.prompt_tokens + seen.output_tokens for seen in rates.stages.values())
+    return (tokens * (rates.seconds / measured_tokens) * OTHER_TIMES).rounded(3)
+
+
+class RowTokens(NamedTuple):
+    """Asks, prompt tokens and output tokens of a row."""
+
+    asks: Range
+    prompt: Range
+    output: Range
+
+
+class PlaceTokens(NamedTuple):
+    """Likewise, of the rows at one place of the sample."""
+
+    asks: float
+    prompt: float
+    output: Range
+
+
+def _tokens_a_row(opened: OpenRun, rates: Rates | None) -> RowTokens:
+    """What a row takes, by a sample of the rows that is asked with made-up answers.
+
+    Repeated attempts and the length of answers are those of the last run or probe.
+    """
+    engine = _CountingEngine(opened.job)
+    measured = {} if rates is None else rates.stages
+    places = [_tokens_at(opened, engine, pairs, measured) for pairs in _sampled(opened, PLACES, ROWS)]
+    output = functools.reduce(Range.plus, [place.output for place in places])
+    return RowTokens(
+        asks=_mean([place.asks for place in places]),
+        prompt=_mean([place.prompt for place in places]) * OTHER_ROWS,
+        output=output * (1 / len(places)),
+    )
+
+
+def _tokens_at(
+    opened: OpenRun, engine: _CountingEngine, pairs: list[Pair], measured: Mapping[str, StageSeen]
+) -> PlaceTokens:
+    """What each of some neighbouring rows takes. What rows of a query share is asked once a query, and counts by the
+    plan's queries.
+    """
+    plan = opened.plan
+    progress = Progress()
+    ask_unwritten(opened.job, engine, pairs, progress)
+    asks = 0.0
+    prompt = 0.0
+    output = ZERO
+    for ask in opened.job.labeler.probe():
+        seen = progress.stages_seen[ask.stage]
+        before = measured.get(ask.stage)
+        share = 1 / len(pairs)
+        if ask.shared_by is not None:
+            share = plan.queries / plan.rows / len({pair.query_id for pair in pairs})
+        if before is not None:
+            share *= before.answers / max(1, before.first_attempts)
+            length = OTHER_ROWS * (before.output_tokens / max(1, before.answers))
+        elif ask.max_tokens:
+            length = DEFAULT_OUTPUT_SHARE * ask.max_tokens
+        else:
+            length = Range(0.0, 1.0, 1.0)
+        asks += seen.answers * share
+        prompt += seen.prompt_tokens * share
+        output = output.plus(length * (seen.answers * share))
+    return PlaceTokens(asks, prompt, output)
+
+
+def _mean(values: Sequence[float]) -> Range:
+    """A mean, with two standard errors to both sides."""
+    mean = statistics.fmean(values)
+    error = 2 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return Range(max(0.0, mean - error), mean, mean + error)
+
+
+class _CountingEngine(Fake):
+    """Answers as the fake engine does, with prompt tokens as the job's engine counts them; characters over four where
+    it can't count here.
+    """
+
+    def __init__(self, job: Job) -> None:
+        made_up = {"name": "fake", "model": None, "args": FakeArgs(), "max_prompt_tokens": 1 << 24}
+        super().__init__(job.spec.engine.model_copy(update=made_up))
+        self._tokens: dict[int, int] = {}
+        counter_class = engine_class(job.spec.engine.name)
+        self._count: Callable[[Ask], int] = lambda ask: sum(len(message.text) for message in ask.messages) // 4
+        with contextlib.suppress(MissingExtraError, ModelError):
+            self._count = counter_class.token_counter(job.spec.engine, overlong=job.spec.input.overlong)
+
+    def submit(self, request: Request) -> None:
+        self._tokens[request.id] = self._count(request.ask)
+        super().submit(request)
+
+    def poll(self) -> list[Answer]:
+        answers = super().poll()
+        return [replace(answer, prompt_tokens=self._tokens.pop(answer.request_id)) for answer in answers]
+
+
+def _sampled(opened: OpenRun, places: int, rows: int) -> Iterator[list[Pair]]:
+    """Neighbouring rows at some places that the plan's fingerprint draws; of a labeler that reads whole queries, the
+    first whole queries of some chunks.
+    """
+    is_whole = opened.dataset.reads.whole_query
+    blocks = _chunks_drawn(opened, places) if is_whole else _neighbours_drawn(opened, places, rows)
+    pairs = pairs_by_number(opened.dataset, list(itertools.chain.from_iterable(blocks)))
+    for block in blocks:
+        sample = list(itertools.islice(pairs, len(block)))
+        yield _whole_queries(sample, rows) if is_whole else sample
+
+
+def _chunks_drawn(opened: OpenRun, count: int) -> list[list[int]]:
+    """Row numbers of some chunks."""
+    chunks = [(shard, number) for shard in opened.plan.shards for number in range(len(shard.chunks))]
+    drawn = random.Random(opened.plan.fingerprint).sample(chunks, min(count, len(chunks)))
+    return [chunk_row_ids(opened.store, shard)[number].tolist() for shard, number in drawn]
+
+
+def _neighbours_drawn(opened: OpenRun, count: int, rows: int) -> list[list[int]]:
+    """Row numbers of some blocks of the input."""
+    plan = opened.plan
+    size = min(rows, max(1, plan.rows // count))
+    num_blocks = plan.rows // size
+    blocks = sorted(random.Random(plan.fingerprint).sample(range(num_blocks), min(count, num_blocks)))
+    return [list(range(block * size, (block + 1) * size)) for block in blocks]
+
+
+def _whole_queries(pairs: list[Pair], least: int) -> list[Pair]:
+    """The first pairs up to the end of a query, so many of them at least where there are as many."""
+    for number in range(least, len(pairs)):
+        if pairs[number].query_id != pairs[number - 1].query_id:
+            return pairs[:number]
+    return pairs
+
+
+def _cost(spec: JobSpec, seconds: Range | None, prompt: Range, output: Range) -> Range | None:
+    """Of GPUs by the hour and tokens by the million, as far as there are prices; None where there is none, or where the
+    hours are not known.
+    """
+    parts = list[Range]()
+    args = spec.engine.args
+    if spec.cost_per_gpu_hour is not None:
+        if seconds is None:
+            return None
+        parts.append(seconds * (gpus_of(args) * spec.cost_per_gpu_hour / 3600))
+    prompt_price = price_of(args, 1_000_000, 0)
+    if prompt_price is not None:
+        parts.append(prompt * (prompt_price / 1e6))
+    output_price = price_of(args, 0, 1_000_000)
+    if output_price is not None:
+        parts.append(output * (output_price / 1e6))
+    return functools.reduce(Range.plus, parts).rounded(6) if parts else None
+
+
+def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
+    """What a reused output can give, in a sentence."""
+    differences = why_nothing(earlier, opened.plan.parts)
+    if not differences:
+        tally = earlier.found.tally
+        return f"{earlier.path}: {tally.labelled + tally.reused:,} labels made in the same way"
+    shown = [
+        f"{part} ({', '.join(names)})"
+        for part, names in differences.items()
+        if part != "stages" or len(differences) == 1
+    ]
+    text = f"{earlier.path}: 0 rows reused, another {'; '.join(shown)}"
+    if "schema" in differences:
+        return text
+    changed = stages_changed(earlier.plan.parts, opened.plan.parts)
+    shared = {ask.stage for ask in opened.job.labeler.probe() if ask.shared_by is not None}
+    answered = sorted(shared - set(changed)) if earlier.found.answers else []
+    asked = [stage for stage in opened.plan.parts["stages"] if stage not in answered]
+    text += f"; asked again: {', '.join(asked)}"
+    if answered:
+        text += f"; kept: {', '.join(answered)}"
+    return text
+
+
+def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
+    """Ask a few rows, keep their rates in the cache, and write nothing else.
+
+    Raises:
+        UsageError: the engine hands asks over as batches.
+        InputError, ModelError, MissingExtraError, EngineCrashError: as a run does.
+    """
+    if opened.job.spec.engine.args.sends_batches:
+        raise UsageError("--probe: batches (engine.args.batch) are answered hours later. Leave one of the two out.")
+    pairs = list(itertools.chain.from_iterable(_sampled(opened, PROBE_PLACES, PROBE_ROWS)))
+    job = opened.job.with_args(options_begun_with(opened.job, opened.store))
+    engine, remarks = start_engine(job)
+    try:
+        facts = engine.facts()
+        for line in (*remarks, f"probe: {len(pairs):,} rows; {engine_text(job.spec.labeler.name, facts)}"):
+            say(line)
+        progress = Progress()  # its clock begins when the engine is there
+        ask_unwritten(job, engine, pairs, progress)
+        return keep_rates(opened, facts, progress, source="probe")
+    finally:
+        engine.close()
+
+
+# ------------------------------------------------------------------------------
+# How fast a model answered a labeler's asks on this device, and how long its answers were: kept in the user's cache
+# from its last run or probe. Only estimates read it, so a file that can't be used is ignored with a remark.
+
+
+PROBE_HINT = "`relabel plan --probe` asks a few rows"
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Measurements of one run or probe.
+
+    Args:
+        key: what they hold for, in full; the file's name is its digest.
+        measured: when it ended.
+        dtype: in the words of the engine's facts.
+        rows: asked, in so many seconds.
+        stages: asks and tokens of each.
+    """
+
+    key: dict[str, Any]
+    source: Literal["run", "probe"]
+    measured: str
+    dtype: str
+    rows: Positive
+    seconds: Positive
+    stages: dict[str, StageSeen]
+    version: Literal[2] = 2
+
+    @property
+    def basis(self) -> str:
+        """The source of a figure, in words."""
+        what = "this model's last run on this device" if self.source == "run" else "a probe"
+        return f"{what} ({self.rows:,.0f} rows, {self.measured[:16].replace('T', ' ')} UTC)"
+
+
+def keep_rates(
+    opened: OpenRun, facts: EngineFacts, progress: Progress, *, source: Literal["run", "probe"]
+) -> Rates | None:
+    """The rates of work that has just ended, kept for later estimates in place of earlier ones; a probe's never replace
+    a run's. None where no row was asked. A cache that can't be written ends no run.
+    """
+    seconds = time.perf_counter() - progress.started_s
+    stages = dict(progress.stages_seen)
+    if not progress.pairs or not any(seen.prompt_tokens for seen in stages.values()):
+        return None
+    key, path = _cache_entry(opened)
+    rates = Rates(
+        key=key,
+        source=source,
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        dtype=facts.dtype,
+        rows=progress.pairs,
+        seconds=seconds,
+        stages=stages,
+    )
+    if path is None:
+        return rates
+    earlier = load_rates(opened)[0] if source == "probe" else None
+    if earlier is None or earlier.source == "probe":
+        with contextlib.suppress(RelabelError):
+            write_json(path, asdict(rates))
+    return rates
+
+
+def load_rates(opened: OpenRun) -> tuple[Rates | None, str]:
+    """The rates of this job's model, labeler and device, and their source; where there are none, why, in words."""
+    engine = opened.job.spec.engine
+    if engine.args.sends_batches:
+        return None, "batches are answered hours later, at no rate of their own"
+    _, path = _cache_entry(opened)
+    if path is None:
+        return None, f"rates of engine {engine.name} are not kept; {PROBE_HINT}"
+    try:
+        rates = checked(Rates, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None, f"no run of this model on this device is known; {PROBE_HINT}"
+    except (OSError, ValueError) as exc:
+        return None, f"{path} can't be used ({fault_of(exc)})"
+    dtype = options_begun_with(opened.job, opened.store).get("dtype", rates.dtype)
+    if dtype not in rates.dtype:  # which may name a quantization, too
+        return None, f"the last run here was in {rates.dtype}, and this output is in {dtype}"
+    return rates, rates.basis
+
+
+def _cache_entry(opened: OpenRun) -> tuple[dict[str, Any], Path | None]:
+    """What rates hold for (model, engine with all that changes its speed, device, labeler), and their file; None where
+    there is no model whose rates would be worth keeping, or where answers come hours later.
+    """
+    engine = opened.job.spec.engine
+    key = {
+        "model": opened.plan.facts.model,
+        "engine": {
+            "name": engine.name,
+            "args": engine.args.model_dump(mode="json", exclude={"cache_dir", *PaidByToken.__annotations__}),
+            "chat_template_kwargs": {name: value for name, value in engine.chat_template_kwargs.items() if name != DAY},
+        },
+        "device": device_names(),
+        "labeler": opened.job.spec.labeler.name,
+    }
+    if not isinstance(engine.args, KeepsModels) or engine.args.sends_batches:
+        return key, None
+    folder = Path(engine.args.cache_dir) if engine.args.cache_dir else default_cache_dir()
+    return key, folder / "rates" / f"{digest_of(key)[:32]}.json"
+
+
+# ------------------------------------------------------------------------------
+# A plan in a table.
+
+
+def plan_text(opened: OpenRun, chunks_open: int, budget: BudgetState | None) -> str:
+    """A plan as `plan` shows it: rows, queries, shards, chunks, and what of the budget is gone."""
+    plan = opened.plan
+    dataset = opened.dataset
+    sizes = [shard.rows for shard in plan.shards]
+    interval = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+    if plan.is_scattered:
+        lies = f"scattered: shards carry row ids, and together read {plan.read_ratio:.1f} times the data"
+    else:
+        lies = f"together: shards are row ranges (reads: {plan.read_ratio:.2f} times the data)"
+    rows = [("rows", f"{plan.rows:,} in {counted(len(plan.files), 'file')}")]
+    if dataset.table:
+        rows.append(("table", _table_text(dataset.table)))
+    if dataset.left_out:
+        rows.append(("left out", left_out_text(dataset.left_out)))
+    rows += [("prompts say", f"{day}, the day of the plan") for day in template_days(opened)]
+    rows += [
+        ("queries", f"{plan.queries:,}, {lies}"),
+        ("shards", f"{len(sizes):,} of {interval} rows"),
+        ("chunks", f"{plan.num_chunks:,}, {chunks_open:,} open"),
+    ]
+    if budget is not None:
+        rows.append(("budget", budget.text))
+    rows.append(("fingerprint", plan.fingerprint[:16]))
+    when = "planned" if opened.was_planned_now else "planned earlier"
+    return f"{plan.name}: {when}, {opened.job.spec.output}/plan.json\n{grid(rows)}"
+
+
+def template_days(opened: OpenRun) -> list[str]:
+    """The day that prompts say by their chat template, if it says one."""
+    return list(day_of(opened.job.spec.engine.chat_template_kwargs).values())
+
+
+def _table_text(table: TableSnapshot) -> str:
+    since = "" if table.since is None else f", rows added since {table.since}"
+    when = "" if table.committed is None else f" of {table.committed:%Y-%m-%dT%H:%M:%SZ}"
+    moved = "" if table.snapshot == table.latest else f" (the table is at {table.latest} now)"
+    return f"{table.format}, {table.folder}, snapshot {table.snapshot}{when}{since}{moved}"
+
+
+def table_json(table: TableSnapshot | None) -> dict[str, str | None] | None:
+    """A snapshot as the result of `plan` has it."""
+    if table is None:
+        return None
+    when = None if table.committed is None else table.committed.isoformat()
+    return {**table.identity, "path": table.folder, "committed": when, "latest": str(table.latest)}
