@@ -28,7 +28,7 @@ from relabel.distill.teachers.teaching import (
 from relabel.distill.teachers.watch import RewardWatch
 from relabel.distill.training.loop import Learner
 from relabel.distill.training.output import TrainingPlace
-from relabel.labelers.engines.openai_client import server_address
+from relabel.labelers.engines.openai_options import server_address
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage

@@ -2,8 +2,8 @@
 or by the provider's batches.
 
 Requests run in a thread with an event loop of its own: `submit` never waits, `poll` waits for the first answer.
-Importing this file loads no HTTP library. Read on: `openai_client.py` (options, replies, tries and limits),
-`openai_modes.py` (the two ways to ask) and `openai_batches.py`.
+Importing this file loads no HTTP library. Read on: `openai_options.py`, `openai_client.py` (tries and
+limits), `openai_modes.py` (the two ways to ask) and `openai_batches.py`.
 """
 
 import asyncio
@@ -18,17 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import SecretStr
 
 from relabel.labelers.engines.openai_batches import PART_REQUESTS, Batches
-from relabel.labelers.engines.openai_client import (
-    CHARS_PER_TOKEN,
-    MAX_COUNT,
-    ApiClient,
-    OpenAiArgs,
-    args_of,
-    key_of,
-    server_address,
-    shown,
-)
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient
+from relabel.labelers.engines.openai_complaints import shown
 from relabel.labelers.engines.openai_modes import ChatMode, ChatWork, TokensMode
+from relabel.labelers.engines.openai_options import OpenAiArgs, args_of, key_of, server_address
+from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.labelers.engines.transformers import TokenizerFolder, tokenizer_folder
 from relabel.manifests.asks import POLL_S, Answer, Ask, Charge, Engine, EngineFacts, Request
 from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
@@ -68,7 +62,8 @@ class OpenAi(Engine):
         secrets: Mapping[str, SecretStr] | None = None,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._args = args = args_of(spec)
+        args = args_of(spec)
+        self._args = args
         key = key_of(args, secrets or {})
         httpx = require("httpx", extra="openai", purpose="The openai engine")
         folder = _tokenizer_of(spec, args)
@@ -128,14 +123,19 @@ class OpenAi(Engine):
         finally:
             engine.close()
         client = engine._client
-        listed = counted(len(engine._client.listed), "model")
+        listed = counted(len(client.listed), "model")
         head = f"{client.at} lists {listed} and answers as {args.served_model} ({engine._mode.name} mode)"
         return ". ".join([head, *(remark.removesuffix(".") for remark in remarks)])
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Try a short answer of every stage at the server, and say what will not be had."""
-        remark = f"The server at {self._client.at} counts no tokens: they are counted here, {CHARS_PER_TOKEN} bytes for"
-        return [*self._remarks, *self._mode.prepare(asks), *[f"{remark} each."] * self._client.is_counting]
+        """Try a short answer of every stage at the server, and report what will not be had."""
+        remarks = [*self._remarks, *self._mode.prepare(asks)]
+        if self._client.is_counting:
+            remarks.append(
+                f"The server at {self._client.at} counts no tokens: they are counted here, {CHARS_PER_TOKEN} bytes for "
+                "each."
+            )
+        return remarks
 
     @property
     def capacity(self) -> int:
@@ -164,13 +164,13 @@ class OpenAi(Engine):
             self._loop.start_task_soon(self._reporting_faults, partial(self._batches.answer, works))
         ready: list[Answer] = []
         with contextlib.suppress(queue.Empty):
-            found = self._answers.get(timeout=POLL_S)
+            arrived = self._answers.get(timeout=POLL_S)
             while True:
-                if isinstance(found, list):
-                    ready += found
+                if isinstance(arrived, list):
+                    ready += arrived
                 else:
-                    self._fault = self._fault or found
-                found = self._answers.get_nowait()
+                    self._fault = self._fault or arrived
+                arrived = self._answers.get_nowait()
         self._in_flight -= len(ready)
         if self._batches is not None:
             for answer in ready:
@@ -227,8 +227,8 @@ class OpenAi(Engine):
         batches that an earlier execution paid for.
         """
         client = self._client
-        counts = self._client.counts
-        charge = client.lost.plus(Charge(counts["prompt_tokens"] + counts["output_tokens"], client.cost))
+        num_tokens = client.counts["prompt_tokens"] + client.counts["output_tokens"]
+        charge = client.lost.plus(Charge(num_tokens, client.cost))
         if self._batches is not None and not self._is_open:
             for ask in self._batches.adopted.values():
                 charge = charge.minus(self.most(ask))
@@ -263,9 +263,9 @@ class OpenAi(Engine):
                 "all the same."
             )
         served = models.get(args.served_model, {})
-        self._server |= {
-            name: shown(served[name]) for name in ("owned_by", "root") if isinstance(served.get(name), str)
-        }
+        for name in ("owned_by", "root"):
+            if isinstance(served.get(name), str):
+                self._server[name] = shown(served[name])
         context = served.get("max_model_len")
         if type(context) is int and 0 < context <= MAX_COUNT:
             self._server["max_model_len"] = context

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from relabel.labelers.engines.openai_client import Reply, ReplyError, parse_reply, read_chat
 from relabel.labelers.engines.openai_complaints import Complaint, read_complaint, shown
+from relabel.labelers.engines.openai_replies import Reply, ReplyError, parse_reply, read_chat
 
 State = Literal["waiting", "completed", "failed", "expired", "cancelled", "unknown"]
 
@@ -77,7 +77,7 @@ class Batch:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the provider says that none of its requests was answered, and so none is paid for."""
+        """Whether by the provider's own report none of its requests was answered, and so none is paid for."""
         if self.state == "failed":
             return not self.num_answered
         if self.state == "completed":
@@ -87,7 +87,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a batch's file says of one request.
+    """What a batch's file holds of one request.
 
     Args:
         ask: what names the request; empty where that can't be read.
@@ -105,10 +105,10 @@ class Line:
 
     @property
     def is_readable(self) -> bool:
-        """Whether it says what became of the request."""
+        """Whether it shows what became of the request."""
         return self.reply is not None or self.error is not None
 
-    def says_more(self, other: Line) -> bool:
+    def outweighs(self, other: Line) -> bool:
         """Of two lines about one request the answer counts, then an error that can be read."""
         if self.reply is not None:
             return other.reply is None
@@ -137,7 +137,7 @@ class Results:
 
     @property
     def is_readable(self) -> bool:
-        """Whether at least one line says what became of a request."""
+        """Whether at least one line shows what became of a request."""
         return any(line.is_readable for line in self.lines.values())
 
     @property
@@ -177,7 +177,7 @@ class Listing(NamedTuple):
 
 
 def results_of(batch: Batch, contents: Mapping[str, list[Line]], asks: set[str]) -> Results:
-    """What a batch's files say of its requests; lines about others are left out."""
+    """What a batch's files hold of its requests; lines about others are left out."""
     lines = dict[str, Line]()
     sample = ""
     for file in batch.files:
@@ -186,7 +186,7 @@ def results_of(batch: Batch, contents: Mapping[str, list[Line]], asks: set[str])
             if line.ask not in asks:
                 continue
             earlier = lines.get(line.ask)
-            if earlier is None or line.says_more(earlier):
+            if earlier is None or line.outweighs(earlier):
                 lines[line.ask] = line
     output = contents.get(batch.output, [])
     in_output = {line.ask for line in output}
@@ -205,7 +205,7 @@ def read_batch(raw: bytes) -> Batch:
     """A batch or file as a reply shows it, perhaps within another object.
 
     Raises:
-        ReplyError: it is no JSON, or says that the request failed.
+        ReplyError: it is no JSON, or an error in place of a batch.
     """
     payload = parse_reply(raw)
     shown_as = _inner(payload)
@@ -274,21 +274,22 @@ def _read_line(raw: bytes, *, is_first: bool) -> Line:
 
 
 def _unanswered_line(ask: str, error: Any, raw: bytes) -> Line:
-    """A line without a reply: a request that was not answered, where it says why."""
-    is_said = any(read_complaint({"error": error}))
-    return Line(ask, error={"error": error} if is_said else None, text=_text_of(raw))
+    """A line without a reply: a request that was not answered, where it has a reason."""
+    has_reason = any(read_complaint({"error": error}))
+    return Line(ask, error={"error": error} if has_reason else None, text=_text_of(raw))
 
 
 def _batch_of(payload: Any, text: str = "") -> Batch:
     values = payload if isinstance(payload, dict) else {}
+    status = values.get("status")
     metadata = values.get("metadata")
+    label = _id_of(metadata.get("relabel")) if isinstance(metadata, dict) else ""
     counts = values.get("request_counts")
     if not isinstance(counts, dict) or counts.get("total") == 0:  # some providers never fill it in
         counts = {}
-    status = values.get("status")
     return Batch(
         name=_id_of(values.get("id")),
-        label=_id_of(metadata.get("relabel")) if isinstance(metadata, dict) else "",
+        label=label,
         status=shown(status) if isinstance(status, str) else "absent",
         state=state_of(status),
         input_file=_id_of(values.get("input_file_id")),
@@ -310,7 +311,7 @@ def _inner(payload: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    """JSON in a string is what it says."""
+    """JSON in a string counts as that JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -341,10 +342,15 @@ def _is_error(body: Any) -> bool:
     """Whether a reply with status 200 is an error all the same. A form that is not known here is none."""
     if not isinstance(body, dict):
         return False
+    parts: list[Any] = [body]
     choices = body.get("choices")
-    parts = [body, *(choices if isinstance(choices, list) else ())]
-    names = ("error", "errors", "detail", "base_resp")
-    return any(isinstance(part, dict) and any(part.get(name) for name in names) for part in parts)
+    if isinstance(choices, list):
+        parts += choices
+    return any(isinstance(part, dict) and _has_error(part) for part in parts)
+
+
+def _has_error(part: dict[str, Any]) -> bool:
+    return any(part.get(name) for name in ("error", "errors", "detail", "base_resp"))
 
 
 def _text_of(raw: bytes) -> str:

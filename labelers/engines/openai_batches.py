@@ -29,15 +29,11 @@ from relabel.labelers.engines.openai_batch_replies import (
     read_listing,
     results_of,
 )
-from relabel.labelers.engines.openai_client import (
-    ApiClient,
-    Failure,
-    OpenAiArgs,
-    OtherModelError,
-    Unanswered,
-    content_of,
-)
+from relabel.labelers.engines.openai_client import ApiClient, content_of
+from relabel.labelers.engines.openai_failures import Failure, Unanswered
 from relabel.labelers.engines.openai_modes import ChatWork, answer_of
+from relabel.labelers.engines.openai_options import OpenAiArgs
+from relabel.labelers.engines.openai_replies import OtherModelError
 from relabel.manifests import failpoints
 from relabel.manifests.asks import Answer, Ask
 from relabel.manifests.errors import ModelError, ServerGoneError
@@ -135,10 +131,10 @@ class Batches:
         takes = []
         left = dict(works)
         for number, record in enumerate(known, start=1):
-            held = {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}
-            if held:
-                self.adopted |= {work.request.id: work.request.ask for work in held.values()}
-                takes.append(self._take(record, held, known[number:], tries))
+            paid = {ask: left.pop(ask) for ask in sorted(left.keys() & set(record.asks))}
+            if paid:
+                self.adopted |= {work.request.id: work.request.ask for work in paid.values()}
+                takes.append(self._take(record, paid, known[number:], tries))
         for part in _parts(left):
             record = await self._hand_over(part)
             takes.append(self._take(record, part, (), tries + 1))
@@ -152,7 +148,7 @@ class Batches:
 
         Raises:
             ModelError: the server takes no such files, or no batches.
-            ServerGoneError: it takes none for now, or does not say what became of this one.
+            ServerGoneError: it takes none for now, or gives no sign of what became of this one.
         """
         record = BatchRecord(
             name=secrets.token_hex(8),
@@ -389,7 +385,8 @@ class Batches:
             line = results.lines.get(ask)
             answer: Answer | None = None
             try:
-                answer = self._read(line, work, is_own=is_own) if line is not None else None
+                if line is not None:
+                    answer = self._read(line, work, is_own=is_own)
             except ServerGoneError as exc:  # what else the batch holds is paid for
                 fault = exc
             except OtherModelError as exc:
@@ -426,7 +423,7 @@ class Batches:
 
     def _refuse_unreadable(self, record: BatchRecord, results: Results, works: Works) -> None:
         """End the run at a batch of which no line can be read, unless it holds nothing but rows of which that is known:
-        what others of their batches said could be read, so they are given up alone.
+        the lines of others in their batches could be read, so they are given up alone.
 
         Raises:
             ModelError: with the server's own text.
@@ -458,7 +455,7 @@ class Batches:
 
         Raises:
             OtherModelError: another model answered.
-            ServerGoneError: it says that the credit is used up.
+            ServerGoneError: the credit is used up.
         """
         if line.reply is not None:
             try:

@@ -1,4 +1,4 @@
-"""What a server says of a request that it did not answer, what that is about, and how long it wants us to wait.
+"""A server's errors in place of answers: what they are about, and how long it wants us to wait.
 
 Servers agree neither on status nor on form nor on words, and proxies change all three. So an error is read wherever it
 may be, and its codes and words are matched with what they are about (a prompt and too much of it), not against a list
@@ -72,8 +72,8 @@ ECHO_WORDS = 5
 
 
 class Complaint(NamedTuple):
-    """What a server says about a request that it did not answer: its codes and kinds, its words in one line, and the
-    seconds that a field of it wants us to wait.
+    """An error in place of an answer: its codes and kinds, its words in one line, and the seconds that a field of it
+    wants us to wait.
     """
 
     codes: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Complaint(NamedTuple):
 
     @property
     def wait_s(self) -> float:
-        """Seconds after which to ask again, where a field or the message says so; 0 where neither does."""
+        """Seconds after which to ask again, where a field or the message states them; 0 where neither does."""
         return self.delay_s or _wait_of_words(self.message)
 
     @property
@@ -96,7 +96,7 @@ class Complaint(NamedTuple):
 
     @property
     def is_of_credit(self) -> bool:
-        """Whether a code of its own says that no money is left."""
+        """Whether a code of its own means that no money is left."""
         return _CREDIT.search(_plain(*self.codes)) is not None
 
     @property
@@ -109,7 +109,7 @@ class Complaint(NamedTuple):
 
         Args:
             status: HTTP's.
-            may_pass: the server says when to ask again: then no money has ended.
+            may_pass: the server states when to ask again: then no money has ended.
         """
         # a server that broke down is no judge of the request: its words are often the text on which it did
         words = [] if status >= 500 else [_QUOTED.sub(" ", self.message)]

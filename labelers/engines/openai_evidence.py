@@ -20,7 +20,7 @@ _WEIGHTS = (
 _MARK = re.compile(rf"-({_DATE}|{_WEIGHTS}|latest)$")
 """At a name's end: a release or the form of the weights, of one and the same model."""
 _ALWAYS = frozenset({"latest", "default", "hf"})
-"""Marks that say nothing."""
+"""Marks that mean nothing."""
 _FILES = (".gguf", ".bin", ".safetensors", ".onnx")
 
 

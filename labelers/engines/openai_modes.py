@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from relabel.labelers.answers import answer_in
 from relabel.labelers.engines.grammars import GrammarCompiler, render_grammar
-from relabel.labelers.engines.openai_client import (
-    CHARS_PER_TOKEN,
-    ApiClient,
-    Failure,
-    OpenAiArgs,
-    Reply,
-    read_chat,
-    read_completion,
-)
+from relabel.labelers.engines.openai_client import CHARS_PER_TOKEN, ApiClient
+from relabel.labelers.engines.openai_failures import Failure
+from relabel.labelers.engines.openai_options import OpenAiArgs
+from relabel.labelers.engines.openai_replies import Reply, read_chat, read_completion
 from relabel.labelers.engines.tokens import (
     KNOWN_CONTROL_TEXTS,
     PROBE_ROOM,
@@ -86,19 +81,14 @@ class _Mode:
     ) -> dict[str, Any]:
         """A request that generates text. Fields that `extra_body` sets to null are left out."""
         sampling = request.ask.sampling
-        # a stream's tokens are counted where that is asked for
-        usage = {"stream_options": {"include_usage": True}} if self._args.extra_body.get("stream") else {}
-        body = {
-            "model": self._args.served_model,
-            **prompt,
-            **limit,
-            **usage,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": request.seed & 0x7FFFFFFF,  # 31 bits, which every server takes
-            **more,
-            **self._args.extra_body,
-        }
+        body = {"model": self._args.served_model, **prompt, **limit}
+        if self._args.extra_body.get("stream"):
+            body["stream_options"] = {"include_usage": True}  # a stream's tokens are counted where that is asked for
+        body["temperature"] = sampling.temperature
+        body["top_p"] = sampling.top_p
+        body["seed"] = request.seed & 0x7FFFFFFF  # 31 bits, which every server takes
+        body |= more
+        body |= self._args.extra_body
         return {key: value for key, value in body.items() if value is not None}
 
 
@@ -137,9 +127,8 @@ class ChatMode(_Mode):
     ) -> None:
         super().__init__(client, loop, spec, args)
         self._overlong = overlong
-        self._control = ControlTexts(
-            (*(KNOWN_CONTROL_TEXTS if folder is None else folder.control_texts()), *args.control_texts)
-        )
+        known = KNOWN_CONTROL_TEXTS if folder is None else folder.control_texts()
+        self._control = ControlTexts([*known, *args.control_texts])
         self._folds_system = False
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
@@ -165,23 +154,27 @@ class ChatMode(_Mode):
                 )
         remarks: list[str] = []
         for ask in asks:
-            found = self._try(ask)
-            if isinstance(found, Failure) and not self._folds_system and ask.messages[0].role == "system":
+            outcome = self._try(ask)
+            if isinstance(outcome, Failure) and not self._folds_system and ask.messages[0].role == "system":
                 self._folds_system = True
-                refused = found
-                found = self._try(ask)
-                self._folds_system = not isinstance(found, Failure)
+                refused = outcome
+                outcome = self._try(ask)
+                self._folds_system = not isinstance(outcome, Failure)
                 if self._folds_system:
                     self.details["system_role"] = "folded"
                     remarks.append(
                         f"The server at {self._client.at} takes no system turn ({refused.detail}): its text opens the "
                         "first user turn."
                     )
-            if isinstance(found, Failure):
-                found.raise_at_start(ask.stage, at=self._client.at)
+            if isinstance(outcome, Failure):
+                outcome.raise_at_start(ask.stage, at=self._client.at)
         remarks += self._loop.call(self._client.start_notes)
-        lost = "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
-        return [*remarks, *[f"{lost}(`no_distribution`)."] * any(ask.decisions for ask in asks)]
+        if any(ask.decisions for ask in asks):
+            remarks.append(
+                "The server is used as a chat API, which gives no distributions: labels carry the grade alone "
+                "(`no_distribution`)."
+            )
+        return remarks
 
     def most_tokens(self, ask: Ask, max_output: int) -> tuple[int, int]:
         """Most tokens that an ask's prompt and answer are charged for."""
@@ -190,10 +183,11 @@ class ChatMode(_Mode):
     def admit(self, request: Request) -> ChatWork | Answer:
         """Make a request ready, or answer it here."""
         ask = request.ask
-        found = self._control.find(ask.messages)
-        if found is not None:
+        control = self._control.find(ask.messages)
+        if control is not None:
+            field, text = control
             why = "a control token, which a chat API would not take for text; engine.args.mode: tokens can ask this row"
-            return Answer(request.id, "", "refused", detail=f"{found[0]} holds {found[1]!r}, {why}")
+            return Answer(request.id, "", "refused", detail=f"{field} holds {text!r}, {why}")
         num_chars = sum(len(message.text) for message in ask.messages) + len(ask.prefill)
         surplus = num_chars - self._spec.max_prompt_tokens * CHARS_PER_TOKEN
         if surplus <= 0:
@@ -230,34 +224,36 @@ class ChatMode(_Mode):
         return self._request_body(request, {"messages": turns}, {self._args.max_tokens_field: ask.max_tokens}, more)
 
 
-def answer_of(work: ChatWork, found: Reply | Failure) -> Answer:
+def answer_of(work: ChatWork, outcome: Reply | Failure) -> Answer:
     """What came of a request, as the answer to its ask."""
-    if isinstance(found, Failure):
+    if isinstance(outcome, Failure):
         return Answer(
             work.request.id,
             "",
-            found.finish,
-            detail=found.detail,
+            outcome.finish,
+            detail=outcome.detail,
             flags=work.flags,
         )
-    usage = found.usage
     answer = answer_in(
         work.request.ask,
-        found.text,
-        thought=found.reasoning,
-        is_cut=found.finish == "length",
+        outcome.text,
+        thought=outcome.reasoning,
+        is_cut=outcome.finish == "length",
     )
+    raw = outcome.raw
+    if not raw and answer.text != outcome.text:
+        raw = outcome.text
     return Answer(
         request_id=work.request.id,
         text=answer.text,
-        finish=found.finish,
+        finish=outcome.finish,
         distributions={},
-        prompt_tokens=usage.prompt,
-        output_tokens=usage.output,
-        cached_tokens=usage.cached,
-        detail=found.detail or answer.detail,
-        flags=(*work.flags, *found.flags),
-        raw=found.raw or ("" if answer.text == found.text else found.text),
+        prompt_tokens=outcome.usage.prompt,
+        output_tokens=outcome.usage.output,
+        cached_tokens=outcome.usage.cached,
+        detail=outcome.detail or answer.detail,
+        flags=(*work.flags, *outcome.flags),
+        raw=raw,
     )
 
 
@@ -268,10 +264,12 @@ def _cut(messages: Sequence[Message], surplus: int) -> list[Message] | None:
     places = documents_of(messages)
     texts = [text for _, _, text in places]
     for number in reversed(range(len(texts))):
-        kept = texts[number][: max(len(texts[number]) - surplus, 0)]
-        surplus -= len(texts[number]) - len(kept)
-        texts[number] = kept
-    return None if surplus > 0 or not any(texts) else with_documents(messages, places, texts)
+        head = texts[number][: max(len(texts[number]) - surplus, 0)]
+        surplus -= len(texts[number]) - len(head)
+        texts[number] = head
+    if surplus > 0 or not any(texts):
+        return None
+    return with_documents(messages, places, texts)
 
 
 # ------------------------------------------------------------------------------
@@ -283,7 +281,7 @@ MAX_SOURCE_CHARS = 40_000
 characters.
 """
 CANNOT = frozenset({400, 404, 405, 422, 501})
-"""What a server says to a request that it does not know how to take."""
+"""Statuses of a server that does not know how to take a request."""
 _SAMPLE = (
     "Query: how to prune roses\nDocument: Cut back to an outward bud in late winter; 3.5 cm, naïve.\n<score>2</score>"
 )
@@ -297,7 +295,7 @@ class TokensMode(_Mode):
 
     Args:
         folder: of the tokenizer of the model that the server runs.
-        context: most tokens of prompt and answer together, where the server says.
+        context: most tokens of prompt and answer together, where the server states it.
     """
 
     name = "tokens"
@@ -316,7 +314,8 @@ class TokensMode(_Mode):
     ) -> None:
         super().__init__(client, loop, spec, args)
         self._reference = folder.reference
-        self._tokenizer = tokenizer = folder.load()
+        tokenizer = folder.load()
+        self._tokenizer = tokenizer
         self.details = {"constrain": args.constrain, "context": context}
         self.encoder = PromptEncoder(tokenizer, overlong=overlong, chat_template_kwargs=spec.chat_template_kwargs)
         self._places = DecisionPlaces(self.encoder, tokenizer_name=folder.reference)
@@ -338,30 +337,39 @@ class TokensMode(_Mode):
         """
         prompt = self.encoder.encode_messages([Message("user", ("Say 0 or 1.",))])
         label_ids = [self.encoder.encode_text(digit)[-1] for digit in "01"]
-        found = self._post(self._decision_body(prompt, label_ids), read_completion, is_trial=True)
+        decision = self._post(self._decision_body(prompt, label_ids), read_completion, is_trial=True)
         lacks = "it does not answer `return_token_ids` and `logprob_token_ids`"
-        if isinstance(found, Failure):  # a strict server refuses fields that it does not know
+        if isinstance(decision, Failure):  # a strict server refuses fields that it does not know
             plain = self._post(self._one_token(prompt), read_completion, is_trial=True)
             if not isinstance(plain, Failure):
-                return f"{lacks} ({found.detail})"
+                return f"{lacks} ({decision.detail})"
             if plain.status in CANNOT or plain.is_malformed:
                 return f"it takes no token ids: {plain.detail}"
             raise ServerGoneError(f"the server at {self._client.at} is not ready: {plain.detail}")
-        if (found.prompt_ids or prompt) != prompt or found.usage.prompt not in (0, len(prompt)):
-            return f"it makes {found.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
-        if found.token_ids is None or not set(label_ids) <= set(found.logprobs):
+        if (decision.prompt_ids or prompt) != prompt or decision.usage.prompt not in (0, len(prompt)):
+            return f"it makes {decision.usage.prompt} tokens of a prompt of {len(prompt)} token ids"
+        if decision.token_ids is None or not set(label_ids) <= set(decision.logprobs):
             return lacks
+        self._check_tokenizer()
+        return None
+
+    def _check_tokenizer(self) -> None:
+        """Have the server make tokens of a text, and compare them with ours, where it shows its own.
+
+        Raises:
+            ModelError: they differ.
+        """
         ours: list[int] = self._tokenizer(_SAMPLE, add_special_tokens=False).input_ids
-        found = self._post(
+        reply = self._post(
             {**self._one_token(_SAMPLE), **_NEUTRAL, "add_special_tokens": False}, read_completion, is_trial=True
         )
-        if not isinstance(found, Failure) and found.prompt_ids not in (None, ours):
-            raise ModelError(
-                f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
-                f"{len(found.prompt_ids or ())} tokens of a text that has {len(ours)} here, or others. Set "
-                "engine.model to the model that the server runs."
-            )
-        return None
+        if isinstance(reply, Failure) or reply.prompt_ids in (None, ours):
+            return
+        raise ModelError(
+            f"the tokenizer of the server at {self._client.at} is not that of {self._reference!r}: it makes "
+            f"{len(reply.prompt_ids or ())} tokens of a text that has {len(ours)} here, or others. Set "
+            "engine.model to the model that the server runs."
+        )
 
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, and try each stage's grammar and decisions at the server.
@@ -399,53 +407,43 @@ class TokensMode(_Mode):
         """Ask the server for the text, then for the distribution at each decision."""
         counted: Reply | None = None
         if sequence.max_new:
-            found = await self._client.post(self.path, self._generation(sequence), read_completion)
-            if isinstance(found, Failure):
-                return Answer(
-                    sequence.request.id,
-                    "",
-                    found.finish,
-                    detail=found.detail,
-                    flags=sequence.flags,
-                )
-            for token in found.token_ids or ():
-                sequence.append(token, self._token_bytes(token))
-            if sequence.matcher is None and sequence.closing:
-                # a last token may go on beyond the closing tag, where the server's text already ends
-                end = sequence.written.find(sequence.closing, len(sequence.prefill))
-                if end >= 0 and found.finish == "stop" and found.text.endswith(sequence.closing.decode()):
-                    del sequence.written[end + len(sequence.closing) :]
-            sequence.finish = found.finish
-            sequence.detail = found.detail
-            sequence.flags = (*sequence.flags, *found.flags)
-            counted = found
-        for place, end in sequence.missing():
-            body = self._decision_body(
-                sequence.probe_for(place, end, self.encoder.encode_text).prompt.tolist(), place.label_ids
-            )
-            found = await self._client.post(self.path, body, read_completion)
-            if isinstance(found, Failure):
+            text = await self._client.post(self.path, self._generation(sequence), read_completion)
+            if isinstance(text, Failure):
+                return _failed(sequence, text)
+            self._write(sequence, text)
+            counted = text
+        for decision, end in sequence.missing():
+            probe = sequence.probe_for(decision, end, self.encoder.encode_text)
+            body = self._decision_body(probe.prompt.tolist(), decision.label_ids)
+            reply = await self._client.post(self.path, body, read_completion)
+            if isinstance(reply, Failure):
                 if not sequence.max_new:
-                    return Answer(
-                        sequence.request.id,
-                        "",
-                        found.finish,
-                        detail=found.detail,
-                        flags=sequence.flags,
-                    )
-                sequence.detail = sequence.detail or f"decision {place.name}: {found.detail}"
+                    return _failed(sequence, reply)
+                sequence.detail = sequence.detail or f"decision {decision.name}: {reply.detail}"
                 continue
-            counted = counted if sequence.max_new else found
-            if all(token in found.logprobs for token in place.label_ids):
-                sequence.found[place.name] = (
-                    end,
-                    distribution_of_logprobs([found.logprobs[token] for token in place.label_ids]),
-                )
+            if not sequence.max_new:
+                counted = reply
+            if all(token in reply.logprobs for token in decision.label_ids):
+                logprobs = [reply.logprobs[token] for token in decision.label_ids]
+                sequence.found[decision.name] = (end, distribution_of_logprobs(logprobs))
         answer = sequence.answer()
         if counted is not None:
             answer.prompt_tokens = counted.usage.prompt
             answer.cached_tokens = counted.usage.cached
         return answer
+
+    def _write(self, sequence: TokenSequence, text: Reply) -> None:
+        """Add the text that the server wrote."""
+        for token in text.token_ids or ():
+            sequence.append(token, self._token_bytes(token))
+        if sequence.matcher is None and sequence.closing:
+            # a last token may go on beyond the closing tag, where the server's text already ends
+            end = sequence.written.find(sequence.closing, len(sequence.prefill))
+            if end >= 0 and text.finish == "stop" and text.text.endswith(sequence.closing.decode()):
+                del sequence.written[end + len(sequence.closing) :]
+        sequence.finish = text.finish
+        sequence.detail = text.detail
+        sequence.flags = (*sequence.flags, *text.flags)
 
     def _generation(self, sequence: TokenSequence) -> dict[str, Any]:
         more: dict[str, Any] = dict(_NEUTRAL)
@@ -476,8 +474,10 @@ class TokensMode(_Mode):
     def _max_prompt(self, ask: Ask) -> int:
         """Leaves room for a decision's token, and for its marker where that takes more tokens encoded apart."""
         longest = self._spec.max_prompt_tokens
-        context = self.details["context"]
-        return longest if context is None else min(longest, context - ask.max_tokens - PROBE_ROOM)
+        context: int | None = self.details["context"]
+        if context is None:
+            return longest
+        return min(longest, context - ask.max_tokens - PROBE_ROOM)
 
     def _grammar(self, ask: Ask, prompt: Prompt) -> str:
         """The grammar of an ask's answer, with tags that are tokens of their own (`</think>`) named by id.
@@ -504,17 +504,29 @@ class TokensMode(_Mode):
             sequence = self.admit(Request(0, ask, 0))
             if isinstance(sequence, Answer):
                 return []
-            found = self._post(self._generation(sequence), read_completion)
-            if not isinstance(found, Failure):
+            outcome = self._post(self._generation(sequence), read_completion)
+            if not isinstance(outcome, Failure):
                 opening = opening_of(ask.format.sections[0]) if ask.format is not None else ""
-                text = found.text.lstrip()
+                text = outcome.text.lstrip()
                 if not is_bound or sequence.prefill or text.startswith(opening) or opening.startswith(text):
                     break
                 why = "it does not heed `structured_outputs`"
-            elif is_bound and found.status in CANNOT:
-                why = found.detail
+            elif is_bound and outcome.status in CANNOT:
+                why = outcome.detail
             else:
-                found.raise_at_start(ask.stage, at=self._client.at)
+                outcome.raise_at_start(ask.stage, at=self._client.at)
             self.details["constrain"] = False
+        if not why:
+            return []
         remark = f"The server holds no answer to its format ({why}): the model writes freely, and what it writes is "
-        return [f"{remark}checked when read."] if why else []
+        return [f"{remark}checked when read."]
+
+
+def _failed(sequence: TokenSequence, failure: Failure) -> Answer:
+    return Answer(
+        sequence.request.id,
+        "",
+        failure.finish,
+        detail=failure.detail,
+        flags=sequence.flags,
+    )

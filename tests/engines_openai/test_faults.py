@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relabel.labelers.engines.openai_client import MAX_COUNT
+from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.manifests.asks import Answer, Engine, Message
 from relabel.manifests.errors import ModelError, ServerGoneError
 from tests.faults.conftest import some

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relabel.labelers.engines.openai_client import MAX_COUNT
+from relabel.labelers.engines.openai_replies import MAX_COUNT
 from relabel.labelers.engines.tokens import PromptEncoder, distribution_of_logprobs
 from relabel.manifests.asks import Answer, AnswerFormat, Choice, Decision, Fragment, Request, Text
 from relabel.manifests.errors import ConfigError, ModelError, ServerGoneError
