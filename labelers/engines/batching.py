@@ -127,8 +127,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not ty
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
-        for kept, new in ((self.keys, key_states), (self.values, value_states)):
-            kept[owner.place] = new if isinstance(owner.place[0], slice) else new[:, :, 0]
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            buffer[owner.place] = states if isinstance(owner.place[0], slice) else states[:, :, 0]
         return self.keys[owner.block, :, : owner.columns.stop], self.values[owner.block, :, : owner.columns.stop]
 
     def resize(self, used_rows: int, used_columns: int) -> None:
@@ -255,7 +255,7 @@ class Forward:
         Returns:
             Whether rows may be run together; False for a model that answers so only a row that is alone.
         Raises:
-            ModelError: the model can't be run by rows of a cache, or says something else when it is.
+            ModelError: the model can't be run by rows of a cache, or gives other logits when it is.
         """
         ids = [token * 7919 % self.vocab_size for token in range(1, 25)]
         limit = 0.01 if self.model.dtype == torch.float32 else 0.25  # bfloat16 alone makes a few hundredths
@@ -278,13 +278,13 @@ class Forward:
         try:
             with torch.inference_mode():
                 own = (self.model(input_ids=torch.tensor([row], device=self.device), use_cache=False) for row in rows)
-                own_BV = torch.cat([one.logits[:, -1] for one in own]).float()
+                own_BV = torch.cat([output.logits[:, -1] for output in own]).float()
                 self.cache.reserve(B, len(first), used_rows=0, used_columns=0)
                 self.prefill([first[:8], first[:3]][:B], first_row=0, prefix=0)
                 self.cache.restore(self.cache.snapshot(0, 8), 0, B)
                 self.prefill([row[8:-3] for row in rows], first_row=0, prefix=8)
-                for place in (-3, -2, -1):
-                    ours_BV = self.decode([row[place] for row in rows], [len(row) + place for row in rows])
+                for column in (-3, -2, -1):
+                    ours_BV = self.decode([row[column] for row in rows], [len(row) + column for row in rows])
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as exc:
             raise ModelError(
                 f"models of type {self.model.config.model_type} can't be run by this engine ({type(exc).__name__}); "
@@ -398,8 +398,8 @@ class PrefixStore:
 
     def longest(self, ids: NDArray[np.int64]) -> Prefix:
         """The longest kept prefix of `ids` that leaves at least one token to run; `NO_PREFIX` if there is none."""
-        fitting = (one for one in self._kept.values() if one.begins(ids))
-        best = max(fitting, key=lambda one: len(one.ids), default=NO_PREFIX)
+        fitting = (prefix for prefix in self._kept.values() if prefix.begins(ids))
+        best = max(fitting, key=lambda prefix: len(prefix.ids), default=NO_PREFIX)
         if best is not NO_PREFIX:
             self._kept.move_to_end(best.ids.tobytes())
         return best
@@ -407,7 +407,7 @@ class PrefixStore:
     def keep(self, prefix: Prefix) -> None:
         """Keep one more; forget the least used ones over the limit, but never this one."""
         self._kept[prefix.ids.tobytes()] = prefix
-        while len(self._kept) > 1 and sum(len(one.ids) for one in self._kept.values()) > self.max_tokens:
+        while len(self._kept) > 1 and sum(len(kept.ids) for kept in self._kept.values()) > self.max_tokens:
             self._kept.popitem(last=False)
 
 
@@ -440,11 +440,11 @@ def shared_length(leader: NDArray[np.int64], others: Sequence[NDArray[np.int64]]
             return best
         sharers = np.array([(lengths >= candidate).sum() for candidate in candidates])
         spared = (candidates - known) * (sharers - floor)
-        place = int(spared.argmax())
-        if spared[place] < MIN_SHARED:
+        most = int(spared.argmax())
+        if spared[most] < MIN_SHARED:
             return best
-        best = int(candidates[place])
-        floor = int(sharers[place])
+        best = int(candidates[most])
+        floor = int(sharers[most])
         limit = best - MIN_SHARED
 
 

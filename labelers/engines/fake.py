@@ -43,7 +43,7 @@ from relabel.manifests.errors import ConfigError, EngineCrashError, ModelError
 from relabel.manifests.specs import EngineArgs, EngineSpec, Fraction
 
 # ------------------------------------------------------------------------------
-# What a made-up answer says: well-formed text in any `AnswerFormat`, true fragments of the document, and garbage of a
+# What a made-up answer holds: well-formed text in any `AnswerFormat`, true fragments of the document, and garbage of a
 # dozen kinds.
 
 
@@ -74,12 +74,12 @@ def made_contents(
     contents: dict[str, str] = {}
     left = iter(choices)
     # where several things are described, some are `none`
-    has_short_texts = sum(isinstance(one, Text) and one.tag != "think" for one in sections) > 1
+    has_short_texts = sum(isinstance(section, Text) and section.tag != "think" for section in sections) > 1
     for section in sections:
         if isinstance(section, Choice):
             content = section.options[next(left)]
         elif isinstance(section, Fragment):
-            # One in 32 goes against the grade, so that the labelers' flags have something to say.
+            # One in 32 goes against the grade, so that the labelers' flags occur.
             is_quoting = (not choices or choices[-1] > 0) != (bits & 31 == 0)
             content = _fragment(source, bits, section.max_tokens * CHARS_PER_TOKEN) if is_quoting else "none"
         elif not isinstance(section, Text):
@@ -116,27 +116,30 @@ def _fragment(source: str, bits: int, most_chars: int) -> str:
 
 def _json_indices(section: JsonIndices, _query: str, bits: int) -> str:
     """For each key up to three numbers, none twice."""
-    held = {}
+    lists: dict[str, list[int]] = {}
     for key, most in zip(section.keys, section.mosts, strict=True):
         bits = (bits * 0x9E3779B97F4A7C15 + 1) & 0xFFFF_FFFF_FFFF_FFFF
-        chosen = dict.fromkeys((bits >> shift) % most + 1 for shift in (20, 33, 47)) if most else ()
-        held[key] = list(chosen)[: (bits >> 60) % 4]
-    return json.dumps(held)
+        chosen: list[int] = []
+        if most:
+            chosen = list(dict.fromkeys((bits >> shift) % most + 1 for shift in (20, 33, 47)))
+        lists[key] = chosen[: (bits >> 60) % 4]
+    return json.dumps(lists)
 
 
 def _json_texts(section: JsonTexts, query: str, bits: int) -> str:
     """Up to two words of what is asked; now and then nothing."""
     words = query.split() or ["unclear"]
     chosen = dict.fromkeys(words[(bits >> shift) % len(words)] for shift in (3, 17))
-    return json.dumps(
-        [word[: section.max_text_tokens * CHARS_PER_TOKEN] for word in chosen][: min(bits % 4, section.most)],
-        ensure_ascii=False,
-    )
+    most_chars = section.max_text_tokens * CHARS_PER_TOKEN
+    texts = [word[:most_chars] for word in chosen]
+    return json.dumps(texts[: min(bits % 4, section.most)], ensure_ascii=False)
 
 
 def _indices(section: Indices, _query: str, bits: int) -> str:
     """Up to three numbers, none twice."""
-    chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31)) if section.most else ()
+    if not section.most:
+        return ""
+    chosen = dict.fromkeys((bits >> shift) % section.most + 1 for shift in (3, 17, 31))
     return ", ".join(map(str, list(chosen)[: bits % 4]))
 
 
@@ -149,11 +152,14 @@ def _option_lines(section: OptionLines, _query: str, bits: int) -> str:
 
 
 def _lines(section: Lines, query: str, bits: int) -> str:
-    """What is asked, said in several ways."""
+    """What is asked, worded in several ways."""
     words = " ".join(query.replace("<", " ").split()) or "this"
     count = section.least + bits % (section.most - section.least + 1)
-    ways = (f"{_WAYS[(bits + place) % len(_WAYS)]}{' more' * (place // len(_WAYS))}" for place in range(count))
-    return "\n".join(f"{way} {words}"[: section.max_line_tokens * CHARS_PER_TOKEN].strip() for way in ways)
+    lines: list[str] = []
+    for number in range(count):
+        way = _WAYS[(bits + number) % len(_WAYS)] + " more" * (number // len(_WAYS))
+        lines.append(f"{way} {words}"[: section.max_line_tokens * CHARS_PER_TOKEN].strip())
+    return "\n".join(lines)
 
 
 _MAKERS: dict[type[Section], Callable[[Any, str, int], str]] = {
@@ -182,9 +188,8 @@ def made_garbage(sections: Sequence[Section], contents: list[str], text: str, bi
 
 def written(sections: Sequence[Section], contents: Sequence[str]) -> str:
     """The answer of these contents."""
-    return "\n".join(
-        [f"{opening_of(one)}{content}{closing_of(one)}" for one, content in zip(sections, contents, strict=True)]
-    )
+    parts = zip(sections, contents, strict=True)
+    return "\n".join([f"{opening_of(section)}{content}{closing_of(section)}" for section, content in parts])
 
 
 def _off_scale(sections: Sequence[Section], contents: list[str], text: str, bits: int) -> str:
@@ -294,7 +299,7 @@ class FakeArgs(EngineArgs):
     crash_on: str | None = Field(None, min_length=1)
     """A text: every request whose data (query, document) holds it takes the engine down, each time it is asked."""
     crash: Literal["raise", "exit", "kill", "memory", "silence", "hang", "start", "hang_start"] = "raise"
-    """How the engine goes down: it says so; its process ends; its process is killed; memory runs out; it swallows the
+    """How the engine goes down: by an error; its process ends; its process is killed; memory runs out; it swallows the
     request and works on; it never returns from `poll`; its process is killed each time it starts, whatever is asked; it
     never comes up.
     """
@@ -323,7 +328,8 @@ class Fake(Engine):
         self._max_chars = spec.max_prompt_tokens * CHARS_PER_TOKEN
         self._queue: list[Request] = []
         self._slow: list[tuple[float, int, Answer]] = []  # by when they are due
-        self._is_down = self._has_swallowed = False
+        self._is_down = False
+        self._has_swallowed = False
         self._below_garbage = int(self._args.p_garbage * 2**24)
         self._below_truncated = self._below_garbage + int(self._args.p_truncated * 2**24)
         self._below_refused = self._below_truncated + int(self._args.p_refused * 2**24)
@@ -336,8 +342,9 @@ class Fake(Engine):
 
         def count(ask: Ask) -> int:
             num_chars = _parts_of(ask)[2]
-            is_asked = num_chars <= most_chars or overlong == "truncate"
-            return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1 if is_asked else 0
+            if num_chars > most_chars and overlong == "quarantine":
+                return 0
+            return min(num_chars, most_chars) // CHARS_PER_TOKEN + 1
 
         return count
 
@@ -391,9 +398,9 @@ class Fake(Engine):
         args = self._args
         ready: list[Answer] = []
         while self._queue and not ready:
-            taken = self._queue[: args.batch]
+            requests = self._queue[: args.batch]
             self._queue = self._queue[args.batch :]
-            for request in taken:
+            for request in requests:
                 if self._is_fatal(request):
                     self._go_down()
                     continue
@@ -427,10 +434,13 @@ class Fake(Engine):
         self._slow.clear()
 
     def _is_fatal(self, request: Request) -> bool:
-        chance = self._args.p_crash
         wanted = self._args.crash_on
-        is_named = wanted and any(wanted in text for one in request.ask.messages for text in one.parts[1::2])
-        return bool(is_named) or (chance > 0 and random.random() < chance)
+        if wanted is not None:
+            for message in request.ask.messages:
+                if any(wanted in text for text in message.parts[1::2]):
+                    return True
+        chance = self._args.p_crash
+        return chance > 0 and random.random() < chance
 
     def _go_down(self) -> None:
         """Fail in the way that the arguments ask for. Returns only where the request is swallowed."""
@@ -463,8 +473,8 @@ class Fake(Engine):
         query, document, num_chars = _parts_of(ask)
         flags: tuple[str, ...] = ()
         if num_chars > self._max_chars:
-            kept = len(document) - (num_chars - self._max_chars)
-            if not self._may_cut or kept <= 0:
+            num_left = len(document) - (num_chars - self._max_chars)
+            if not self._may_cut or num_left <= 0:
                 tokens = num_chars // CHARS_PER_TOKEN
                 limit = self._max_chars // CHARS_PER_TOKEN
                 return Answer(
@@ -473,32 +483,20 @@ class Fake(Engine):
                     "overlong",
                     detail=f"the prompt has {tokens} tokens, engine.max_prompt_tokens is {limit}",
                 )
-            document = document[:kept]
+            document = document[:num_left]
             num_chars = self._max_chars
             flags = ("document_truncated",)
         num_tokens = num_chars // CHARS_PER_TOKEN + 1
+        finished = functools.partial(_finished, id=request.id, num_tokens=num_tokens, flags=flags)
 
         roll = draw & 0xFFFFFF
         if self._below_truncated <= roll < self._below_refused:
             if ask.format is not None and draw >> 24 & 1:
-                return _finished(
-                    id=request.id,
-                    text=REFUSALS[(draw >> 25) % len(REFUSALS)],
-                    finish="stop",
-                    distributions={},
-                    num_tokens=num_tokens,
-                    flags=flags,
-                )
-            return _finished(
-                id=request.id,
-                text="",
-                finish="refused",
-                distributions={},
-                num_tokens=num_tokens,
-                flags=flags,
-            )
+                return finished(text=REFUSALS[(draw >> 25) % len(REFUSALS)], finish="stop")
+            return finished(text="", finish="refused")
 
-        words, head = _words_of(query), document[:8192].lower()  # so that one of 400 KB costs no more than another
+        words = _words_of(query)
+        head = document[:8192].lower()  # so that one of 400 KB costs no more than another
         hits = sum(word in head for word in words)
         overlap = hits / max(len(words), 1)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
@@ -511,17 +509,14 @@ class Fake(Engine):
 
         distributions = {name: chosen(labels, marker) for name, marker, labels in ask.decisions}
         if ask.format is None:
-            return _finished(
-                id=request.id,
-                text="",
-                finish="length",
-                distributions=distributions if roll >= self._below_garbage else {},
-                num_tokens=num_tokens,
-                flags=flags,
-            )
+            if roll < self._below_garbage:
+                return finished(text="", finish="length")
+            return finished(text="", finish="length", distributions=distributions)
 
         sections = ask.format.sections
-        choices = [chosen(one.options, opening_of(one)).argmax for one in sections if isinstance(one, Choice)]
+        choices = [
+            chosen(section.options, opening_of(section)).argmax for section in sections if isinstance(section, Choice)
+        ]
         bits = _mix(draw ^ 0x7E47)
         source = document if ask.fragment_source is not None else ""
         subject = query or " ".join(document.replace("<", " ").split()[:4])  # of an ask that shows no query
@@ -538,44 +533,24 @@ class Fake(Engine):
         )
         text = written(sections, contents)
         if roll < self._below_garbage:
-            return _finished(
-                id=request.id,
-                text=made_garbage(sections, contents, text, bits),
-                finish="stop",
-                distributions={},
-                num_tokens=num_tokens,
-                flags=flags,
-            )
+            return finished(text=made_garbage(sections, contents, text, bits), finish="stop")
         text = text.removeprefix(ask.prefill)
-        is_cut = roll < self._below_truncated
-        most = bits % max(1, len(text)) if is_cut else ask.max_tokens * CHARS_PER_TOKEN
-        if is_cut or len(text) > most:
-            return _finished(
-                id=request.id,
-                text=text[:most],
-                finish="length",
-                distributions={},
-                num_tokens=num_tokens,
-                flags=flags,
-            )
-        return _finished(
-            id=request.id,
-            text=text,
-            finish="stop",
-            distributions=distributions,
-            num_tokens=num_tokens,
-            flags=flags,
-        )
+        if roll < self._below_truncated:
+            return finished(text=text[: bits % max(1, len(text))], finish="length")
+        most_chars = ask.max_tokens * CHARS_PER_TOKEN
+        if len(text) > most_chars:
+            return finished(text=text[:most_chars], finish="length")
+        return finished(text=text, finish="stop", distributions=distributions)
 
 
 def _parts_of(ask: Ask) -> tuple[str, str, int]:
     """The query, the document (the last of each), and the number of characters of the whole prompt."""
-    data = {name: text for one in ask.messages for name, text in zip(one.fields, one.parts[1::2], strict=True)}
-    return (
-        data.get("query", ""),
-        data.get(DOCUMENT_FIELD, ""),
-        len(ask.prefill) + sum(sum(map(len, message.parts)) for message in ask.messages),
-    )
+    data: dict[str, str] = {}
+    num_chars = len(ask.prefill)
+    for message in ask.messages:
+        data.update(zip(message.fields, message.parts[1::2], strict=True))
+        num_chars += sum(map(len, message.parts))
+    return data.get("query", ""), data.get(DOCUMENT_FIELD, ""), num_chars
 
 
 @functools.lru_cache(maxsize=64)  # rows of one query follow each other
@@ -585,13 +560,19 @@ def _words_of(query: str) -> tuple[str, ...]:
 
 
 def _finished(
-    id: int, text: str, finish: Finish, distributions: dict[str, Distribution], num_tokens: int, flags: tuple[str, ...]
+    *,
+    id: int,
+    text: str,
+    finish: Finish,
+    num_tokens: int,
+    flags: tuple[str, ...],
+    distributions: dict[str, Distribution] | None = None,
 ) -> Answer:
     return Answer(
         request_id=id,
         text=text,
         finish=finish,
-        distributions=distributions,
+        distributions=distributions or {},
         prompt_tokens=num_tokens,
         output_tokens=len(text) // CHARS_PER_TOKEN + (1 if text else 0),
         cached_tokens=0,

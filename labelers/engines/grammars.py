@@ -53,12 +53,16 @@ def render_grammar(answer_format: AnswerFormat, *, prefill: str = "", fragment_s
     row: list[str] = []
     rules: list[str] = []
     for number, section in enumerate(sections):
-        is_open = number == 0 and open_content is not None
         name = f"s{number}"
-        before = [] if is_open or not section.tag else [_literal(opening_of(section))]
-        row += [*before, name, *([_literal(closing_of(section))] if section.tag else [])]
-        rules += _rules(section, name, (open_content or "") if is_open else "", fragment_source)
-    return "start: " + (" ".join(row) if row else '""') + "\n" + "\n".join(rules) + "\n"
+        content = open_content if number == 0 else None
+        if section.tag and content is None:
+            row.append(_literal(opening_of(section)))
+        row.append(name)
+        if section.tag:
+            row.append(_literal(closing_of(section)))
+        rules += _rules(section, name, content or "", fragment_source)
+    start = " ".join(row) if row else '""'
+    return f"start: {start}\n" + "\n".join(rules) + "\n"
 
 
 def _rules(section: Section, name: str, content: str, source: str | None) -> list[str]:
@@ -73,15 +77,7 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
         pattern = "[^<]*" if section.may_be_empty or content.strip() else r"[^<\s][^<]*"
         return [f"{name}[max_tokens={section.max_tokens}]: /{pattern}/"]
     if isinstance(section, JsonIndices):
-        row: list[str] = []
-        for number, (key, most) in enumerate(zip(section.keys, section.mosts, strict=True)):
-            row += [
-                _literal(f"{', ' if row else '{'}{json.dumps(key)}: ["),
-                *([f"{name}k{number}"] if most else []),
-                '"]"',
-            ]
-        rules = [f"{name}k{n}: {_number_list(most, most + 1)}" for n, most in enumerate(section.mosts) if most]
-        return [f"{name}: {' '.join(row)} {_literal('}')}", *rules]
+        return _index_rules(section, name)
     if isinstance(section, JsonTexts):
         text = f"{name}t"
         more = f'(", " {text}){{0,{section.most - 1}}}'
@@ -118,20 +114,34 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     ]
 
 
+def _index_rules(section: JsonIndices, name: str) -> list[str]:
+    """A JSON object of lists of numbers, with a rule for each key that has any."""
+    row: list[str] = []
+    rules: list[str] = []
+    for number, (key, most) in enumerate(zip(section.keys, section.mosts, strict=True)):
+        before = ", " if row else "{"
+        row.append(_literal(f"{before}{json.dumps(key)}: ["))
+        if most:
+            row.append(f"{name}k{number}")
+            rules.append(f"{name}k{number}: {_number_list(most, most + 1)}")
+        row.append('"]"')
+    return [f"{name}: {' '.join(row)} {_literal('}')}", *rules]
+
+
 def _number_list(most: int, longest: int) -> str:
-    one = _numbers(most)
-    return f"/(({one})(, ?({one})){{0,{longest - 1}}})?/"
+    number = _numbers(most)
+    return f"/(({number})(, ?({number})){{0,{longest - 1}}})?/"
 
 
 def _numbers(most: int) -> str:
     """A regular expression of the numbers from 1 to `most`, as they are written without leading zeros."""
     digits = str(most)
-    found = [f"[1-9]{_digits(length - 1)}" for length in range(1, len(digits))]
-    for place, digit in enumerate(digits):  # as `most` before this place, and less at it
-        least = 1 if place == 0 else 0
+    patterns = [f"[1-9]{_digits(length - 1)}" for length in range(1, len(digits))]
+    for number, digit in enumerate(digits):  # as `most` before this digit, and less at it
+        least = 1 if number == 0 else 0
         if int(digit) > least:
-            found.append(f"{digits[:place]}[{least}-{int(digit) - 1}]{_digits(len(digits) - place - 1)}")
-    return "|".join([*found, digits])
+            patterns.append(f"{digits[:number]}[{least}-{int(digit) - 1}]{_digits(len(digits) - number - 1)}")
+    return "|".join([*patterns, digits])
 
 
 def _digits(count: int) -> str:
@@ -229,9 +239,8 @@ class GrammarCompiler:
             ModelError: llguidance refuses the grammar.
             ConfigError: the prefill does not begin an answer of this format.
         """
-        if fragment_source is not None and any(
-            isinstance(s, Fragment) and s.is_constrained for s in answer_format.sections
-        ):
+        is_quoting = any(isinstance(section, Fragment) and section.is_constrained for section in answer_format.sections)
+        if is_quoting and fragment_source is not None:
             try:
                 return self._compile(render_grammar(answer_format, prefill=prefill, fragment_source=fragment_source))
             except ModelError as exc:

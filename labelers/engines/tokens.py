@@ -127,10 +127,13 @@ class ControlTexts:
                     match = pattern.search(unicodedata.normalize("NFKC", text))
                 if match is not None:
                     return name, match.group()
-            in_template = [found for part in message.parts[::2] for found in pattern.findall(part)]
+            in_template: list[str] = []
+            for part in message.parts[::2]:
+                in_template += pattern.findall(part)
             whole = pattern.findall(message.text)
             if whole != in_template:
-                return "a message", next((text for text in whole if text not in in_template), whole[0] if whole else "")
+                added = [text for text in whole if text not in in_template] or whole
+                return "a message", added[0] if added else ""
         return None
 
 
@@ -230,11 +233,7 @@ class PromptEncoder:
         end = self._end_for(ask)
         room = max_prompt_tokens - len(prefill)
         num_tokens = max_prompt_tokens + 1
-        # the documents' heads alone may burst the room: spares tokenizing 450,000 characters to learn the obvious
-        if not any(
-            len(text) > room * CHARS_PER_TOKEN * 2 and len(self._ids(text[: room * CHARS_PER_TOKEN])) > room + 8
-            for _, _, text in documents_of(ask.messages)
-        ):
+        if not self._bursts(ask.messages, room):
             ids = self.encode_messages(ask.messages, end=end)
             if len(ids) <= room:
                 return Prompt(ids + prefill, len(prefill), begins)
@@ -243,24 +242,33 @@ class PromptEncoder:
         if self._overlong == "quarantine":
             return refused
         cut = self._cut_to_fit(ask.messages, room, end)
-        return Prompt(cut[0] + prefill, len(prefill), begins, cut[1]) if cut is not None else refused
+        if cut is None:
+            return refused
+        ids, document = cut
+        return Prompt(ids + prefill, len(prefill), begins, document)
 
     def opened_for(self, ask: Ask) -> str:
         """The thought that the template opens at the prompt's end and the answer goes on in, since the ask's format
         begins with it; empty where there is none.
         """
-        first = ask.format.sections[:1] if ask.format is not None and not ask.prefill else ()
-        return self._template.opened if [self._template.opened_tag] == [*map(opening_of, first)] else ""
+        if ask.prefill or ask.format is None or not ask.format.sections:
+            return ""
+        begins = opening_of(ask.format.sections[0])
+        return self._template.opened if begins == self._template.opened_tag else ""
 
     def remarks(self, ask: Ask) -> list[str]:
         """What the chat template does to an ask that a user may not expect, each a sentence."""
         template = self._template
         stage = f"Stage {ask.stage!r}: the chat template"
-        is_folded = template.around([(message.role, message.text) for message in ask.messages]).is_folded
-        is_closed = template.close_thought and self._end_for(ask).endswith(template.close_thought)
-        folded = f"{stage} does not show a system turn in its place, so its text opens the first user turn."
-        closed = f"{stage} opens a thought ({template.opened_tag}), which is no part of this stage's answer, so it is "
-        return [*[folded] * is_folded, *([f"{closed}closed before that."] if is_closed else [])]
+        remarks: list[str] = []
+        if template.around([(message.role, message.text) for message in ask.messages]).is_folded:
+            remarks.append(f"{stage} does not show a system turn in its place, so its text opens the first user turn.")
+        if template.close_thought and self._end_for(ask).endswith(template.close_thought):
+            remarks.append(
+                f"{stage} opens a thought ({template.opened_tag}), which is no part of this stage's answer, so it is "
+                "closed before that."
+            )
+        return remarks
 
     def shown(self, ask: Ask) -> list[str]:
         """The whole prompt as the model reads it, template text and data by turns as in `Message.parts`; a document in
@@ -279,7 +287,9 @@ class PromptEncoder:
         is_hostile = any(map(self._has_control_text, parts[1::2]))
         ids = self._encode_parts(parts, self._has_control_text if is_hostile else lambda _: False)
         # Equal counts also rule out what only becomes a control string next to template text, or after normalisation.
-        return ids if self.count_control(ids) == self._count(*parts[::2]) else self._encode_parts(parts, lambda _: True)
+        if self.count_control(ids) == self._count(*parts[::2]):
+            return ids
+        return self._encode_parts(parts, lambda _: True)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of template text that continues something: no token of a sequence's start, no
@@ -294,11 +304,13 @@ class PromptEncoder:
         ids = self.encode_text("".join(parts))
         if self.count_control(ids) == sum(self.count_control(self.encode_text(text)) for text in parts[::2]):
             return ids
-        pieces = (self.encode_data(text) if place % 2 else self.encode_text(text) for place, text in enumerate(parts))
-        return [token for piece in pieces for token in piece]
+        apart: list[int] = []
+        for number, text in enumerate(parts):
+            apart += self.encode_data(text) if number % 2 else self.encode_text(text)
+        return apart
 
     def encode_data(self, text: str) -> list[int]:
-        """Token ids of hostile text: ordinary characters only, whatever it says."""
+        """Token ids of hostile text: ordinary characters only, whatever its words."""
         return self._encode_data(text)[0]
 
     def count_control(self, ids: Iterable[int]) -> int:
@@ -318,6 +330,14 @@ class PromptEncoder:
         # a batch of one lets go of Python's lock meanwhile; `encode` holds it, and vLLM's step waits
         return cast("list[int]", self._backend.encode_batch([text], add_special_tokens=False)[0].ids)
 
+    def _bursts(self, messages: Sequence[Message], room: int) -> bool:
+        """Whether a document's head alone takes more than `room` tokens: spares tokenizing 450,000 characters to learn
+        the obvious.
+        """
+        head = room * CHARS_PER_TOKEN
+        long_texts = [text for _, _, text in documents_of(messages) if len(text) > head * 2]
+        return any(len(self._ids(text[:head])) > room + 8 for text in long_texts)
+
     def _has_control_text(self, text: str) -> bool:
         return self._control is not None and self._control.search(text) is not None
 
@@ -333,15 +353,15 @@ class PromptEncoder:
     def _parts(self, messages: Sequence[Message], end: str | None) -> list[str]:
         """The whole prompt, template text and data by turns; see `encode_messages`."""
         around = self._template.around([(message.role, message.text) for message in messages])
-        found = around.pieces[:1]
+        parts = around.pieces[:1]
         for number, after in zip(around.order, around.pieces[1:], strict=True):
             first, *others = _stripped(messages[number].parts)
-            found[-1] += first
-            found += others
-            found[-1] += after
+            parts[-1] += first
+            parts += others
+            parts[-1] += after
         if end is not None:
-            found[-1] = found[-1].removesuffix(self._template.opened) + end
-        return found
+            parts[-1] = parts[-1].removesuffix(self._template.opened) + end
+        return parts
 
     def _count_of_template(self, *texts: str) -> int:
         """Control tokens of a prompt's template text."""
@@ -374,13 +394,13 @@ class PromptEncoder:
 
     def _extend(self, ids: list[int], ends: list[int], piece: str, start: int) -> None:
         encoding = self._backend.encode(self._anchor + piece, add_special_tokens=False)
-        found = encoding.ids[self._anchor_length :]
-        if self.count_control(found) == 0:
-            ids += found
+        piece_ids = encoding.ids[self._anchor_length :]
+        if self.count_control(piece_ids) == 0:
+            ids += piece_ids
             ends += [start + max(end - len(self._anchor), 0) for _, end in encoding.offsets[self._anchor_length :]]
         elif len(piece) > 1:  # a normaliser made a control string: no two characters stay together
-            for place, character in enumerate(piece):
-                self._extend(ids, ends, character, start + place)
+            for offset, character in enumerate(piece):
+                self._extend(ids, ends, character, start + offset)
         else:  # a control token of one character has no other spelling
             substitute = self.encode_text("\ufffd")
             ids += substitute
@@ -395,15 +415,15 @@ class PromptEncoder:
         if not places or allowed <= 0:
             return None
         for _ in range(8):  # tokens may merge differently at a cut, which costs one or two; each round gives those back
-            kept = []
+            heads = []
             left = allowed
             for _, _, text in places:
                 head, used = self._head(text, left)
-                kept.append(head)
+                heads.append(head)
                 left -= used
-            ids = self.encode_messages(with_documents(messages, places, kept), end=end)
+            ids = self.encode_messages(with_documents(messages, places, heads), end=end)
             if len(ids) <= room:
-                return ids, "\n\n".join(kept) if len(kept) > 1 else kept[0]
+                return ids, "\n\n".join(heads)
             allowed -= len(ids) - room
             if allowed <= 0:
                 return None
@@ -440,12 +460,13 @@ def extends(earlier: Sequence[int], later: Sequence[int]) -> bool:
 
 def documents_of(messages: Sequence[Message]) -> list[tuple[int, int, str]]:
     """Where the parts are that may be cut: (message, part, text)."""
-    return [
-        (number, 2 * place + 1, message.parts[2 * place + 1])
-        for number, message in enumerate(messages)
-        for place, field in enumerate(message.fields)
-        if field == DOCUMENT_FIELD
-    ]
+    documents: list[tuple[int, int, str]] = []
+    for number, message in enumerate(messages):
+        for field_number, field_name in enumerate(message.fields):
+            if field_name == DOCUMENT_FIELD:
+                part = 2 * field_number + 1
+                documents.append((number, part, message.parts[part]))
+    return documents
 
 
 def with_documents(
@@ -461,17 +482,20 @@ def with_documents(
 
 def _stripped(parts: Sequence[str]) -> list[str]:
     """The parts of a text without the white space at its ends."""
-    found = list(parts)
-    for places, strip in ((range(len(found)), str.lstrip), (range(len(found) - 1, -1, -1), str.rstrip)):
-        for place in places:
-            found[place] = strip(found[place])
-            if found[place]:
-                break
-    return found
+    stripped = list(parts)
+    for number in range(len(stripped)):
+        stripped[number] = stripped[number].lstrip()
+        if stripped[number]:
+            break
+    for number in reversed(range(len(stripped))):
+        stripped[number] = stripped[number].rstrip()
+        if stripped[number]:
+            break
+    return stripped
 
 
 # ------------------------------------------------------------------------------
-# Decisions: which token each label is at its place in the answer, and what the raw logits there say about them.
+# Decisions: which token each label is at its place in the answer, and how probable the raw logits there make them.
 
 
 def resolve_labels(encoder: PromptEncoder, decision: Decision, *, tokenizer_name: str) -> tuple[int, ...]:
@@ -506,8 +530,9 @@ def _label_ids(encoder: PromptEncoder, marker: str, label: str) -> list[int]:
     if len(alone) == 1 and encoder.decode(alone) == label:
         return alone
     spelled = encoder.vocabulary.get(label)
-    is_text = spelled is not None and spelled not in encoder.control_ids and encoder.decode([spelled]) == label
-    return [spelled] if spelled is not None and is_text else alone
+    if spelled is None or spelled in encoder.control_ids or encoder.decode([spelled]) != label:
+        return alone
+    return [spelled]
 
 
 def distribution(logits_V: NDArray[np.float32], label_ids: tuple[int, ...]) -> Distribution:
@@ -544,7 +569,7 @@ def distribution_of_logprobs(logprobs: Sequence[float]) -> Distribution:
 # ------------------------------------------------------------------------------
 # One request on its way: its tokens, its answer so far, and the distributions found at its decisions.
 #
-# Bytes say where a marker ends, not tokens: its place is reached when the answer's bytes end with the marker's. Where
+# Bytes show where a marker ends, not tokens: its place is reached when the answer's bytes end with the marker's. Where
 # one token straddles the marker's end, the place never comes by; it is then asked for afterwards, on the prefix encoded
 # apart (`probe_for`).
 
@@ -601,7 +626,7 @@ class TokenSequence:
     ends: list[int] = field(default_factory=list)
     """Where each token ends in `written`."""
     found: dict[str, tuple[int, Distribution]] = field(default_factory=dict)
-    """By decision: where in `written` its marker ended, and what the logits there said."""
+    """By decision: where in `written` its marker ended, and the distribution there."""
     open_probes: int = 0
     rng: random.Random = field(init=False)
 
@@ -648,11 +673,14 @@ class TokenSequence:
         """Decisions whose marker occurs once in the answer, but whose place never came by, and where in `written` it
         is.
         """
-        return [
-            (place, end)
-            for place in self.places
-            if (end := self._only_end(place.marker)) is not None and self.found.get(place.name, (-1, None))[0] != end
-        ]
+        missing: list[tuple[DecisionPlace, int]] = []
+        for place in self.places:
+            end = self._only_end(place.marker)
+            if end is None:
+                continue
+            if place.name not in self.found or self.found[place.name][0] != end:
+                missing.append((place, end))
+        return missing
 
     def probe_for(self, place: DecisionPlace, end: int, encode: Callable[[str], list[int]]) -> TokenSequence:
         """A sequence that runs up to a place: the tokens that end before it as they are, and the rest of the text
@@ -660,14 +688,14 @@ class TokenSequence:
         """
         whole = sum(token_end <= end for token_end in self.ends)
         start = self.ends[whole - 1] if whole else len(self.prefill)
-        kept = self.prompt
+        prompt = self.prompt
         if end < len(self.prefill):  # the prefill goes on after the place: it is encoded again up to there
             start = 0
-            kept = self.prompt[: len(self.prompt) - self.num_prefill]
+            prompt = self.prompt[: len(self.prompt) - self.num_prefill]
         rest = encode(self.written[start:end].decode("utf-8", errors="replace"))
         return TokenSequence(
             self.request,
-            np.concatenate([kept, np.array([*self.tokens[:whole], *rest], dtype=np.int64)]),
+            np.concatenate([prompt, np.array([*self.tokens[:whole], *rest], dtype=np.int64)]),
             0,
             (place,),
             prefill=place.marker,
@@ -795,17 +823,24 @@ def admit(
             prompt_tokens=prompt.num_tokens,
             detail=f"the prompt has {prompt.num_tokens} tokens or more, {room}",
         )
+    decisions = places.of(ask)
+    matcher = None
+    if bind is not None and ask.format is not None and ask.max_tokens > 0:
+        matcher = bind(ask, prompt)
+    closing = ""
+    if ask.format is not None and ask.format.sections:
+        closing = closing_of(ask.format.sections[-1])
     return TokenSequence(
         request,
         np.array(prompt.ids, dtype=np.int64),
         ask.max_tokens,
-        places.of(ask),
+        decisions,
         prefill=prompt.begins.encode(),
         is_prefill_shown=not ask.prefill,
         num_prefill=prompt.num_prefill,
-        matcher=bind(ask, prompt) if bind is not None and ask.format is not None and ask.max_tokens > 0 else None,
+        matcher=matcher,
         is_free=bind is None,
-        closing=closing_of(ask.format.sections[-1]).encode() if ask.format is not None and ask.format.sections else b"",
+        closing=closing.encode(),
         flags=("document_truncated",) if prompt.cut_document is not None else (),
     )
 
@@ -814,7 +849,9 @@ def quotable(ask: Ask, prompt: Prompt) -> str | None:
     """What a constrained quotation may come from: the document as far as the model was shown it."""
     source = ask.fragment_source
     seen = prompt.cut_document
-    return seen if source is not None and seen is not None and source.startswith(seen) else source
+    if source is None or seen is None or not source.startswith(seen):
+        return source
+    return seen
 
 
 def _check_extends(encoder: PromptEncoder, earlier: Ask, later: Ask) -> list[str]:

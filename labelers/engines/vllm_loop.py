@@ -112,7 +112,8 @@ class StepLoop:
             raise ModelError(
                 "this version of vLLM keeps its grammars where we do not find them; 0.26 to 0.32 are known to work."
             )
-        self._grammars = manager.backend = GrammarRegistry(compiler.tokenizer, compiler.vocab_size)
+        self._grammars = GrammarRegistry(compiler.tokenizer, compiler.vocab_size)
+        manager.backend = self._grammars
         self._waiting: deque[TokenSequence] = deque()
         self._sequences: dict[str, TokenSequence] = {}
         self._bound: set[str] = set()
@@ -126,7 +127,7 @@ class StepLoop:
         """Whether vLLM takes an ask's sampling.
 
         Raises:
-            ConfigError: it does not (a temperature above 2, say).
+            ConfigError: it does not (a temperature above 2, for one).
         """
         try:
             SamplingParams(
@@ -187,6 +188,7 @@ class StepLoop:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
+        takes_logprobs = is_free and self._is_inline and bool(sequence.places)
         return SamplingParams(
             max_tokens=sequence.max_new,
             temperature=sampling.temperature,
@@ -197,7 +199,7 @@ class StepLoop:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if is_free else StructuredOutputsParams(grammar=grammar_id),
-            logprob_token_ids=_label_ids(sequence.places) if is_free and self._is_inline and sequence.places else None,
+            logprob_token_ids=_label_ids(sequence.places) if takes_logprobs else None,
         )
 
     def _take(self, output: Any) -> None:
@@ -251,4 +253,4 @@ class StepLoop:
 
 
 def _label_ids(places: Sequence[DecisionPlace]) -> list[int]:
-    return list(dict.fromkeys(token for place in places for token in place.label_ids))
+    return list(dict.fromkeys(itertools.chain.from_iterable(place.label_ids for place in places)))
