@@ -52,13 +52,13 @@ def align(passage: str, document: str) -> PassagePlace | None:
     for _ in range(_MOST_WINDOWS * len(document) // len(head)):
         if at > len(document) - size:
             break
-        found = distance(head, document[at : at + len(head)])
-        if found < least:
+        edits = distance(head, document[at : at + len(head)])
+        if edits < least:
             start = at
-            least = found
+            least = edits
         # A window moved by one character loses one and gains one, so its distance changes by two at most: from a window
         # that is far off, those that can't be better are stepped over.
-        at += (found - least) // 2 + 1
+        at += (edits - least) // 2 + 1
     return PassagePlace(start, start + size, least) if start >= 0 else None
 
 
@@ -72,6 +72,10 @@ def content_at(tree: Tree, place: PassagePlace) -> list[int]:
     overlaps = {
         node.id: min(node.end, place.end) - max(node.start, place.start) for node in tree.nodes if node.is_content
     }
-    found = [id for id, overlap in overlaps.items() if overlap > place.distance + 1]
+    beyond_edits = [id for id, overlap in overlaps.items() if overlap > place.distance + 1]
+    if beyond_edits:
+        return beyond_edits
     most = max(overlaps, key=overlaps.__getitem__, default=None)
-    return found or ([] if most is None or overlaps[most] <= 0 else [most])
+    if most is None or overlaps[most] <= 0:
+        return []
+    return [most]

@@ -67,14 +67,14 @@ def answer_in(ask: Ask, written: str, *, thought: str = "", is_cut: bool = False
         thought = ""
         is_cut = True
     text = ask.prefill + written
-    found = _exact(ask.format, text, thought) or _inside(ask.format, text, thought, is_cut=is_cut)
-    if found is None or not found.text.startswith(ask.prefill):
+    answer = _exact(ask.format, text, thought) or _inside(ask.format, text, thought, is_cut=is_cut)
+    if answer is None or not answer.text.startswith(ask.prefill):
         return AnswerText(_as_it_came(ask.format, written, thought, is_cut=is_cut))
-    if found.is_ambiguous:
+    if answer.is_ambiguous:
         return AnswerText(written, "it holds answers that differ")
-    if _is_echo(found, ask):
+    if _is_echo(answer, ask):
         return AnswerText("", "the texts that were asked about hold the answer word for word: it is an echo of them")
-    return AnswerText(found.text.removeprefix(ask.prefill))
+    return AnswerText(answer.text.removeprefix(ask.prefill))
 
 
 # ------------------------------------------------------------------------------
@@ -88,8 +88,12 @@ _EDGES = (
     ("◁think▷", "◁/think▷"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )
-_MARK = re.compile("|".join(re.escape(edge) for edges in _EDGES for edge in edges))
-_KINDS = {edge: (edges[0], edge == edges[0]) for edges in _EDGES for edge in edges}
+_KINDS: dict[str, tuple[str, bool]] = {}
+"""By what a thought begins or ends with: how thoughts of its kind begin, and whether this is that."""
+for _opening, _closing in _EDGES:
+    _KINDS[_opening] = (_opening, True)
+    _KINDS[_closing] = (_opening, False)
+_MARK = re.compile("|".join(map(re.escape, _KINDS)))
 
 
 class _Mark(NamedTuple):
@@ -134,7 +138,7 @@ def _thought_section(format: AnswerFormat) -> Text | None:
 def _marks_in(text: str, format: AnswerFormat) -> list[_Mark]:
     """Marks of thoughts, in order; a section's tag is none, but for the thought's."""
     section = _thought_section(format)
-    tags = {opening_of(one) for one in format.sections if one is not section}
+    tags = {opening_of(other) for other in format.sections if other is not section}
     marks = [_Mark(*match.span(), *_KINDS[match.group()]) for match in _MARK.finditer(text)]
     return [mark for mark in marks if mark.kind not in tags]
 
@@ -211,9 +215,10 @@ def _exact(format: AnswerFormat, text: str, thought: str) -> _Found | None:
         return _Found(text, tuple(lines)) if is_exact else None
     if not _is_in_format(format, text):
         return None
-    if isinstance(first, JsonIndices | JsonTexts):
-        # an array of short texts is made of what the data says
-        return _Found(text, (text,) if isinstance(first, JsonIndices) else ())
+    if isinstance(first, JsonIndices):
+        return _Found(text, (text,))
+    if isinstance(first, JsonTexts):
+        return _Found(text)  # an array of short texts is made of what the data holds
     contents = {tag: text[start:end] for tag, (start, end) in Reader(format).spans(text).items()}
     section = _thought_section(format)
     if section is None:
@@ -248,7 +253,7 @@ def _finished(
 ) -> _Found | None:
     """An answer with its thought; None where that is missing, a section is off, or all may still be a thought."""
     whole = wholes[0]
-    spans = [span for one in wholes for span in one.spans]
+    spans = list(itertools.chain.from_iterable(same.spans for same in wholes))
     words = [stretch for stretch in _without(parted.outside, spans) if _has_words(text[slice(*stretch)])]
     start = spans[0].start if spans else len(text)
     if words and not parted.is_sure:
@@ -258,15 +263,18 @@ def _finished(
     section = _thought_section(format)
     if section is None:
         return _Found(whole.text, whole.pieces) if _is_in_format(format, whole.text) else None
-    own = [text[slice(*stretch)] for stretch in parted.thoughts if stretch.end <= start]
-    said = next((one for one in reversed(own) if one.strip()), thought)
-    if not own and not thought.strip():
+    thoughts = [text[slice(*stretch)] for stretch in parted.thoughts if stretch.end <= start]
+    if not thoughts and not thought.strip():
         return None
-    if not own and not spans and (words or is_cut):
+    if not thoughts and not spans and (words or is_cut):
         return None
-    answer = "\n".join(filter(None, (_section_text(section, _harmless(format, said)), whole.text)))
-    # among other words a verdict may be a quotation, whatever the model thought before
-    pieces = whole.pieces if words or not spans else (said, *whole.pieces)
+    last_thought = next((own for own in reversed(thoughts) if own.strip()), thought)
+    answer = _section_text(section, _harmless(format, last_thought))
+    if whole.text:
+        answer += f"\n{whole.text}"
+    pieces = whole.pieces
+    if spans and not words:  # among other words a verdict may be a quotation, whatever the model thought before
+        pieces = (last_thought, *pieces)
     return _Found(answer, pieces) if _is_in_format(format, answer) else None
 
 
@@ -279,14 +287,14 @@ def _is_in_format(format: AnswerFormat, text: str) -> bool:
 
 
 def _as_it_came(format: AnswerFormat, written: str, thought: str, *, is_cut: bool) -> str:
-    """What is no answer, for a reader to say why: with the thought that a server took out of it."""
+    """A text that is no answer, for a reader to report why: with the thought that a server took out of it."""
     section = _thought_section(format)
     if section is None or not thought.strip() or written.lstrip().startswith(opening_of(section)):
         return written
-    said = _harmless(format, thought)
+    harmless = _harmless(format, thought)
     if is_cut and not written.strip():
-        return f"{opening_of(section)}{said}"
-    return f"{_section_text(section, said)}\n{written.lstrip()}"
+        return f"{opening_of(section)}{harmless}"
+    return f"{_section_text(section, harmless)}\n{written.lstrip()}"
 
 
 def _section_text(section: Section, content: str) -> str:
@@ -310,7 +318,7 @@ class _Whole:
     Args:
         spans: where its sections or lines are, tags included.
         text: as its format wants it.
-        value: what it says; equal for equal answers.
+        value: its content; equal for equal answers.
         pieces: as they are in the text, what a document would have to hold for it to be an echo.
     """
 
@@ -338,7 +346,9 @@ def _wholes(format: AnswerFormat, text: str, parted: _Parted) -> list[_Whole]:
 
 def _tagged(sections: Sequence[Section], text: str, outside: Iterable[_Stretch]) -> list[_Whole]:
     """Rows of sections: each of their tags in its turn, and no tag else."""
-    edges = [edge for section in sections for edge in (opening_of(section), closing_of(section))]
+    edges: list[str] = []
+    for section in sections:
+        edges += [opening_of(section), closing_of(section)]
     tag = re.compile("|".join(map(re.escape, edges)))
     tags: list[re.Match[str]] = []
     for stretch in outside:
@@ -368,8 +378,9 @@ def _row(sections: Sequence[Section], text: str, tags: Sequence[re.Match[str]]) 
 
 def _value_of(section: Section, content: str) -> str:
     """A section's content; a choice or numbers without marks of emphasis around them."""
-    is_plain = isinstance(section, Choice) and content in section.options
-    if is_plain or not isinstance(section, Choice | Indices):
+    if not isinstance(section, Choice | Indices):
+        return content
+    if isinstance(section, Choice) and content in section.options:
         return content
     return _EMPHASIZED.sub(r"\2", content).strip()
 
@@ -396,7 +407,10 @@ def _objects(section: JsonIndices, text: str, outside: Iterable[_Stretch]) -> li
 
 
 def _arrays(text: str, outside: Iterable[_Stretch]) -> list[_Whole]:
-    return [_json(match) for stretch in outside for match in _ARRAY.finditer(text, *stretch)]
+    wholes: list[_Whole] = []
+    for stretch in outside:
+        wholes += map(_json, _ARRAY.finditer(text, *stretch))
+    return wholes
 
 
 def _json(match: re.Match[str]) -> _Whole:
@@ -483,13 +497,13 @@ def _without(outside: Iterable[_Stretch], spans: Sequence[_Stretch]) -> list[_St
     return rest
 
 
-def _is_echo(found: _Found, ask: Ask) -> bool:
+def _is_echo(answer: _Found, ask: Ask) -> bool:
     """Whether the data of its ask holds all of an answer."""
-    if not found.pieces:
+    if not answer.pieces:
         return False
     texts = itertools.chain.from_iterable(message.parts[1::2] for message in ask.messages)
     data = "\0".join(map(_folded, texts))
-    return all(_folded(piece) in data for piece in found.pieces)
+    return all(_folded(piece) in data for piece in answer.pieces)
 
 
 def _folded(text: str) -> str:

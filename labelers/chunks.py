@@ -20,19 +20,19 @@ def chunks_within(sizes: Sequence[Sequence[int]], room: int) -> tuple[tuple[int,
     Args:
         sizes: tokens of each chunk, by document.
     """
-    counts = [len(one) for one in sizes]
-    totals = [sum(one) for one in sizes]
-    longest = [(-total, -place) for place, total in enumerate(totals) if counts[place]]
+    counts = [len(chunk_sizes) for chunk_sizes in sizes]
+    totals = [sum(chunk_sizes) for chunk_sizes in sizes]
+    longest = [(-total, -document) for document, total in enumerate(totals) if counts[document]]
     heapq.heapify(longest)
     num_tokens = sum(totals)
     while num_tokens > room and longest:
-        place = -heapq.heappop(longest)[1]
-        counts[place] -= 1
-        size = sizes[place][counts[place]]
-        totals[place] -= size
+        document = -heapq.heappop(longest)[1]
+        counts[document] -= 1
+        size = sizes[document][counts[document]]
+        totals[document] -= size
         num_tokens -= size
-        if counts[place]:
-            heapq.heappush(longest, (-totals[place], -place))
+        if counts[document]:
+            heapq.heappush(longest, (-totals[document], -document))
     return tuple(counts), num_tokens
 
 
@@ -54,8 +54,8 @@ def text_of(chunk: Chunk) -> str:
 def first_fault(pairs: Sequence[Pair]) -> str | None:
     """What is wrong with the first chunk that is not of its document; None where all are."""
     for pair in pairs:
-        for number, one in enumerate(chunks_of(pair), start=1):
-            why = _fault(one, number, pair.document)
+        for number, chunk in enumerate(chunks_of(pair), start=1):
+            why = _fault(chunk, number, pair.document)
             if why:
                 return f"document {pair.doc_id}: chunk {number} {why}"
     return None
@@ -75,4 +75,6 @@ def _fault(chunk: Chunk, number: int, document: str) -> str | None:
             f"is not the document's characters {start} to {end}: both must come from one `relabel pairs chunk`, and "
             "`n` counts from 1"
         )
-    return f"has a `token_len` of {size}, expected 0 or more" if size < 0 else None
+    if size < 0:
+        return f"has a `token_len` of {size}, expected 0 or more"
+    return None

@@ -5,6 +5,7 @@ query and document once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from typing import ClassVar
 
@@ -36,10 +37,10 @@ class EnsembleOptions(DirectOptions):
 
     @field_validator("instructions")
     @classmethod
-    def _each_once(cls, found: list[str]) -> list[str]:
-        if len(set(found)) < len(found):
+    def _each_once(cls, instructions: list[str]) -> list[str]:
+        if len(set(instructions)) < len(instructions):
             raise ValueError("the same instruction is there twice")
-        return found
+        return instructions
 
 
 class Ensemble(Labeler):
@@ -59,8 +60,10 @@ class Ensemble(Labeler):
         settings = {"grades": options.grades}
         self._system = prompts.turn("system", "system.j2", data=(), settings=settings).message()
         self._users = [
-            prompts.turn("user", "user.j2", data=("query", "document"), settings={**settings, "instruction": one})
-            for one in options.instructions
+            prompts.turn(
+                "user", "user.j2", data=("query", "document"), settings={**settings, "instruction": instruction}
+            )
+            for instruction in options.instructions
         ]
         self.template_digests = prompts.digests
         self._decision = Decision("score", "<score>", tuple(map(str, range(options.grades))))
@@ -78,7 +81,8 @@ class Ensemble(Labeler):
             judges.append(decided(answer, self._decision))
             flags.extend(flag for flag in answer.flags if flag not in flags)
         mean = mean_distribution(judges)
-        return Label(mean.argmax, mean, {"judge_probs": [p for one in judges for p in one.probs]}, flags=flags)
+        judge_probs = list(itertools.chain.from_iterable(judge.probs for judge in judges))
+        return Label(mean.argmax, mean, {"judge_probs": judge_probs}, flags=flags)
 
     def probe(self) -> list[Ask]:
         return self._asks(EXAMPLE)

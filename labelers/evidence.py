@@ -90,7 +90,8 @@ class _Index:
         starts: list[int] = []
         ends: list[int] = []
         for piece in _PIECES.finditer(text):
-            (start, end), word = piece.span(), piece.group()
+            start, end = piece.span()
+            word = piece.group()
             if word.isspace():
                 symbols.append(" ")
                 starts.append(start)
@@ -115,7 +116,8 @@ class _Index:
             return normal
         name = self._names.get(normal, _NAMELESS)
         if name == _NAMELESS and is_document and _FIRST_NAME + len(self._names) < ord(_NAMELESS):
-            name = self._names[normal] = chr(_FIRST_NAME + len(self._names))
+            name = chr(_FIRST_NAME + len(self._names))
+            self._names[normal] = name
         return name
 
 

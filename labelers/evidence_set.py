@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from relabel.labelers.chunks import CHUNKS, chunks_of, chunks_within, first_fault, text_of
+from relabel.labelers.chunks import CHUNKS, Chunk, chunks_of, chunks_within, first_fault, text_of
 from relabel.labelers.prompts import BUILT_IN, Prompts
 from relabel.labelers.registry import EXAMPLE, Labeler, OnceAQueryOptions
 from relabel.labelers.showing import SHRINK, OfOneQuery, place_among_siblings, with_siblings
@@ -79,17 +79,23 @@ class EvidenceSet(Labeler):
             raise VerdictError("format", fault)
         chunks = chunks_of(pair)
         ask, counts, num_tokens = self._ask(pair, self._options.window_tokens)
-        while (answer := (yield ask)).finish == "overlong" and any(counts):
+        answer = yield ask
+        while answer.finish == "overlong" and any(counts):
             ask, counts, num_tokens = self._ask(pair, int(num_tokens * SHRINK))
+            answer = yield ask
         assert ask.format is not None
         content = Reader(ask.format).read(answer)[""]
-        place = place_among_siblings(pair)
-        num_shown = counts[place] if place < len(counts) else 0
-        if num_shown == 0 and (chunks or place >= len(counts)):
-            raise VerdictError("overlong", f"the prompt had no room for document {place + 1} of {len(pair.siblings)}")
-        selected = index_lists_of(content, ask.format.sections[0])[place]
-        chosen = [chunks[number - 1] for number in dict.fromkeys(selected)]
-        flags = ["chunks_left_out"] * (num_shown < len(chunks)) + ["chunk_twice"] * (len(chosen) < len(selected))
+        number = place_among_siblings(pair)
+        num_shown = counts[number] if number < len(counts) else 0
+        if num_shown == 0 and (chunks or number >= len(counts)):
+            raise VerdictError("overlong", f"the prompt had no room for document {number + 1} of {len(pair.siblings)}")
+        selected = index_lists_of(content, ask.format.sections[0])[number]
+        chosen = [chunks[index - 1] for index in dict.fromkeys(selected)]
+        flags: list[str] = []
+        if num_shown < len(chunks):
+            flags.append("chunks_left_out")
+        if len(chosen) < len(selected):
+            flags.append("chunk_twice")
         columns = {
             "selected": selected,
             "shown": num_shown,
@@ -101,26 +107,25 @@ class EvidenceSet(Labeler):
             int(bool(selected)),
             None,
             columns,
-            tuple(Span(one["start"], one["end"], one["text"]) for one in chosen),
+            evidence=tuple(Span(chunk["start"], chunk["end"], chunk["text"]) for chunk in chosen),
             flags=[*flags, *answer.flags],
         )
 
     def probe(self) -> list[Ask]:
         text = EXAMPLE.document
         chunk = {"n": 1, "heading_path": ["Roses"], "text": text, "token_len": 9, "start": 0, "end": len(text)}
-        return [
-            self._ask(with_siblings(EXAMPLE._replace(columns={CHUNKS.name: (chunk,)})), self._options.window_tokens)[0]
-        ]
+        example = with_siblings(EXAMPLE._replace(columns={CHUNKS.name: (chunk,)}))
+        return [self._ask(example, self._options.window_tokens)[0]]
 
     def _ask(self, pair: Pair, window: int) -> tuple[Ask, tuple[int, ...], int]:
         return self._asks.get((pair.query, pair.siblings, window), lambda: self._make(pair, window))
 
     def _make(self, pair: Pair, window: int) -> tuple[Ask, tuple[int, ...], int]:
         documents = [chunks_of(sibling) for sibling in pair.siblings[: self._options.max_documents]]
-        counts, num_tokens = chunks_within(
-            [[one["token_len"] + TOKENS_PER_CHUNK for one in chunks] for chunks in documents], window
-        )
-        texts = [text_of(one) for chunks, count in zip(documents, counts, strict=True) for one in chunks[:count]]
+        counts, num_tokens = chunks_within(list(map(_sizes, documents)), window)
+        texts: list[str] = []
+        for chunks, count in zip(documents, counts, strict=True):
+            texts += map(text_of, chunks[:count])
         ends = list(itertools.accumulate(counts))
         settings = {"documents": list(zip([0, *ends], ends, strict=False))}
         turn = self._prompts.turn(
@@ -130,9 +135,8 @@ class EvidenceSet(Labeler):
             settings=settings,
             counts={"chunks": len(texts)},
         )
-        format = AnswerFormat(
-            (JsonIndices(tuple(f"Document_{number}" for number in range(1, len(documents) + 1)), counts),)
-        )
+        keys = tuple(f"Document_{number}" for number in range(1, len(documents) + 1))
+        format = AnswerFormat((JsonIndices(keys, counts),))
         messages = (self._system, turn.message(pair.query, *texts))
         ask = Ask(
             "select",
@@ -145,11 +149,19 @@ class EvidenceSet(Labeler):
         return ask, counts, num_tokens
 
 
+def _sizes(chunks: Sequence[Chunk]) -> list[int]:
+    """Tokens that each chunk takes in the prompt."""
+    return [chunk["token_len"] + TOKENS_PER_CHUNK for chunk in chunks]
+
+
 def rendered_sets(section: JsonIndices, wanted: Sequence[Sequence[int]]) -> str:
     """The answer that chooses these chunks, as far as they are shown, each once.
 
     Args:
         wanted: chunk numbers by document, most important first; of documents that are not shown, too.
     """
-    held = zip(section.keys, section.mosts, wanted, strict=False)
-    return json.dumps({key: list(dict.fromkeys(n for n in one if 1 <= n <= most)) for key, most, one in held})
+    sets: dict[str, list[int]] = {}
+    for key, most, numbers in zip(section.keys, section.mosts, wanted, strict=False):
+        shown = [number for number in numbers if 1 <= number <= most]
+        sets[key] = list(dict.fromkeys(shown))
+    return json.dumps(sets)

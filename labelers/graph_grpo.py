@@ -55,7 +55,7 @@ class GraphGrpoOptions(TextOptions):
 
 
 class GraphGrpo(OneAsk):
-    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a), as the prompt says it, is not the grade),
+    """The Graph-GRPO labeler. Flags: `phi_disagrees` (φ(s, a), as the prompt has it, is not the grade),
     `no_distribution` (of any of the four decisions), and the answer's own.
 
     Every label has all of its columns; distributions are None where the engine gives none.
@@ -99,9 +99,10 @@ class GraphGrpo(OneAsk):
             )
         grades = tuple(map(str, range(options.grades)))
         scores = tuple(map(str, range(NODE_SCORES)))
+        texts = [Text(tag, options.max_text_tokens, may_be_empty=False) for tag in _TEXTS]
         sections: tuple[Section, ...] = (
             Choice("preliminary", grades),
-            *(Text(tag, options.max_text_tokens, may_be_empty=False) for tag in _TEXTS),
+            *texts,
             Choice("subject_score", scores),
             Choice("attribute_score", scores),
             Choice("score", grades),
@@ -112,8 +113,13 @@ class GraphGrpo(OneAsk):
             Decision("attribute", "<attribute_score>", scores),
             Decision("score", "<score>", grades),
         )
-        settings = {"phi": options.phi, "phi_in_prompt": options.phi_in_prompt}
-        super().__init__(options, sections, decisions, {"grades": options.grades, "scores": NODE_SCORES, **settings})
+        settings = {
+            "grades": options.grades,
+            "scores": NODE_SCORES,
+            "phi": options.phi,
+            "phi_in_prompt": options.phi_in_prompt,
+        }
+        super().__init__(options, sections, decisions, settings)
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
         """One ask.
@@ -123,21 +129,26 @@ class GraphGrpo(OneAsk):
         """
         answer = yield self._ask(pair)
         sections = self._reader.read(answer)
-        tags = ("preliminary", "subject_score", "attribute_score", "score")
-        preliminary, subject, attribute, grade = (int(sections[tag]) for tag in tags)
+        subject = int(sections["subject_score"])
+        attribute = int(sections["attribute_score"])
+        grade = int(sections["score"])
         by_rule = phi_grade(self._phi, subject, attribute)
-        columns: dict[str, Any] = {"preliminary": preliminary, "subject": subject, "attribute": attribute}
+        columns: dict[str, Any] = {
+            "preliminary": int(sections["preliminary"]),
+            "subject": subject,
+            "attribute": attribute,
+        }
         for name in ("preliminary", "subject", "attribute"):
             distribution = answer.distributions.get(name)
             columns[f"{name}_probs"] = None if distribution is None else list(distribution.probs)
             columns[f"{name}_outside_mass"] = None if distribution is None else distribution.outside_mass
-        columns |= {tag: None if is_none(sections[tag]) else sections[tag] for tag in _TEXTS}
-        columns |= {"phi_grade": by_rule, "phi_agrees": by_rule == grade}
-        is_disputed = by_rule != grade and self._phi_in_prompt
-        lacks_any = any(decision.name not in answer.distributions for decision in self._decisions)
-        return Label(
-            grade,
-            answer.distributions.get("score"),
-            columns,
-            flags=[*answer.flags, *["phi_disagrees"] * is_disputed, *["no_distribution"] * lacks_any],
-        )
+        for tag in _TEXTS:
+            columns[tag] = None if is_none(sections[tag]) else sections[tag]
+        columns["phi_grade"] = by_rule
+        columns["phi_agrees"] = by_rule == grade
+        flags = list(answer.flags)
+        if by_rule != grade and self._phi_in_prompt:
+            flags.append("phi_disagrees")
+        if any(decision.name not in answer.distributions for decision in self._decisions):
+            flags.append("no_distribution")
+        return Label(grade, answer.distributions.get("score"), columns, flags=flags)

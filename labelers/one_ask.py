@@ -76,15 +76,17 @@ class OneAsk(Labeler):
 
 
 class ThinkScore(OneAsk):
-    """Asks for `<think>` and `<score>`. Flags: `no_distribution`, and the answer's own. A subclass says which templates
-    it uses.
+    """Asks for `<think>` and `<score>`. Flags: `no_distribution`, and the answer's own. A subclass names the
+    templates that it uses.
     """
 
     def __init__(self, options: ThinkOptions) -> None:
         grades = tuple(map(str, range(options.grades)))
-        sections = (Text("think", options.max_think_tokens), Choice("score", grades))
         super().__init__(
-            options, sections, (Decision("score", "<score>", grades),), options.model_dump(include={"grades", "steps"})
+            options,
+            sections=(Text("think", options.max_think_tokens), Choice("score", grades)),
+            decisions=(Decision("score", "<score>", grades),),
+            settings=options.model_dump(include={"grades", "steps"}),
         )
 
     def label(self, pair: Pair) -> Generator[Ask, Answer, Label]:
@@ -96,12 +98,10 @@ class ThinkScore(OneAsk):
         answer = yield self._ask(pair)
         sections = self._reader.read(answer)
         distribution = answer.distributions.get("score")
-        return Label(
-            int(sections["score"]),
-            distribution,
-            reasoning=sections["think"],
-            flags=[*answer.flags, *["no_distribution"] * (distribution is None)],
-        )
+        flags = list(answer.flags)
+        if distribution is None:
+            flags.append("no_distribution")
+        return Label(int(sections["score"]), distribution, reasoning=sections["think"], flags=flags)
 
 
 class DecisionAlone(OneAsk):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import traceback
 from collections.abc import Callable, Mapping
 from operator import itemgetter
@@ -42,6 +43,16 @@ TEMPLATES_READ: dict[str, bytes] = {}
 
 _EDGE = "\0"  # no text file worth the name holds it: one in a template cuts the text as a filter does
 
+_RENDERING_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,  # it includes itself
+    MemoryError,  # it repeats a text without measure
+)
 _REFERENCES: tuple[type[Any], ...] = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 
@@ -81,8 +92,11 @@ class Turn:
         keys = parts[1::2]
         self.fields = tuple(key.partition(".")[0] for key in keys)
         # `message` picks from texts + values; picking one item would give no tuple, but there are never two parts.
-        places = {key: place for place, key in enumerate(order, start=len(self._texts))}
-        picks = [pick for i, key in enumerate(keys) for pick in (i, places[key])] + [len(keys)]
+        positions = {key: position for position, key in enumerate(order, start=len(self._texts))}
+        picks: list[int] = []
+        for number, key in enumerate(keys):
+            picks += [number, positions[key]]
+        picks.append(len(keys))
         self._pick: Callable[[tuple[str, ...]], tuple[str, ...]] | None = itemgetter(*picks) if keys else None
 
     def message(self, *values: str) -> Message:
@@ -105,7 +119,8 @@ class Prompts:
     """
 
     def __init__(self, built_in: Path, override: str | None = None, *, shared: Path | None = None) -> None:
-        files = [*(sorted(shared.iterdir()) if shared is not None else ()), *sorted(built_in.iterdir())]
+        files = sorted(shared.iterdir()) if shared is not None else []
+        files += sorted(built_in.iterdir())
         self._paths: dict[str, Path] = {path.name: path for path in files if path.suffix == ".j2"}
         if override is not None:
             self._paths |= _overrides(override, sorted(self._paths))
@@ -150,24 +165,21 @@ class Prompts:
         counts = {**counts, "context": num_context}
         keys_of: dict[str, tuple[str, ...]] = {name: (name,) for name in data if name not in counts}
         keys_of |= {name: tuple(f"{name}.{i}" for i in range(count)) for name, count in counts.items()}
-        keys = tuple(key for name in data for key in keys_of[name])
-        values: dict[str, Any] = {
-            name: tuple(map(_Field, found)) if name in counts else _Field(name) for name, found in keys_of.items()
-        }
+        keys = tuple(itertools.chain.from_iterable(keys_of[name] for name in data))
+        values: dict[str, Any] = {}
+        for name, texts in keys_of.items():
+            values[name] = tuple(map(_Field, texts)) if name in counts else _Field(name)
         self._load(file)
         try:
             text = self._env.get_template(file).render({**settings, **values})
-        except (
-            *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
-            *(RecursionError, MemoryError),  # it includes itself, or repeats a text without measure
-        ) as exc:
+        except _RENDERING_ERRORS as exc:
             known = ", ".join(sorted([*settings, *data]))
             what = str(exc).rstrip(".") or type(exc).__name__
             paths = {str(path) for path in self._paths.values()}
             # Jinja puts template frames into the traceback under the template's path
-            frames = [one for one in traceback.extract_tb(exc.__traceback__) if one.filename in paths]
-            place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else self._paths[file]
-            raise ConfigError(f"{place}: {what}. A template may read: {known}.") from exc
+            frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if frame.filename in paths]
+            where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else self._paths[file]
+            raise ConfigError(f"{where}: {what}. A template may read: {known}.") from exc
         pieces = text.split(_EDGE)
         printed = set(pieces[1::2])
         if len(pieces) % 2 == 0 or not printed <= set(keys):
@@ -218,18 +230,18 @@ class Prompts:
 def _overrides(folder: str, known: list[str]) -> dict[str, Path]:
     if not Path(folder).is_dir():
         raise ConfigError(f"labeler.templates: {folder!r} is not a folder; make one with any of {', '.join(known)}")
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(Path(folder).iterdir()):
         if path.name.startswith((".", "#")) or path.name.endswith("~"):
             continue  # .git, .DS_Store and what editors leave are nobody's template
         if path.name not in known or not path.is_file():
+            message = f"labeler.templates: no stage uses {str(path)!r}: known are {', '.join(known)}."
             hint = nearest(path.name, known)
-            raise ConfigError(
-                f"labeler.templates: no stage uses {str(path)!r}: known are {', '.join(known)}."
-                + (f" Did you mean {hint}?" if hint else "")
-            )
-        found[path.name] = path
-    return found
+            if hint:
+                message += f" Did you mean {hint}?"
+            raise ConfigError(message)
+        files[path.name] = path
+    return files
 
 
 def template_files(name: str) -> dict[str, bytes]:
@@ -244,8 +256,8 @@ def template_files(name: str) -> dict[str, bytes]:
     templates = Path(inspect.getfile(cls)).parent / "templates"
     own = templates / name if (templates / name).is_dir() else templates
     used = cls(cls.Options(name=name)).template_digests
-    found = {path.name: path.read_bytes() for path in own.glob("*.j2")}
-    found |= {file: TEMPLATES_READ[digest] for file, digest in used.items()}
-    if not found:
+    files = {path.name: path.read_bytes() for path in own.glob("*.j2")}
+    files |= {file: TEMPLATES_READ[digest] for file, digest in used.items()}
+    if not files:
         raise ConfigError(f"labeler {name}: has no templates in {own}; its prompts can't be edited.")
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))

@@ -40,7 +40,8 @@ class Query(OneAsk):
     columns = (LabelColumn(MADE_QUERY, "string", "A search that the document answers."),)
 
     def __init__(self, options: QueryOptions) -> None:
-        self._max_words = most = options.max_words
+        most = options.max_words
+        self._max_words = most
         # six tokens for a word in a language that the tokenizer knows little of
         super().__init__(options, [Lines("query", 1, 1, 6 * most)], (), {"max_words": most})
 

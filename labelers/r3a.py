@@ -95,8 +95,9 @@ class R3A(Labeler):
         self._prompts = Prompts(BUILT_IN / "r3a", options.templates, shared=SHARED)
         self._turn = functools.cache(self._make_turn)
         self._system = self._turn("system.j2").message()
-        for num_context in (0, _MOST_CONTEXT) if self.uses_context else (0,):
-            self._first_turn(num_context)
+        self._first_turn(0)
+        if self.uses_context:
+            self._first_turn(_MOST_CONTEXT)
         if options.stages == 2:
             self._turn("verdict.j2", ("document",))
         self.template_digests = self._prompts.digests
@@ -104,13 +105,16 @@ class R3A(Labeler):
         grades = tuple(map(str, range(options.grades)))
         think = Text("think", options.max_think_tokens)
         score = Choice("score", grades)
-        understood: tuple[Section, ...] = (
-            (think, Text("intent", options.max_text_tokens, may_be_empty=False)) if options.intent else (think,)
-        )
-        before = (think,) if options.stages == 2 else understood
-        fragment = Fragment("extract", options.max_text_tokens, is_constrained)
-        self._intent = Reader(AnswerFormat(understood))
-        self._verdict = Reader(AnswerFormat((*before, fragment, score) if options.extract else (*before, score)))
+        understood: list[Section] = [think]
+        if options.intent:
+            understood.append(Text("intent", options.max_text_tokens, may_be_empty=False))
+        before: list[Section] = [think] if options.stages == 2 else understood
+        verdict: list[Section] = [*before]
+        if options.extract:
+            verdict.append(Fragment("extract", options.max_text_tokens, is_constrained))
+        verdict.append(score)
+        self._intent = Reader(AnswerFormat(tuple(understood)))
+        self._verdict = Reader(AnswerFormat(tuple(verdict)))
         # No substring of an empty document can be quoted: there, a constrained extract is `none`.
         none = AnswerFormat((*before, Choice("extract", ("none",)), score))
         self._empty_format = none if is_constrained else self._verdict.format
@@ -122,22 +126,22 @@ class R3A(Labeler):
         Raises:
             VerdictError: an answer is out of format, or its extract is not in the document.
         """
-        flags = ["context_truncated"] * (
-            self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context)
-        )
-        said: dict[str, str] = {}
+        flags: list[str] = []
+        if self.uses_context and any(len(text) > self._options.max_context_chars for text in pair.context):
+            flags.append("context_truncated")
+        sections: dict[str, str] = {}
         first = ""
         if self._options.stages == 2:
             answer = yield self._intent_ask(pair)
-            said = self._intent.read(answer)
+            sections = self._intent.read(answer)
             first = answer.text
             flags += answer.flags
         answer = yield self._verdict_ask(pair, first)
-        said |= self._verdict.read(answer)
+        sections |= self._verdict.read(answer)
         flags += answer.flags
-        grade = int(said["score"])
+        grade = int(sections["score"])
         distribution = answer.distributions.get("score")
-        evidence = read_evidence(said["extract"], pair.document) if self._options.extract else ()
+        evidence = read_evidence(sections["extract"], pair.document) if self._options.extract else ()
         if self._options.extract and bool(evidence) != (grade > 0):
             flags.append("evidence_missing" if grade > 0 else "evidence_unneeded")
         if distribution is None:
@@ -147,8 +151,8 @@ class R3A(Labeler):
             distribution=distribution,
             columns={},
             evidence=evidence,
-            intent=said.get("intent"),
-            reasoning=said["think"],
+            intent=sections.get("intent"),
+            reasoning=sections["think"],
             flags=list(dict.fromkeys(flags)),
         )
 
@@ -157,8 +161,11 @@ class R3A(Labeler):
         context = ("Prune in late winter, before the buds swell.",) if self.uses_context else ()
         pair = EXAMPLE._replace(context=context)
         made = {"think": "A gardener's question.", "intent": "Steps for pruning rose bushes."}
-        earlier = "\n".join(f"<{one.tag}>{made[one.tag]}</{one.tag}>" for one in self._intent.format.sections)
-        return [*([self._intent_ask(pair)] if self._options.stages == 2 else []), self._verdict_ask(pair, earlier)]
+        tags = [section.tag for section in self._intent.format.sections]
+        earlier = "\n".join(f"<{tag}>{made[tag]}</{tag}>" for tag in tags)
+        if self._options.stages == 1:
+            return [self._verdict_ask(pair, earlier)]
+        return [self._intent_ask(pair), self._verdict_ask(pair, earlier)]
 
     def _intent_ask(self, pair: Pair) -> Ask:
         format = self._intent.format

@@ -93,15 +93,16 @@ class Labeler(ABC):
         Raises:
             ConfigError: a column's name is taken or malformed, or its kind is unknown.
         """
-        taken = {*LABEL_SCHEMA.names, "nodes"}
+        names = {*LABEL_SCHEMA.names, "nodes"}
         for column in cls.columns:
-            if column.name in taken or not re.fullmatch(r"[a-z][a-z0-9_]*", column.name) or column.kind not in KINDS:
+            is_free = column.name not in names and re.fullmatch(r"[a-z][a-z0-9_]*", column.name) is not None
+            if not is_free or column.kind not in KINDS:
                 raise ConfigError(
                     f"labeler {cls.__name__}: column {column.name!r} of kind {column.kind!r}: a column wants a name of "
                     f"a-z, 0-9 and _ that no other column of label files has, and a kind of {', '.join(KINDS)}."
                 )
-            taken.add(column.name)
-        unknown = [one.kind for one in cls.input_columns if one.kind not in INPUT_KINDS]
+            names.add(column.name)
+        unknown = [column.kind for column in cls.input_columns if column.kind not in INPUT_KINDS]
         if unknown:
             raise ConfigError(
                 f"labeler {cls.__name__}: input columns can't be of kind {unknown[0]!r}; there are "
@@ -152,12 +153,12 @@ def labeler_schemas(definitions: dict[str, Schema]) -> dict[str, Schema]:
     Args:
         definitions: of the whole schema; theirs are added.
     """
-    found = {}
+    schemas = {}
     for name in labeler_names():
         options = ObjectSchema(labeler_class(name).Options, definitions)
         options.fix("name", name)
-        found[name] = options.values
-    return found
+        schemas[name] = options.values
+    return schemas
 
 
 def labeler_class(name: str) -> type[Labeler]:
@@ -178,8 +179,9 @@ def options_of_run(parts: Mapping[str, Any], spec: Mapping[str, Any], *, where: 
     Raises:
         ConfigError: there is no such labeler here, or its options are none.
     """
-    held = {**parts["labeler"], "templates": (spec.get("labeler") or {}).get("templates")}
-    return validate_spec(labeler_class(held["name"]).Options, held, where=f"{where}, labeler")
+    templates = (spec.get("labeler") or {}).get("templates")
+    section = {**parts["labeler"], "templates": templates}
+    return validate_spec(labeler_class(section["name"]).Options, section, where=f"{where}, labeler")
 
 
 # ------------------------------------------------------------------------------
@@ -216,10 +218,10 @@ def engine_schemas(spec: type[EngineSpec], definitions: dict[str, Any]) -> dict[
         spec: the section's model.
         definitions: of the whole schema; theirs are added.
     """
-    found = {}
+    schemas = {}
     for name in engine_names():
         section = ObjectSchema(spec, {})
         section.keys["args"] = ObjectSchema(engine_class(name).Args, definitions).values
         section.fix("name", name)
-        found[name] = section.values
-    return found
+        schemas[name] = section.values
+    return schemas

@@ -6,7 +6,7 @@ Source: R2RAG (papers, section 3.3 and appendix A.4), with the paper's tags. The
 
 import functools
 from collections.abc import Generator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -50,6 +50,16 @@ class ReviewOptions(SearchOptions):
     """
 
 
+class _Shape(NamedTuple):
+    """What a prompt holds, and how much of it: one prompt a shape is rendered."""
+
+    has_aspect: bool = False
+    num_previous_queries: int = 0
+    num_previous_summaries: int = 0
+    num_documents: int = 0
+    has_kept: bool = False
+
+
 class Review(Labeler):
     """Asks whether a query's documents suffice. Flags: `document_truncated`, `documents_left_out`, `kept_before` (the
     row's document is in `previous_docs`), `no_distribution`, and the answer's own.
@@ -71,14 +81,10 @@ class Review(Labeler):
         self._options = options
         self._prompts = Prompts(BUILT_IN / "review", options.templates)
         self._turns = functools.lru_cache(maxsize=64)(self._make_turns)
-        for count in (0, 1):  # a bad template fails here
-            self._turns(
-                bool(count),
-                count,
-                count,
-                count,
-                bool(count),
-            )
+        self._turns(_Shape())  # a bad template fails here
+        self._turns(
+            _Shape(has_aspect=True, num_previous_queries=1, num_previous_summaries=1, num_documents=1, has_kept=True)
+        )
         self.template_digests = self._prompts.digests
         self._asks: OfOneQuery[tuple[Ask, Shown]] = OfOneQuery()
 
@@ -91,35 +97,40 @@ class Review(Labeler):
         """
         pair = with_siblings(pair)
         ask, shown = self._ask(pair, self._options.window_tokens * CHARS_PER_TOKEN)
-        while (answer := (yield ask)).finish == "overlong" and shown.num_chars > LEAST_CHARS:
+        answer = yield ask
+        while answer.finish == "overlong" and shown.num_chars > LEAST_CHARS:
             ask, shown = self._ask(pair, int(shown.num_chars * SHRINK))
+            answer = yield ask
         assert ask.format is not None
-        said = Reader(ask.format).read(answer)
-        useful = indices_of(said["useful-docs"])
+        sections = Reader(ask.format).read(answer)
+        useful = indices_of(sections["useful-docs"])
         shown_ids = [sibling.doc_id for sibling in pair.siblings[: len(shown.texts)]]
-        check(said, useful, shown_ids, pair)
-        place = 1 + place_among_siblings(pair)
-        if place > len(shown_ids):
+        check(sections, useful, shown_ids, pair)
+        number = 1 + place_among_siblings(pair)
+        if number > len(shown_ids):
             raise VerdictError(
-                "overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {place}"
+                "overlong", f"the prompt had room for {len(shown_ids)} documents; this is number {number}"
             )
         distribution = answer.distributions.get("sufficient")
-        flags = [
-            *["document_truncated"] * (shown.is_cut and place == len(shown_ids)),
-            *["documents_left_out"] * (shown.num_left_out > 0),
-            *answer.flags,
-            *["kept_before"] * (pair.doc_id in pair.columns.get(PREVIOUS_DOCS.name, ())),
-            *["no_distribution"] * (distribution is None),
-        ]
+        flags: list[str] = []
+        if shown.is_cut and number == len(shown_ids):
+            flags.append("document_truncated")
+        if shown.num_left_out > 0:
+            flags.append("documents_left_out")
+        flags += answer.flags
+        if pair.doc_id in pair.columns.get(PREVIOUS_DOCS.name, ()):
+            flags.append("kept_before")
+        if distribution is None:
+            flags.append("no_distribution")
         columns = {
-            "is_sufficient": said["is-sufficient"] == "yes",
+            "is_sufficient": sections["is-sufficient"] == "yes",
             "sufficient_probs": list(distribution.probs) if distribution else None,
             "sufficient_outside_mass": distribution.outside_mass if distribution else None,
-            "new_query": said["new-query"] or None,
-            "useful": [shown_ids[number - 1] for number in useful],
-            "summary": said["useful-docs-summary"] or None,
+            "new_query": sections["new-query"] or None,
+            "useful": [shown_ids[index - 1] for index in useful],
+            "summary": sections["useful-docs-summary"] or None,
         }
-        return Label(int(place in useful), None, columns, flags=list(dict.fromkeys(flags)))
+        return Label(int(number in useful), None, columns, flags=list(dict.fromkeys(flags)))
 
     def probe(self) -> list[Ask]:
         return [self._ask(with_siblings(EXAMPLE), self._options.window_tokens * CHARS_PER_TOKEN)[0]]
@@ -133,16 +144,22 @@ class Review(Labeler):
         queries = pair.columns.get(PREVIOUS_QUERIES.name, ())
         summaries = pair.columns.get(PREVIOUS_SUMMARIES.name, ())
         kept_ids = set(pair.columns.get(PREVIOUS_DOCS.name, ()))
-        places = enumerate(pair.siblings[: len(shown.texts)], start=1)
-        kept = ", ".join(str(number) for number, sibling in places if sibling.doc_id in kept_ids)
-        system, user = self._turns(
-            bool(aspect),
-            len(queries),
-            len(summaries),
-            len(shown.texts),
-            bool(kept),
+        numbered = enumerate(pair.siblings[: len(shown.texts)], start=1)
+        kept_numbers = ", ".join(str(number) for number, sibling in numbered if sibling.doc_id in kept_ids)
+        shape = _Shape(
+            has_aspect=bool(aspect),
+            num_previous_queries=len(queries),
+            num_previous_summaries=len(summaries),
+            num_documents=len(shown.texts),
+            has_kept=bool(kept_numbers),
         )
-        said = (*filter(None, (aspect,)), *queries, *summaries, *shown.texts, *filter(None, (kept,)))
+        values = [pair.query]
+        if aspect:
+            values.append(aspect)
+        values += [*queries, *summaries, *shown.texts]
+        if kept_numbers:
+            values.append(kept_numbers)
+        system, user = self._turns(shape)
         most = self._options.max_text_tokens
         words = WORDS if any(text.strip() for text in shown.texts) else WORDS[:1]  # without any text none can suffice
         format = AnswerFormat(
@@ -155,41 +172,39 @@ class Review(Labeler):
         )
         ask = Ask(
             "review",
-            (system.message(), user.message(pair.query, *said)),
+            (system.message(), user.message(*values)),
             format,
             token_budget(format),
-            (Decision("sufficient", "<is-sufficient>", WORDS),),
+            decisions=(Decision("sufficient", "<is-sufficient>", WORDS),),
             shared_by=pair.query_id,
             sampling=Sampling(self._options.temperature, self._options.top_p),
         )
         return ask, shown
 
-    def _make_turns(
-        self, has_aspect: bool, num_queries: int, num_summaries: int, num_documents: int, has_kept: bool
-    ) -> tuple[Turn, Turn]:
+    def _make_turns(self, shape: _Shape) -> tuple[Turn, Turn]:
         counts = {
-            "previous_queries": num_queries,
-            "previous_summaries": num_summaries,
-            "documents": num_documents,
+            "previous_queries": shape.num_previous_queries,
+            "previous_summaries": shape.num_previous_summaries,
+            "documents": shape.num_documents,
         }
         settings = {
-            "has_aspect": has_aspect,
-            "has_kept": has_kept,
-            "num_previous_queries": num_queries,
-            "num_previous_summaries": num_summaries,
+            "has_aspect": shape.has_aspect,
+            "has_kept": shape.has_kept,
+            "num_previous_queries": shape.num_previous_queries,
+            "num_previous_summaries": shape.num_previous_summaries,
         }
-        data = ("query", *["aspect"] * has_aspect, *counts, *["kept"] * has_kept)
+        data = ["query"]
+        if shape.has_aspect:
+            data.append("aspect")
+        data += counts
+        if shape.has_kept:
+            data.append("kept")
         system = self._prompts.turn("system", "system.j2", data=(), settings=settings)
-        return system, self._prompts.turn(
-            "user",
-            "user.j2",
-            data=data,
-            settings=settings,
-            counts=counts,
-        )
+        user = self._prompts.turn("user", "user.j2", data=tuple(data), settings=settings, counts=counts)
+        return system, user
 
 
-def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair: Pair) -> None:
+def check(sections: Mapping[str, str], useful: list[int], shown_ids: list[str], pair: Pair) -> None:
     """The rules between an answer's sections and with the rounds before, where `Reader` has held each to its own.
 
     Raises:
@@ -197,7 +212,7 @@ def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair
             document is named twice or was kept before.
     """
     columns = pair.columns
-    new_query = said["new-query"]
+    new_query = sections["new-query"]
     # the side that is searched now was a query too
     searched = ("", pair.query, *columns.get(PREVIOUS_QUERIES.name, ()), columns.get(ASPECT.name, ""))
     if new_query and folded(new_query) in map(folded, searched):
@@ -205,7 +220,7 @@ def check(said: Mapping[str, str], useful: list[int], shown_ids: list[str], pair
             "format", f"the new query holds no word, is the question or was searched before: {new_query[:60]!r}"
         )
     if len(set(useful)) < len(useful):
-        raise VerdictError("format", f"a document is named twice: {said['useful-docs'][:60]!r}")
+        raise VerdictError("format", f"a document is named twice: {sections['useful-docs'][:60]!r}")
     again = [number for number in useful if shown_ids[number - 1] in columns.get(PREVIOUS_DOCS.name, ())]
     if again:
         raise VerdictError("format", f"document {again[0]} was kept in an earlier round")

@@ -6,10 +6,11 @@ Source: RDR2 (papers, section 3 and appendix A.1). The sentences are ours.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -131,8 +132,8 @@ class Route(Labeler):
         flags: dict[str, None] = {}
         matches: dict[tuple[int, ...], None] = {}
         for passage in pair.columns.get(PASSAGES.name, ())[: self._options.passages]:
-            place = align(passage, pair.document)
-            matched = content_at(subtree.tree, place) if place is not None else []
+            piece = align(passage, pair.document)
+            matched = content_at(subtree.tree, piece) if piece is not None else []
             if matched:
                 matches[tuple(matched)] = None
             else:
@@ -149,11 +150,11 @@ class Route(Labeler):
                     if unfolded is subtree or not left:
                         continue
                     subtree = unfolded
-                    left = left - 1
+                    left -= 1
                 steps.append((yield from self._step(pair, subtree, heading, flags)))
                 waiting += steps[-1].expands
-        answers = list(dict.fromkeys(id for step in steps for id in step.answers))
-        expands = list(dict.fromkeys(id for step in steps for id in step.expands))
+        answers = _each_once(step.answers for step in steps)
+        expands = _each_once(step.expands for step in steps)
         columns = {
             "answer_ids": answers,
             "expand_ids": expands,
@@ -161,14 +162,10 @@ class Route(Labeler):
             "expelled": sum(step.expelled for step in steps),
             "steps": [json.dumps(plain(step)) for step in steps],
         }
-        evidence = tuple(Span(node.start, node.end, node.text) for node in (subtree.tree.nodes[id] for id in answers))
-        return Label(
-            2 if answers else int(bool(expands)),
-            None,
-            columns,
-            evidence,
-            flags=list(flags),
-        )
+        answering = [subtree.tree.nodes[id] for id in answers]
+        evidence = tuple(Span(node.start, node.end, node.text) for node in answering)
+        grade = 2 if answers else int(bool(expands))
+        return Label(grade, None, columns, evidence, flags=list(flags))
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
         """What a step of a label answers; see `Labeler.recall`. A line that was expelled, whose text it does
@@ -178,43 +175,28 @@ class Route(Labeler):
             raise VerdictError("format", "the label has fewer steps than are asked")
         step = read_step(row["steps"][number])
         turn = ask.messages[-1]
-        shown = (part for name, part in zip(turn.fields, turn.parts[1::2], strict=True) if name == NODES_FIELD)
-        if step.chars != sum(map(len, shown)):
+        fields = zip(turn.fields, turn.parts[1::2], strict=True)
+        if step.chars != sum(len(text) for name, text in fields if name == NODES_FIELD):
             return Recalled(Answer(0, "", "overlong"), "")
         assert ask.format is not None
         (section,) = ask.format.sections
         assert isinstance(section, OptionLines)
         option_of = {int(option.split(" ")[1].rstrip(":")): option for option in section.options}
         try:
-            legal = "\n".join(option_of[id] for id in (*step.answers, *step.expands)) or REFUSE * step.refused
+            legal = "\n".join(option_of[id] for id in (*step.answers, *step.expands))
         except KeyError as exc:
             raise VerdictError("format", f"no action on node {exc} is legal") from exc
-        return Recalled(Answer(0, "\n".join([legal, *[ANSWER] * step.expelled]), "stop"), legal)
+        if not legal and step.refused:
+            legal = REFUSE
+        lines = [legal, *itertools.repeat(ANSWER, step.expelled)]
+        return Recalled(Answer(0, "\n".join(lines), "stop"), legal)
 
     def probe(self) -> list[Ask]:
         text = EXAMPLE.document
-        nodes = (
-            Node(
-                0,
-                "structure",
-                0,
-                "Roses",
-                0,
-                0,
-                -1,
-            ),
-            Node(
-                1,
-                "content",
-                1,
-                text,
-                0,
-                len(text),
-                0,
-            ),
-        )
-        subtree = Subtree(read_tree([node._asdict() for node in nodes], text)).light([1])
-        return [self._ask(EXAMPLE.query, subtree, _view(subtree, self._room)[0])]
+        heading = Node(id=0, type="structure", level=0, text="Roses", start=0, end=0, parent=-1)
+        content = Node(id=1, type="content", level=1, text=text, start=0, end=len(text), parent=0)
+        subtree = Subtree(read_tree([heading._asdict(), content._asdict()], text)).light([1])
+        return [self._ask(EXAMPLE.query, subtree, _view(subtree, self._room).texts)]
 
     def _step(
         self, pair: Pair, subtree: Subtree, heading: int | None, flags: dict[str, None]
@@ -225,41 +207,43 @@ class Route(Labeler):
             heading: that was unfolded; None for what a passage lights.
         """
         view = _view(subtree, self._room)
-        ask = self._ask(pair.query, subtree, view[0])
-        while (answer := (yield ask)).finish == "overlong":
-            before = view
-            view = _view(subtree, int(view[1] * SHRINK))
-            if view == before:
+        ask = self._ask(pair.query, subtree, view.texts)
+        answer = yield ask
+        while answer.finish == "overlong":
+            shorter = _view(subtree, int(view.num_chars * SHRINK))
+            if shorter == view:
                 break
-            ask = self._ask(pair.query, subtree, view[0])
+            view = shorter
+            ask = self._ask(pair.query, subtree, view.texts)
+            answer = yield ask
         assert ask.format is not None
-        said = read_actions(Reader(ask.format).read(answer)[""], subtree)
-        if said.fault is not None and self._options.expelled == "quarantine":
-            raise unreadable(answer, said.fault)
-        texts, _, is_cut = view
-        held = {"document_truncated": is_cut, "expelled": said.expelled, "collapsed": not any(said[:4])}
-        flags |= dict.fromkeys([*(flag for flag, holds in held.items() if holds), *answer.flags])
-        lit = tuple(sorted(subtree.lit))
-        num_chars = sum(map(len, texts))
+        actions = read_actions(Reader(ask.format).read(answer)[""], subtree)
+        if actions.fault is not None and self._options.expelled == "quarantine":
+            raise unreadable(answer, actions.fault)
+        if view.is_cut:
+            flags["document_truncated"] = None
+        if actions.expelled:
+            flags["expelled"] = None
+        elif not (actions.answers or actions.expands or actions.refused):
+            flags["collapsed"] = None
+        flags |= dict.fromkeys(answer.flags)
         return RouteStep(
             expanded=heading,
-            lit=lit,
-            answers=said.answers,
-            expands=said.expands,
-            refused=said.refused,
-            expelled=said.expelled,
-            chars=num_chars,
+            lit=tuple(sorted(subtree.lit)),
+            answers=actions.answers,
+            expands=actions.expands,
+            refused=actions.refused,
+            expelled=actions.expelled,
+            chars=sum(map(len, view.texts)),
         )
 
     def _ask(self, query: str, subtree: Subtree, texts: tuple[str, ...]) -> Ask:
         marks = ["\t" * node.level + str(node.id) for node in subtree.visible]
-        data = ("query", NODES_FIELD)
-        settings = {"marks": marks}
         turn = self._prompts.turn(
             "user",
             "user.j2",
-            data=data,
-            settings=settings,
+            data=("query", NODES_FIELD),
+            settings={"marks": marks},
             counts={NODES_FIELD: len(marks)},
         )
         format = AnswerFormat((OptionLines(options_of(subtree), REFUSE),))
@@ -272,15 +256,28 @@ class Route(Labeler):
         )
 
 
-def _view(subtree: Subtree, room: int) -> tuple[tuple[str, ...], int, bool]:
-    """The texts of a subtree's nodes, the room that they take, and whether one is cut: all to one length, so that they
-    fit. What an action's prefix needs stays in any case.
+def _each_once(ids: Iterable[tuple[int, ...]]) -> list[int]:
+    return list(dict.fromkeys(itertools.chain.from_iterable(ids)))
+
+
+class _View(NamedTuple):
+    """The texts of a subtree's nodes as a prompt shows them, the room that they take, and whether one is cut."""
+
+    texts: tuple[str, ...]
+    num_chars: int
+    is_cut: bool
+
+
+def _view(subtree: Subtree, room: int) -> _View:
+    """The texts of a subtree's nodes, all cut to one length, so that they fit. What an action's prefix needs stays in
+    any case.
     """
     lines = [one_line(node.text) for node in subtree.visible]
-    most_chars = longest = max(map(len, lines))
+    longest = max(map(len, lines))
+    most_chars = longest
     while True:
         texts = tuple(line[:most_chars] for line in lines)
         num_chars = sum(map(len, texts)) + CHARS_PER_DOCUMENT * len(texts)
         if num_chars <= room or most_chars <= OPTION_CHARS:
-            return texts, num_chars, most_chars < longest
+            return _View(texts, num_chars, most_chars < longest)
         most_chars = max(OPTION_CHARS, int(most_chars * SHRINK))

@@ -28,8 +28,10 @@ class SearchOptions(OnceAQueryOptions, TextOptions):
 
 def folded(query: str) -> str:
     """A query in which case, white space and punctuation do not count (but `#` does, as in C#, and the like)."""
-    kept = (
-        " " if unicodedata.category(char)[0] == "P" and char not in "#%&*@" else char
-        for char in unicodedata.normalize("NFKC", query).casefold()
-    )
-    return " ".join("".join(kept).split())
+    text = unicodedata.normalize("NFKC", query).casefold()
+    return " ".join("".join(map(_without_punctuation, text)).split())
+
+
+def _without_punctuation(char: str) -> str:
+    is_punctuation = unicodedata.category(char).startswith("P") and char not in "#%&*@"
+    return " " if is_punctuation else char

@@ -1,5 +1,5 @@
 """Short answers to a question from chosen evidence alone: what RES-RAG's frozen generator is asked, and how its answer
-is read. Not a labeler: it says what a choice of evidence is worth.
+is read. Not a labeler: it shows what a choice of evidence is worth.
 
 Source: RES-RAG (papers, equation 7, appendix C, figure 6). The sentences are ours.
 """
@@ -31,7 +31,7 @@ class ShortAnswers:
 
         Args:
             evidence: texts of the chunks chosen, in the order of documents and choice.
-            jsonld: what the documents' pages say of themselves, an object each.
+            jsonld: how the documents' pages describe themselves, an object each.
         """
         counts = {"evidence": len(evidence), "jsonld": len(jsonld)}
         turn = self._prompts.turn(

@@ -19,7 +19,7 @@ CHARS_PER_DOCUMENT = 16
 LEAST_CHARS = 200
 """A document is cut to no less: what fits of the next one is left out where it is shorter."""
 SHRINK = 0.8
-"""Of what was shown, what is shown after the engine said that it does not fit."""
+"""Of what was shown, what is shown after the engine reported that it does not fit."""
 
 
 def with_siblings(pair: Pair) -> Pair:
@@ -43,12 +43,16 @@ class OfOneQuery(Generic[T]):
         documents of a query for each of its rows would be quadratic.
         """
         last = self._last
-        if last is None or not all(
-            one is other or (not isinstance(one, tuple) and one == other)
-            for one, other in zip(key, last[0], strict=True)
-        ):
-            self._last = last = key, make()
+        if last is None or not all(map(_is_same, key, last[0])):
+            last = (key, make())
+            self._last = last
         return last[1]
+
+
+def _is_same(part: Any, other: Any) -> bool:
+    if isinstance(part, tuple):
+        return part is other
+    return part is other or bool(part == other)
 
 
 class Shown(NamedTuple):

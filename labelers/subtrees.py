@@ -1,4 +1,4 @@
-"""What a router sees and may say: the part of a document's tree that is shown just now, and one action a line on its
+"""What a router sees and may do: the part of a document's tree that is shown just now, and one action a line on its
 nodes.
 
 The part that a router sees is all headings, and the content that is lit: first a retrieved passage with its neighbours;
@@ -40,29 +40,34 @@ class Subtree:
         """With these content nodes lit, and nothing else but their siblings, ancestors and descendants: their content
         siblings, all content that those hold, and content that holds them.
         """
-        found: set[int] = set()
+        content: set[int] = set()
         for parent, id in {self.tree.nodes[id].parent: id for id in matched}.items():
-            found |= self._holding(id) | self.own_content(parent)
-        return self._lit(found)
+            content |= self._holding(id) | self.own_content(parent)
+        return self._lit(content)
 
     def expand(self, heading: int) -> Subtree:
         """With the heading's own content lit, as far as none of it was before, in place of what is lit now; the same
         subtree where there is no such content.
         """
         new = self.own_content(heading) - self.seen
-        above = {holder for id in new for holder in self._holding(id)}
-        return self._lit(new | above) if new else self
+        if not new:
+            return self
+        return self._lit(new.union(*map(self._holding, new)))
 
     def own_content(self, heading: int) -> frozenset[int]:
         """Content below a node with no heading in between; of a heading without any, that of its subheadings."""
-        found: set[int] = set()
+        content: set[int] = set()
         waiting = [heading]
         while waiting:
             children = self.tree.children[waiting.pop()]
-            own = {id for child in children for id in self._content_in(child)}
-            found |= own
-            waiting += () if own else children
-        return frozenset(found)
+            own: set[int] = set()
+            for child in children:
+                own.update(self._content_in(child))
+            if own:
+                content |= own
+            else:
+                waiting += children
+        return frozenset(content)
 
     @functools.cached_property
     def visible(self) -> tuple[Node, ...]:
@@ -76,11 +81,13 @@ class Subtree:
     @functools.cached_property
     def collapsed(self) -> frozenset[int]:
         """Headings below which nothing is lit; that there is something to light is not shown, so it does not count."""
-        above = {holder.id for id in self.lit for holder in self.tree.ancestors(id)}
-        return frozenset(node.id for node in self.tree.nodes if not node.is_content) - above
+        collapsed = {node.id for node in self.tree.nodes if not node.is_content}
+        for id in self.lit:
+            collapsed.difference_update(holder.id for holder in self.tree.ancestors(id))
+        return frozenset(collapsed)
 
-    def _lit(self, found: Iterable[int]) -> Subtree:
-        lit = frozenset(found)
+    def _lit(self, content: Iterable[int]) -> Subtree:
+        lit = frozenset(content)
         return Subtree(self.tree, lit, self.seen | lit)
 
     def _holding(self, id: int) -> set[int]:
@@ -117,11 +124,11 @@ _ACTION = re.compile(r"(\[ANSWER\]|\[EXPAND\]) (0|[1-9][0-9]{0,8}):(?:\s+(.*))?"
 
 
 class Actions(NamedTuple):
-    """What an answer says.
+    """The actions of an answer.
 
     Args:
         answers, expands: ids of the nodes of legal actions, each once, in the order written.
-        refused: it says `[REFUSE]` and no action that is legal.
+        refused: it holds `[REFUSE]` and no action that is legal.
         expelled: lines that are meant as an action and are not legal.
         fault: why the first line that is no legal action is none, whether meant as one or not; None without such lines.
     """
@@ -135,25 +142,29 @@ class Actions(NamedTuple):
 
 def options_of(subtree: Subtree) -> tuple[str, ...]:
     """The legal actions, each with a prefix of `OPTION_WORDS` words."""
-    found = []
+    options: list[str] = []
     for node in subtree.visible:
         if node.is_content or node.id in subtree.collapsed:
+            action = ANSWER if node.is_content else EXPAND
             text = one_line(node.text)
             words = list(itertools.islice(_WORD.finditer(text), OPTION_WORDS))
             prefix = one_line(text[: words[-1].end()].replace("<", " ")) if words else ""
-            found.append(f"{ANSWER if node.is_content else EXPAND} {node.id}: {prefix}".rstrip())
-    return tuple(found)
+            options.append(f"{action} {node.id}: {prefix}".rstrip())
+    return tuple(options)
 
 
 def read_actions(text: str, subtree: Subtree) -> Actions:
-    """Read an answer line by line; blank lines say nothing."""
+    """Read an answer line by line; blank lines count for nothing."""
     ids: dict[str, dict[int, None]] = {ANSWER: {}, EXPAND: {}}
     faults: list[str] = []
-    expelled = num_refusals = 0
+    expelled = 0
+    num_refusals = 0
     for line in filter(None, map(str.strip, text.split("\n"))):
         if line == REFUSE:
             num_refusals += 1
-        elif fault := _fault(line, subtree):
+            continue
+        fault = _fault(line, subtree)
+        if fault is not None:
             faults.append(f"{fault}: {line[:60]!r}")
             expelled += line.startswith((ANSWER, EXPAND, REFUSE))
         else:
@@ -162,26 +173,27 @@ def read_actions(text: str, subtree: Subtree) -> Actions:
     has_actions = any(ids.values())
     if num_refusals and has_actions:
         faults.append(f"{REFUSE} is given together with actions")
-        expelled = expelled + num_refusals
+        expelled += num_refusals
         num_refusals = 0
     if not (has_actions or num_refusals or faults):
         faults.append("there is no action")
     return Actions(
-        tuple(ids[ANSWER]),
-        tuple(ids[EXPAND]),
-        num_refusals > 0,
-        expelled,
-        next(iter(faults), None),
+        answers=tuple(ids[ANSWER]),
+        expands=tuple(ids[EXPAND]),
+        refused=num_refusals > 0,
+        expelled=expelled,
+        fault=faults[0] if faults else None,
     )
 
 
 def _fault(line: str, subtree: Subtree) -> str | None:
-    said = _ACTION.fullmatch(line)
-    if said is None:
+    """Why a line is no legal action; None where it is one."""
+    action = _ACTION.fullmatch(line)
+    if action is None:
         return "no action"
-    kind = said[1]
-    id = int(said[2])
-    prefix = said[3] or ""
+    kind = action[1]
+    id = int(action[2])
+    prefix = action[3] or ""
     if not subtree.is_visible(id):
         return f"node {id} is not visible"
     node = subtree.tree.nodes[id]

@@ -45,8 +45,8 @@ class Variants(Labeler):
         self._settings = {"most": options.max_variants}
         self._system = self._prompts.turn("system", "system.j2", data=(), settings=self._settings).message()
         self._turn = functools.lru_cache(maxsize=64)(self._make_turn)
-        for shape in ((False, 0), (True, 1)):  # a bad template fails here
-            self._turn(*shape)
+        self._turn(False, 0)  # a bad template fails here
+        self._turn(True, 1)
         self.template_digests = self._prompts.digests
         queries = Lines("queries", _FEWEST, options.max_variants, options.max_text_tokens)
         self._reader = Reader(AnswerFormat((Text("think", options.max_think_tokens), queries)))
@@ -82,7 +82,10 @@ class Variants(Labeler):
         previous = pair.columns.get(PREVIOUS_QUERIES.name, ())
         turn = self._turn(bool(aspect), len(previous))
         format = self._reader.format
-        messages = (self._system, turn.message(pair.query, *filter(None, (aspect,)), *previous))
+        values = [pair.query]
+        if aspect:
+            values.append(aspect)
+        messages = (self._system, turn.message(*values, *previous))
         return Ask(
             "variants",
             messages,
@@ -94,7 +97,7 @@ class Variants(Labeler):
 
     def _make_turn(self, has_aspect: bool, num_previous: int) -> Turn:
         counts = {"previous_queries": num_previous}
-        data = ("query", *["aspect"] * has_aspect, *counts)
+        data = ("query", "aspect", *counts) if has_aspect else ("query", *counts)
         return self._prompts.turn(
             "user",
             "user.j2",

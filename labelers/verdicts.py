@@ -61,15 +61,15 @@ def decided(answer: Answer, decision: Decision) -> Distribution:
     require_generated(answer)
     if answer.finish == "refused":
         raise VerdictError("refused", answer.detail or "the server refused to answer")
-    found = answer.distributions.get(decision.name)
-    if found is None or len(found.probs) != len(decision.labels):
+    distribution = answer.distributions.get(decision.name)
+    if distribution is None or len(distribution.probs) != len(decision.labels):
         raise VerdictError("engine", f"the engine gave no distribution over the labels {', '.join(decision.labels)}")
-    return found
+    return distribution
 
 
 def unreadable(answer: Answer, reason: str) -> VerdictError:
-    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`; with what the
-    engine says to it.
+    """Why there is no verdict in an answer that is out of format: `refused`, `truncated` or `format`; with the
+    engine's own detail.
     """
     if answer.finish == "refused":
         return VerdictError("refused", answer.detail or "the server refused to answer")
@@ -83,18 +83,24 @@ def unreadable(answer: Answer, reason: str) -> VerdictError:
 
 
 # ------------------------------------------------------------------------------
-# What the content of a section says: lines, numbers, lists, texts.
+# What the content of a section is: lines, numbers, lists, texts.
 
 
 def lines_of(content: str) -> list[str]:
     """The lines of a section, white space at their ends taken off, without blank ones."""
-    return [line for one in content.split("\n") if (line := one.strip())]
+    return list(filter(None, map(str.strip, content.split("\n"))))
 
 
 def indices_of(content: str) -> list[int]:
     """The numbers of a section, in their order; 0 for anything else."""
-    parts = map(str.strip, content.split(",") if content else ())
-    return [int(one) if one.isascii() and one.isdigit() and len(one) < 10 else 0 for one in parts]
+    if not content:
+        return []
+    return [_index_in(part.strip()) for part in content.split(",")]
+
+
+def _index_in(text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    return int(text) if is_number else 0
 
 
 def index_lists_of(content: str, section: Section) -> list[list[int]]:
@@ -105,15 +111,15 @@ def index_lists_of(content: str, section: Section) -> list[list[int]]:
             within their bounds, anything around it.
     """
     assert isinstance(section, JsonIndices)
-    held = _loaded(content, object_pairs_hook=list)
-    if not isinstance(held, list) or not all(isinstance(one, tuple) for one in held):
+    items = _loaded(content, object_pairs_hook=list)
+    if not isinstance(items, list) or not all(isinstance(item, tuple) for item in items):
         raise ValueError("it is no object")
-    if tuple(key for key, _ in held) != section.keys:
+    if tuple(key for key, _ in items) != section.keys:
         raise ValueError(f"its keys are not {', '.join(section.keys)[:80]}")
-    for (key, numbers), most in zip(held, section.mosts, strict=True):
-        if not isinstance(numbers, list) or not all(type(one) is int and 1 <= one <= most for one in numbers):
+    for (key, numbers), most in zip(items, section.mosts, strict=True):
+        if not isinstance(numbers, list) or not all(type(number) is int and 1 <= number <= most for number in numbers):
             raise ValueError(f"{key} is no list of numbers of 1 to {most}")
-    return [numbers for _, numbers in held]
+    return [numbers for _, numbers in items]
 
 
 def texts_of(content: str) -> list[str]:
@@ -123,10 +129,10 @@ def texts_of(content: str) -> list[str]:
     Raises:
         ValueError: it is no array of texts and numbers alone.
     """
-    held = _loaded(content, parse_int=str, parse_float=str)
-    if not isinstance(held, list) or not all(isinstance(one, str) for one in held):
+    texts = _loaded(content, parse_int=str, parse_float=str)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError("it is no array of texts")
-    return [text for one in held if (text := one.strip())]
+    return list(filter(None, map(str.strip, texts)))
 
 
 def _loaded(content: str, **readers: Any) -> Any:
@@ -160,7 +166,8 @@ _TAG_TOKENS = 16
 
 def token_budget(format: AnswerFormat) -> int:
     """Most tokens that an answer in this format can take: the sections' caps, and room for tags and choices."""
-    return sum(_TAG_TOKENS + (0 if isinstance(one, Choice) else one.max_tokens) for one in format.sections)
+    most = sum(section.max_tokens for section in format.sections if not isinstance(section, Choice))
+    return most + _TAG_TOKENS * len(format.sections)
 
 
 class Reader:
@@ -181,7 +188,7 @@ class Reader:
 
         Raises:
             VerdictError: `overlong` or `engine` by the answer's finish; else, if the text is not in the format:
-                `truncated` if it ran into its length limit, `refused` if the server or the text says so, `format` for
+                `truncated` if it ran into its length limit, `refused` if the server or the text refuses, `format` for
                 all else. A text in the format is read whatever its finish.
         """
         require_generated(answer)
@@ -236,7 +243,7 @@ class Reader:
         (`</think>` is one token for some); what is in them stays data, since a hostile document may speak through
         it.
         """
-        edges = [0, *(edge for span in self.spans(text).values() for edge in span), len(text)]
+        edges = [0, *itertools.chain.from_iterable(self.spans(text).values()), len(text)]
         return tuple(text[start:end] for start, end in itertools.pairwise(edges))
 
 
@@ -256,8 +263,8 @@ def _fault_in(section: Section, content: str, before: Mapping[str, str]) -> str 
         return "is empty"
     if not isinstance(section, Text) or section.only_with is None:
         return None
-    other, said = section.only_with
-    is_wanted = before[other] == said if said else bool(before[other])
+    other, content_there = section.only_with
+    is_wanted = before[other] == content_there if content_there else bool(before[other])
     fault = f"is {'empty' if is_wanted else 'not empty'} where {other} is {_shown(before[other])}"
     return None if is_wanted is bool(content) else fault
 
@@ -281,7 +288,7 @@ def _shown(content: str) -> str:
 
 
 def is_none(content: str) -> bool:
-    """Whether a section says that there is nothing to say: `none`, in any case."""
+    """Whether a section is the word for nothing: `none`, in any case."""
     return len(content) == 4 and content.lower() == "none"
 
 
