@@ -17,13 +17,14 @@ from relabel.jobs.tables import check_free, open_tables, scratch_folder, transla
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.forms import FORMS, LINE, PARQUET, QRELS, RUN, TREC, Form, form_by_suffix, write_grouped
+from relabel.manifests.gold import FROM_GOLD
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels
 from relabel.manifests.secrets import one_line, shortened
 from relabel.manifests.store import map_concurrent
-from relabel.manifests.tables import BrokenTexts, reading, require_column
+from relabel.manifests.tables import BrokenTexts, is_score, reading, require_column
 
 # ------------------------------------------------------------------------------
 # Which form a source or target has. A source may also be a run's output folder, whose form is `labels`.
@@ -234,7 +235,7 @@ def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage
     def choose(names: list[str]) -> list[str]:
         if form in TREC:
             return [LINE, *(name for name in names if name not in ("iteration", "q0"))]
-        return [name for name in names if target not in TREC or name in texts]
+        return [name for name in names if target not in TREC or name in texts or name == FROM_GOLD]
 
     columns = {}
     for name, values in form.read(path, choose, storage).items():
@@ -336,7 +337,7 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
     """
     frame = polars.scan_parquet(source.files, glob=False)
     schema = frame.collect_schema()
-    value, is_odd = _value_of(polars, source, schema[source.value], target)
+    value, is_odd = _value_of(polars, source, schema[source.value])
     index = next(name for name in ("__row" + "_" * length for length in range(len(schema) + 1)) if name not in schema)
     shown = polars.col(source.value).cast(polars.String, strict=False).str.slice(0, SHOWN_CHARACTERS)
     wanted = frame.with_row_index(index).select(
@@ -360,11 +361,7 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
     return found.drop("at", "odd")
 
 
-def _is_whole(source: Source, target: Form) -> bool:
-    return target is QRELS or (source.form is QRELS and source.kind == "grade")
-
-
-def _value_of(polars: Any, source: Source, kind: Any, target: Form) -> tuple[Any, Any]:
+def _value_of(polars: Any, source: Source, kind: Any) -> tuple[Any, Any]:
     """The value as a number, null where it is null, NaN or blank; and which values are no such number.
 
     Raises:
@@ -380,7 +377,7 @@ def _value_of(polars: Any, source: Source, kind: Any, target: Form) -> tuple[Any
     text = (column.fill_nan(None) if kind.is_float() else column).cast(polars.String).str.strip_chars()
     text = polars.when(text != "").then(text)
     number = (text if is_text else column).cast(polars.Float64, strict=False)
-    if _is_whole(source, target):
+    if source.kind == "grade":
         is_number = text.str.contains(WHOLE)
         return polars.when(is_number).then(number).cast(polars.Int64), ~is_number
     is_number = number.is_finite().fill_null(value=False)
@@ -406,11 +403,7 @@ def _check(polars: Any, found: Any, source: Source, target: Form, options: Conve
         where = f"{source.path}: {source.row_column or 'row'} {held['at']}"
         others = f" ({rows.height:,} such rows)" if rows.height > 1 else ""
         if name == "odd":
-            number = "whole number of at most 9 digits, as qrels want it" if _is_whole(source, target) else "number"
-            raise InputError(
-                f"{where}: {source.value} {held['odd']!r} is not a {number}{others}. Name another column with "
-                f"--{source.kind}, or leave it empty."
-            )
+            raise InputError(f"{where}: {_odd_text(source, held['odd'], others)}")
         if held[name] is None:
             raise InputError(f"{where} has no `{columns[name]}`{others}. Give every row one, or leave the row out.")
         raise InputError(
@@ -418,6 +411,15 @@ def _check(polars: Any, found: Any, source: Source, target: Form, options: Conve
             f"({target.example}: fields end at white space). Write it otherwise in the source, in all files that name "
             "it, or convert to .jsonl or .parquet."
         )
+
+
+def _odd_text(source: Source, value: str, others: str) -> str:
+    """What is wrong with a value that is no grade, or no score, and what to do."""
+    number = "whole number of at most 9 digits, as grades are" if source.kind == "grade" else "number"
+    text = f"{source.value} {value!r} is not a {number}{others}. "
+    if source.kind == "grade" and is_score(value):
+        text += f"If it is a score, convert it with --score {source.value}, to a run file or a table. "
+    return f"{text}Name another column with --{source.kind}, or leave it empty."
 
 
 # ------------------------------------------------------------------------------
@@ -443,7 +445,7 @@ class Converted:
         duplicates: rows beyond the first of their pair, of which `conflicts` pairs had several values.
         value: the column that rows were kept by.
         tag: of a run file; None for that of each row.
-        notes: on the run.
+        notes: on the run, and on what the target can't say.
         seconds: that it took.
     """
 
@@ -520,6 +522,12 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
         with written(target, storage) as file:
             to.write(file, schema, tables)
         texts.report()
+        notes = list(opened.run.notes) if opened.run else []
+        if FROM_GOLD in opened.names and to in TREC:
+            notes.append(
+                f"{source} says which of its labels are gold's (`{FROM_GOLD}`), and {target} can't: do not judge it by "
+                "that gold"
+            )
     return Converted(
         source=source,
         source_format=_name_of(form),
@@ -533,7 +541,7 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
         conflicts=conflicts,
         value=opened.value,
         tag=tag,
-        notes=opened.run.notes if opened.run else [],
+        notes=notes,
         seconds=round(time.perf_counter() - started, 3),
     )
 
@@ -558,6 +566,11 @@ def check_options(source: str, form: Form | None, target: Form, options: Convert
     if options.grade is not None and target is RUN:
         raise UsageError(
             "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
+        )
+    if form is RUN and (target is QRELS or options.grade is not None):
+        raise UsageError(
+            f"{source}: a TREC run is a ranking by scores, and has no grades. Convert it to a run file or a table "
+            "(--score names the column); `relabel systems` compares rankings."
         )
     if options.grade is not None and options.score is not None:
         raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")

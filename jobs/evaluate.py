@@ -54,11 +54,13 @@ from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import (
     LabelSet,
     gather,
+    is_run,
     label_set,
     labelled_parts,
     map_labels,
     no_labels,
     open_labels,
+    open_ranking,
     put_together,
 )
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads, codes_of, ids_of, release_unused, texts_of
@@ -87,13 +89,15 @@ MOST_GRADES = 10
 
 @dataclass(frozen=True)
 class JudgingOptions:
-    """Options of `relabel evaluate`. `grade` and `by` are None where the user named no column, `qrels` without gold;
-    `pass_at` is empty where the k of pass@k were left open; `side` None takes the test side of a student: one of the
-    sets, or one of `students`, outputs that are on the same page. `resamples` and `seed` are those of the intervals.
+    """Options of `relabel evaluate`. `grade` and `by` are None where the user named no column, `qrels` without gold,
+    `score` where labels are grades; `pass_at` is empty where the k of pass@k were left open; `side` None takes the test
+    side of a student: one of the sets, or one of `students`, outputs that are on the same page. `resamples` and `seed`
+    are those of the intervals.
     """
 
     qrels: str | None = None
     label: str = "grade"
+    score: str | None = None
     grade: str | None = None
     by: str | None = None
     doc: str = "doc_id"
@@ -229,11 +233,11 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
 
 
 def all_from_gold(qrels: str, count: int) -> str:
-    """Why nothing is judged where all graded rows went into `combine` as gold."""
+    """Why nothing is judged where gold of all queries went into `combine`."""
     return (
-        f"{qrels}: all {count:,} labels that it has a grade for were taken from gold when they were combined, so no "
-        "figure would say anything. Judge by gold that did not go in, or see what `relabel combine` printed: it "
-        "measures each query without its own gold."
+        f"{qrels}: all {count:,} labels that it has a grade for are of queries whose gold went in when they were "
+        "combined, so no figure would say anything. Judge by gold of other queries, or see what `relabel combine` "
+        "printed: it measures each query without its own gold."
     )
 
 
@@ -291,6 +295,8 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
     Args:
         wants_ids: query and document ids must be there in any case; else only where labels are joined by them.
     """
+    if options.score is not None:
+        return _open_ranking(path, options, storage)
     is_one_file = options.qrels is not None and place_of(path) == place_of(options.qrels)
     if is_one_file and options.label == (options.grade or DEFAULT_GRADE):
         raise UsageError(
@@ -313,6 +319,26 @@ def open_set(path: str, options: JudgingOptions, storage: Storage, *, wants_ids:
     )
 
 
+def _open_ranking(path: str, options: JudgingOptions, storage: Storage) -> LabelSet:
+    """A ranking of the command line.
+
+    Raises:
+        UsageError: it is a run's output, or options of labels.
+    """
+    if options.label_map is not None:
+        raise UsageError("--map-labels and --score: scores are on no scale of grades.")
+    if is_run(path, storage):
+        raise UsageError(f"--score: {path} is a run, whose labels rank by their expected grade. Leave the option out.")
+    return open_ranking(
+        path,
+        storage,
+        score=str(options.score),
+        by=options.by,
+        doc=options.doc,
+        where=options.where,
+    )
+
+
 # ------------------------------------------------------------------------------
 # Gold: by row of a set's own input or file, or by pair.
 
@@ -324,10 +350,13 @@ class Golds:
         pairs: the qrels as one grade a pair; None where all sets are joined by row.
         seen: the grades that occur.
     Raises:
-        InputError: they can't be read, or a pair has several grades.
+        InputError: they can't be read, a pair has several grades, or a set saw gold and does not say of which queries.
     """
 
     def __init__(self, sets: Sequence[LabelSet], options: JudgingOptions, storage: Storage) -> None:
+        for one in sets:
+            if one.unknown_gold:
+                raise InputError(f"{one.where}: {one.unknown_gold}")
         self.qrels = str(options.qrels)
         self._storage = storage
         self._by_row = {labels.where: _gold_by_row(labels, options, storage) for labels in sets}
@@ -342,8 +371,8 @@ class Golds:
             self.seen |= self.pairs.seen
 
     def of(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
-        """Gold of some rows of a set; none of those whose label was taken from gold."""
-        return self._joined(labels, rows).without_labels_from_gold(rows)
+        """Gold of some rows of a set; none of queries whose gold its labels have seen."""
+        return self._joined(labels, rows).without_seen_queries(rows)
 
     def _joined(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
         by_row = self._by_row[labels.where]
@@ -375,7 +404,7 @@ class Golds:
         matched = [labelled.rows.take(pa.array(row_N)) for labelled, row_N in zip(rows, matched_rows, strict=True)]
         is_by_row = [self._by_row[labels.where] is not None for labels in sets]
         chosen = is_by_row.index(True) if any(is_by_row) else 0
-        gold = self._joined(sets[chosen], matched[chosen]).without_labels_from_gold(*matched)
+        gold = self._joined(sets[chosen], matched[chosen]).without_seen_queries(*matched)
         num_judged = gold.counts["judged"]
         if not num_judged and gold.num_from_gold:
             raise InputError(all_from_gold(self.qrels, gold.num_from_gold))
@@ -461,6 +490,8 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
     scales: dict[str, int] = {}
     highest = 0
     for labels in sets:
+        if labels.kind == "ranking":
+            continue
         if labels.grades is not None:
             scales[labels.where] = labels.grades
             if options.label_map is not None:
@@ -482,7 +513,10 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
         return next(iter(scales.values())), []
     if options.grades is not None:
         return options.grades, []
-    return _scale_of_grades(highest, max(seen, default=0))
+    highest_gold = max(seen, default=0)
+    if all(labels.kind == "ranking" for labels in sets):
+        highest = highest_gold
+    return _scale_of_grades(highest, highest_gold)
 
 
 def _scale_of_grades(highest: int, highest_gold: int) -> tuple[int, list[str]]:
@@ -635,8 +669,8 @@ def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, s
 
 def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
     """The splits of the student that made the scores, or why they are not known."""
-    if labels.kind == "file":
-        return labels.doubt
+    if labels.kind in ("file", "ranking"):
+        return "a label file does not say whether what made it learned from these rows"
     path, manifest = manifest_of_scorer(labels.where, storage)
     if isinstance(manifest, str):
         return manifest

@@ -488,12 +488,13 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         [f"{one['from']:.2f} to {one['to']:.2f}", one["rows"], one["confidence"], one["accuracy"]]
         for one in result.reliability or ()
     ]
+    confusion = confusion_table(result.confusion, "gold", "label", caption=f"gold grades by labels{of}")
     return [
         *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),
         *from_gold_texts(counts),
         Facts(f"Labels of {paths} judged by {result.qrels}", facts),
         figures_table(f"figures{of}", result.figures, baselines=result.baselines),
-        confusion_table(result.confusion, "gold", "label", caption=f"gold grades by labels{of}"),
+        *([confusion] if result.confusion else []),
         *([Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins)] if bins else []),
         *closing_blocks(result.notes, result.gates),
     ]
@@ -578,11 +579,15 @@ def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Se
 
 
 def from_gold_texts(counts: Mapping[str, int]) -> list[Paragraph]:
-    """A line where labels are gold's own, and so not judged."""
+    """A line where labels saw gold of their queries, and so are not judged."""
     count = counts.get("from_gold")
     if not count:
         return []
-    return [Paragraph(f"{count:,} labels were taken from gold when they were combined, and are not judged.", "warn")]
+    return [
+        Paragraph(
+            f"{count:,} labels are of queries whose gold went in when they were combined, and are not judged.", "warn"
+        )
+    ]
 
 
 def unjudged_text(counts: Mapping[str, int]) -> str:

@@ -23,7 +23,7 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.process import require
 from relabel.manifests.store import read_whole
-from relabel.manifests.tables import PARQUET_SUFFIXES, Column, open_parquet, read_parquet, reading
+from relabel.manifests.tables import PARQUET_SUFFIXES, SCORES_RANK, Column, open_parquet, read_parquet, reading
 
 Choice = Callable[[list[str]], Sequence[str]]
 """The names that a file has to the names that are wanted of it; raises where one is missing (see `require_column`)."""
@@ -72,9 +72,22 @@ def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Colum
         path: local, or a URL.
         choose: picks columns from those that are there.
     Raises:
+        InputError: the file is absent, is a ranking, is not what its suffix says, or lacks a column.
+    """
+    form = form_by_suffix(path, FORMS) or QRELS
+    if not form.has_grades:
+        raise InputError(f"{path}: a TREC run is a ranking by scores, and grades are wanted. {SCORES_RANK}")
+    return form.read(path, choose, storage)
+
+
+def load_scores(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
+    """As `load_columns`, of a file of scores: what has no known suffix is TREC run text (`qid Q0 docid rank score
+    tag`).
+
+    Raises:
         InputError: the file is absent, is not what its suffix says, or lacks a column.
     """
-    form = form_by_suffix(path, GRADED) or QRELS
+    form = form_by_suffix(path, FORMS) or RUN
     return form.read(path, choose, storage)
 
 
@@ -194,6 +207,11 @@ def _read_trec(path: str, choose: Choice, storage: Storage, *, columns: tuple[st
         fields = line.split()
         if not fields:
             continue
+        if columns == QRELS_COLUMNS and is_run_line(fields):
+            raise InputError(
+                f"{path}: line {number} is one of a TREC run (query Q0 document rank score tag), which is a ranking by "
+                f"scores, and grades are wanted. {SCORES_RANK}"
+            )
         if len(fields) != len(columns):
             raise InputError(
                 f"{path}: line {number} has {len(fields)} fields, and {len(columns)} are wanted "
@@ -204,6 +222,11 @@ def _read_trec(path: str, choose: Choice, storage: Storage, *, columns: tuple[st
         for name, value in zip(columns, fields, strict=True):
             values[name].append(value)
     return {name: values[name] for name in choose(list(columns))}
+
+
+def is_run_line(fields: Sequence[str]) -> bool:
+    """Whether the fields of a line are those of a TREC run."""
+    return len(fields) == len(RUN_COLUMNS) and fields[RUN_COLUMNS.index("q0")].upper() == "Q0"
 
 
 def _write_trec(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table]) -> None:

@@ -118,7 +118,11 @@ def gold_columns(labels: Iterable[str]) -> list[GoldColumn]:
 
 
 FROM_GOLD = "from_gold"
-"""Column of a file of `relabel combine`: whether the pair's grade is the gold's, so that gold can't judge it."""
+"""Column of a file of `relabel combine`: whether the pair's grade is the gold's."""
+GOLD_QUERY = "gold_query"
+"""Column of such labels when they are read: whether any pair of the query has its grade from gold, so that gold can't
+judge the query.
+"""
 
 
 class GoldRows(NamedTuple):
@@ -128,7 +132,7 @@ class GoldRows(NamedTuple):
         how: they are joined with gold, in words.
         is_known: bool [N], whether gold has the row at all, with a grade or with null.
         columns: `GOLD`, null where a row has no grade, and further ones.
-        num_from_gold: rows that have a grade and are not judged by it, since their label was taken from gold.
+        num_from_gold: rows that have a grade and are not judged by it, since their labels saw gold of the query.
     """
 
     how: str
@@ -136,12 +140,12 @@ class GoldRows(NamedTuple):
     columns: Mapping[str, pa.Array]
     num_from_gold: int = 0
 
-    def without_labels_from_gold(self, *labels: pa.RecordBatch) -> "GoldRows":
-        """The same, without the grades of rows whose label was taken from gold in any of these sets of the rows."""
+    def without_seen_queries(self, *labels: pa.RecordBatch) -> "GoldRows":
+        """The same, without the grades of queries whose gold any of these sets of the rows has seen."""
         is_from_gold = pa.array(np.zeros(len(self.is_known), dtype=bool))
         for rows in labels:
-            if FROM_GOLD in rows.schema.names:
-                is_from_gold = pc.or_(is_from_gold, rows[FROM_GOLD].fill_null(False))
+            if GOLD_QUERY in rows.schema.names:
+                is_from_gold = pc.or_(is_from_gold, rows[GOLD_QUERY])
         grades = pc.if_else(is_from_gold, pa.scalar(None, self.columns[GOLD].type), self.columns[GOLD])
         num_from_gold = grades.null_count - self.columns[GOLD].null_count
         return self._replace(columns={**self.columns, GOLD: grades}, num_from_gold=num_from_gold)

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -13,9 +14,10 @@ import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.forms import TABLE_SUFFIXES, load_columns
+from relabel.manifests.forms import TABLE_SUFFIXES, Choice, load_columns, load_scores
 from relabel.manifests.gold import (
     FROM_GOLD,
+    GOLD_QUERY,
     GradeMap,
     check_scale,
     grades_seen,
@@ -26,7 +28,7 @@ from relabel.manifests.gold import (
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LABELS
 from relabel.manifests.metrics.comparison import Labelled
-from relabel.manifests.metrics.judged import column_of, distributions, with_columns
+from relabel.manifests.metrics.judged import SCORE, column_of, distributions, with_columns
 from relabel.manifests.plan import PLAN_NAME, FileRef, Plan, shard_row_ids
 from relabel.manifests.rows import open_run_input, read_chunks
 from relabel.manifests.run_folder import RunFolder
@@ -40,6 +42,7 @@ from relabel.manifests.tables import (
     distinct,
     open_parquet,
     read_grades,
+    read_scores,
     reading,
     require_column,
     rows_of,
@@ -63,7 +66,8 @@ class LabelSet:
     """One source of labels.
 
     Args:
-        kind: a teacher's run, a student's scores (which lie like a run's labels), or a file.
+        kind: a teacher's run, a student's scores (which lie like a run's labels), a file, or a ranking by scores, whose
+            parts have `SCORE` in place of a grade.
         grades: K, where the source says; None for a file.
         num_quarantined: rows of a run that have no label; None for a file.
         origin: of a run its name, labeler, model and fingerprint (digests); of a file the label column, and by which
@@ -72,11 +76,11 @@ class LabelSet:
         parts: reads them; call it once for each pass.
         columns: a labeler's own ones that its parts hold.
         notes: remarks for a reader of the report.
-        doubt: of a file, why its figures may flatter.
+        unknown_gold: of a file that saw gold and does not say of which queries: which gold, and what to do.
     """
 
     where: str
-    kind: Literal["run", "student", "file"]
+    kind: Literal["run", "student", "file", "ranking"]
     grades: int | None
     num_quarantined: int | None
     origin: dict[str, Any]
@@ -84,7 +88,7 @@ class LabelSet:
     parts: Callable[[], Iterator[pa.RecordBatch]]
     notes: list[str] = field(default_factory=list)
     columns: Sequence[str] = ()
-    doubt: str = "a label file does not say whether what made it learned from these rows"
+    unknown_gold: str = ""
 
 
 def open_labels(
@@ -114,68 +118,36 @@ def open_labels(
         if where:
             raise UsageError(f"--where: {path} is a run, and runs are judged whole. It picks rows of label files.")
         return label_set(open_run_labels(path, storage, allow_partial=allow_partial))
-    where = where or {}
-    query = by or "query_id"
-
-    def choose(names: list[str]) -> list[str]:
-        require_column(
-            label,
-            names,
-            path=path,
-            role="the label",
-            option="--label",
-        )
-        if wants_ids or by is not None:
-            require_column(
-                query,
-                names,
-                path=path,
-                role="the query id",
-                option="--by",
-            )
-        if wants_ids:
-            require_column(
-                doc,
-                names,
-                path=path,
-                role="the document id",
-                option="--doc",
-            )
-        for name in where:
-            require_column(
-                name,
-                names,
-                path=path,
-                role="--where",
-                option="--where COLUMN=VALUE",
-            )
-        return [*where, *(name for name in (label, query, doc, "probs", "samples", FROM_GOLD) if name in names)]
-
-    columns = load_columns(path, choose, storage)
-    is_kept = np.ones(len(columns[label]), dtype=bool)
-    for name, value in where.items():
-        values, code_N = distinct(columns[name])
-        is_kept &= np.array([str(one) == value for one in values], dtype=bool)[code_N]
-        if not is_kept.any():
-            raise InputError(f"{path}: no row with {name}={value}. There are: {sorted(set(map(str, values)))[:10]}.")
-    kept = np.flatnonzero(is_kept)
-    columns = {name: rows_of(column, kept) for name, column in columns.items()} if where else columns
+    rows = _read_rows(
+        path,
+        partial(load_columns, storage=storage),
+        value=label,
+        role="the label",
+        option="--label",
+        by=by,
+        doc=doc,
+        where=where or {},
+        further=("probs", "samples", FROM_GOLD),
+        wants_ids=wants_ids,
+    )
+    columns = rows.columns
     grades = read_grades(columns[label])
-    part = {"row_id": pa.array(kept), "grade": grades.values}
-    for name, column in (("query_id", query), ("doc_id", doc)):
-        if column in columns:
-            part[name] = as_ids(columns[column], path=path, name=column)
+    grades.check_not_scores(path, label)
+    part = {"row_id": pa.array(rows.kept), "grade": grades.values, **rows.ids}
     for name, item in (("probs", pa.float64()), ("samples", pa.int64())):
         if name in columns and (lists := _lists(columns[name], item, f"{path}: column `{name}`")) is not None:
             part[name] = lists
-    if FROM_GOLD in columns and pa.types.is_boolean((flags := _plain_array(columns[FROM_GOLD])).type):
-        part[FROM_GOLD] = flags
+    if rows.is_gold_query is not None:
+        part[FROM_GOLD] = _flags(columns[FROM_GOLD])
+        part[GOLD_QUERY] = rows.is_gold_query
     batch = pa.RecordBatch.from_pydict(part)
     count = len(grades.unreadable)
     examples = ", ".join(map(repr, grades.texts[:5]))
     notes = [f"{count:,} values of `{label}` are no whole number and are left out: {examples}"] if count else []
-    origin = {"column": label, **({"where": dict(where)} if where else {})}
-    found = LabelSet(
+    origin: dict[str, Any] = {"column": label}
+    if where:
+        origin["where"] = dict(where)
+    return LabelSet(
         where=path,
         kind="file",
         grades=None,
@@ -184,14 +156,163 @@ def open_labels(
         plan=None,
         parts=lambda: iter((batch,)),
         notes=notes,
+        unknown_gold="" if FROM_GOLD in part else _unknown_gold(path, storage),
     )
-    if FROM_GOLD not in part and (doubt := _doubt_of_combined(path, storage)):
-        found.doubt = doubt
-    return found
 
 
-def _doubt_of_combined(path: str, storage: Storage) -> str:
-    """Of a file that an earlier `relabel combine` anchored with gold, why gold should not judge it; else empty."""
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a file that were picked.
+
+    Args:
+        kept: their places in the file, int64 [N].
+        columns: of them.
+        ids: `query_id` and `doc_id`, where the file has them.
+        is_gold_query: see `GOLD_QUERY`; None where the file says nothing of gold.
+    """
+
+    kept: np.ndarray
+    columns: dict[str, Column]
+    ids: dict[str, pa.LargeBinaryArray]
+    is_gold_query: pa.BooleanArray | None
+
+
+def _read_rows(
+    path: str,
+    load: Callable[[str, Choice], dict[str, Column]],
+    *,
+    value: str,
+    role: str,
+    option: str,
+    by: str | None,
+    doc: str,
+    where: Mapping[str, str],
+    further: Sequence[str],
+    wants_ids: bool,
+) -> _Rows:
+    """Rows of a file whose columns of `where` equal these texts.
+
+    Args:
+        value: the column that must be there; `role` and `option` are what it is for and what names it, for errors.
+        by, doc: columns of query and document.
+        further: columns that are read where they are there.
+    Raises:
+        InputError: unreadable, a column is missing, or no row is picked.
+    """
+    query = by or "query_id"
+
+    def choose(names: list[str]) -> list[str]:
+        wanted = [(value, role, option)]
+        if wants_ids or by is not None:
+            wanted.append((query, "the query id", "--by"))
+        if wants_ids:
+            wanted.append((doc, "the document id", "--doc"))
+        wanted += [(name, "--where", "--where COLUMN=VALUE") for name in where]
+        for name, what, named_by in wanted:
+            require_column(
+                name,
+                names,
+                path=path,
+                role=what,
+                option=named_by,
+            )
+        return [*where, *(name for name in (value, query, doc, *further) if name in names)]
+
+    columns = load(path, choose)
+    is_gold_query = _queries_of_gold(columns.get(FROM_GOLD), columns.get(query), path=path, name=query)
+    is_kept = np.ones(len(columns[value]), dtype=bool)
+    for name, text in where.items():
+        values, code_N = distinct(columns[name])
+        is_kept &= np.array([str(one) == text for one in values], dtype=bool)[code_N]
+        if not is_kept.any():
+            raise InputError(f"{path}: no row with {name}={text}. There are: {sorted(set(map(str, values)))[:10]}.")
+    kept = np.flatnonzero(is_kept)
+    if where:
+        columns = {name: rows_of(column, kept) for name, column in columns.items()}
+    named = {"query_id": query, "doc_id": doc}
+    return _Rows(
+        kept=kept,
+        columns=columns,
+        ids={
+            name: as_ids(columns[column], path=path, name=column) for name, column in named.items() if column in columns
+        },
+        is_gold_query=None if is_gold_query is None else is_gold_query.take(pa.array(kept)),
+    )
+
+
+def open_ranking(
+    path: str,
+    storage: Storage,
+    *,
+    score: str,
+    by: str | None = None,
+    doc: str = "doc_id",
+    where: Mapping[str, str] | None = None,
+) -> LabelSet:
+    """A TREC run, or another file, whose scores rank and grade nothing; rows without a score are left out.
+
+    Args:
+        score, by, doc: columns of score, query and document; `by` None for `query_id`.
+        where: only rows whose column equals this text.
+    Raises:
+        InputError: unreadable, a column is missing, or a score is no number.
+    """
+    rows = _read_rows(
+        path,
+        partial(load_scores, storage=storage),
+        value=score,
+        role="the score",
+        option="--score",
+        by=by,
+        doc=doc,
+        where=where or {},
+        further=(),
+        wants_ids=True,
+    )
+    scores = read_scores(rows.columns[score], path=path, name=score)
+    batch = pa.RecordBatch.from_pydict({"row_id": pa.array(rows.kept), **rows.ids, SCORE: scores})
+    origin: dict[str, Any] = {"column": score}
+    if where:
+        origin["where"] = dict(where)
+    return LabelSet(
+        where=path,
+        kind="ranking",
+        grades=None,
+        num_quarantined=None,
+        origin=origin,
+        plan=None,
+        parts=lambda: iter((batch,)),
+    )
+
+
+def _queries_of_gold(flags: Column | None, query_ids: Column | None, *, path: str, name: str) -> pa.BooleanArray | None:
+    """Which rows are of a query that has a grade from gold: bool [N]; None where a file says nothing of gold.
+
+    Args:
+        flags: the column `FROM_GOLD`.
+        query_ids: without them each row is a query.
+        path, name: of the query ids, for messages.
+    """
+    if flags is None:
+        return None
+    is_from_gold = _flags(flags)
+    if query_ids is None:
+        return is_from_gold
+    ids = as_ids(query_ids, path=path, name=name)
+    return pc.is_in(ids, value_set=ids.filter(is_from_gold))
+
+
+def _flags(column: Column) -> pa.BooleanArray:
+    """A column of true and false, which text forms write as words; false where a row says neither."""
+    held = _plain_array(column)
+    if pa.types.is_boolean(held.type):
+        return held.fill_null(False)
+    texts = [str(value).strip().casefold() for value in held.to_pylist()]
+    return pa.array([text == "true" for text in texts])
+
+
+def _unknown_gold(path: str, storage: Storage) -> str:
+    """Of a file that an earlier `relabel combine` anchored with gold, why gold can't judge it; else empty."""
     if PurePosixPath(path).suffix.lower() not in PARQUET_SUFFIXES:
         return ""
     with open_parquet(path, storage) as parquet, reading(path):
@@ -200,7 +321,7 @@ def _doubt_of_combined(path: str, storage: Storage) -> str:
         return ""
     return (
         f"{made_of['gold_pairs']:,} of its labels are the grades of {made_of.get('gold')}, and it was combined by an "
-        "earlier relabel that does not say which; combine it again"
+        "earlier relabel that does not say which, so gold can't judge it. Combine it again."
     )
 
 
@@ -318,15 +439,18 @@ def map_labels(part: pa.RecordBatch, label_map: GradeMap | None, *, where: str) 
 def labelled_parts(
     parts: Iterable[pa.RecordBatch], counts: Counter[str], *, grades: int, where: str, option: str | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that have a label; the others are counted as `without_label`.
+    """The rows that have a label, or a score; the others are counted as `without_label`.
 
     Raises:
         InputError: a grade off the scale; `option` is what would map it.
     """
     for part in parts:
-        check_scale(grades_seen(part["grade"]), grades, where=where, option=option)
-        counts["without_label"] += part["grade"].null_count
-        yield part.filter(part["grade"].is_valid()) if part["grade"].null_count else part
+        given = column_of(part, SCORE)
+        if given is None:
+            given = part["grade"]
+            check_scale(grades_seen(given), grades, where=where, option=option)
+        counts["without_label"] += given.null_count
+        yield part.filter(given.is_valid()) if given.null_count else part
 
 
 def no_labels() -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -575,6 +576,22 @@ def as_ids(column: Column, *, path: str, name: str) -> pa.LargeBinaryArray:
 _WHOLE = re.compile(r"[+-]?\d{1,9}(\.0*)?")
 
 
+SCORES_RANK = (
+    "Grades are whole numbers; scores only rank. `relabel evaluate FILE --score COL` judges their order by gold, "
+    "`relabel systems` compares rankings."
+)
+"""What to do with scores where grades are wanted."""
+
+
+def is_score(text: str) -> bool:
+    """Whether a text is a number that is not whole."""
+    try:
+        number = float(text)
+    except ValueError:
+        return False
+    return math.isfinite(number) and not number.is_integer()
+
+
 class Grades(NamedTuple):
     """A column of grades, null where a row has none or an unreadable one.
 
@@ -587,6 +604,21 @@ class Grades(NamedTuple):
     unreadable: np.ndarray
     texts: list[str]
 
+    @property
+    def hint(self) -> str:
+        """What to do where the column holds scores; empty where it holds none."""
+        return f" {SCORES_RANK}" if any(is_score(text) for text in self.texts) else ""
+
+    def check_not_scores(self, path: str, column: str) -> None:
+        """Refuse a column with numbers that are not whole.
+
+        Raises:
+            InputError: it holds some.
+        """
+        score = next((text for text in self.texts if is_score(text)), None)
+        if score is not None:
+            raise InputError(f"{path}: column `{column}` holds scores, such as {score}. {SCORES_RANK}")
+
     def readable(self, path: str, column: str, *, advice: str = "") -> pa.Int64Array:
         """The grades.
 
@@ -596,9 +628,32 @@ class Grades(NamedTuple):
         if self.texts:
             raise InputError(
                 f"{path}: {len(self.unreadable)} values of `{column}` are no whole number (row {self.unreadable[0]}: "
-                f"{self.texts[0]!r}).{advice}"
+                f"{self.texts[0]!r}).{advice}{self.hint}"
             )
         return self.values
+
+
+def read_scores(column: Column, *, path: str, name: str) -> pa.DoubleArray:
+    """Numbers from what files hold, float64; null, NaN and blank text are null.
+
+    Args:
+        path, name: of the column, for messages.
+    Raises:
+        InputError: a row holds something else.
+    """
+    values, code_N = distinct(column)
+    found: list[float | None] = []
+    for code, value in enumerate(values):
+        text = "" if value is None or value != value else str(value).strip()
+        try:
+            number = float(text) if text else None
+        except ValueError:
+            number = math.nan
+        if number is not None and not math.isfinite(number):
+            row = int(np.flatnonzero(code_N == code)[0])
+            raise InputError(f"{path}: row {row}: `{name}` is {text[:60]!r}, and a score is a number.")
+        found.append(number)
+    return pa.array(found, pa.float64()).take(pa.array(code_N))
 
 
 def read_grades(column: Column) -> Grades:

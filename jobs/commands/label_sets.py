@@ -58,6 +58,11 @@ from relabel.manifests.records import plain
     metavar="COL",
     help="Label column of a label file.",
 )
+@click.option(
+    "--score",
+    metavar="COL",
+    help="Column of a TREC run or a table that only ranks, the highest first: its order is judged, not grades.",
+)
 @grade_option
 @click.option(
     "--by",
@@ -105,6 +110,8 @@ def evaluate(
     with it over the rows that both have: KL, agreement and Kendall tau against the teacher and, with --qrels, all
     figures of both and the student's difference.
 
+    With --score, LABELS is a ranking: AUC, nDCG@10, Kendall tau and bad-case rate are judged, and no grades.
+
     Figures: accuracy, F1, AUC, Cohen kappa, Krippendorff alpha, nDCG@10, Kendall tau, bad-case rate, pass@k, ECE and
     Brier, each with a 95 % interval from resampled queries. docs/evaluate.md says what each is.
     """
@@ -129,6 +136,8 @@ def evaluate(
         emit_result(judged, output)
         report_refused(judged.gates)
         return judged.exit_code
+    if options.score is not None:
+        raise click.UsageError("--score: one ranking is judged by gold. `relabel systems` compares several.")
     if options.pass_at and options.qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
     compared = compare_sets(labels, options, Storage())

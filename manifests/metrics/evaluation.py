@@ -189,7 +189,7 @@ class Evaluation:
     """What is known of judged labels.
 
     Args:
-        confusion: rows gold, columns label.
+        confusion: rows gold, columns label; empty where rows are ranked by scores.
         resampled: `queries` or `rows`; `num_groups` of them.
         reliability: bins of confidence (`from`, `to`) that hold a row: `rows`, mean `confidence`, and `accuracy`, the
             share whose most probable grade is gold; None without distributions.
@@ -260,7 +260,7 @@ def _evaluated(
             figures=measured.with_intervals(
                 {name: interval_of(one) for (of, name), one in drawn.items() if of == number}
             ),
-            confusion=judged.counts.by_group.sum(0).tolist(),
+            confusion=[] if judged.counts is None else judged.counts.by_group.sum(0).tolist(),
             resampled="rows" if judged.queries is None else "queries",
             num_groups=num_groups,
             reliability=None if judged.reliability is None else reliability_table(judged.reliability.by_group.sum(0)),
@@ -302,7 +302,9 @@ def _notes(found: Judged, metrics: MetricSet) -> list[str]:
     groups = found.num_groups
     num_without = rows - int(found.has_probs.sum())
     notes = []
-    if num_without == rows:
+    if found.ranked_by is not None:
+        notes.append("scores only rank: there are no figures of grades")
+    elif num_without == rows:
         notes.append(
             "no label has a distribution: AUC and ranking take the written grade for a score, whose many ties cost "
             "AUC; there is no ECE and no Brier score"

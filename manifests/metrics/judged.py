@@ -65,7 +65,7 @@ class Judged:
     first asks for it.
 
     Args:
-        gold, labels: int64 [N], 0..K-1.
+        gold, labels: int64 [N], 0..K-1; no labels where rows are `ranked_by` a score.
         queries: int64 [N], 0..num_queries-1 in the order of the ids' text; None where labels name no query.
         docs: int64 [N], documents numbered in the order of their ids' text; all alike where there are none.
         probs: float64 [N, K], rows sum to 1, NaN where a row has none; None where no row has one.
@@ -77,11 +77,12 @@ class Judged:
             further columns, [M] each.
         lexical: float64 [N], BM25 of query and document; None where their texts are not known.
         pass_at: the k of pass@k; by default the powers of two and the number of samples that every sampled row has.
+        ranked_by: float64 [N], scores that only rank; None where rows have labels.
     """
 
     grades: int
     gold: np.ndarray
-    labels: np.ndarray
+    labels: np.ndarray | None
     queries: np.ndarray | None
     num_queries: int
     docs: np.ndarray
@@ -93,6 +94,7 @@ class Judged:
     unjudged: tuple[np.ndarray, Mapping[str, pa.Array]] | None = None
     lexical: np.ndarray | None = None
     pass_at: Sequence[int] = ()
+    ranked_by: np.ndarray | None = None
 
     @cached_property
     def has_probs(self) -> np.ndarray:
@@ -106,7 +108,10 @@ class Judged:
 
     @property
     def scores(self) -> np.ndarray:
-        """What a row is ranked by: its expected grade where it has a distribution, else its label."""
+        """What a row is ranked by: its score, its expected grade where it has a distribution, else its label."""
+        if self.ranked_by is not None:
+            return self.ranked_by
+        assert self.labels is not None
         score_N = self.labels.astype(np.float64)
         if self.probs is not None:
             score_N[self.has_probs] = self.probs[self.has_probs] @ np.arange(self.grades)
@@ -126,8 +131,10 @@ class Judged:
         return mean_of_rows(value_N, self.groups, self.num_groups)
 
     @cached_property
-    def counts(self) -> Sums:
-        """A confusion matrix a group, [G, K, K]: rows gold, columns label."""
+    def counts(self) -> Sums | None:
+        """A confusion matrix a group, [G, K, K]: rows gold, columns label; None without labels."""
+        if self.labels is None:
+            return None
         counts_GKK = confusion_by_group(
             self.gold,
             self.labels,
@@ -148,18 +155,18 @@ class Judged:
 
     @cached_property
     def orders(self) -> dict[str, Order]:
-        """Rows with a distribution in the order of P(k ≥ j), relevant where gold ≥ j, by the name of the cut j; empty
-        without any.
+        """Rows with a distribution in the order of P(k ≥ j), or all in that of their scores, relevant where gold ≥ j,
+        by the name of the cut j; empty without either.
         """
+        cuts = enumerate(cut_names(self.grades))
+        if self.ranked_by is not None:
+            return {name: Order(self.ranked_by, self.gold > cut, self.groups) for cut, name in cuts}
         if self.probs is None:
             return {}
         has_N = self.has_probs
         # sums in float64 of float32: 1e-9 keeps equal scores equal
         above_NJ = np.round(at_least(self.probs[has_N]), 9)
-        return {
-            name: Order(above_NJ[:, cut], self.gold[has_N] > cut, self.groups[has_N])
-            for cut, name in enumerate(cut_names(self.grades))
-        }
+        return {name: Order(above_NJ[:, cut], self.gold[has_N] > cut, self.groups[has_N]) for cut, name in cuts}
 
     @cached_property
     def ranking(self) -> QueryRanking | None:
@@ -197,7 +204,9 @@ class Judged:
         return found
 
 
-_OWN = ("row_id", "grade", "query_id", "doc_id", "probs", "samples", GOLD)
+SCORE = "score"
+"""Column of rows that a score only ranks, float64, instead of a grade."""
+_OWN = ("row_id", "grade", "query_id", "doc_id", "probs", "samples", SCORE, GOLD)
 """Columns of labels (`manifests.label_sets`) that are joined with gold; all others are further ones."""
 
 
@@ -243,10 +252,11 @@ def judged_rows(
             unjudged = number_M, {name: others[name] for name in columns}
     doc_N = np.zeros(len(gold_N), np.int64) if doc_ids is None else codes_of(doc_ids.fill_null(b""))[0]
     release_unused()
+    ranked_by = column_of(rows, SCORE)
     return Judged(
         grades,
         gold_N,
-        rows["grade"].to_numpy(),
+        rows["grade"].to_numpy() if ranked_by is None else None,
         query_N,
         0 if query_names is None else len(query_names),
         doc_N,
@@ -256,6 +266,7 @@ def judged_rows(
         columns,
         unjudged,
         lexical,
+        ranked_by=None if ranked_by is None else ranked_by.to_numpy(),
     )
 
 
@@ -410,7 +421,7 @@ def review_statistics(judged: Judged) -> dict[str, Statistic]:
     Raises:
         InputError: rows of a query differ in whether its documents suffice.
     """
-    if "sufficient_probs" not in judged.columns or judged.queries is None:
+    if "sufficient_probs" not in judged.columns or judged.queries is None or judged.labels is None:
         return {}
     is_named_N = judged.labels > 0
     is_useful_N = judged.gold > 0
@@ -681,6 +692,7 @@ def _auc(rows: Judged) -> Mapping[str, Measured]:
     """At each cut, by distributions; where no row has one, of the counts, by the written grade."""
     if rows.orders:
         return {name: Measured(order, Order.area) for name, order in rows.orders.items()}
+    assert rows.counts is not None
     cuts = enumerate(cut_names(rows.grades), start=1)
     return {
         name: Measured(rows.counts, functools.partial(auc_of_counts, cut=cut), is_by_grade=True) for cut, name in cuts

@@ -419,7 +419,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class OfCounts:
-    """Measures a function of `counts`, the confusion matrix [..., K, K] of two sets of labels.
+    """Measures a function of `counts`, the confusion matrix [..., K, K] of two sets of labels; nothing without one.
 
     Args:
         formula: to values [...], or [..., K] if `is_each_grade`.
@@ -437,6 +437,8 @@ class OfCounts:
         return self.formula(counts_KK)[..., grade]
 
     def __call__(self, rows: Any) -> Mapping[str, Measured]:
+        if rows.counts is None:
+            return {}
         members = self.by_member(rows.counts.by_group.shape[-1])
         return {member: Measured(rows.counts, formula) for member, formula in members.items()}
 

@@ -175,7 +175,7 @@ def test_gold_that_anchored_a_file_does_not_judge_it(days: Days, by: str) -> Non
 
     code, said = judged_by(days, some)
     assert code == 3
-    assert "all 120 labels that it has a grade for were taken from gold" in said
+    assert "all 120 labels that it has a grade for are of queries whose gold went in" in said
     counts = judged_by(days, every)[1]["counts"]
     assert (counts["judged"], counts["from_gold"], counts["gold_null"]) == (120, 120, 0)
     right = [truth[row["query_id"], row["doc_id"]] == row["grade"] for row in rows if not row["from_gold"]]
@@ -184,7 +184,7 @@ def test_gold_that_anchored_a_file_does_not_judge_it(days: Days, by: str) -> Non
     both = judged_by(days, every, days.out("combined.parquet"), files[0])[1]["comparisons"][0]
     assert (both["counts"]["judged"], both["counts"]["from_gold"], both["counts"]["matched"]) == (120, 120, 240)
     code, said = judged_by(days, some, days.out("combined.parquet"), files[0])
-    assert (code, "were taken from gold" in said) == (3, True)
+    assert (code, "are of queries whose gold went in" in said) == (3, True)
 
 
 def test_gold_within_a_judge_is_carried_on_and_does_not_rate_it(days: Days) -> None:
@@ -199,15 +199,36 @@ def test_gold_within_a_judge_is_carried_on_and_does_not_rate_it(days: Days) -> N
     assert sum(row["from_gold"] for row in rows) == 120
 
 
-def test_without_gold_no_column_says_so_and_an_older_anchored_file_is_doubted(days: Days) -> None:
+def test_a_query_whose_gold_was_seen_in_part_is_not_judged_by_the_rest_of_it(days: Days) -> None:
+    files, truth = crowd(days, 0.7, 0.6, 0.5)
+    known = {pair: grade for pair, grade in truth.items() if int(pair[0][1:]) < 12 and pair[1] in ("d0", "d1")}
+    rows = written(days, *files, "--gold", judge(days, "some", known))[1]
+    assert sum(row["from_gold"] for row in rows) == len(known)
+    every = judge(days, "every", truth)
+    found = judged_by(days, every)[1]
+    assert (found["counts"]["judged"], found["counts"]["from_gold"]) == (120, 120)
+    right = [truth[row["query_id"], row["doc_id"]] == row["grade"] for row in rows if int(row["query_id"][1:]) >= 12]
+    assert found["figures"]["accuracy"]["value"] == pytest.approx(np.mean(right))
+
+    lines = [",".join(("query_id", "doc_id", "grade", "from_gold"))]
+    lines += [f"{row['query_id']},{row['doc_id']},{row['grade']},{row['from_gold']}" for row in rows]
+    as_text = days.folder / "combined.csv"
+    as_text.write_text("\n".join(lines))
+    assert judged_by(days, every, as_text)[1]["counts"] == found["counts"]
+
+    said = days.call("convert", days.out("combined.parquet"), days.folder / "combined.qrels")[1]
+    assert "do not judge it by that gold" in said["notes"][0]
+
+
+def test_without_gold_no_column_says_so_and_an_older_anchored_file_is_not_judged(days: Days) -> None:
     files, truth = crowd(days, 0.7, 0.6)
     gold = judge(days, "gold", truth)
     assert "from_gold" not in written(days, *files)[1][0]
     written(days, *files, "--gold", gold)
     older = days.folder / "older.parquet"
     pq.write_table(pq.read_table(days.out("combined.parquet")).drop_columns(["from_gold"]), older)
-    unknown = judged_by(days, gold, older)[1]["side"]["unknown"]
-    assert "240 of its labels are the grades of" in unknown[str(older)]
+    code, said = judged_by(days, gold, older)
+    assert (code, "240 of its labels are the grades of" in said, "Combine it again" in said) == (3, True, True)
 
 
 def test_no_option_that_combine_lacks_is_named_for_a_grade_off_the_scale(days: Days) -> None:
