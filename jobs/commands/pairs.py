@@ -9,8 +9,10 @@ from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, tog
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
 from relabel.jobs.output import emit_record, note
-from relabel.jobs.pairs.building import CitationRule, QueryRule, cited_pairs, made_pairs, with_context
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, add_cosines, chunk_pairs, open_compared, token_counter, tree_pairs
+from relabel.jobs.pairs.citations import CitationRule, cited_pairs
+from relabel.jobs.pairs.context import with_context
+from relabel.jobs.pairs.queries import QueryRule, made_pairs
 from relabel.jobs.score import local_student
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError

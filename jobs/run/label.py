@@ -106,7 +106,7 @@ def label(
 
 
 def _crash_text(error: Exception) -> str | None:
-    """How the engine crashed, where an error says so: its own, or one that is none of ours."""
+    """How the engine crashed, where an error says so: its own, or an error from elsewhere."""
     if isinstance(error, EngineCrashError):
         return str(error)
     if isinstance(error, RelabelError):

@@ -14,7 +14,7 @@ from relabel.manifests.files import Storage
 
 pytest.importorskip("polars")
 
-from relabel.jobs.pairs.building import CitationRule, cited_pairs
+from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.manifests.errors import InputError
 
 DOCS = [{"doc_id": f"d{i}", "document": f"text {i}"} for i in range(10)]

@@ -18,7 +18,7 @@ from relabel.manifests.labels import Reads
 pytest.importorskip("polars")
 pytest.importorskip("bm25s")
 
-from relabel.jobs.pairs.building import Bm25Index, with_context
+from relabel.jobs.pairs.context import Bm25Index, with_context
 from relabel.manifests.errors import InputError
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.specs import InputSpec

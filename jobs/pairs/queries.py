@@ -1,0 +1,318 @@
+"""Makes queries that nobody searched for, each with candidate documents, for a teacher to label.
+
+A student that saw a hundred queries has learned how the teacher grades those; labels cost no trusted grade, so more
+queries are a matter of time alone (docs/pairs.md).
+"""
+
+import hashlib
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from relabel.jobs.pairs.context import Bm25Index
+from relabel.jobs.score import StudentRunner, score_job
+from relabel.jobs.tables import document_of, scan, translate_polars_errors, written
+from relabel.labelers.query import MADE_QUERY
+from relabel.manifests.errors import InputError
+from relabel.manifests.files import Storage
+from relabel.manifests.label_sets import join_texts
+from relabel.manifests.process import require
+from relabel.manifests.run_labels import RunLabels, open_run_labels
+from relabel.manifests.secrets import redacted_values
+
+_LEAST_DOCUMENTS = 3
+"""A word of a query is in so many documents, so that there is something to rank."""
+_MOST_SHARE = 0.1
+"""A word of more documents than this share of them, and of more than a few, says nothing about one."""
+_FEW = 50
+_LIKE = 0.5
+"""Queries are alike from this share of words in common (Jaccard)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRule:
+    """What queries are made, and with which documents."""
+
+    queries: int = 1200
+    column: str | None = None
+    """They are cut out of this column, text or a list of texts; None: out of the title, or else the document."""
+    queries_in: str | None = None
+    """A column that holds queries, text or a list of texts: nothing is cut."""
+    by: str | None = None
+    """A run of the labeler `query` over documents, whose queries are taken: nothing is cut."""
+    language: str = "english"
+    """Its stop words are in no query that is cut: bm25s has a list of them."""
+    max_words: int = 3
+    """Of a query that is cut; one word, two, ... are as frequent."""
+    ranks: Sequence[int] = (1, 4, 14, 49)
+    """Places of candidates in the query's ranking, from 0."""
+    candidates: str | None = None
+    """The student, or bundle, that ranks by its expected grade; None: BM25 ranks."""
+    depth: int = 200
+    """So many documents, the first by BM25, a student ranks."""
+    margin: float | None = None
+    """Documents above this share of the score of the query's own are left out: they may be relevant (false negatives).
+    """
+    seed: int = 0
+
+
+def made_pairs(
+    docs_path: str,
+    to: str,
+    rule: QueryRule,
+    storage: Storage,
+    *,
+    unlike: Sequence[str] = (),
+    allow_partial: bool = False,
+) -> dict[str, int]:
+    """Write pairs of made queries: each with its own document and with those at the rule's places of a ranking.
+
+    Holds the distinct documents in memory. Of documents with one text the first counts.
+
+    Args:
+        unlike: files of queries that are held out: no query resembles one of theirs, and no document of theirs is read.
+        allow_partial: take a run (`rule.by`) that is not finished, or over its quarantine limit.
+    Returns:
+        Number of documents, queries and pairs; of a run, its rows without a query, and its queries about other
+        documents, too.
+    Raises:
+        InputError: a file or column is off, or no query can be made.
+        ManifestError: `rule.by` is no finished run over the input that it was planned for, or `rule.candidates` no
+            student.
+        DiskFullError, StoreError: it can't be written; what was at `to` before stays.
+    """
+    held_out = _HeldOut(unlike, storage)
+    documents, text_columns, source = _documents(docs_path, rule, held_out, storage)
+    number_of = {document["text"]: number for number, document in enumerate(documents)}
+    run = open_run_labels(rule.by, storage, allow_partial=allow_partial) if rule.by else None
+    queries: Iterator[tuple[str, int | None]]
+    if run is not None:
+        queries = _asked(run, number_of, storage)
+    elif rule.queries_in:
+        queries = _written(documents)
+    else:
+        queries = _cut(documents, rule)
+    is_cut = run is None and not rule.queries_in
+    made: dict[str, int] = {}
+    num_elsewhere = 0
+    for query, number in queries:
+        if number is None:
+            num_elsewhere += 1
+        elif query not in made and not held_out.resembles(query):
+            made[query] = number
+            if is_cut and len(made) == rule.queries:
+                break
+    if not made and run:
+        raise InputError(
+            f"{docs_path} (DOCS): has none of its documents with a query in {rule.by}. Give the documents that the run "
+            "read, in the same columns."
+        )
+    if not made:
+        raise InputError(
+            f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query. Words "
+            f"have to be in {_LEAST_DOCUMENTS} documents or more, and no stop words; --column names another column."
+        )
+    index = Bm25Index(list(number_of))
+    student = None
+    if rule.candidates:
+        job = score_job(rule.candidates, [docs_path], to, storage)
+        student = StudentRunner(job.spec.engine, overlong=job.spec.input.overlong)
+    rows = []
+    for query, own in made.items():
+        chosen = _candidates(
+            query=query,
+            own_text=documents[own]["text"],
+            number_of=number_of,
+            index=index,
+            student=student,
+            rule=rule,
+        )
+        query_id = f"made-{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+        for number, (origin, share) in chosen.items():
+            document = documents[number]
+            row = {"query_id": query_id, "query": query, "doc_id": document["doc_id"]}
+            row |= {name: document[name] for name in text_columns}
+            row |= {"origin": origin, "share": share}
+            rows.append(row)
+    facts = asdict(rule) | {"documents": len(documents), "unlike": list(unlike)}
+    counts = {"documents": len(documents), "queries": len(made), "pairs": len(rows)}
+    if run is not None:
+        facts["run"] = run.plan.fingerprint
+        counts["without_query"] = run.found.tally.num_quarantined
+        counts["of_other_documents"] = num_elsewhere
+    if student is not None:
+        facts["student"] = student.facts().model_digest
+    table = pa.Table.from_pylist(rows)
+    table = table.replace_schema_metadata({"relabel.queries": json.dumps(redacted_values(facts))})
+    with written(to, storage) as file:
+        pq.write_table(table, file, compression="zstd")
+    return counts
+
+
+class _HeldOut:
+    """Queries of files of held-out pairs, which no other may resemble, and their documents, which are not read: by
+    text, and by id where they have one.
+    """
+
+    def __init__(self, paths: Sequence[str], storage: Storage) -> None:
+        self.texts = set[str]()
+        self.ids = set[str]()
+        self._with_word = defaultdict[str, list[frozenset[str]]](list)
+        for path in paths:
+            frame, _ = scan(path, {"query": "string"}, storage, role="--unlike")
+            names = frame.collect_schema()
+            columns = tuple(name for name in ("title", "body") if name in names)
+            if "document" in names:
+                columns = ("document",)
+            with translate_polars_errors(path):
+                rows = frame.select(text=document_of(columns) if columns else None, query="query").collect()
+                if "doc_id" in names:
+                    self.ids.update(map(str, frame.select("doc_id").collect()["doc_id"]))
+            self.texts.update(text for text in rows["text"] if text)
+            queries = {frozenset(_words(query)) for query in rows["query"] if query}
+            for words in queries:
+                for word in words:
+                    self._with_word[word].append(words)
+
+    def resembles(self, query: str) -> bool:
+        words = set(_words(query))
+        for word in words:
+            for other in self._with_word.get(word, ()):
+                if len(words & other) >= _LIKE * len(words | other):
+                    return True
+        return False
+
+
+def _documents(
+    path: str, rule: QueryRule, held_out: _HeldOut, storage: Storage
+) -> tuple[list[dict[str, Any]], Sequence[str], str]:
+    """The distinct documents that are not held out, the columns that make up their text, and the one that queries are
+    cut out of, or taken from. Of a document: `doc_id`, these columns, `text` and `source`.
+    """
+    frame, text_columns = scan(
+        path,
+        {"doc_id": "id"},
+        storage,
+        has_text=True,
+        role="DOCS",
+    )
+    source = rule.queries_in or rule.column or text_columns[0]
+    if source not in frame.collect_schema():
+        raise InputError(f"{path} (DOCS): no column `{source}`. It has {', '.join(frame.collect_schema())}.")
+    kind = str(frame.collect_schema()[source])
+    if kind not in ("String", "List(String)"):
+        raise InputError(f"{path} (DOCS): column `{source}` holds {kind}; want text, or a list of texts.")
+    with translate_polars_errors(path):
+        distinct = (
+            frame.select("doc_id", *text_columns, text=document_of(text_columns), source=source)
+            .unique("text", keep="first", maintain_order=True)
+            .collect()
+            .to_dicts()
+        )
+    documents = []
+    for document in distinct:
+        is_held_out = document["text"] in held_out.texts or str(document["doc_id"]) in held_out.ids
+        if document["text"].strip() and not is_held_out:
+            documents.append(document)
+    return documents, text_columns, source
+
+
+def _candidates(
+    query: str,
+    own_text: str,
+    number_of: Mapping[str, int],
+    index: Bm25Index,
+    student: StudentRunner | None,
+    rule: QueryRule,
+) -> dict[int, tuple[str, float | None]]:
+    """A query's own document, and those at the rule's places of its ranking: by number their origin, and their score
+    over that of the query's own.
+    """
+    own = number_of[own_text]
+    kind = "bm25"
+    scores = index.scores(query)
+    if student:
+        ranked = index.ranked(scores, rule.depth)
+        kind = "student"
+        seen = [own_text, *(text for text in ranked if text != own_text)]
+        encoded = student.model.encode([(query, text) for text in seen])
+        probs_BK = (student.model.score(encoded) or {})["relevance"].astype(np.float64)
+        scores = np.zeros_like(scores)  # 0, which is no candidate's, where probabilities are NaN
+        scores[[number_of[text] for text in seen]] = np.nan_to_num(probs_BK @ np.arange(probs_BK.shape[1]))
+    of_own = float(scores[own])
+    if rule.margin is not None:
+        scores[scores > rule.margin * of_own] = 0.0
+    ranked = index.ranked(scores, max(rule.ranks, default=0) + 1)
+    chosen: dict[int, tuple[str, float | None]] = {own: ("own", 1.0)}
+    for place in rule.ranks:
+        if place < len(ranked):
+            other = number_of[ranked[place]]
+            share = float(scores[other]) / of_own if of_own else None
+            chosen.setdefault(other, (kind, share))
+    return chosen
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _texts(source: Any) -> list[str]:
+    """The texts of a value of a column of texts, or of lists of them."""
+    if isinstance(source, str):
+        return [source]
+    return [text for text in source or () if text]
+
+
+def _written(documents: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int]]:
+    """The queries that documents come with, each with the number of its document."""
+    for number, document in enumerate(documents):
+        for text in _texts(document["source"]):
+            query = " ".join(text.split())
+            if query:
+                yield query, number
+
+
+def _asked(run: RunLabels, number_of: Mapping[str, int], storage: Storage) -> Iterator[tuple[str, int | None]]:
+    """Queries of a run, each with the number of the document that it was asked about; None for another document."""
+    schema, tables = join_texts(run, storage)
+    if MADE_QUERY not in schema.names:
+        raise InputError(f"{run.root}: a run of the labeler {run.plan.parts['labeler']['name']}; --by wants `query`.")
+    for table in tables:
+        for query, text in zip(table[MADE_QUERY].to_pylist(), table["document"].to_pylist(), strict=True):
+            yield query, number_of.get(text)
+
+
+def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple[str, int]]:
+    """Runs of words of one sentence or line, each with the number of its document."""
+    num_with_word = Counter[str]()
+    for document in documents:
+        for text in _texts(document["source"]):
+            num_with_word.update(set(_words(text)))
+    stop_words = require("bm25s.stopwords", extra="pairs", purpose="relabel pairs queries")
+    name = "EN" if rule.language == "english" else rule.language.upper()
+    for word in getattr(stop_words, f"STOPWORDS_{name}"):
+        num_with_word.pop(word, None)
+    most = max(_FEW, _MOST_SHARE * len(documents))
+    if not documents:
+        return
+    rng = random.Random(rule.seed)
+    for number in rng.choices(range(len(documents)), k=rule.queries * 20):
+        sentences = []
+        for text in _texts(documents[number]["source"]):
+            sentences += re.split(r"[\n!?;]|\.\s", text)
+        words = _words(rng.choice(sentences)) if sentences else []
+        length = rng.randint(1, rule.max_words)
+        start = rng.randrange(max(1, len(words) - length + 1))
+        cut = words[start : start + length]
+        has_a_name = any(word.isalpha() and (len(word) > 2 or not word.isascii()) for word in cut)
+        is_telling = all(_LEAST_DOCUMENTS <= num_with_word[word] <= most for word in cut)
+        if len(cut) == length and has_a_name and is_telling:
+            yield " ".join(cut), number
