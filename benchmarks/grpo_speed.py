@@ -113,7 +113,7 @@ def relabel_side(folder: Path) -> dict[str, Any]:
             stamps.note()
 
     spec = read_teacher_spec(json.loads((folder / "spec.json").read_text()), where="benchmark")
-    report = train_teacher(spec, Storage(), start="restart", say=say)
+    report = train_teacher(spec, Storage(), start="restart", report=say)
     return {**stamps.per_step(), "tokens": report.manifest.data.answer_tokens}
 
 

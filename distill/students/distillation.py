@@ -449,7 +449,7 @@ def distill(
     *,
     start: Start = "new",
     cache_dir: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     is_writer: bool = True,
 ) -> Report:
     """Train the student of a spec.
@@ -457,7 +457,7 @@ def distill(
     Args:
         storage: how labels, gold and output are reached. The model is looked up in the cache alone
             (`jobs/delivery.py` brings it there).
-        say: called with progress and remarks, a line each.
+        report: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:
         ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
@@ -490,7 +490,7 @@ def distill(
     base, record = _checked(spec, resolved, examples)
     texts = make_texts(record, base.tokenizer)
     for note in [*examples.notes, *rerank_notes(spec.student, examples.grades)]:
-        say(note)
+        report(note)
     work = TrainingInputs(
         spec=spec,
         base=base,
@@ -499,7 +499,7 @@ def distill(
         tokens=texts.encode(examples.texts),
         texts=texts,
         checkpoints=output.checkpoints,
-        say=say,
+        report=report,
     )
     manifest = train_into(
         output,

@@ -282,7 +282,7 @@ def train_student(inputs: TrainingInputs, dev_figures: Callable[[Any], dict[str,
         lambda accelerator, halvings: StudentLearner(inputs, accelerator, dev_figures if has_dev else None, halvings),
         settings,
         inputs.checkpoints,
-        inputs.say,
+        inputs.report,
         advice=f"Lower {lower}, or set train.gradient_checkpointing: true.",
         can_halve=tokens is None,
     )
@@ -323,7 +323,7 @@ class StudentLearner(SupervisedLearner):
             TrainingPlace(
                 inputs.checkpoints,
                 settings.keep_checkpoints,
-                inputs.say,
+                inputs.report,
                 examples.names,
                 spec.name,
             ),
@@ -441,7 +441,7 @@ def fit_student(
     """
     spec = inputs.spec
     examples = inputs.examples
-    say = inputs.say
+    report = inputs.report
     split = examples.about.split
     for name, side in (("dev", split.dev), ("test", split.test)):
         if side.texts_seen_in_train:
@@ -459,7 +459,7 @@ def fit_student(
     )
     width = module.heads[HEAD].in_features
     chosen = [inputs.tokens[rows[place]] for place in first_Q]
-    say(f"the vectors of {len(chosen):,} queries, on {device}")
+    report(f"the vectors of {len(chosen):,} queries, on {device}")
     student = module.to(device).eval()
     found = answers_of(
         lambda **batch: {"columns": student.columns(**batch)},
@@ -496,7 +496,7 @@ def fit_student(
         f"a query's vector, {hidden} numbers, is reduced to its first {len(basis.components)} principal components "
         f"over {len(chosen):,} training queries"
     ]
-    say(notes[0])
+    report(notes[0])
     facts = TrainingFacts(
         steps=steps,
         epochs=float(steps),

@@ -528,7 +528,7 @@ class TrainingInputs:
     Args:
         tokens: of all rows of the examples.
         checkpoints: folder that a training which is resumed keeps them in.
-        say: where progress goes.
+        report: where progress goes.
     """
 
     spec: DistillSpec
@@ -538,7 +538,7 @@ class TrainingInputs:
     tokens: list[TokenRow]
     texts: PairTexts
     checkpoints: Path
-    say: Callable[[str], None]
+    report: Callable[[str], None]
 
 
 # ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from relabel.distill.teachers.rollout_log import RolloutLog
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues, longest_answer
 from relabel.distill.teachers.spec import EvidenceRollouts, GraphGrpoSpec, GrpoSpec, RolloutSpec, TeacherData
 from relabel.distill.teachers.teaching import (
-    Say,
+    ReportLine,
     TeacherBase,
     TeacherTrainer,
     Trained,
@@ -154,13 +154,13 @@ class GrpoTeacher(TeacherTrainer):
             eval_tokens=math.ceil(steps / every) * evaluated if every else 0,
         )
 
-    def train(self, checkpoints: Path, say: Say) -> Trained:
+    def train(self, checkpoints: Path, report: ReportLine) -> Trained:
         """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
         trained = train_learner(
             self._spec,
             checkpoints,
-            say,
-            lambda _, halvings: self._learner(checkpoints, say, halvings),  # TRL makes an accelerator of its own
+            report,
+            lambda _, halvings: self._learner(checkpoints, report, halvings),  # TRL makes an accelerator of its own
             keys="rollouts.at_once, train.batch_size (and raise train.accumulation as much) or train.max_tokens",
             can_halve=self._spec.train.batch_size % 2 == 0,  # a step's rollouts stay as many as they are
         )
@@ -181,8 +181,8 @@ class GrpoTeacher(TeacherTrainer):
         )
         return trained._replace(write_more=lambda folder: log.write(folder, step=trained.outcome.facts.steps))
 
-    def _learner(self, folder: Path, say: Say, halvings: int) -> Learner:
-        say("loading TRL's trainer")
+    def _learner(self, folder: Path, report: ReportLine, halvings: int) -> Learner:
+        report("loading TRL's trainer")
         from relabel.distill.teachers.grpo_trainer import grpo_arguments
 
         spec = self._spec
@@ -208,7 +208,7 @@ class GrpoTeacher(TeacherTrainer):
             place=TrainingPlace(
                 folder,
                 settings.keep_checkpoints,
-                say,
+                report,
                 [row.name for row in self._gold.rows],
                 spec.name,
             ),

@@ -27,7 +27,7 @@ from relabel.distill.teachers.grpo import GrpoTeacher, logger
 from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec, ResRagSpec
-from relabel.distill.teachers.teaching import Say, TeacherBase, Trained
+from relabel.distill.teachers.teaching import ReportLine, TeacherBase, Trained
 from relabel.labelers.chunks import CHUNKS, chunk_texts
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.registry import Labeler, engine_class
@@ -498,17 +498,17 @@ class ResRagTeacher(GrpoTeacher):
     def _learned(self, gold: GoldRows) -> list[Any]:
         return [[[row.sets, row.answers] for row in cast("list[EvidenceRow]", gold.rows)], self._identity]
 
-    def train(self, checkpoints: Path, say: Say) -> Trained:
+    def train(self, checkpoints: Path, report: ReportLine) -> Trained:
         """As GRPO; the generator is started before the trainer, and closed after it."""
         kept = self._spec.generator.cache
         self._generator = Generator(
             self._spec.generator, Path(kept) if kept is not None else checkpoints / ANSWERS, secrets=self.secrets
         )
-        say("starting the generator")
+        report("starting the generator")
         try:
             for remark in self._generator.start():
-                say(remark)
-            return super().train(checkpoints, say)
+                report(remark)
+            return super().train(checkpoints, report)
         finally:
             self._generator.close()
 

@@ -35,7 +35,7 @@ from relabel.distill.teachers.res_rag import load_evidence_queries, whole_querie
 from relabel.distill.teachers.rollouts import Span, token_parts
 from relabel.distill.teachers.spec import SftGold, SftSpec, TeacherData, TeacherSpec
 from relabel.distill.teachers.teaching import (
-    Say,
+    ReportLine,
     TeacherBase,
     TeacherTrainer,
     Trained,
@@ -732,11 +732,11 @@ class SftTrainer(TeacherTrainer):
             answer_tokens=round(passes * data.answer_tokens),
         )
 
-    def train(self, checkpoints: Path, say: Say) -> Trained:
+    def train(self, checkpoints: Path, report: ReportLine) -> Trained:
         """Train, resuming from the last whole checkpoint; with half the batch if memory runs out."""
-        return train_learner(self._spec, checkpoints, say, functools.partial(self._learner, checkpoints, say))
+        return train_learner(self._spec, checkpoints, report, functools.partial(self._learner, checkpoints, report))
 
-    def _learner(self, folder: Path, say: Say, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
+    def _learner(self, folder: Path, report: ReportLine, accelerator: Accelerator, halvings: int) -> SupervisedLearner:
         settings = self._spec.train
         examples = self._examples
         name = self._spec.name
@@ -746,7 +746,7 @@ class SftTrainer(TeacherTrainer):
             TrainingPlace(
                 folder,
                 settings.keep_checkpoints,
-                say,
+                report,
                 self._names,
                 name,
             ),

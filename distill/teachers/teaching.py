@@ -55,7 +55,7 @@ from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of
 from relabel.manifests.weights import read_weights
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 """Called with progress and remarks, a line each."""
 
 # ------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class TeacherTrainer:
         """What `train` would do."""
         raise NotImplementedError
 
-    def train(self, checkpoints: Path, say: Say) -> Trained:
+    def train(self, checkpoints: Path, report: ReportLine) -> Trained:
         """Train, resuming from the last whole checkpoint.
 
         Args:
@@ -276,7 +276,7 @@ class TeacherTrainer:
 def train_learner(
     spec: TeacherSpec,
     folder: Path,
-    say: Say,
+    report: ReportLine,
     build: Callable[[Accelerator, int], Learner],
     *,
     keys: str = "train.batch_size or train.max_tokens",
@@ -295,7 +295,7 @@ def train_learner(
         build,
         spec.train,
         folder,
-        say,
+        report,
         advice="Set train.gradient_checkpointing: true, with which --resume goes on, or begin again with --restart: "
         f"lower {keys}, or train adapters alone (lora: {{}}).",
         can_halve=can_halve,
@@ -370,7 +370,7 @@ def train_teacher(
     *,
     start: Start = "new",
     cache_dir: Path | None = None,
-    say: Say = lambda _: None,
+    report: ReportLine = lambda _: None,
     is_writer: bool = True,
     secrets: Mapping[str, Any] = MappingProxyType({}),
 ) -> TeacherReport:
@@ -404,10 +404,10 @@ def train_teacher(
     if finished is not None:
         return TeacherReport(finished, True, spec.output)
     for note in trainer.notes:
-        say(note)
+        report(note)
 
     def train() -> Made[TeacherManifest]:
-        trained = trainer.train(output.checkpoints, say)
+        trained = trainer.train(output.checkpoints, report)
 
         def write(folder: Path) -> dict[str, str]:
             write_model(folder, trained.model, base)
@@ -500,7 +500,7 @@ def estimate_teacher(
     *,
     start: Start = "new",
     cache_dir: Path | None = None,
-    say: Say = lambda _: None,
+    report: ReportLine = lambda _: None,
     is_timed: bool = False,
     secrets: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainingEstimate:
@@ -515,14 +515,14 @@ def estimate_teacher(
         spec = spec.model_copy(update={"train": spec.train.model_copy(update={"report_to": ()})})
     output, _, trainer, record = _prepare(spec, storage, cache_dir, secrets)
     if output.is_finished(record, start):
-        say(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
+        report(f"{spec.output}: holds this teacher already; a training would find it and end with nothing to do.")
     else:
         output.check_checkpoints(record, start)
     for note in trainer.notes:
-        say(note)
+        report(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
     step_s = (
-        _probe(trainer, updates=spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1, say=say)
+        _probe(trainer, updates=spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1, report=report)
         if is_timed
         else None
     )
@@ -533,7 +533,7 @@ class _ProbeEnded(Exception):  # noqa: N818 — no error
     """Ends a probe from within its own lines of progress."""
 
 
-def _probe(trainer: TeacherTrainer, *, updates: int, say: Say) -> float | None:
+def _probe(trainer: TeacherTrainer, *, updates: int, report: ReportLine) -> float | None:
     """Mean seconds of a step, of a training in a folder that is then removed; None where it ends too soon to say.
 
     Args:
@@ -544,7 +544,7 @@ def _probe(trainer: TeacherTrainer, *, updates: int, say: Say) -> float | None:
 
     def heard(line: str) -> None:
         if re.match(r"step \d+ of \d+\b", line) is None:
-            say(line)
+            report(line)
             return
         ends.append(time.perf_counter())
         if len(ends) == updates * (PROBE_STRETCHES + 1):

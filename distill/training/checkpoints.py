@@ -124,7 +124,7 @@ STATE = "state.json"
 DIGESTS = "digests.json"
 
 
-def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
+def last_checkpoint(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The last whole checkpoint, which is announced; None where a training begins.
 
     Raises:
@@ -134,7 +134,7 @@ def last_checkpoint(folder: Path, say: Callable[[str], None]) -> Path | None:
     if not kept:
         return None
     check_digests(kept[-1])
-    say(f"resuming from {kept[-1].name}")
+    report(f"resuming from {kept[-1].name}")
     return kept[-1]
 
 

@@ -438,7 +438,7 @@ class Training:
         self._rate_share: Callable[[int], float] = schedule.lr_lambdas[0]
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self._reporter = CurveReporter(
-            settings.report_to if self.accelerator.is_main_process else (), self._place.folder, self._place.say
+            settings.report_to if self.accelerator.is_main_process else (), self._place.folder, self._place.report
         )
 
     def run(self, *, resume_from: Path | None = None) -> Outcome:
@@ -531,9 +531,9 @@ class Training:
         self._rows_seen += len(rows)
         self.curve.add(self.step, "train", figures)
         shown = [f"{name} {figures[name]:.4f}" for name in self.learner.progress_figures if name in figures]
-        self._place.say(", ".join([f"step {self.step} of {self.last_step}", *shown]))
+        self._place.report(", ".join([f"step {self.step} of {self.last_step}", *shown]))
         for warning in () if self.learner.watch is None else self.learner.watch.warnings(self.curve, self.step):
-            self._place.say(warning)
+            self._place.report(warning)
         self._reporter.send(self.curve)
         failpoints.hit("after_training_step")
 
@@ -547,7 +547,9 @@ class Training:
         (found,) = broadcast_object_list([own])
         self.curve.add(self.step, "dev", found)
         self._reporter.send(self.curve)
-        self._place.say(f"step {self.step}, dev: {', '.join(f'{name} {value:.4f}' for name, value in found.items())}")
+        self._place.report(
+            f"step {self.step}, dev: {', '.join(f'{name} {value:.4f}' for name, value in found.items())}"
+        )
         self._judge_evaluations()
 
     def _judge_evaluations(self) -> None:
@@ -565,10 +567,10 @@ class Training:
                 best = choice.sign * value
         if watch is not None and watch.ended_by(self.curve) is not None:
             self.stopped_by = "watch"
-            self._place.say("ended by watch: stopping")
+            self._place.report("ended by watch: stopping")
         elif choice.patience is not None and sum(step > (self.best_step or 0) for step, _ in points) >= choice.patience:
             self.stopped_by = "early_stopping"
-            self._place.say(f"no better dev {choice.figure} for {choice.patience} evaluations: stopping")
+            self._place.report(f"no better dev {choice.figure} for {choice.patience} evaluations: stopping")
 
     def _save(self) -> None:
         is_writer = self.accelerator.is_main_process
@@ -618,7 +620,7 @@ def train_to_end(
     build: Callable[[Accelerator, int], Learner],
     settings: TrainingSection,
     folder: Path,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     advice: str,
     can_halve: bool = True,
@@ -628,7 +630,7 @@ def train_to_end(
     Args:
         build: makes the learner, with the batch halved so often and accumulated as much more often.
         folder: of the checkpoints.
-        say: called with progress, a line each.
+        report: called with progress, a line each.
         advice: what to do where memory runs out, for errors.
         can_halve: whether half a batch is as good.
     Raises:
@@ -651,7 +653,7 @@ def train_to_end(
             with ending_together(accelerator, folder):
                 learner = build(accelerator, halvings)
                 outcome = Training(learner, settings, halvings).run(
-                    resume_from=checkpoints.last_checkpoint(folder, say)
+                    resume_from=checkpoints.last_checkpoint(folder, report)
                 )
                 model = learner.trained()
                 learner.accelerator.free_memory()
@@ -668,7 +670,7 @@ def train_to_end(
             notes.append(
                 f"out of memory with batches of {size} rows: going on with {size // 2}, accumulating twice as many"
             )
-            say(notes[-1])
+            report(notes[-1])
             exc.__traceback__ = None  # its frames hold the activations that did not fit
         halvings = 1
         release_memory()

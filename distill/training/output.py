@@ -176,14 +176,14 @@ class CurveReporter:
     Args:
         names: of the services.
         checkpoints: folder of the training's checkpoints, in the model's.
-        say: called with each service that fails.
+        report: called with each service that fails.
     """
 
-    def __init__(self, names: Sequence[str], checkpoints: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, names: Sequence[str], checkpoints: Path, report: Callable[[str], None]) -> None:
         self._trackers: dict[str, Any] = dict.fromkeys(names)
         self._folder = checkpoints / REPORTS
         self._model = checkpoints.resolve().parent
-        self._say = say
+        self._report = report
         self._state: dict[str, Any] = {"run": f"{self._model.name}-{uuid.uuid4().hex[:8]}", "ids": {}, "sent": {}}
         if (file := self._folder / STATE).is_file():
             self._state = json.loads(file.read_text(encoding="utf-8"))
@@ -215,7 +215,7 @@ class CurveReporter:
         except Exception as exc:
             del self._trackers[name]
             logger.warning("report_to: %s", name, exc_info=exc)
-            self._say(
+            self._report(
                 f"report_to: {name} failed ({type(exc).__name__}: {first_line(exc)}): training continues without it. "
                 "--resume, or the next training, tries again."
             )
@@ -474,14 +474,14 @@ class TrainingPlace:
     Args:
         folder: of the checkpoints.
         keep: how many of them stay, in addition to the best one.
-        say: called with progress, a line each.
+        report: called with progress, a line each.
         names: where each row comes from, `(source, row_id)`.
         title: of the curve's plot, which is then written with each checkpoint, as is the curve.
     """
 
     folder: Path
     keep: int
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     names: Sequence[tuple[str, int]]
     title: str | None = None
 

@@ -198,7 +198,7 @@ def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, st
             storage,
             start=start,
             cache_dir=cache_dir,
-            say=teller(),
+            report=teller(),
             is_writer=is_first_process(),
         )
 
@@ -307,7 +307,7 @@ def train(
 
         count = export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
         return emit_record("Wrote conversations", {"output": export_to, "conversations": count}, output)
-    shared: dict[str, Any] = {"start": start, "cache_dir": cache_dir, "say": teller(), "secrets": {}}
+    shared: dict[str, Any] = {"start": start, "cache_dir": cache_dir, "report": teller(), "secrets": {}}
     if isinstance(spec, ResRagSpec):
         from relabel.jobs.settings import read_secrets
 

@@ -250,7 +250,7 @@ def run(spec: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
         return distill(
-            validate_spec(DistillSpec, spec(**changes), where="student.yaml"), Storage(), start=start, say=say
+            validate_spec(DistillSpec, spec(**changes), where="student.yaml"), Storage(), start=start, report=say
         )
 
     return go

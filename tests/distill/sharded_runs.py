@@ -115,7 +115,7 @@ def go(entry: dict[str, Any], *, is_first: bool) -> dict[str, Any]:
             shutil.copytree(entry["copies"], spec.output)
         with in_double() if entry.get("in_double") else contextlib.nullcontext():
             report = relabel.distill.students.distillation.distill(
-                spec, Storage(), start=entry.get("start", "new"), say=say, is_writer=is_first
+                spec, Storage(), start=entry.get("start", "new"), report=say, is_writer=is_first
             )
         seen["metrics"] = plain(report.manifest.metrics)
     except Killed:

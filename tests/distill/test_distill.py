@@ -58,7 +58,7 @@ def trained(
         require={"macro_f1": ">=0.5*teacher"},
         output=str(output),
     )  # type: ignore[arg-type]
-    report = distill(spec, Storage(), say=said.append)
+    report = distill(spec, Storage(), report=said.append)
     return output, report, said
 
 

@@ -32,7 +32,7 @@ def test_a_teacher_learns_from_answers_that_vllm_wrote(sleep: bool, tmp_path: Pa
         "train": {"max_steps": 2, "batch_size": 4, "accumulation": 2, "max_tokens": 4000, "learning_rate": 1e-3},
         "output": str(tmp_path / "out"),
     }
-    train_teacher(read_teacher_spec(values, where="teacher.yaml"), Storage(), start="new", say=lambda _: None)
+    train_teacher(read_teacher_spec(values, where="teacher.yaml"), Storage(), start="new", report=lambda _: None)
     assert pq.read_table(tmp_path / "out" / "rollouts.parquet").num_rows == 16
     curve = pq.read_table(tmp_path / "out" / "curves.parquet").to_pylist()
     assert {row["step"] for row in curve} == {1, 2}

@@ -161,6 +161,6 @@ def teach(values: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
 
     def go(start: Any = "new", say: Callable[[str], None] = lambda _: None, **changes: Any) -> Any:
         spec = read_teacher_spec(values(**changes), where="teacher.yaml")
-        return train_teacher(spec, Storage(), start=start, say=say)
+        return train_teacher(spec, Storage(), start=start, report=say)
 
     return go

@@ -43,7 +43,7 @@ def estimate(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callabl
             **changes,
         })  # fmt: skip
         said: list[str] = []
-        found = estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), say=said.append)
+        found = estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), report=said.append)
         return found, said
 
     return go

@@ -291,7 +291,7 @@ def estimate(values: Callable[..., dict[str, Any]], pairs_path: Path) -> Callabl
             rollouts={"group": 4, "vllm": vllm},
             train={"batch_size": 4, "accumulation": 2, "max_tokens": 4000},
         )
-        return estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), say=lambda _: None)
+        return estimate_teacher(read_teacher_spec(held, where="teacher.yaml"), Storage(), report=lambda _: None)
 
     return go
 
