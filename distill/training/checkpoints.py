@@ -94,14 +94,17 @@ def cut_moments(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
     """What `optimizer.load_state_dict` takes, of what `load_state` gives: cut as its parameters are; a count of steps
     has no shards.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    moments = {}
-    for place, values in state["state"].items():
-        own = parameters[int(place)]
-        moments[int(place)] = {
-            name: cut(value, own) if isinstance(value, Tensor) and value.shape == own.shape else value
-            for name, value in values.items()
-        }
+    parameters: list[Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    moments: dict[int, dict[str, Any]] = {}
+    for key, values in state["state"].items():
+        number = int(key)
+        own = parameters[number]
+        moments[number] = {}
+        for name, value in values.items():
+            is_moment = isinstance(value, Tensor) and value.shape == own.shape
+            moments[number][name] = cut(value, own) if is_moment else value
     return {**state, "state": moments}
 
 
@@ -130,12 +133,13 @@ def last_checkpoint(folder: Path, report: Callable[[str], None]) -> Path | None:
     Raises:
         ManifestError: it is damaged.
     """
-    kept = list_checkpoints(folder)
-    if not kept:
+    whole = list_checkpoints(folder)
+    if not whole:
         return None
-    check_digests(kept[-1])
-    report(f"resuming from {kept[-1].name}")
-    return kept[-1]
+    last = whole[-1]
+    check_digests(last)
+    report(f"resuming from {last.name}")
+    return last
 
 
 def check_digests(checkpoint: Path) -> None:
@@ -234,7 +238,7 @@ def load_state(folder: Path) -> dict[str, Any]:
     tensors = load_file(folder / OPTIMIZER)
     return json.loads(  # type: ignore[no-any-return]
         (folder / STATE).read_text(encoding="utf-8"),
-        object_hook=lambda held: tensors[held["tensor"]] if held.keys() == {"tensor"} else held,
+        object_hook=lambda values: tensors[values["tensor"]] if values.keys() == {"tensor"} else values,
     )
 
 
@@ -249,14 +253,14 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def restore_random(held: dict[str, Any]) -> None:
+def restore_random(states: dict[str, Any]) -> None:
     """Put the generators back into these states."""
-    torch.set_rng_state(held["cpu"])
-    for device, state in zip(range(torch.cuda.device_count()), held["cuda"], strict=False):
+    torch.set_rng_state(states["cpu"])
+    for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
         torch.cuda.set_rng_state(state, device)
-    name, keys, *rest = held["numpy"]
+    name, keys, *rest = states["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
-    version, words, gauss_next = held["python"]
+    version, words, gauss_next = states["python"]
     random.setstate((version, tuple(words), gauss_next))
 
 
@@ -290,9 +294,8 @@ def write_checkpoint(
         scratch.mkdir(parents=True)
         save_weights(module, scratch / WEIGHTS)
         save_state(scratch, state)
-        (scratch / DIGESTS).write_text(
-            json.dumps({path.name: sha256_file(path) for path in sorted(scratch.iterdir())}), encoding="utf-8"
-        )
+        digests = {path.name: sha256_file(path) for path in sorted(scratch.iterdir())}
+        (scratch / DIGESTS).write_text(json.dumps(digests), encoding="utf-8")
         if place.title is not None:
             write_curves(place.folder, Curve(state["curve"]), title=place.title)
         failpoints.hit("before_checkpoint")

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -61,10 +61,11 @@ def precision_of(settings: TrainingSection, flags: Set[str] | None = None) -> Pr
         ConfigError: fp16 without a GPU.
     """
     on_cpu = is_on_cpu(settings)
+    if settings.precision == "auto" and on_cpu:
+        return "bf16" if AMX in (cpu_flags() if flags is None else flags) else "no"
     if settings.precision == "auto":
-        is_fast = AMX in (cpu_flags() if flags is None else flags) if on_cpu else torch.cuda.is_bf16_supported()
-        return "bf16" if is_fast else "no"
-    if settings.precision == "fp16" and on_cpu:  # accelerate would compute in float32 and say nothing
+        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+    if settings.precision == "fp16" and on_cpu:  # accelerate would compute in float32 without a word
         raise ConfigError(
             "train.precision: fp16 is for GPUs, and this training has none. Take bf16 or fp32, or a machine with a GPU."
         )
@@ -143,8 +144,9 @@ class BatchPlan:
 
     def rows_of_step(self, step: int) -> list[list[int]]:
         """Row numbers of this process's batches in the step that follows so many."""
-        epoch, place = divmod(step, self.epoch_steps)
-        return self._own_batches(epoch)[place * self._accumulation : (place + 1) * self._accumulation]
+        epoch, step_of_epoch = divmod(step, self.epoch_steps)
+        first = step_of_epoch * self._accumulation
+        return self._own_batches(epoch)[first : first + self._accumulation]
 
     def _batches_of_process(self, epoch: int) -> list[list[int]]:
         padded = islice(cycle(self.batches(epoch)), self._num_own * self._num_processes)
@@ -160,9 +162,9 @@ class BatchPlan:
             order = np.concatenate(
                 [stretch[np.argsort(-self._lengths[stretch], kind="stable")] for stretch in stretches]
             )
-        found = np.split(self._rows[order], np.cumsum(self._sizes)[:-1])
-        places = chance.permutation(len(found)) if self._groups else range(len(found))
-        return [found[place].tolist() for place in places]
+        batches = np.split(self._rows[order], np.cumsum(self._sizes)[:-1])
+        numbers = chance.permutation(len(batches)) if self._groups else range(len(batches))
+        return [batches[number].tolist() for number in numbers]
 
 
 def plan_batches(
@@ -190,7 +192,9 @@ def batch_sizes(longest_first: np.ndarray, *, batch_size: int, tokens_per_batch:
     sizes = []
     start = 0
     while start < len(longest_first):
-        most = batch_size if tokens_per_batch is None else max(1, tokens_per_batch // int(longest_first[start]))
+        most = batch_size
+        if tokens_per_batch is not None:
+            most = max(1, tokens_per_batch // int(longest_first[start]))
         sizes.append(min(most, len(longest_first) - start))
         start += sizes[-1]
     return sizes
@@ -213,14 +217,15 @@ def make_optimizer(model: Any, settings: TrainingSection) -> torch.optim.AdamW:
     if head_rate is not None:
         rates.append(head_rate)
         heads = {id(parameter) for parameter in model.heads.parameters()}
-    groups: list[dict[str, Any]] = [
-        {"params": [], "weight_decay": decay, "initial_lr": rate}
-        for rate in rates
-        for decay in (settings.weight_decay, 0.0)
-    ]
+    groups: list[dict[str, Any]] = []
+    for rate in rates:
+        groups.append({"params": [], "weight_decay": settings.weight_decay, "initial_lr": rate})
+        groups.append({"params": [], "weight_decay": 0.0, "initial_lr": rate})
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups[2 * (id(parameter) in heads) + (name not in decayed)]["params"].append(parameter)
+            of_rate = 2 if id(parameter) in heads else 0
+            of_decay = 0 if name in decayed else 1
+            groups[of_rate + of_decay]["params"].append(parameter)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
@@ -377,14 +382,15 @@ class SupervisedLearner(Learner):
 
     def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
         rows = self._plan.rows_of_step(step)
+        epoch = step // self.epoch_steps
         batches = send_to_device(
-            [self._collate(one, step // self.epoch_steps) for one in rows], self.accelerator.device
+            [self._collate(rows_of_batch, epoch) for rows_of_batch in rows], self.accelerator.device
         )
         # over the whole step: the loss is the mean over its rows, and not a mean of means
         totals_P = self.accelerator.reduce(torch.stack([self._step_loss.amounts(batch) for batch in batches]).sum(0))
         self._model.train()
         names: list[str] = []
-        found = []
+        shares_by_batch = []
         for batch in batches:
             # gradients travel with the last batch
             with nullcontext() if batch is batches[-1] else self.accelerator.no_sync(self._model):
@@ -392,17 +398,18 @@ class SupervisedLearner(Learner):
                 # processes average their gradients, so each one's share is multiplied by their number
                 self.accelerator.backward(shares["loss"] * self.accelerator.num_processes)
                 names = list(shares)
-                found.append(torch.stack([share.detach() for share in shares.values()]))
+                shares_by_batch.append(torch.stack([share.detach() for share in shares.values()]))
         figures: dict[str, float] = {}
         # one wait for the device
-        for own, values in zip(rows, self.accelerator.reduce(torch.stack(found)).tolist(), strict=True):
+        values_by_batch = self.accelerator.reduce(torch.stack(shares_by_batch)).tolist()
+        for rows_of_batch, values in zip(rows, values_by_batch, strict=True):
             if not math.isfinite(values[0]):
                 listed = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, values, strict=True))
-                raise self.place.not_finite(f"the loss is not finite ({listed})", own, step=step + 1)
+                raise self.place.not_finite(f"the loss is not finite ({listed})", rows_of_batch, step=step + 1)
             for name, value in zip(names, values, strict=True):
                 if math.isfinite(value):  # 0/0: no row of this step has the label
                     figures[name] = figures.get(name, 0.0) + value
-        return figures, [row for own in rows for row in own]
+        return figures, list(chain.from_iterable(rows))
 
 
 # ------------------------------------------------------------------------------
@@ -514,9 +521,8 @@ class Training:
             group["lr"] = group["initial_lr"] * self._rate_share(self.step)
         figures, rows = self.learner.backward(self.step)
         # the norm before it is clipped; one that is not finite is for fp16's scaler to leave out
-        norm = float(
-            self.accelerator.clip_grad_norm_(self.learner.model.parameters(), self._settings.max_grad_norm or math.inf)
-        )
+        most = self._settings.max_grad_norm or math.inf
+        norm = float(self.accelerator.clip_grad_norm_(self.learner.model.parameters(), most))
         if self.accelerator.scaler is None and not math.isfinite(norm):
             what = f"the gradient is not finite (norm {norm:.4g}), though the loss is"
             raise self._place.not_finite(what, rows, step=self.step + 1)
@@ -532,8 +538,9 @@ class Training:
         self.curve.add(self.step, "train", figures)
         shown = [f"{name} {figures[name]:.4f}" for name in self.learner.progress_figures if name in figures]
         self._place.report(", ".join([f"step {self.step} of {self.last_step}", *shown]))
-        for warning in () if self.learner.watch is None else self.learner.watch.warnings(self.curve, self.step):
-            self._place.report(warning)
+        if self.learner.watch is not None:
+            for warning in self.learner.watch.warnings(self.curve, self.step):
+                self._place.report(warning)
         self._reporter.send(self.curve)
         failpoints.hit("after_training_step")
 
@@ -544,12 +551,11 @@ class Training:
         if own is None:
             return
         # the first process's: all of them must stop at the same step, however their devices round
-        (found,) = broadcast_object_list([own])
-        self.curve.add(self.step, "dev", found)
+        (figures,) = broadcast_object_list([own])
+        self.curve.add(self.step, "dev", figures)
         self._reporter.send(self.curve)
-        self._place.report(
-            f"step {self.step}, dev: {', '.join(f'{name} {value:.4f}' for name, value in found.items())}"
-        )
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        self._place.report(f"step {self.step}, dev: {shown}")
         self._judge_evaluations()
 
     def _judge_evaluations(self) -> None:
@@ -598,16 +604,16 @@ class Training:
         Raises:
             ManifestError: it is damaged, or of another model.
         """
-        held = checkpoints.load_state(checkpoint)
+        state = checkpoints.load_state(checkpoint)
         self.step = step_of(checkpoint)
-        self.curve.points = [(step, split, name, value) for step, split, name, value in held["curve"]]
+        self.curve.points = [(step, split, name, value) for step, split, name, value in state["curve"]]
         self._judge_evaluations()
         checkpoints.load_weights(self.learner.model, checkpoint / WEIGHTS)
-        self.optimizer.load_state_dict(checkpoints.cut_moments(held["optimizer"], self.optimizer))
-        if self.accelerator.scaler is not None and held["scaler"] is not None:
-            self.accelerator.scaler.load_state_dict(held["scaler"])
-        self.learner.load_own_state(held["own"], self.step)
-        checkpoints.restore_random(held["random"])
+        self.optimizer.load_state_dict(checkpoints.cut_moments(state["optimizer"], self.optimizer))
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.learner.load_own_state(state["own"], self.step)
+        checkpoints.restore_random(state["random"])
 
 
 # ------------------------------------------------------------------------------
@@ -678,14 +684,14 @@ def train_to_end(
 
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 _LOST_WORDS = ("closed by peer", "reset by peer", "closed by remote peer", "broken pipe", "remote process exit")
-"""What gloo and NCCL say where a process at the other end is gone."""
+"""Words of gloo and NCCL where a process at the other end is gone."""
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
     """Whether memory ran out, on a device or on the host."""
-    return isinstance(exc, torch.OutOfMemoryError | MemoryError) or any(
-        word in str(exc).lower() for word in _MEMORY_WORDS
-    )
+    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(word in str(exc).lower() for word in _MEMORY_WORDS)
 
 
 @contextmanager
@@ -697,7 +703,7 @@ def ending_together(accelerator: Accelerator, folder: Path) -> Iterator[None]:
     Args:
         folder: of the checkpoints, which all processes see.
     Raises:
-        PeerLostError: another process ended, and none has said so.
+        PeerLostError: another process ended, and none has reported it.
         SaidElsewhereError: one has.
     """
     if accelerator.num_processes == 1:

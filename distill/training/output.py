@@ -98,7 +98,8 @@ def _plotted(curve: Curve, title: str) -> bytes:
     """Figures of training above, on axes by what they are; on dev below. The same curve gives the same bytes."""
     matplotlib = require("matplotlib", extra="cpu", purpose="The plot of a training")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plot of a training").Figure
-    shown = [(panel, "train", names) for panel, names in {LOSS_PANEL: [], **panels_of(curve.names("train"))}.items()]
+    of_train = {LOSS_PANEL: [], **panels_of(curve.names("train"))}
+    shown = [(panel, "train", names) for panel, names in of_train.items()]
     shown.append(("dev", "dev", [name for name in curve.names("dev") if panel_of(name) != "tokens"]))
     with matplotlib.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none"}):
         height = 3 * len(shown)  # margins are fixed: a layout that measures its texts draws everything twice
@@ -136,8 +137,10 @@ def _plotted(curve: Curve, title: str) -> bytes:
 def panels_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Names by panel, for those panels that have any, in the order of `PANELS`."""
     shown = [name for name in names if name not in ("learning_rate", "grad_norm")]
-    found = {panel: [name for name in shown if panel_of(name) == panel] for panel in PANELS}
-    return {panel: held for panel, held in found.items() if held}
+    by_panel: dict[str, list[str]] = {panel: [] for panel in PANELS}
+    for name in shown:
+        by_panel[panel_of(name)].append(name)
+    return {panel: names_of for panel, names_of in by_panel.items() if names_of}
 
 
 def panel_of(name: str) -> str:
@@ -185,7 +188,8 @@ class CurveReporter:
         self._model = checkpoints.resolve().parent
         self._report = report
         self._state: dict[str, Any] = {"run": f"{self._model.name}-{uuid.uuid4().hex[:8]}", "ids": {}, "sent": {}}
-        if (file := self._folder / STATE).is_file():
+        file = self._folder / STATE
+        if file.is_file():
             self._state = json.loads(file.read_text(encoding="utf-8"))
 
     def send(self, curve: Curve) -> None:
@@ -195,10 +199,10 @@ class CurveReporter:
             with self._dropped_if_it_fails(name):
                 self._trackers[name] = self._trackers[name] or self._started(name)
                 for step, group in groupby(curve.points[sent.get(name, 0) :], key=lambda point: point[0]):
-                    held = list(group)
-                    values = {f"{of}/{NOT_IN_NAMES.sub('.', figure)}": value for _, of, figure, value in held}
+                    points = list(group)
+                    values = {f"{of}/{NOT_IN_NAMES.sub('.', figure)}": value for _, of, figure, value in points}
                     self._trackers[name].log(values, step=step)
-                    sent[name] = sent.get(name, 0) + len(held)
+                    sent[name] = sent.get(name, 0) + len(points)
                     self._keep()
 
     def finish(self) -> None:
@@ -290,7 +294,7 @@ class BaseModelUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFacts:
-    """How a training went, as a manifest says it.
+    """How a training went, as in a manifest.
 
     Args:
         best_step: the step that was kept, where evaluations on dev chose one.
@@ -322,7 +326,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestMark:
-    """The part of a manifest that says whose it is; the rest of it may be of another version.
+    """The part of a manifest that names whose it is; the rest of it may be of another version.
 
     Args:
         kind: `teacher` or `student`.
@@ -350,7 +354,7 @@ class TrainingRecord(ManifestMark):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedManifest(ManifestMark):
-    """What the manifest of any trained model says; fields that JSON may do without are None there.
+    """What the manifest of any trained model holds; fields that JSON may do without are None there.
 
     Args:
         versions: of the libraries.
@@ -394,13 +398,17 @@ def training_record(product: Product, spec: Spec, model: ResolvedModel, data: st
         version: of the model's manifest.
     """
     values = spec.model_dump(mode="json")
+    choices = {
+        "spec": decisive(values, product.undecided),
+        "data": data,
+        "model": model.digest,
+        "version": version,
+    }
     return TrainingRecord(
         version=1,
         kind=product.kind,
         relabel=importlib.metadata.version("relabel-ir"),
-        fingerprint=digest_of(
-            {"spec": decisive(values, product.undecided), "data": data, "model": model.digest, "version": version}
-        ),
+        fingerprint=digest_of(choices),
         model=BaseModelUsed(model.reference, model.digest),
         data=data,
         spec=values,
@@ -409,26 +417,28 @@ def training_record(product: Product, spec: Spec, model: ResolvedModel, data: st
 
 def decisive(spec: Mapping[str, Any], undecided: Collection[str], prefix: str = "") -> dict[str, Any]:
     """A spec's plain values without the keys that do not change the model, given as dotted paths."""
-    return {
-        key: decisive(value, undecided, f"{prefix}{key}.") if isinstance(value, dict) else value
-        for key, value in spec.items()
-        if f"{prefix}{key}" not in undecided
-    }
+    choices: dict[str, Any] = {}
+    for key, value in spec.items():
+        path = f"{prefix}{key}"
+        if path not in undecided:
+            choices[key] = decisive(value, undecided, f"{path}.") if isinstance(value, dict) else value
+    return choices
 
 
 def changes(product: Product, was: ManifestMark, now: TrainingRecord) -> list[str]:
     """What another training differs in: keys, with both values where these are numbers (texts may be secrets); its
-    model and data where a record says them.
+    model and data where a record has them.
     """
-    found = [
-        f"{path}: was {old}, is {new}" if isinstance(old, int | float) and isinstance(new, int | float) else path
-        for path, old, new in differing(decisive(was.spec, product.undecided), decisive(now.spec, product.undecided))
-    ]
-    if isinstance(was, TrainingRecord):
+    changed: list[str] = []
+    for path, old, new in differing(decisive(was.spec, product.undecided), decisive(now.spec, product.undecided)):
+        are_numbers = isinstance(old, int | float) and isinstance(new, int | float)
+        changed.append(f"{path}: was {old}, is {new}" if are_numbers else path)
+    if isinstance(was, TrainingRecord) and was.model.digest != now.model.digest:
+        changed.append(f"the model that `{product.model_key}` names")
+    if isinstance(was, TrainingRecord) and was.data != now.data:
         keys = ", ".join(f"`{key}`" for key in product.data_keys if now.spec.get(key))
-        found += [f"the model that `{product.model_key}` names"] if was.model.digest != now.model.digest else []
-        found += [f"the data ({keys})"] if was.data != now.data else []
-    return found
+        changed.append(f"the data ({keys})")
+    return changed
 
 
 def spec_section(spec: dict[str, Any]) -> list[str]:
@@ -456,15 +466,16 @@ def step_of(checkpoint: Path) -> int:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
-    found = folder.glob("checkpoint-*")
-    return sorted((one for one in found if re.fullmatch(r"checkpoint-\d+", one.name) and one.is_dir()), key=step_of)
+    named = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(filter(Path.is_dir, named), key=step_of)
 
 
 def how_it_goes_on(checkpoints: Path) -> str:
     """What is kept of a training that ends early, and how to continue, for a message."""
-    kept = list_checkpoints(checkpoints)
-    nothing = "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
-    return f"{kept[-1].name} is kept: --resume goes on from it." if kept else nothing
+    whole = list_checkpoints(checkpoints)
+    if whole:
+        return f"{whole[-1].name} is kept: --resume goes on from it."
+    return "No checkpoint was written yet, and nothing is lost but the steps since the start: --resume starts again."
 
 
 @dataclass
@@ -492,9 +503,10 @@ class TrainingPlace:
             rows: that it came of.
             step: that it is of.
         """
-        first = [f"{source}:{row_id}" for source, row_id in (self.names[row] for row in [*dict.fromkeys(rows)][:20])]
-        kept = list_checkpoints(self.folder)
-        last = f"The last checkpoint is {kept[-1]}" if kept else "No checkpoint was written yet"
+        names = [self.names[row] for row in list(dict.fromkeys(rows))[:20]]
+        first = [f"{source}:{row_id}" for source, row_id in names]
+        whole = list_checkpoints(self.folder)
+        last = f"The last checkpoint is {whole[-1]}" if whole else "No checkpoint was written yet"
         return TrainingError(
             f"step {step}: {what}. Rows of the batch, as source:row_id: {', '.join(first)}. {last}. "
             "Read these rows; if they are fine, train again with --restart and a lower train.learning_rate "
@@ -515,7 +527,7 @@ def writing(folder: Path, checkpoints: Path) -> Iterator[None]:
         checkpoints: folder of the training's, for the message.
     Raises:
         DiskFullError: no space is left.
-        StoreError: anything else that the operating system says.
+        StoreError: any other error of the operating system.
     """
     try:
         yield
@@ -524,13 +536,15 @@ def writing(folder: Path, checkpoints: Path) -> Iterator[None]:
     except Exception as exc:
         is_theirs = type(exc) is Exception or type(exc).__name__ == "SafetensorError"
         stated = re.search(r"\(os error (\d+)\)", str(exc)) if is_theirs else None
-        number = exc.errno if isinstance(exc, OSError) else stated and int(stated[1])
+        number = int(stated[1]) if stated else None
+        if isinstance(exc, OSError):
+            number = exc.errno
         if number is None:
             raise
-        kept = how_it_goes_on(checkpoints)
+        advice = how_it_goes_on(checkpoints)
         if number in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"{folder}: no space left to write it. Free some space. {kept}") from exc
-        raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {kept}") from exc
+            raise DiskFullError(f"{folder}: no space left to write it. Free some space. {advice}") from exc
+        raise StoreError(f"{folder}: can't be written ({exc}). Fix this. {advice}") from exc
 
 
 def sync_files(folder: Path, *names: str) -> None:
@@ -589,12 +603,13 @@ class OutputFolder:
         if not nearest.is_dir():
             raise ConfigError(f"`output` = {self.folder}: {nearest} is a file, or a broken link. Name a folder.")
         is_ours = (self.folder / MANIFEST_NAME).exists() or (self.checkpoints / RECORD_NAME).exists()
-        held, begun = (sorted(path.name for path in folder.glob("[!.]*")) for folder in (self.folder, self.checkpoints))
+        files = sorted(path.name for path in self.folder.glob("[!.]*"))
+        begun = {path.name for path in self.checkpoints.glob("[!.]*")}
         # killed before it began, or while it wrote the record
-        is_empty = not held or (held == [CHECKPOINTS] and set(begun) <= {f"{command}.lock"})
+        is_empty = not files or (files == [CHECKPOINTS] and begun <= {f"{command}.lock"})
         if not is_ours and not is_empty:
             raise StaleRunError(
-                f"{self.folder}: holds {', '.join(held[:5])}, which no {self.product.kind} of ours left there. Name "
+                f"{self.folder}: holds {', '.join(files[:5])}, which no {self.product.kind} of ours left there. Name "
                 "another `output`, or empty it."
             )
         folder = self.folder.resolve()
@@ -638,17 +653,17 @@ class OutputFolder:
             return False
         what = f"is not a {kind}'s manifest"
         advice = "The folder may belong to something else: name another output."
-        held = read_record(
+        mark = read_record(
             ManifestMark,
             file.read_bytes(),
             str(file),
             what,
             advice,
         )
-        if held.kind != kind:
-            raise ManifestError(f"{file}: {what} (it is of a {held.kind}). {advice}")
-        if held.fingerprint != record.fingerprint:
-            known = "; ".join(changes(self.product, held, record)) or f"fingerprint {held.fingerprint[:12]}"
+        if mark.kind != kind:
+            raise ManifestError(f"{file}: {what} (it is of a {mark.kind}). {advice}")
+        if mark.fingerprint != record.fingerprint:
+            known = "; ".join(changes(self.product, mark, record)) or f"fingerprint {mark.fingerprint[:12]}"
             raise StaleRunError(
                 f"{self.folder}: holds a {kind} of another spec, model or data ({known}). Name another `output`, or "
                 "replace it with --restart."
@@ -666,8 +681,8 @@ class OutputFolder:
             return
         begun = self.begun()
         if begun is None or begun.fingerprint != record.fingerprint:
-            found = "; ".join(changes(self.product, begun, record)) if begun else ""
-            known = f" ({found})" if found else ""
+            changed = "; ".join(changes(self.product, begun, record)) if begun else ""
+            known = f" ({changed})" if changed else ""
             raise StaleRunError(
                 f"{self.checkpoints}: {left[-1]} is of another spec, model or data{known}. Restore what changed and "
                 "give --resume, name another `output`, or start over with --restart, which deletes it."

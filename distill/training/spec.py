@@ -34,7 +34,7 @@ def as_sources(value: Any) -> Any:
     value = [value] if isinstance(value, str | dict) else value
     if not isinstance(value, list | tuple):
         return value
-    return [{"path": one} if isinstance(one, str) else one for one in value]
+    return [{"path": source} if isinstance(source, str) else source for source in value]
 
 
 class LoraSpec(Spec):
@@ -76,7 +76,7 @@ class TrainingSection(Spec):
     epochs: float = Field(2, gt=0)
     """Passes over the training rows."""
     max_steps: int | None = Field(None, ge=1)
-    """Stop after this many optimizer steps, whatever `epochs` says."""
+    """Stop after this many optimizer steps, whatever `epochs` is."""
     batch_size: int = Field(32, ge=1)
     """Rows of one forward pass on one device."""
     group_by_length: bool = True
@@ -121,7 +121,7 @@ def open_base(path: Path, where: str, *, extra: str, purpose: str) -> tuple[Any,
         extra, purpose: for the message where a package is absent.
     Raises:
         MissingExtraError: a package is absent.
-        ModelError: the config can't be loaded, or says that the weights are quantized.
+        ModelError: the config can't be loaded, or is of quantized weights.
     """
     transformers = require("transformers", extra=extra, purpose=purpose)
     require("accelerate", extra=extra, purpose=purpose)
