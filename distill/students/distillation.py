@@ -3,6 +3,7 @@ judge the gates, write the model card and the manifest."""
 
 import hashlib
 import importlib.metadata
+import itertools
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -59,8 +60,8 @@ from relabel.manifests.records import canonical_json
 # N rows, K grades
 
 # ------------------------------------------------------------------------------
-# Figures of a student and its teacher on rows that it did not learn from: by gold, or where there is none by what the
-# teacher said. They are those of `relabel evaluate`.
+# Figures of a student and its teacher on rows that it did not learn from: by gold, or where there is none by the
+# teacher's labels. They are those of `relabel evaluate`.
 
 
 def figures_of(
@@ -77,7 +78,7 @@ def figures_of(
     Args:
         probs_NK: of a row without one NaN.
         gold_N: grades 0..K-1.
-        label_N: the grades said; by default the most probable ones, the lower of equals.
+        label_N: the grades given; by default the most probable ones, the lower of equals.
         queries: of each row, where it is ranked.
         texts: of each row, for the lexical baseline.
         resamples: of the intervals.
@@ -87,33 +88,44 @@ def figures_of(
     """
     if not len(gold_N):
         return {"student": {"rows": 0}}
-    names, query_N = np.unique(queries, return_inverse=True) if queries else ((), None)
+    num_queries = 0
+    query_N = None
+    if queries:
+        names, query_N = np.unique(queries, return_inverse=True)
+        num_queries = len(names)
     probs_NK = probs_NK.astype(np.float64)
+    has_probs = not np.isnan(probs_NK).all()
     judged = Judged(
         grades=probs_NK.shape[1],
         gold=gold_N,
         labels=probs_NK.argmax(1) if label_N is None else label_N,
         queries=query_N,
-        num_queries=len(names),
+        num_queries=num_queries,
         docs=np.arange(len(gold_N)),
-        probs=probs_NK / probs_NK.sum(1, keepdims=True) if not np.isnan(probs_NK).all() else None,
+        probs=probs_NK / probs_NK.sum(1, keepdims=True) if has_probs else None,
         num_correct=None,
         num_samples=None,
         lexical=bm25(texts) if 0 < len(texts) <= MOST_LEXICAL else None,
     )
-    found = evaluate(judged, resamples=resamples)
-    figures: Figures = {"rows": len(gold_N), **{name: one.value for name, one in found.figures.items()}}
+    evaluation = evaluate(judged, resamples=resamples)
+    figures: Figures = {"rows": len(gold_N)}
+    figures |= {name: figure.value for name, figure in evaluation.figures.items()}
     if judged.probs is not None and judged.has_probs.all():
         aucs = [value for name, value in figures.items() if name.startswith("auc_") and value is not None]
-        nll = float(-np.log(np.maximum(judged.probs[np.arange(len(gold_N)), gold_N], TINY)).mean())
-        figures |= {"auc": float(np.mean(aucs)) if aucs else None, "nll": nll}
-    return {"student": figures, "intervals": intervals_of(found.figures, figures), "baselines": found.baselines}
+        gold_probs_N = judged.probs[np.arange(len(gold_N)), gold_N]
+        figures["auc"] = float(np.mean(aucs)) if aucs else None
+        figures["nll"] = float(-np.log(np.maximum(gold_probs_N, TINY)).mean())
+    return {
+        "student": figures,
+        "intervals": intervals_of(evaluation.figures, figures),
+        "baselines": evaluation.baselines,
+    }
 
 
 def graded_figures(probs_NK: np.ndarray, gold_N: np.ndarray) -> Figures:
     """Figures of distributions against grades, without intervals."""
-    found: Figures = figures_of(probs_NK, gold_N)["student"]
-    return found
+    figures: Figures = figures_of(probs_NK, gold_N)["student"]
+    return figures
 
 
 def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.ndarray) -> Figures:
@@ -132,14 +144,17 @@ def teacher_figures(probs_NK: np.ndarray, teacher_NK: np.ndarray, teacher_N: np.
         p_NK = teacher_NK[has_N].astype(np.float64)
         p_NK /= p_NK.sum(1, keepdims=True)
         q_NK = np.maximum(probs_NK[has_N].astype(np.float64), TINY)
-        kl = float((p_NK * (np.log(np.maximum(p_NK, TINY)) - np.log(q_NK))).sum(1).mean())
+        log_ratio_NK = np.log(np.maximum(p_NK, TINY)) - np.log(q_NK)
+        kl = float((p_NK * log_ratio_NK).sum(1).mean())
     counts = graded_figures(probs_NK, teacher_N)
     return {"rows": len(teacher_N), "agreement": counts["accuracy"], "f1_macro": counts["f1_macro"], "kl": kl}
 
 
 def judge(examples: Examples) -> tuple[np.ndarray, str]:
     """The grades that a student is judged by, -1 where there is none, and what they are."""
-    return (examples.gold, "gold") if (examples.gold != NO_GRADE).any() else (examples.teacher, "labels")
+    if (examples.gold != NO_GRADE).any():
+        return examples.gold, "gold"
+    return examples.teacher, "labels"
 
 
 def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
@@ -151,11 +166,12 @@ def dev_figures(work: TrainingInputs, module: Any) -> dict[str, float]:
     judge_N, _ = judge(work.examples)
     graded = judge_N[rows] != NO_GRADE
     figures = graded_figures(softmax(logits["relevance"][graded]), judge_N[rows][graded])
-    return {"loss": loss_of(work.spec.loss, work.examples, rows, logits)} | {
-        name: float(value)
-        for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc")
-        if (value := figures.get(name)) is not None
-    }
+    on_dev = {"loss": loss_of(work.spec.loss, work.examples, rows, logits)}
+    for name in ("accuracy", "f1_macro", "kappa", "kappa_quadratic", "auc"):
+        value = figures.get(name)
+        if value is not None:
+            on_dev[name] = float(value)
+    return on_dev
 
 
 def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK: np.ndarray, side: int) -> SideFigures:
@@ -175,20 +191,20 @@ def side_figures(work: TrainingInputs, probs: dict[str, np.ndarray], trained_NK:
     def figures(probs_NK: np.ndarray, rows: np.ndarray, **options: Any) -> dict[str, Any]:
         return figures_of(probs_NK[rows], judge_N[rows], queries=[examples.queries[row] for row in rows], **options)
 
-    found = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=1000)
+    of_side = figures(probs["relevance"], judged, texts=[examples.texts[row] for row in judged], resamples=1000)
     both = np.intersect1d(judged, taught)
     if by == "gold" and len(both):
-        found["teacher"] = figures(examples.teacher_probs, both, label_N=examples.teacher[both])["student"]
+        of_side["teacher"] = figures(examples.teacher_probs, both, label_N=examples.teacher[both])["student"]
         if len(both) != len(judged):
-            found["student_where_teacher"] = figures(probs["relevance"], both)["student"]
+            of_side["student_where_teacher"] = figures(probs["relevance"], both)["student"]
     if len(taught):
-        found["to_teacher"] = teacher_figures(
+        of_side["to_teacher"] = teacher_figures(
             trained_NK[taught], examples.teacher_probs[taught], examples.teacher[taught]
         )
     for name in set(examples.heads) - {"relevance"}:
         own = rows[examples.weights[name][rows] > 0]
-        found[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
-    return SideFigures(rows=len(rows), judged_by=by, **found)
+        of_side[name] = graded_figures(probs[name][own], examples.targets[name][own].argmax(1))
+    return SideFigures(rows=len(rows), judged_by=by, **of_side)
 
 
 # ------------------------------------------------------------------------------
@@ -250,9 +266,9 @@ def judged_gates(spec: DistillSpec, test: SideFigures) -> JudgedGates:
 def judged_logits(work: TrainingInputs, module: Any) -> dict[str, np.ndarray]:
     """Logits by head, float32 [N, K], of the rows that judge; rows that trained keep zeros, which are not used."""
     rows = np.flatnonzero(work.examples.side != TRAIN)
-    found = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
+    logits = logits_of_rows(module, work.texts, [work.tokens[row] for row in rows], work.record.heads)
     whole = {}
-    for name, values in found.items():
+    for name, values in logits.items():
         whole[name] = np.zeros((len(work.tokens), values.shape[1]), dtype=np.float32)
         whole[name][rows] = values
     return whole
@@ -266,28 +282,29 @@ def fitted_temperatures(work: TrainingInputs, logits: dict[str, np.ndarray], not
     Args:
         notes: remarks are added.
     """
-    found = dict.fromkeys(work.record.heads, 1.0)
+    temperatures = dict.fromkeys(work.record.heads, 1.0)
     rows = work.examples.rows_of(DEV)
     if not work.spec.calibrate:
-        return found
+        return temperatures
     if not len(rows):
         notes.append("no dev rows, so the student is not calibrated: its temperatures are 1")
-        return found
-    for name in found:
+        return temperatures
+    for name in temperatures:
         target_NK = work.examples.targets[name]
-        kept = rows[work.examples.weights[name][rows] > 0]
+        judged = rows[work.examples.weights[name][rows] > 0]
         if name == "relevance" and (work.examples.gold != NO_GRADE).any():
-            kept = rows[work.examples.gold[rows] != NO_GRADE]
+            judged = rows[work.examples.gold[rows] != NO_GRADE]
             target_NK = np.eye(target_NK.shape[1])[work.examples.gold]
-        if not len(kept):
+        if not len(judged):
             notes.append(f"head {name} is not calibrated, its temperature is 1: no dev row has a grade to judge it by")
-        else:
-            wished = fit_temperature(softmax(logits[name][kept].astype(np.float64)), target_NK[kept])
-            # a few dev rows that are all right would ask for one near 0, and so for certainty
-            found[name] = min(max(wished, 0.25), 4.0)
-            if found[name] != wished:
-                notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {found[name]:g} is the limit")
-    return found
+            continue
+        wished = fit_temperature(softmax(logits[name][judged].astype(np.float64)), target_NK[judged])
+        # a few dev rows that are all right would ask for one near 0, and so for certainty
+        limited = min(max(wished, 0.25), 4.0)
+        if limited != wished:
+            notes.append(f"head {name}: dev asks for temperature {wished:.3g}; {limited:g} is the limit")
+        temperatures[name] = limited
+    return temperatures
 
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
@@ -298,8 +315,18 @@ STUDENT = Product(
     ("labels", "gold"),
     frozenset(
         {
-            *("name", "output", "labels", "gold", "require", "student.model", "train.device", "train.compile"),
-            *("train.keep_checkpoints", "train.gradient_checkpointing", "train.strategy", "train.report_to"),
+            "name",
+            "output",
+            "labels",
+            "gold",
+            "require",
+            "student.model",
+            "train.device",
+            "train.compile",
+            "train.keep_checkpoints",
+            "train.gradient_checkpointing",
+            "train.strategy",
+            "train.report_to",
         }
     ),
 )
@@ -307,17 +334,18 @@ STUDENT = Product(
 
 def _data_digest(examples: Examples) -> str:
     total = hashlib.sha256()
-    for text in (text for pair in examples.texts for text in pair):
+    for text in itertools.chain.from_iterable(examples.texts):
         data = text.encode("utf-8", "surrogatepass")
         total.update(len(data).to_bytes(8, "big") + data)
-    for array in [
+    arrays = [
         *examples.targets.values(),
         *examples.weights.values(),
         examples.row_weight,
         examples.gold,
         examples.teacher,
         examples.side,
-    ]:
+    ]
+    for array in arrays:
         total.update(np.ascontiguousarray(array).tobytes())
     total.update(canonical_json({"heads": examples.heads, "phi": examples.phi}))
     return total.hexdigest()
@@ -460,7 +488,7 @@ def distill(
         report: called with progress and remarks, a line each.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:
-        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that raise it.
         StaleRunError: the output holds a student or checkpoints of another spec.
         LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
@@ -578,7 +606,7 @@ def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
     spec = work.spec
     base = work.base
     trainer = pkgutil.resolve_name(KINDS[spec.student.kind].trainer)
-    module, outcome = trainer(work, lambda found: dev_figures(work, found))
+    module, outcome = trainer(work, lambda trained: dev_figures(work, trained))
     work.examples.notes += outcome.notes
     if hasattr(module, "merge"):
         module.merge()
@@ -587,7 +615,10 @@ def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
     record = replace(work.record, temperature=fitted_temperatures(work, logits, work.examples.notes))
     probs = {name: softmax(values / record.temperature[name]) for name, values in logits.items()}
     trained_NK = softmax(logits["relevance"])
-    metrics = StudentFigures(*(side_figures(work, probs, trained_NK, side) for side in (DEV, TEST)))
+    metrics = StudentFigures(
+        dev=side_figures(work, probs, trained_NK, DEV),
+        test=side_figures(work, probs, trained_NK, TEST),
+    )
     manifest = StudentManifest(
         version=STUDENT_MANIFEST_VERSION,
         relabel=importlib.metadata.version("relabel-ir"),
@@ -611,4 +642,4 @@ def _train(work: TrainingInputs, fingerprint: str) -> Made[StudentManifest]:
         write_student(folder, record, module, base.tokenizer)
         return student_files(folder)
 
-    return Made(manifest, outcome.curve, write, lambda found: render_card(found, spec))
+    return Made(manifest, outcome.curve, write, lambda written: render_card(written, spec))

@@ -108,12 +108,10 @@ def read_pairs(dataset: Dataset, rows: np.ndarray) -> list[Pair]:
         estimated_tokens=0,
         read_bytes=0,
     )
-    found = {
-        pair.row_id: pair
-        for chunk in read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes)))
-        for pair in chunk.pairs
-    }
-    return [found[row] for row in rows.tolist()]
+    by_row: dict[int, Pair] = {}
+    for chunk in read_chunks(dataset, shard, None if is_range else distinct, range(len(sizes))):
+        by_row.update((pair.row_id, pair) for pair in chunk.pairs)
+    return [by_row[row] for row in rows.tolist()]
 
 
 # ------------------------------------------------------------------------------
@@ -170,10 +168,10 @@ def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool) -> P
     no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a finished run's output folder."
     folder = open_planned(root, storage, InputError(no_run))
     manifest = load_manifest(folder.store)
-    found = folder.snapshot()
-    if manifest is None or manifest.receipts_sha256 != found.digest:
+    receipts = folder.snapshot()
+    if manifest is None or manifest.receipts_sha256 != receipts.digest:
         raise ManifestError(
-            f"{root}: not finished ({found.tally.rows:,} of {folder.plan.rows:,} rows are done). Run the job again "
+            f"{root}: not finished ({receipts.tally.rows:,} of {folder.plan.rows:,} rows are done). Run the job again "
             "until it exits 0."
         )
     rows = manifest.rows
@@ -183,10 +181,10 @@ def open_proven_run(root: str, storage: Storage, *, allow_over_limit: bool) -> P
             f"{manifest.max_failed_fraction:.0%} allowed). What is missing is seldom a fair sample: fix it with "
             "`relabel retry`, or set allow_over_limit: true to take what is there."
         )
-    held = folder.prove(found, check_bytes=True).by_kind()
-    if held != rows:
+    proven = folder.prove(receipts, check_bytes=True).by_kind()
+    if proven != rows:
         raise ManifestError(
-            f"{root}: its manifest says {plain(rows)}, its files hold {plain(held)}. `relabel verify` says more."
+            f"{root}: its manifest says {plain(rows)}, its files hold {plain(proven)}. `relabel verify` says more."
         )
     return ProvenRun(root, folder.plan, folder, manifest)
 
@@ -223,7 +221,7 @@ NODE_COLUMNS = dict.fromkeys(NODE_HEADS, COLUMN_KINDS["int8"]) | {
 
 
 class HeadLabels(NamedTuple):
-    """What labels say about one head.
+    """The labels of one head.
 
     Args:
         grades: int64 [N], -1 where there is none.
@@ -240,11 +238,11 @@ class LabelTable:
 
     Args:
         where: they are, for messages.
-        said: by head.
+        heads: labels by head.
         outside_mass: float64 [N], NaN where the teacher gave no distribution.
         weight: float32 [N].
         columns: of the pairs.
-        grades: K of the relevance grade, where the source says; None for a file of bare grades.
+        grades: K of the relevance grade, where the source has it; None for a file of bare grades.
         plan: of a run.
         phi: of a run whose labeler has a rule map.
         about: what made the labels, for the manifest; None for rows that have gold grades alone.
@@ -252,7 +250,7 @@ class LabelTable:
 
     where: str
     pairs: list[Pair]
-    said: dict[str, HeadLabels]
+    heads: dict[str, HeadLabels]
     outside_mass: np.ndarray
     weight: np.ndarray
     columns: Columns
@@ -270,19 +268,24 @@ def load_labels(source: LabelSource, storage: Storage, *, allow_over_limit: bool
         ManifestError: a run is unfinished, over its limit, damaged, or its inputs changed.
         ConfigError: a label file without `pairs`.
     """
-    is_run = not source.path.endswith(PARQUET_SUFFIXES) if is_url(source.path) else Path(source.path).is_dir()
-    if not is_run:
+    if not _is_run(source.path):
         return _load_file(source, storage)
     run = open_proven_run(source.path, storage, allow_over_limit=allow_over_limit or source.allow_over_limit)
     tables = [read_labels(run.folder, file, [*COLUMNS, *NODE_COLUMNS]) for file in run.manifest.labels]
-    held = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
+    labels = pa.concat_tables(tables) if tables else LABELS.empty_table().select(COLUMNS[:-1])
     return _usable(
-        held,
+        labels,
         open_run_input(run.root, run.plan, storage),
         source,
         run.about(weight=source.weight, labels=0),
         run.plan,
     )
+
+
+def _is_run(path: str) -> bool:
+    if is_url(path):
+        return not path.endswith(PARQUET_SUFFIXES)
+    return Path(path).is_dir()
 
 
 def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
@@ -294,23 +297,25 @@ def _load_file(source: LabelSource, storage: Storage) -> LabelTable:
             f"{path}: no such file or folder (from {Path.cwd()}). `labels` wants outputs of runs, or Parquet files."
         ) from exc
     with reading(path):
-        held = table_of(data, label_columns(pq.read_schema(pa.BufferReader(data)), path))
+        labels = table_of(data, label_columns(pq.read_schema(pa.BufferReader(data)), path))
     if source.pairs is None:
         raise ConfigError(
             f"{path}: labels without their texts. Name them: {{path: {path}, pairs: {{path: pairs.parquet}}}}"
         )
     dataset = open_dataset(InputSpec(path=source.pairs.path, columns=source.pairs.columns), storage)
-    statuses = Counter(held["status"].to_pylist()) if "status" in held.column_names else Counter({"ok": held.num_rows})
+    statuses = Counter({"ok": labels.num_rows})
+    if "status" in labels.column_names:
+        statuses = Counter(labels["status"].to_pylist())
     about = LearnedLabels(
         path=path,
         kind="file",
         sha256=sha256_bytes(data),
-        rows=SourceRows(held.num_rows),
+        rows=SourceRows(labels.num_rows),
         rows_by_status=dict(sorted(statuses.items())),
         weight=source.weight,
         labels=0,
     )
-    return _usable(held, dataset, source, about)
+    return _usable(labels, dataset, source, about)
 
 
 def label_columns(schema: pa.Schema, path: str) -> list[str]:
@@ -330,25 +335,28 @@ def label_columns(schema: pa.Schema, path: str) -> list[str]:
             f"{path}: no label file: no column {', '.join(missing)}; it has {', '.join(schema.names)}. `relabel "
             "schema labels` shows them."
         )
-    for name, test in {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list}.items():
-        if name in schema.names and not test(schema.field(name).type):
+    tests = {"grade": pa.types.is_integer, "row_id": pa.types.is_integer, "probs": _is_float_list}
+    for name, is_right in tests.items():
+        if name in schema.names and not is_right(schema.field(name).type):
             raise InputError(
                 f"{path}: column `{name}` holds {schema.field(name).type}, label files hold {LABELS.field(name).type}."
             )
-    return [name for name in COLUMNS if name in schema.names] + [
-        name for name, kind in NODE_COLUMNS.items() if name in schema.names and schema.field(name).type == kind
-    ]
+    columns = [name for name in COLUMNS if name in schema.names]
+    for name, kind in NODE_COLUMNS.items():
+        if name in schema.names and schema.field(name).type == kind:
+            columns.append(name)
+    return columns
 
 
 def _is_float_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_null(kind)
-        or ((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type))
-    )
+    if pa.types.is_null(kind):
+        return True
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(is_list and pa.types.is_floating(kind.value_type))
 
 
 def _usable(
-    held: pa.Table, dataset: Dataset, source: LabelSource, about: LearnedLabels, plan: Plan | None = None
+    labels: pa.Table, dataset: Dataset, source: LabelSource, about: LearnedLabels, plan: Plan | None = None
 ) -> LabelTable:
     """The labels of a source that can be learned from.
 
@@ -357,42 +365,41 @@ def _usable(
         plan: of a run.
     """
     where = source.path
-    size = held.num_rows
-    grades, phi = (plan.facts.labeler.grades, plan.facts.labeler.phi or None) if plan else (None, None)
-    if source.weights and "answered_by" not in held.column_names:
+    size = labels.num_rows
+    grades = plan.facts.labeler.grades if plan else None
+    phi = plan.facts.labeler.phi or None if plan else None
+    if source.weights and "answered_by" not in labels.column_names:
         raise InputError(f"{where}: `weights` are by the column answered_by, which the labels of a cascade alone have.")
-    if "status" in held.column_names:
-        held = held.filter(pc.equal(held["status"], "ok"))
-    held = held.filter(pc.is_valid(held["grade"]))
-    if not held.num_rows:
+    if "status" in labels.column_names:
+        labels = labels.filter(pc.equal(labels["status"], "ok"))
+    labels = labels.filter(pc.is_valid(labels["grade"]))
+    if not labels.num_rows:
         raise InputError(f"{where}: no row with status ok and a grade, of {size}. There is nothing to learn from.")
-    absent = pa.nulls(held.num_rows)
-    columns = {name: held[name] for name in held.column_names}
+    absent = pa.nulls(labels.num_rows)
+    columns = {name: labels[name] for name in labels.column_names}
     probs = columns.get("probs", absent)
     if grades is None and probs.null_count < len(probs):
         grades = pc.list_value_length(probs).drop_null()[0].as_py()
-    said = {"relevance": head_labels(columns["grade"], probs, grades, f"{where}, `grade`")} | {
-        name: head_labels(
-            columns.get(name, absent), columns.get(f"{name}_probs", absent), NODE_SCORES, f"{where}, `{name}`"
-        )
-        for name in NODE_HEADS
-    }
-    pairs = rejoin({name: held[name].to_pylist() for name in ("row_id", "query_id", "doc_id")}, dataset, where)
+    heads = {"relevance": head_labels(columns["grade"], probs, grades, f"{where}, `grade`")}
+    for name in NODE_HEADS:
+        node_grades = columns.get(name, absent)
+        node_probs = columns.get(f"{name}_probs", absent)
+        heads[name] = head_labels(node_grades, node_probs, NODE_SCORES, f"{where}, `{name}`")
+    ids = {name: labels[name].to_pylist() for name in ("row_id", "query_id", "doc_id")}
+    pairs = rejoin(ids, dataset, where)
     outside = columns.get("outside_mass", absent).cast(pa.float64()).to_numpy(zero_copy_only=False)
     by_source = [source.weights.get(by, 1.0) for by in columns.get("answered_by", absent).to_pylist()]
-    weight = np.array(by_source, dtype=np.float32) * source.weight
-    about = replace(about, labels=len(pairs))
     return LabelTable(
         where=where,
         pairs=pairs,
-        said=said,
+        heads=heads,
         outside_mass=outside,
-        weight=weight,
+        weight=np.array(by_source, dtype=np.float32) * source.weight,
         columns=dataset.columns,
         grades=grades,
         plan=plan,
         phi=phi,
-        about=about,
+        about=replace(about, labels=len(pairs)),
     )
 
 
@@ -410,13 +417,13 @@ def head_labels(values: Any, probs: Any, grades: int | None, where: str) -> Head
     given = probs.filter(is_given)
     if grades is None or not len(given):
         return HeadLabels(grade_N)
-    found_NK = np.full((len(grade_N), grades), np.nan)
+    probs_NK = np.full((len(grade_N), grades), np.nan)
     if pc.all(pc.equal(pc.list_value_length(given), grades)).as_py():
-        found_NK[is_given.to_numpy(zero_copy_only=False)] = pc.list_flatten(given).to_numpy().reshape(-1, grades)
-    is_right_N = (found_NK >= 0).all(1) & (np.abs(found_NK.sum(1) - 1) <= SUM_TOLERANCE)  # NaN is not
+        probs_NK[is_given.to_numpy(zero_copy_only=False)] = pc.list_flatten(given).to_numpy().reshape(-1, grades)
+    is_right_N = (probs_NK >= 0).all(1) & (np.abs(probs_NK.sum(1) - 1) <= SUM_TOLERANCE)  # NaN is not
     if is_right_N.sum() < len(given):
         raise InputError(f"{where}: a distribution is wanted to be {grades} numbers that sum to 1, and one is not.")
-    return HeadLabels(grade_N, found_NK)
+    return HeadLabels(grade_N, probs_NK)
 
 
 def grade_array(values: Sequence[int | None]) -> np.ndarray:
@@ -583,9 +590,15 @@ def split_queries(keys: Sequence[str], *, dev: float, test: float, seed: int) ->
     """
     side_of: dict[str, int] = {}
     for key in keys:
-        if key not in side_of:
-            place = int.from_bytes(_query_digest(key, seed)[:8], "big") / 2.0**64
-            side_of[key] = TEST if place < test else DEV if place < test + dev else TRAIN
+        if key in side_of:
+            continue
+        share = int.from_bytes(_query_digest(key, seed)[:8], "big") / 2.0**64
+        if share < test:
+            side_of[key] = TEST
+        elif share < test + dev:
+            side_of[key] = DEV
+        else:
+            side_of[key] = TRAIN
     return np.array([side_of[key] for key in keys], dtype=np.int8)
 
 
@@ -601,7 +614,7 @@ def pack_queries(keys: Iterable[str], seed: int) -> str:
 
 def query_sides(split: SplitFacts) -> Callable[[Sequence[str]], np.ndarray]:
     """What gives any query its side of a student's split, int8 [N] of keys [N]: `test` if it is not among those that
-    the student learned from. Of a student of earlier days, which does not say, the side that it would have had.
+    the student learned from. Of a student of earlier days, which does not record them, the side that it would have had.
     """
     learned = None
     if split.learned_queries is not None:
@@ -631,19 +644,23 @@ def split_facts(split: SplitSection, keys: Sequence[str], texts: Sequence[str], 
         texts: each row's query text, folded.
     """
     rows = list(zip(side_N.tolist(), keys, texts, strict=True))
-    queries = [{key for side, key, _ in rows if side == number} for number in range(len(SIDES))]
-    seen = {text for side, _, text in rows if side == TRAIN}
-    leaking = [{key for side, key, text in rows if side == number and text in seen} for number in range(len(SIDES))]
-    sides = {
-        name: SplitSide(int((side_N == number).sum()), len(queries[number]), len(leaking[number]) if number else None)
-        for number, name in enumerate(SIDES)
-    }
+    texts_of_train = {text for side, _, text in rows if side == TRAIN}
+    queries: dict[int, set[str]] = {TRAIN: set(), DEV: set(), TEST: set()}
+    leaking: dict[int, set[str]] = {TRAIN: set(), DEV: set(), TEST: set()}
+    for side, key, text in rows:
+        queries[side].add(key)
+        if text in texts_of_train:
+            leaking[side].add(key)
+    sides: dict[str, SplitSide] = {}
+    for number, name in enumerate(SIDES):
+        num_leaking = None if number == TRAIN else len(leaking[number])
+        sides[name] = SplitSide(int((side_N == number).sum()), len(queries[number]), num_leaking)
     return SplitFacts(
         split.by,
         split.seed,
         {"dev": split.dev, "test": split.test},
         **sides,
-        sha256=digest_of([sorted(keys_of) for keys_of in queries]),
+        sha256=digest_of([sorted(queries[number]) for number in range(len(SIDES))]),
         learned_queries=pack_queries(queries[TRAIN] | queries[DEV], split.seed),
     )
 
@@ -702,25 +719,25 @@ class Examples:
         return np.flatnonzero(self.side == side)
 
 
-def check_examples(found: Examples) -> None:
+def check_examples(examples: Examples) -> None:
     """What is left can be trained on; remarks are added where it teaches little.
 
     Raises:
         InputError: no training row, one grade only, or a head without a training row.
     """
-    rows = found.rows_of(TRAIN)
+    rows = examples.rows_of(TRAIN)
     if not len(rows):
         raise InputError(
-            f"no query is left to train on, of {len(found.texts)} rows. Lower split.dev and split.test, or bring more "
-            "queries."
+            f"no query is left to train on, of {len(examples.texts)} rows. Lower split.dev and split.test, or bring "
+            "more queries."
         )
-    for name, weight in found.weights.items():
+    for name, weight in examples.weights.items():
         if not (weight[rows] > 0).any():
             raise InputError(
                 f"head {name} has no row to train on: none of the rows that train has such a label with a weight above "
                 f"0 (labels' `weight`, loss.weight_by), of {int((weight > 0).sum())} that have."
             )
-    targets = found.targets["relevance"][rows][found.weights["relevance"][rows] > 0]
+    targets = examples.targets["relevance"][rows][examples.weights["relevance"][rows] > 0]
     seen = np.unique(targets.argmax(1))
     if len(seen) < 2 and np.ptp(targets, axis=0).max() < SAME_TARGET:
         raise InputError(
@@ -728,16 +745,18 @@ def check_examples(found: Examples) -> None:
             "Is it the right grade column, or should a map be another?"
         )
     if len(seen) < 2:
-        found.notes.append(
+        examples.notes.append(
             f"grade {seen[0]} is the most probable one of every row to train on: the student learns how sure the "
             "teacher was"
         )
-    split = found.about.split
+    split = examples.about.split
     for name, side in split.sides().items():
         if split.shares.get(name) and not side.rows:
-            found.notes.append(f"the {name} split is empty: no query fell there, of {len(set(found.texts))} pairs")
+            examples.notes.append(
+                f"the {name} split is empty: no query fell there, of {len(set(examples.texts))} pairs"
+            )
         if side.texts_seen_in_train:
-            found.notes.append(
+            examples.notes.append(
                 f"{side.texts_seen_in_train} queries of the {name} split have the text of a training query, under "
                 "another id: its figures flatter. `split.by: query` keeps them together"
             )
@@ -762,12 +781,19 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
                 f"{source.path}: labels of `complexity` are about queries, not about pairs; a student grades pairs. "
                 "Set student.kind: logistic."
             )
-    gold = None if spec.gold is None else load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
-    gold_of = [grade_array(gold.of(table.plan, table.pairs)) for table in tables] if gold else []
+    gold: GoldGrades | None = None
+    gold_of: list[np.ndarray] = []
+    if spec.gold is not None:
+        gold = load_gold(spec.gold, storage, is_learned=spec.loss.gold_weight > 0)
+        gold_of = [grade_array(gold.of(table.plan, table.pairs)) for table in tables]
     if gold is not None and gold.pairs:
         tables.append(_gold_rows(gold, tables))
-        gold_of.append(tables[-1].said["relevance"].grades)
-    pairs = [pair for table in tables for pair in table.pairs]
+        gold_of.append(tables[-1].heads["relevance"].grades)
+    pairs: list[Pair] = []
+    names: list[tuple[str, int]] = []
+    for table in tables:
+        pairs += table.pairs
+        names += [(table.where, pair.row_id) for pair in table.pairs]
     gold_N = np.concatenate(gold_of) if gold_of else np.full(len(pairs), NO_GRADE)
     if gold is not None and not (gold_N >= 0).any():  # else the labels would judge themselves, unnoticed
         raise InputError(
@@ -778,13 +804,18 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     is_labelled_N = np.concatenate([np.full(len(table.pairs), table.about is not None) for table in tables])
     num_labelled = int(is_labelled_N.sum())
     widths = {"relevance": _scale(spec, tables, gold_N), **dict.fromkeys(NODE_HEADS, NODE_SCORES)}
-    said = {name: _stacked(tables, name, width) for name, width in widths.items()}
-    heads = {name: widths[name] for name in _trained_heads(spec, said)}
-    probs_NK = np.asarray(said["relevance"].probs, dtype=np.float32)
+    labels = {name: _stacked(tables, name, width) for name, width in widths.items()}
+    heads = {name: widths[name] for name in _trained_heads(spec, labels)}
+    probs_NK = np.asarray(labels["relevance"].probs, dtype=np.float32)
     row_weight = _row_weight(spec.loss, tables, probs_NK)
-    kinds = spec.loss.targets if isinstance(spec.loss.targets, dict) else dict.fromkeys(heads, spec.loss.targets)
-    targets = {name: _targets(said[name], is_soft=kinds.get(name, "soft") == "soft") for name in heads}
-    weights = {name: np.where(said[name].grades != NO_GRADE, row_weight, 0.0).astype(np.float32) for name in heads}
+    kinds = spec.loss.targets
+    if not isinstance(kinds, dict):
+        kinds = dict.fromkeys(heads, kinds)
+    targets: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
+    for name in heads:
+        targets[name] = _targets(labels[name], is_soft=kinds.get(name, "soft") == "soft")
+        weights[name] = np.where(labels[name].grades != NO_GRADE, row_weight, 0.0).astype(np.float32)
     share = spec.loss.gold_weight
     if share:
         # (1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone
@@ -796,14 +827,15 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     texts = [folded(pair.query) for pair in pairs]
     keys = texts if split.by == "query" else [pair.query_id for pair in pairs]
     side_N = split_queries(keys, dev=split.dev, test=split.test, seed=split.seed)
-    found = Examples(
+    num_graded = int((gold_N >= 0).sum())
+    examples = Examples(
         texts=[(pair.query, pair.document) for pair in pairs],
-        names=[(table.where, pair.row_id) for table in tables for pair in table.pairs],
+        names=names,
         queries=keys,
         targets=targets,
         weights=weights,
         row_weight=row_weight,
-        teacher=np.where(is_labelled_N, said["relevance"].grades, NO_GRADE),
+        teacher=np.where(is_labelled_N, labels["relevance"].grades, NO_GRADE),
         teacher_probs=probs_NK,
         gold=gold_N,
         side=side_N,
@@ -812,46 +844,49 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
         columns=tables[0].columns,
         about=DataFacts(
             labels=sources,
-            gold=None if gold is None else replace(gold.about, graded_rows=int((gold_N >= 0).sum())),
+            gold=None if gold is None else replace(gold.about, graded_rows=num_graded),
             rows={"all": len(pairs), "labelled": num_labelled, "gold_alone": len(pairs) - num_labelled},
             rows_by_head={name: int((weight > 0).sum()) for name, weight in weights.items()},
             split=split_facts(split, keys, texts, side_N),
         ),
     )
-    check_examples(found)
-    num_train = len(found.rows_of(TRAIN))
-    num_alone = int((~is_labelled_N[found.rows_of(TRAIN)]).sum())
+    check_examples(examples)
+    train_rows = examples.rows_of(TRAIN)
+    num_alone = int((~is_labelled_N[train_rows]).sum())
     if num_alone and num_labelled:
-        found.notes.append(
-            f"{num_alone:,} of {num_train:,} rows to train on have gold alone: each weighs {spec.loss.gold_weight:g} "
-            "of a labelled one (loss.gold_weight)"
+        examples.notes.append(
+            f"{num_alone:,} of {len(train_rows):,} rows to train on have gold alone: each weighs "
+            f"{spec.loss.gold_weight:g} of a labelled one (loss.gold_weight)"
         )
-    found.phi = _phi(spec, tables, heads)  # after the labels were checked: a wrong grade column is reported as that
+    examples.phi = _phi(spec, tables, heads)  # after the labels were checked: a wrong grade column is reported as that
     if spec.train.class_balance == "weights":
-        _balance(found)
-    return found
+        _balance(examples)
+    return examples
 
 
 def _gold_rows(gold: GoldGrades, tables: Sequence[LabelTable]) -> LabelTable:
     """Graded rows that no source has labelled, as a table of their own."""
-    labelled = {(pair.query_id, pair.doc_id) for table in tables for pair in table.pairs}
-    kept = [
-        (pair, grade)
-        for pair, grade in zip(gold.pairs, gold.grades, strict=True)
-        if grade is not None and (pair.query_id, pair.doc_id) not in labelled
-    ]
-    if not kept and not tables:
+    labelled: set[tuple[str, str]] = set()
+    for table in tables:
+        labelled.update((pair.query_id, pair.doc_id) for pair in table.pairs)
+    pairs: list[Pair] = []
+    grades: list[int] = []
+    for pair, grade in zip(gold.pairs, gold.grades, strict=True):
+        if grade is not None and (pair.query_id, pair.doc_id) not in labelled:
+            pairs.append(pair)
+            grades.append(grade)
+    if not pairs and not tables:
         raise InputError(
             f"{gold.source.path}: no row with a grade in `{gold.source.grade}`. There is nothing to learn from."
         )
-    size = len(kept)
-    nodes = dict.fromkeys(NODE_HEADS, HeadLabels(np.full(size, NO_GRADE)))
-    said = {**nodes, "relevance": HeadLabels(grade_array([grade for _, grade in kept]))}
+    size = len(pairs)
+    heads = dict.fromkeys(NODE_HEADS, HeadLabels(np.full(size, NO_GRADE)))
+    heads["relevance"] = HeadLabels(grade_array(grades))
     assert gold.columns is not None
     return LabelTable(
         where=gold.source.path,
-        pairs=[pair for pair, _ in kept],
-        said=said,
+        pairs=pairs,
+        heads=heads,
         outside_mass=np.full(size, np.nan),
         weight=np.ones(size, dtype=np.float32),
         columns=gold.columns,
@@ -870,51 +905,60 @@ def _scale(spec: DistillSpec, tables: Sequence[LabelTable], gold_N: np.ndarray) 
     if len(set(given.values())) > 1:
         listed = ", ".join(f"{where} has {grades}" for where, grades in given.items())
         raise InputError(f"different numbers of grades can't train one head: {listed}. Use those of one scale.")
-    seen = set(np.concatenate([gold_N, *(table.said["relevance"].grades for table in tables)]).tolist()) - {NO_GRADE}
-    found = next(iter(given.values()), None) or max(2, max(seen) + 1)
+    all_grades = np.concatenate([gold_N, *(table.heads["relevance"].grades for table in tables)])
+    seen = set(all_grades.tolist()) - {NO_GRADE}
+    num_grades = next(iter(given.values()), None) or max(2, max(seen) + 1)
     where = spec.gold.path if spec.gold else "labels"
-    check_scale(seen, found, where=where, option="gold.map")
-    if found > 10:
-        raise InputError(f"{where}: grades up to {found - 1}; a scale has at most 10. Is `grade` the right column?")
-    return found
+    check_scale(seen, num_grades, where=where, option="gold.map")
+    if num_grades > 10:
+        raise InputError(
+            f"{where}: grades up to {num_grades - 1}; a scale has at most 10. Is `grade` the right column?"
+        )
+    return num_grades
 
 
 def _stacked(tables: Sequence[LabelTable], name: str, width: int) -> HeadLabels:
-    """What all sources say about a head of so many grades."""
-    said = [table.said[name] for table in tables]
-    probs = [np.full((len(one.grades), width), np.nan) if one.probs is None else one.probs for one in said]
-    return HeadLabels(np.concatenate([one.grades for one in said]), np.concatenate(probs))
+    """The labels of all sources for a head of so many grades."""
+    grades: list[np.ndarray] = []
+    probs: list[np.ndarray] = []
+    for table in tables:
+        labels = table.heads[name]
+        absent = np.full((len(labels.grades), width), np.nan)
+        grades.append(labels.grades)
+        probs.append(absent if labels.probs is None else labels.probs)
+    return HeadLabels(np.concatenate(grades), np.concatenate(probs))
 
 
-def _trained_heads(spec: DistillSpec, said: Mapping[str, HeadLabels]) -> list[str]:
+def _trained_heads(spec: DistillSpec, labels: Mapping[str, HeadLabels]) -> list[str]:
     """Relevance, and where none are named, nodes with labels that some weight trains.
 
     Raises:
         InputError: nothing would train relevance.
     """
     loss = spec.loss
-    found = ["relevance"]
+    heads = ["relevance"]
     if spec.student.heads == "auto" and KINDS[spec.student.kind].has_nodes:
-        labelled = [name for name in NODE_HEADS if (said[name].grades != NO_GRADE).any()]
+        labelled = [name for name in NODE_HEADS if (labels[name].grades != NO_GRADE).any()]
         induces = loss.consistency > 0 and len(labelled) == len(NODE_HEADS)
-        found += [name for name in labelled if getattr(loss, name) > 0 or induces]
-    if loss.relevance == 0 and (loss.consistency == 0 or len(found) < len(HEADS)):
+        heads += [name for name in labelled if getattr(loss, name) > 0 or induces]
+    if loss.relevance == 0 and (loss.consistency == 0 or len(heads) < len(HEADS)):
         raise InputError(
             "nothing trains the relevance head: loss.relevance is 0, and consistency wants the heads subject and "
-            f"attribute (there are {', '.join(found)}). Raise loss.relevance, or bring labels with both nodes."
+            f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
         )
-    return found
+    return heads
 
 
-def _targets(said: HeadLabels, *, is_soft: bool) -> np.ndarray:
+def _targets(labels: HeadLabels, *, is_soft: bool) -> np.ndarray:
     """What a head learns of each row, float32 [N, K]: the teacher's distribution if it may be soft, else the grade."""
-    assert said.probs is not None
-    has_N = said.grades != NO_GRADE
-    target_NK = np.zeros(said.probs.shape, dtype=np.float32)
-    target_NK[has_N, said.grades[has_N]] = 1.0
+    assert labels.probs is not None
+    has_N = labels.grades != NO_GRADE
+    target_NK = np.zeros(labels.probs.shape, dtype=np.float32)
+    target_NK[has_N, labels.grades[has_N]] = 1.0
     if is_soft:
-        given_N = ~np.isnan(said.probs).any(1)
-        target_NK[given_N] = said.probs[given_N] / said.probs[given_N].sum(1, keepdims=True)
+        given_N = ~np.isnan(labels.probs).any(1)
+        given_probs = labels.probs[given_N]
+        target_NK[given_N] = given_probs / given_probs.sum(1, keepdims=True)
     return target_NK
 
 
@@ -924,7 +968,8 @@ def _row_weight(loss: LossSection, tables: Sequence[LabelTable], probs_NK: np.nd
     if "confidence" in loss.weight_by:
         weight *= np.where(np.isnan(probs_NK).any(1), 1.0, np.nan_to_num(probs_NK).max(1))
     if "outside_mass" in loss.weight_by:
-        weight *= np.clip(1.0 - np.nan_to_num(np.concatenate([table.outside_mass for table in tables])), 0.0, 1.0)
+        outside_mass = np.concatenate([table.outside_mass for table in tables])
+        weight *= np.clip(1.0 - np.nan_to_num(outside_mass), 0.0, 1.0)
     return weight
 
 
@@ -943,20 +988,21 @@ def _phi(spec: DistillSpec, tables: Sequence[LabelTable], heads: Mapping[str, in
     grades = heads["relevance"]
     if len(heads) < len(HEADS):
         return phi or DEFAULT_PHI
-    found = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
-    missing = unreached_grades(found, grades)
+    phi = check_phi(phi or default_phi(grades, key="phi"), grades=grades)
+    missing = unreached_grades(phi, grades)
     if missing and spec.loss.consistency and spec.loss.consistency_direction == "direct_to_induced":
         raise InputError(f"phi gives no pair of scores grade {missing[0]}, so KL(p_r ‖ p_ind) would be infinite.")
-    return found
+    return phi
 
 
-def _balance(found: Examples) -> None:
+def _balance(examples: Examples) -> None:
     """Multiply weights by N / (K · N_k) of each row's most probable grade k, counted on the training rows; by 1 for
     grades that do not occur there.
     """
-    grade_N = found.targets["relevance"].argmax(1)
-    count_K = np.bincount(grade_N[found.rows_of(TRAIN)], minlength=found.grades)
+    grade_N = examples.targets["relevance"].argmax(1)
+    count_K = np.bincount(grade_N[examples.rows_of(TRAIN)], minlength=examples.grades)
     factor_K = np.where(count_K > 0, count_K.sum() / ((count_K > 0).sum() * np.maximum(count_K, 1)), 1.0)
     factor_N = factor_K[grade_N].astype(np.float32)
-    found.weights = {name: (weight * factor_N).astype(np.float32) for name, weight in found.weights.items()}
-    found.row_weight = (found.row_weight * factor_N).astype(np.float32)
+    for name, weight in examples.weights.items():
+        examples.weights[name] = (weight * factor_N).astype(np.float32)
+    examples.row_weight = (examples.row_weight * factor_N).astype(np.float32)

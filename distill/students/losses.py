@@ -3,6 +3,7 @@ step, or for a logistic student by one optimisation over all rows."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +74,8 @@ def cross_entropy(logits_BK: Tensor, target_BK: Tensor, *, temperature: float = 
 
 def phi_mask(phi: PhiTable, grades: int) -> Tensor:
     """Which cells (s, a) of φ give which grade: bool [K, S·A]."""
-    return torch.tensor([grade for row in phi for grade in row])[None, :] == torch.arange(grades)[:, None]
+    cells_C = torch.tensor(list(itertools.chain.from_iterable(phi)))
+    return cells_C[None, :] == torch.arange(grades)[:, None]
 
 
 def induced_log_probs(subject_BS: Tensor, attribute_BA: Tensor, mask_KC: Tensor) -> Tensor:
@@ -171,12 +173,12 @@ class Objective:
 
     def row_weights(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """w_i by part: float [B]; the consistency needs no label, so every row counts."""
-        held = {**batch["weights"], CONSISTENCY: batch["row_weight"]}
-        return {name: held[name] for name in self.weights}
+        by_part = {**batch["weights"], CONSISTENCY: batch["row_weight"]}
+        return {name: by_part[name] for name in self.weights}
 
     def sums(self, logits: Mapping[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """Σ_i w_i l_i by part, scalars that carry gradients."""
-        found = {}
+        sums = {}
         temperature = self._spec.temperature
         for name, weight_B in self.row_weights(batch).items():
             if name == CONSISTENCY:
@@ -193,8 +195,8 @@ class Objective:
                 smoothing = self._spec.label_smoothing if name == "relevance" else 0.0  # eq. 17; eq. 16 has none
                 target_BK = soft_targets(batch["targets"][name], temperature=temperature, smoothing=smoothing)
                 losses_B = cross_entropy(logits[name], target_BK, temperature=temperature)
-            found[name] = weighted_sum(losses_B, weight_B)
-        return found
+            sums[name] = weighted_sum(losses_B, weight_B)
+        return sums
 
     def amounts(self, batch: Mapping[str, Any]) -> Tensor:
         """Σ_i w_i by part [P]."""
@@ -244,7 +246,7 @@ def loss_of(
 
 @dataclass
 class Collator:
-    """Row numbers become a batch of tensors: `tokens`, `rows` (int64 [B]) and what `labels_of` says of them.
+    """Row numbers become a batch of tensors: `tokens`, `rows` (int64 [B]) and what `labels_of` gives for them.
 
     Args:
         tokens: of all rows of the examples.
@@ -348,12 +350,12 @@ class StudentLearner(SupervisedLearner):
         """In float32, and whole where it was sharded."""
         if not checkpoints.is_sharded(self.model):
             return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        found = build_module(self._inputs.spec, self._inputs.base, self._inputs.record)
-        into = dict(found.named_parameters())
+        module = build_module(self._inputs.spec, self._inputs.base, self._inputs.record)
+        into = dict(module.named_parameters())
         with torch.no_grad():
             for name, parameter in checkpoints.trained_parameters(self.model):
                 into[name].copy_(checkpoints.whole(parameter))
-        return found
+        return module
 
 
 def compile_layers(module: Any, *, max_tokens: int) -> None:
@@ -409,12 +411,13 @@ class Basis:
         """Of the queries that train: as many principal components as spread, `most` at most: R2RAG's width."""
         mean_D = vectors_QD.mean(0)
         _, spread, rows_D = np.linalg.svd(vectors_QD - mean_D, full_matrices=False)
-        kept = min(most, int((spread > NO_SPREAD * max(spread[0], 1e-300)).sum()))
-        bare = cls(mean_D, rows_D[:kept], np.zeros(kept + counts_QF.shape[1]), np.ones(kept + counts_QF.shape[1]))
+        width = min(most, int((spread > NO_SPREAD * max(spread[0], 1e-300)).sum()))
+        num_columns = width + counts_QF.shape[1]
+        bare = cls(mean_D, rows_D[:width], np.zeros(num_columns), np.ones(num_columns))
         columns = bare.columns(vectors_QD, counts_QF)
         spread_C = columns.std(0)
         # one number for the whole vector: at a scale of their own its many small components would outvote the counts
-        spread_C[:kept] = spread_C[:1]
+        spread_C[:width] = spread_C[:1]
         return cls(mean_D, bare.components, columns.mean(0), np.where(spread_C > 1e-12, spread_C, 1.0))
 
     def columns(self, vectors_QD: np.ndarray, counts_QF: np.ndarray) -> np.ndarray:
@@ -441,7 +444,6 @@ def fit_student(
     """
     spec = inputs.spec
     examples = inputs.examples
-    report = inputs.report
     split = examples.about.split
     for name, side in (("dev", split.dev), ("test", split.test)):
         if side.texts_seen_in_train:
@@ -458,22 +460,22 @@ def fit_student(
         np.array([examples.texts[row][0] for row in rows], dtype=object), return_index=True, return_inverse=True
     )
     width = module.heads[HEAD].in_features
-    chosen = [inputs.tokens[rows[place]] for place in first_Q]
-    report(f"the vectors of {len(chosen):,} queries, on {device}")
+    queries = [inputs.tokens[rows[number]] for number in first_Q]
+    inputs.report(f"the vectors of {len(queries):,} queries, on {device}")
     student = module.to(device).eval()
-    found = answers_of(
+    columns_QC = answers_of(
         lambda **batch: {"columns": student.columns(**batch)},
         inputs.texts,
-        chosen,
+        queries,
         {"columns": width},
         device,
     )["columns"]
-    if not np.isfinite(found).all():
+    if not np.isfinite(columns_QC).all():
         raise TrainingError(
             f"{inputs.base.resolved.reference}: a training query's vector is not finite. Is the model whole?"
         )
     hidden = width - module.extra_width
-    vectors_QD, counts_QF = np.split(found.astype(np.float64), [hidden], axis=1)
+    vectors_QD, counts_QF = np.split(columns_QC.astype(np.float64), [hidden], axis=1)
     basis = Basis.of(vectors_QD, counts_QF)
     curve = Curve()
     weight_KC, bias_K = fit_softmax(
@@ -494,9 +496,9 @@ def fit_student(
         curve.add(steps, "dev", dev_figures(module))
     notes = [
         f"a query's vector, {hidden} numbers, is reduced to its first {len(basis.components)} principal components "
-        f"over {len(chosen):,} training queries"
+        f"over {len(queries):,} training queries"
     ]
-    report(notes[0])
+    inputs.report(notes[0])
     facts = TrainingFacts(
         steps=steps,
         epochs=float(steps),
@@ -552,7 +554,7 @@ def fit_softmax(
         return losses[-1], np.asarray(whole.grad.numpy())
 
     steps = iter(range(1, MOST_STEPS + 1))
-    found = minimize(
+    optimum = minimize(
         loss_at,
         np.zeros(grades * (width + 1)),
         jac=True,
@@ -560,8 +562,9 @@ def fit_softmax(
         callback=lambda _: on_step(next(steps), losses[-1]),
         options={"maxiter": MOST_STEPS, "maxfun": 2 * MOST_STEPS, "ftol": 0.0, "gtol": 1e-9, "maxcor": 20},
     )
-    if np.abs(found.jac).max() > GRADIENT:
+    gradient = np.abs(optimum.jac).max()
+    if gradient > GRADIENT:
         raise TrainingError(
-            f"no optimum after {found.nit} steps (gradient {np.abs(found.jac).max():.2g}). Raise train.weight_decay."
+            f"no optimum after {optimum.nit} steps (gradient {gradient:.2g}). Raise train.weight_decay."
         )
-    return found.x[: grades * width].reshape(grades, width), found.x[grades * width :]
+    return optimum.x[: grades * width].reshape(grades, width), optimum.x[grades * width :]

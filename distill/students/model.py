@@ -45,7 +45,7 @@ recompilations.
 class TokenRow(NamedTuple):
     """One pair as token ids; `types` are segment numbers (0 query, 1 document), None where the model knows none.
 
-    `is_cut` says that the pair was too long and lost an end (with a tokenizer written in Python: that it may have,
+    `is_cut` means that the pair was too long and lost an end (with a tokenizer written in Python: that it may have,
     being of full length). `counts` are the query's, for a student that reads them.
     """
 
@@ -70,8 +70,10 @@ def mask_of(rows: Sequence[TokenRow], max_tokens: int, pad_multiple: int, *, is_
     lengths_B = np.array([len(row.ids) for row in rows])
     longest = int(lengths_B.max())
     width = min(-(-longest // pad_multiple) * pad_multiple, max(max_tokens, longest))
-    places_T = np.arange(width)
-    return places_T >= width - lengths_B[:, None] if is_left else places_T < lengths_B[:, None]
+    columns_T = np.arange(width)
+    if is_left:
+        return columns_T >= width - lengths_B[:, None]
+    return columns_T < lengths_B[:, None]
 
 
 def padded(mask_BT: np.ndarray, rows: Sequence[Sequence[int]], pad: int) -> np.ndarray:
@@ -112,7 +114,7 @@ class EncoderTexts:
         """Token rows of texts, or of pairs of them."""
         if not texts:
             return []
-        found = self._tokenizer(
+        encoded = self._tokenizer(
             texts,
             others,
             truncation="longest_first",
@@ -121,12 +123,14 @@ class EncoderTexts:
             return_attention_mask=False,
             return_token_type_ids=self._has_types,
         )
-        types = found.token_type_ids if self._has_types else [None] * len(texts)
+        absent = [None] * len(texts)
+        types = encoded.token_type_ids if self._has_types else absent
+        encodings = encoded.encodings or absent  # none of a tokenizer written in Python
         is_cut = [
-            len(ids) >= self.max_tokens and (part is None or bool(part.overflowing))
-            for ids, part in zip(found.input_ids, found.encodings or [None] * len(texts), strict=True)
+            len(ids) >= self.max_tokens and (encoding is None or bool(encoding.overflowing))
+            for ids, encoding in zip(encoded.input_ids, encodings, strict=True)
         ]
-        return [TokenRow(*row) for row in zip(found.input_ids, types, is_cut, strict=True)]
+        return [TokenRow(*row) for row in zip(encoded.input_ids, types, is_cut, strict=True)]
 
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
         """Right-padded `input_ids`, `attention_mask` and, where the model knows segments, `token_type_ids`: int64
@@ -203,8 +207,9 @@ class DecoderTexts:
         before, between, after = self.prompt_ids
         rows = []
         for query, document in zip(self._data_ids(queries), self._data_ids(documents), strict=True):
-            kept = query[: self._room]
-            ids = before + kept + between + document[: self._room - len(kept)] + after
+            query_ids = query[: self._room]
+            document_ids = document[: self._room - len(query_ids)]
+            ids = before + query_ids + between + document_ids + after
             rows.append(TokenRow(ids, None, len(query) + len(document) > self._room))
         return rows
 
@@ -212,8 +217,8 @@ class DecoderTexts:
         # characters far beyond the room need not be tokenized: a token holds under 64 characters but for runs of
         # blanks, and then the cut is still a cut of the document's end
         cut = [text[: self._room * 64] for text in texts]
-        found: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True).input_ids
-        return found
+        ids: list[list[int]] = self._tokenizer(cut, add_special_tokens=False, split_special_tokens=True).input_ids
+        return ids
 
     def collate(self, rows: Sequence[TokenRow], *, pad_multiple: int = PAD_MULTIPLE) -> dict[str, Any]:
         """`input_ids`, `position_ids` and, where rows are padded, `attention_mask`: int64 tensors [B, T]. Packed rows
@@ -226,7 +231,9 @@ class DecoderTexts:
                 position_ids=np.concatenate([np.arange(len(row)) for row in ids])[None],
                 last=np.cumsum(list(map(len, ids))) - 1,
             )
-        pad = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._tokenizer.eos_token_id
+        pad = self._tokenizer.pad_token_id
+        if pad is None:
+            pad = self._tokenizer.eos_token_id
         mask_BT = mask_of(rows, self.max_tokens, pad_multiple, is_left=True)
         return tensors_of(
             input_ids=padded(mask_BT, ids, pad or 0),
@@ -260,15 +267,17 @@ def render_prompt(tokenizer: Any, *, style: str, system: str, user: str, ending:
             raise ConfigError(
                 "`student.prompt.style` is chat, and the model's tokenizer has no chat template. Use plain."
             )
-        turns = [("system", system)] if system else []
+        turns = [("user", user)]
+        if system:
+            turns.insert(0, ("system", system))
         try:
-            text = ChatTemplate(tokenizer).text([*turns, ("user", user)])
+            text = ChatTemplate(tokenizer).text(turns)
         except (ConfigError, ModelError) as exc:
             raise type(exc)(f"{exc} Or use `student.prompt.style: plain`.") from exc
-    found = re.split(r"\{query\}|\{document\}", text)
-    if len(found) != 3:
+    pieces = re.split(r"\{query\}|\{document\}", text)
+    if len(pieces) != 3:
         raise ConfigError("the chat template shows the pair not once; use `student.prompt.style: plain`.")
-    return found[0], found[1], found[2]
+    return pieces[0], pieces[1], pieces[2]
 
 
 def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
@@ -280,17 +289,18 @@ def grade_token_ids(tokenizer: Any, grades: int, *, after: str) -> list[int]:
         ModelError: a grade is no single token there, is unknown, or two grades share one.
     """
     end = list(tokenizer(after, add_special_tokens=False).input_ids)
-    found = list[int]()
+    grade_ids = list[int]()
     for grade in range(grades):
         ids = list(tokenizer(f"{after}{grade}", add_special_tokens=False).input_ids)
-        if ids[: len(end)] != end or len(ids) != len(end) + 1 or ids[-1] in (tokenizer.unk_token_id, *found):
+        is_one_token = ids[: len(end)] == end and len(ids) == len(end) + 1
+        if not is_one_token or ids[-1] in (tokenizer.unk_token_id, *grade_ids):
             raise ModelError(
                 f"the tokenizer has no token of its own for grade {grade} after the prompt's end {after[-20:]!r} (it "
                 f"makes {ids[len(end) :] or ids} of it). Take another model, or end the prompt otherwise "
                 "(student.prompt)."
             )
-        found.append(ids[-1])
-    return found
+        grade_ids.append(ids[-1])
+    return grade_ids
 
 
 # ------------------------------------------------------------------------------
@@ -321,7 +331,7 @@ class RowModel:
     def answers(
         self, rows: Sequence[TokenRow], on_batch: Callable[[int], bool] = lambda _: True
     ) -> dict[str, np.ndarray] | None:
-        """What the module says, by name float32 [B, K] in the order of the rows; longest rows first, so that memory
+        """What the module answers, by name float32 [B, K] in the order of the rows; longest rows first, so that memory
         peaks at once or never.
 
         Args:
@@ -334,22 +344,25 @@ class RowModel:
         order = list[int]()
         batches = list[dict[str, Any]]()
         with torch.inference_mode():
-            for places in length_batches([len(row.ids) for row in rows], self.batch_tokens):
-                batches.append(self._answer([rows[place] for place in places]))
-                order += places
-                if not on_batch(len(places)):
+            for numbers in length_batches([len(row.ids) for row in rows], self.batch_tokens):
+                batches.append(self._answer([rows[number] for number in numbers]))
+                order += numbers
+                if not on_batch(len(numbers)):
                     return None
             if not batches:
                 return {name: np.zeros((0, grades), dtype=np.float32) for name, grades in self.heads.items()}
-            # one transfer a name: a GPU is not waited for between batches
-            found = {name: torch.cat([batch[name] for batch in batches]).float().cpu().numpy() for name in self.heads}
-        return {name: values_BK[np.argsort(order)] for name, values_BK in found.items()}
+            in_order = np.argsort(order)
+            answers: dict[str, np.ndarray] = {}
+            for name in self.heads:  # one transfer a name: a GPU is not waited for between batches
+                values_BK = torch.cat([batch[name] for batch in batches]).float().cpu().numpy()
+                answers[name] = values_BK[in_order]
+        return answers
 
     def _answer(self, rows: Sequence[TokenRow]) -> dict[str, Any]:
-        """What the module says of one batch, on its device."""
+        """What the module answers to one batch, on its device."""
         batch = self.texts.collate(rows, pad_multiple=pad_multiple_for(self.device))
-        found: dict[str, Any] = self.module(**{name: tensor.to(self.device) for name, tensor in batch.items()})
-        return found
+        answers: dict[str, Any] = self.module(**{name: tensor.to(self.device) for name, tensor in batch.items()})
+        return answers
 
 
 def answers_of(
@@ -361,16 +374,17 @@ def answers_of(
     *,
     batch_tokens: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """What a module on a device says of token rows, see `RowModel.answers`."""
-    found = RowModel(
+    """What a module on a device answers to token rows, see `RowModel.answers`."""
+    model = RowModel(
         module=module,
         texts=texts,
         heads=heads,
         device=device,
         batch_tokens=batch_tokens or batch_tokens_on(str(device)),
-    ).answers(rows)
-    assert found is not None
-    return found
+    )
+    answers = model.answers(rows)
+    assert answers is not None
+    return answers
 
 
 def logits_of_rows(
@@ -421,8 +435,8 @@ def refuse_leaks(module: Any, texts: PairTexts, heads: dict[str, int], rows: Seq
     """
     import torch
 
-    def answer_to_second(rows: Sequence[TokenRow], place: int) -> np.ndarray:
-        found = answers_of(
+    def answer_to(number: int, rows: Sequence[TokenRow]) -> np.ndarray:
+        answers = answers_of(
             module,
             texts,
             rows,
@@ -430,15 +444,16 @@ def refuse_leaks(module: Any, texts: PairTexts, heads: dict[str, int], rows: Seq
             "cpu",
             batch_tokens=len(rows) * texts.max_tokens,
         )
-        return np.concatenate([values_BK[place] for values_BK in found.values()])
+        return np.concatenate([values_BK[number] for values_BK in answers.values()])
 
     try:
-        alone_X = answer_to_second(rows[1:2], 0)
-        together_X = answer_to_second(rows, 1)
+        alone_X = answer_to(0, rows[1:2])
+        together_X = answer_to(1, rows)
     except (TypeError, ValueError, IndexError) as exc:
         raise ModelError(f"{where}: can't be run on padded batches ({type(exc).__name__}: {exc}).") from exc
     difference = float(np.abs(together_X - alone_X).max() / (np.abs(alone_X).max() or 1.0))
-    if difference > (LEAK_TOLERANCE if torch.get_float32_matmul_precision() == "highest" else COARSE_TOLERANCE):
+    is_exact = torch.get_float32_matmul_precision() == "highest"
+    if difference > (LEAK_TOLERANCE if is_exact else COARSE_TOLERANCE):
         raise ModelError(
             f"{where}: its answer to a row changes with the other rows of a batch, by {difference:.1e} of the answer: "
             "scores would depend on --batch-tokens. If student.batching is packed, set it to padded; else take another "
@@ -496,9 +511,10 @@ class StudentModel(RowModel):
             ModelError: not even one pair fits into the device's memory.
         """
         logits = self.answers(rows, on_batch)
-        return logits and {
-            name: softmax(found / self.record.temperature.get(name, 1.0)) for name, found in logits.items()
-        }
+        if logits is None:
+            return None
+        temperature = self.record.temperature
+        return {name: softmax(values_BK / temperature.get(name, 1.0)) for name, values_BK in logits.items()}
 
     def probabilities(self, pairs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
         """Calibrated grade distributions of (query, document) pairs: by head, float32 [B, K], rows sum to 1, in the

@@ -123,7 +123,7 @@ class EncoderStudent(StudentNetwork):
 
     @staticmethod
     def own_parts(spec: DistillSpec, _path: Path, _tokenizer: Any, _grades: int) -> dict[str, Any]:
-        """What its record says that others' do not."""
+        """What its record has that others' do not."""
         return {"pooling": spec.student.pooling}
 
     @classmethod
@@ -218,7 +218,7 @@ def load_backbone(path: Path, where: str | None = None, *, device: str | None = 
 
 class LogisticStudent(EncoderStudent):
     """A linear head over the vectors of a backbone that is not trained, and the logarithms of nineteen counts of the
-    query's text. The document is not read: what is predicted is a property of the query, say how complex it is.
+    query's text. The document is not read: what is predicted is a property of the query, such as how complex it is.
 
     Source:
         R2RAG, section 3.1 (logistic regression over a 128-dimensional embedding and 19 linguistic features, which the
@@ -246,10 +246,10 @@ class LogisticStudent(EncoderStudent):
 
     @staticmethod
     def own_parts(_spec: DistillSpec, path: Path, tokenizer: Any, _grades: int) -> dict[str, Any]:
-        """Pooling and the text before a query, as the model's own files say."""
+        """Pooling and the text before a query, as the model's own files have them."""
         if (path / STUDENT_NAME).is_file():
-            held = read_student(path)
-            return {"pooling": held.pooling, "prompt": held.prompt}
+            earlier = read_student(path)
+            return {"pooling": earlier.pooling, "prompt": earlier.prompt}
         settings = read_settings(path)
         if settings.is_lower and tokenizer("ABC").input_ids != tokenizer("abc").input_ids:
             raise ModelError(f"{path}: wants lower-cased texts, and its tokenizer does not make them. Take another.")
@@ -306,13 +306,12 @@ class DecoderStudent(StudentNetwork):
         Returns:
             `{"relevance": float [B, K]}`.
         """
-        found = self.lm.base_model(
+        output = self.lm.base_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         )
-        hidden_BTD = found.last_hidden_state
-        return {
-            HEAD: nn.functional.linear(hidden_BTD[:, -1] if last is None else hidden_BTD[0, last], *self._grade_rows())
-        }
+        hidden_BTD = output.last_hidden_state
+        last_BD = hidden_BTD[:, -1] if last is None else hidden_BTD[0, last]
+        return {HEAD: nn.functional.linear(last_BD, *self._grade_rows())}
 
     def _grade_rows(self) -> tuple[Tensor, Tensor | None]:
         output = self.lm.get_output_embeddings()
@@ -345,7 +344,9 @@ class DecoderStudent(StudentNetwork):
     def own_parts(spec: DistillSpec, _path: Path, tokenizer: Any, grades: int) -> dict[str, Any]:
         """The prompt's three pieces and the grades' tokens."""
         wish = spec.student.prompt
-        style = wish.style if wish.style != "auto" else "chat" if tokenizer.chat_template else "plain"
+        style: str = wish.style
+        if style == "auto":
+            style = "chat" if tokenizer.chat_template else "plain"
         pieces = {name: getattr(wish, name).replace("{top}", str(grades - 1)) for name in ("system", "user", "ending")}
         prompt = render_prompt(tokenizer, style=style, **pieces)
         return {"prompt": prompt, "grade_ids": grade_token_ids(tokenizer, grades, after=prompt[2])}
@@ -364,7 +365,8 @@ class DecoderStudent(StudentNetwork):
             ours_K = module.eval()(input_ids)[HEAD][0]
             theirs_1TV = module.lm(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits
         theirs_K = theirs_1TV[0, -1, module.grade_ids]
-        if float((ours_K - theirs_K).abs().max()) > PROBE_TOLERANCE * max(1.0, float(theirs_K.abs().max())):
+        difference = float((ours_K - theirs_K).abs().max())
+        if difference > PROBE_TOLERANCE * max(1.0, float(theirs_K.abs().max())):
             raise ModelError(
                 f"a {module.lm.config.model_type} scales or caps its logits after the output matrix, which this "
                 "student's head does not do. Take another model."
@@ -390,7 +392,9 @@ class DecoderStudent(StudentNetwork):
     def output_rows(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The output matrix's rows of the grade tokens; zeros where it has no bias."""
         rows_KD, bias_K = self._grade_rows()
-        return {HEAD: (rows_KD, rows_KD.new_zeros(len(rows_KD)) if bias_K is None else bias_K)}
+        if bias_K is None:
+            bias_K = rows_KD.new_zeros(len(rows_KD))
+        return {HEAD: (rows_KD, bias_K)}
 
 
 def load_lm(path: Path, where: str | None = None, *, device: str | None = None) -> Any:
@@ -449,7 +453,8 @@ def check_base(spec: DistillSpec, resolved: ResolvedModel) -> Base:
             "in its tokenizer_config.json."
         )
     # shapes alone: what is missing would start from noise
-    inner = (load_backbone if kind == "encoder" else load_lm)(path, where, device="meta")
+    load = load_backbone if kind == "encoder" else load_lm
+    inner = load(path, where, device="meta")
     drop_unknown_types(tokenizer, inner)
     if spec.student.lora is not None:
         check_targets(inner, spec.student.lora, key="student.lora")
@@ -556,13 +561,13 @@ _MODULES = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSettings:
-    """What the files of sentence-transformers in a model's directory say; a bare encoder has mean pooling.
+    """The settings of sentence-transformers in a model's directory; a bare encoder has mean pooling.
 
     Args:
-        max_tokens: of a text, special tokens included; None where no file says.
+        max_tokens: of a text, special tokens included; None where no file has it.
         prompts: text put before every query, and before every document.
         is_lower: texts are lower-cased first.
-        is_stated: whether the model says how it pools.
+        is_stated: whether the model's files state how it pools.
     """
 
     pooling: Pooling
@@ -587,9 +592,9 @@ def read_settings(folder: Path) -> EmbeddingSettings:
     pooled = _read_json(paths["Pooling"] / "config.json")
     config = _read_json(paths["Transformer"] / "sentence_bert_config.json") or {}
     prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
-    by_role = {
-        role: next((prompts[one] for one in names if one in prompts), "") for role, names in _PROMPT_NAMES.items()
-    }
+    by_role: dict[Role, str] = {}
+    for role, names in _PROMPT_NAMES.items():
+        by_role[role] = next((prompts[name] for name in names if name in prompts), "")
     if pooled is not None and not pooled.get("include_prompt", True) and any(by_role.values()):
         raise ModelError(f"{folder}: pools without its prompt's tokens, which can't be run here.")
     return EmbeddingSettings(
@@ -659,7 +664,9 @@ class Embedder:
             self.texts.token_rows([f"{query} {document}" for query, document in PROBES]),
             str(folder),
         )
-        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = device
         self._backbone.to(self.device)
 
     def _vectors(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -671,7 +678,8 @@ class Embedder:
         vector of the special tokens alone.
         """
         whole = [self.settings.prompts[role] + text for text in texts]
-        whole = [text.lower() for text in whole] if self.settings.is_lower else whole
+        if self.settings.is_lower:
+            whole = [text.lower() for text in whole]
         return answers_of(
             self._vectors,
             self.texts,
@@ -684,6 +692,5 @@ class Embedder:
 
 def sentence_vectors(backbone: Any, input_ids_NT: Any, mask_NT: Any, pooling: Pooling) -> Any:
     """Vectors of length 1 by an encoder, a tensor [N, D]."""
-    return nn.functional.normalize(
-        pool(backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state, mask_NT, pooling), dim=-1
-    )
+    hidden_NTD = backbone(input_ids=input_ids_NT, attention_mask=mask_NT).last_hidden_state
+    return nn.functional.normalize(pool(hidden_NTD, mask_NT, pooling), dim=-1)

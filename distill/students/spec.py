@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -52,7 +53,7 @@ class StudentKind:
     Args:
         module: import path of its `StudentNetwork` (`networks.py`).
         title: what its card calls it.
-        does: and what it says that it does.
+        does: and what a student of it does, in the card's words.
         reads_query: whether it reads the query alone.
         trainer: import path of what trains it (`losses.py`): inputs and a call for figures on dev → module and outcome.
         base: the model of transformers that it starts from.
@@ -208,7 +209,7 @@ class LossSection(Spec):
     """
     targets: TargetKind | dict[Annotated[str, Field(pattern=f"^({'|'.join(HEADS)})$")], TargetKind] = "soft"
     """`soft`: the teacher's distribution, where it gave one. `hard`: the grade that it wrote. One for all heads, or by
-    head, say {subject: hard, attribute: hard}; a head that is not named is soft.
+    head: {subject: hard, attribute: hard}; a head that is not named is soft.
     """
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
     """ε: the relevance head's target becomes (1-ε)·target + ε/K (Graph-GRPO, eq. 17). The node heads learn theirs as
@@ -256,7 +257,7 @@ class GoldSource(Spec):
     grade: str = "grade"
     """Column of the grade."""
     map: dict[int, int] | None = None
-    """Brings grades to the labels' scale, say {0: 0, 1: 1, 2: 1, 3: 2}."""
+    """Brings grades to the labels' scale: {0: 0, 1: 1, 2: 1, 3: 2}."""
     columns: Columns = Columns()
     """Columns of the texts and ids."""
     duplicates: Literal["error", "mean", "first"] = "error"
@@ -344,7 +345,7 @@ class DistillSpec(Spec):
     calibrate: bool = True
     """Fit one temperature a head on dev and store it with the student."""
     require: dict[str, str] = Field(default_factory=dict)
-    """Gates on the test split, say {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the
+    """Gates on the test split: {macro_f1: ">=0.9*teacher", kappa: ">=0.4"}. A student that fails one is kept; the
     command exits 5.
     """
     allow_over_limit: bool = False
@@ -368,9 +369,9 @@ class DistillSpec(Spec):
     @model_validator(mode="after")
     def _parts_fit(self) -> DistillSpec:
         for key in KINDS[self.student.kind].refuses:
-            section, _, name = key.partition(".")
-            held = getattr(self, section)
-            if getattr(held, name) != type(held).model_fields[name].get_default():
+            section_name, _, name = key.partition(".")
+            section = getattr(self, section_name)
+            if getattr(section, name) != type(section).model_fields[name].get_default():
                 others = " and ".join(f"{kind}s" for kind in takers(key))
                 raise ValueError(f"keys like `{key}` are for {others}, and `student.kind` is {self.student.kind}")
         if not self.labels and (self.gold is None or self.loss.gold_weight == 0):
@@ -390,7 +391,7 @@ class DistillSpec(Spec):
 
 
 def rerank_notes(student: StudentSection, grades: int) -> list[str]:
-    """What rerank endpoints will not serve of such a student, a sentence each; said before training, while the spec can
+    """What rerank endpoints will not serve of such a student, a sentence each; for before training, while the spec can
     still be changed.
 
     Args:
@@ -469,7 +470,7 @@ class LearnedGold:
     """Where gold comes from.
 
     Args:
-        grade: column of the grades; None where gold says other things.
+        grade: column of the grades; None where gold holds other things.
         sets, answers: columns of the chunks and of the answers that are wanted.
         rows, without_grade, inputs_sha256: of gold that was learned from.
         graded_rows: rows of the distillation that have a grade.
@@ -577,16 +578,20 @@ class SideFigures:
         """The main figures as a table, its head first; columns that would be empty are left out."""
         rows = [[f"judged by {self.judged_by}", "student", "95 % interval", "teacher", "baselines"]]
         intervals = {name: f"{low:.4f} to {high:.4f}" for name, (low, high) in (self.intervals or {}).items()}
-        for name in (name for name in SHOWN if name in self.student):
+        for name in SHOWN:
+            if name not in self.student:
+                continue
             values = [_number(figures.get(name, "")) for figures in (self.student, self.teacher or {})]
             bounds = self.baselines.text(name) if self.baselines else ""
             rows.append([name, values[0], intervals.get(name, ""), values[1], bounds])
-        kept = [any(column[1:]) for column in zip(*rows, strict=True)]
-        return [[value for value, is_kept in zip(row, kept, strict=True) if is_kept] for row in rows]
+        is_filled = [any(column[1:]) for column in zip(*rows, strict=True)]
+        return [list(itertools.compress(row, is_filled)) for row in rows]
 
 
 def _number(value: float | str | None) -> str:
-    return "undefined" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "undefined"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -632,7 +637,7 @@ class StudentManifest(TrainedManifest, DataFacts):
 
 @dataclass(frozen=True)
 class StudentFiles:
-    """The part of a manifest that says what the student's files are."""
+    """The part of a manifest that lists the student's files."""
 
     files: dict[str, str]
 
@@ -647,7 +652,7 @@ STUDENT_VERSION: Final = 1
 
 @dataclass(frozen=True)
 class StudentRecord:
-    """What a student is, as `student.json` says it.
+    """What a student is, as in `student.json`.
 
     Args:
         heads: number of grades by head; `relevance` is always there.
