@@ -3,7 +3,7 @@ the subject and the attribute earned is passed on to what they rest on, along te
 learned.
 
 Rewards are standardised within their group by the population's standard deviation, as in the papers, where TRL takes
-the sample's. A group whose rewards are all equal says nothing: its advantages are 0, and so is every gradient through
+the sample's. A group whose rewards are all equal shows nothing: its advantages are 0, and so is every gradient through
 them. The coefficients enter the loss through the advantages alone. Standardising takes much of them away: only
 `effective_ratios` of them can be distinguished by any loss, so those are what is reported.
 
@@ -35,7 +35,7 @@ def group_advantages(reward_NG: Tensor, *, epsilon: float = 0.0) -> Tensor:
         return torch.stack([_of_known(reward_G, epsilon) for reward_G in reward_NG])
     lowest_N1 = reward_NG.amin(-1, keepdim=True)
     highest_N1 = reward_NG.amax(-1, keepdim=True)
-    # Equal rewards leave a mean that is off by rounding; only their range says that they are equal.
+    # Equal rewards leave a mean that is off by rounding; only their range shows that they are equal.
     rounding = 4 * torch.finfo(reward_NG.dtype).eps
     is_equal_N1 = (highest_N1 - lowest_N1) <= rounding * torch.maximum(lowest_N1.abs(), highest_N1.abs())
     centred_NG = reward_NG - reward_NG.mean(-1, keepdim=True)
@@ -47,8 +47,8 @@ def group_advantages(reward_NG: Tensor, *, epsilon: float = 0.0) -> Tensor:
 
 def is_known(reward_NG: Tensor) -> Tensor:
     """Which rollouts count, bool [N, G]: those with a reward, in groups with two or more of them."""
-    found_NG = ~reward_NG.isnan()
-    return found_NG & (found_NG.sum(-1, keepdim=True) >= 2)
+    has_reward_NG = ~reward_NG.isnan()
+    return has_reward_NG & (has_reward_NG.sum(-1, keepdim=True) >= 2)
 
 
 def _of_known(reward_G: Tensor, epsilon: float) -> Tensor:
@@ -171,7 +171,7 @@ NODE_OF_TAG = {
 def segments_of(rollout: Rollout, tokens: AnswerTokens, *, template: int = NO_PART) -> list[int]:
     """The node of each completion token, by its place in `NODES`.
 
-    All tokens of a rollout without a readable label are the grade's: nobody can say which of them went wrong.
+    All tokens of a rollout without a readable label are the grade's: nobody knows which of them went wrong.
 
     Args:
         template: what tags, white space and the end belong to: `NO_PART`, or a node.

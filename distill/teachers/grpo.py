@@ -67,9 +67,10 @@ class GrpoTeacher(TeacherTrainer):
         self._spec = spec
         self._base = base
         labeler = labeler_class(spec.labeler.name)(spec.labeler)
-        self._max_answer = (
-            spec.rollouts.max_answer_tokens if isinstance(spec.rollouts, EvidenceRollouts) else longest_answer(labeler)
-        )
+        if isinstance(spec.rollouts, EvidenceRollouts):
+            self._max_answer = spec.rollouts.max_answer_tokens
+        else:
+            self._max_answer = longest_answer(labeler)
         room = spec.train.max_tokens - self._max_answer
         if room <= 0:
             raise ConfigError(
@@ -145,11 +146,12 @@ class GrpoTeacher(TeacherTrainer):
         examples = math.ceil(steps / updates) * train.batch_size * train.accumulation
         every = train.eval_every or train.save_every
         evaluated = sum(len(row.first.ids) + self._max_answer for row in self._held_out if row.first is not None)
+        mean_prompt = sum(map(len, self._gold.prompts)) / len(rows)
         return TrainingEstimate(
             rows=len(rows),
             examples=examples,
             steps=steps,
-            tokens=round(examples * (sum(map(len, self._gold.prompts)) / len(rows) + self._max_answer)),
+            tokens=round(examples * (mean_prompt + self._max_answer)),
             answer_tokens=examples * self._max_answer,
             eval_tokens=math.ceil(steps / every) * evaluated if every else 0,
         )
@@ -197,7 +199,11 @@ class GrpoTeacher(TeacherTrainer):
         if arguments.world_size > 1:
             raise ConfigError(f"method {spec.method} trains in one process; {arguments.world_size} were started.")
         self._log = RolloutLog(folder, columns=self.columns)
-        at_once = spec.rollouts.at_once or (settings.batch_size * settings.accumulation if halvings else None)
+        at_once = spec.rollouts.at_once
+        if not at_once and halvings:
+            at_once = settings.batch_size * settings.accumulation
+        if at_once:
+            at_once = max(1, at_once >> halvings)
         trainer_class, options = self._method()
         learner: Learner = trainer_class(
             model=load_model(spec, self._base),
@@ -216,7 +222,7 @@ class GrpoTeacher(TeacherTrainer):
             held_out=self._held_out,
             eval_every=settings.eval_every or settings.save_every,
             patience=None if settings.early_stopping is None else settings.early_stopping.patience,
-            at_once=at_once and max(1, at_once >> halvings),
+            at_once=at_once,
             watch=self._watch,
             **options,
         )

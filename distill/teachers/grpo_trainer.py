@@ -3,7 +3,7 @@ answers under a grammar (res-rag); greedy evaluation on held-out rows. Importing
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -60,15 +60,15 @@ def vllm_arguments(section: VllmSection, *, max_tokens: int) -> dict[str, Any]:
     Args:
         max_tokens: longest rollout, prompt and answers.
     """
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": section.mode,
         "vllm_max_model_length": max_tokens,
         "vllm_importance_sampling_mode": "token_truncate",
     }
     if section.url is not None:
-        return found | {"vllm_server_base_url": section.url, "vllm_server_timeout": section.timeout_s}
-    return found | {
+        return arguments | {"vllm_server_base_url": section.url, "vllm_server_timeout": section.timeout_s}
+    return arguments | {
         "vllm_gpu_memory_utilization": section.gpu_memory_utilization,
         "vllm_enable_sleep_mode": section.sleep,
     }
@@ -80,15 +80,15 @@ def sampling_logprobs(rollouts: Sequence[Rollout], calls: Sequence[TurnLogprobs]
     Args:
         calls: of the first turn of all rollouts, of the second of those that have one, and so on, in their order.
     """
-    found: list[list[float | None]] = [[None] * len(one.completion_ids) for one in rollouts]
+    logprobs: list[list[float | None]] = [[None] * len(rollout.completion_ids) for rollout in rollouts]
     for number, call in enumerate(calls):
-        asked = [place for place, one in enumerate(rollouts) if len(one.turns) > number]
-        for place, values in zip(asked, call, strict=True):
-            is_own = rollouts[place].is_own
-            for at, value in enumerate(values, rollouts[place].turns[number].start):
+        asked = [row for row, rollout in enumerate(rollouts) if len(rollout.turns) > number]
+        for row, values in zip(asked, call, strict=True):
+            is_own = rollouts[row].is_own
+            for at, value in enumerate(values, rollouts[row].turns[number].start):
                 if at < len(is_own) and is_own[at]:  # an end token may have given way to the template's
-                    found[place][at] = value
-    return found
+                    logprobs[row][at] = value
+    return logprobs
 
 
 # ------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ def greedy(trainer: Any) -> Iterator[None]:
         return
     sampled = trainer.generation_config, trainer.generation_kwargs
     states = checkpoints.random_states()
-    kept = trainer.generation_kwargs.keys() - {"temperature", "top_p", "top_k", "min_p"}
-    trainer.generation_kwargs = {name: trainer.generation_kwargs[name] for name in kept} | {"do_sample": False}
+    unsampled = trainer.generation_kwargs.keys() - {"temperature", "top_p", "top_k", "min_p"}
+    trainer.generation_kwargs = {name: trainer.generation_kwargs[name] for name in unsampled} | {"do_sample": False}
     trainer.generation_config = GenerationConfig(**trainer.generation_kwargs, disable_compile=True)
     try:
         yield
@@ -279,15 +279,15 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         self.state.global_step = step  # TRL gives vLLM the weights of each step once
         self._pending = {}
         self._places = []
-        epoch, place = divmod(step, self.epoch_steps)
-        if place == 0:
+        epoch, step_of_epoch = divmod(step, self.epoch_steps)
+        if step_of_epoch == 0:
             self._upcoming = self._batches(epoch)
         for batch in islice(self._upcoming, self.args.gradient_accumulation_steps):
             self.training_step(self.model_wrapped, batch, None)
         metrics = self._metrics["train"]
-        self._pending |= {
-            known: sum(metrics[name]) / len(metrics[name]) for name, known in CURVES.items() if metrics.get(name)
-        }
+        for name, figure in CURVES.items():
+            if metrics.get(name):
+                self._pending[figure] = sum(metrics[name]) / len(metrics[name])
         metrics.clear()
         return self._pending, self._places
 
@@ -311,9 +311,10 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         """TRL's batch with our advantages, and with what travels along; its rollouts are written down."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         device = self.accelerator.device
-        rewards_NG = torch.tensor([one.reward for one in self._scores], device=device).view(-1, self.num_generations)
+        rewards = torch.tensor([score.reward for score in self._scores], device=device)
+        rewards_NG = rewards.view(-1, self.num_generations)
         batch["advantages"] = self._advantages(rewards_NG).flatten()
-        batch["place"] = torch.tensor([one["prompt"] for one in inputs], device=device)
+        batch["place"] = torch.tensor([sample["prompt"] for sample in inputs], device=device)
         self._pending |= answer_figures(self._rollouts, self._scores)
         self._extend(batch, rewards_NG)
         self._rollout_log.add(
@@ -330,36 +331,37 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 
     def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
         self._logprobs = []
-        self._rollouts = roll_rows(self._dialogues, [self._rows[place] for place in prompts], self._write)
-        found: dict[str, Any] = {
-            "prompt_ids": [one.prompt_ids for one in self._rollouts],
-            "completion_ids": [one.completion_ids for one in self._rollouts],
+        self._rollouts = roll_rows(self._dialogues, [self._rows[number] for number in prompts], self._write)
+        generated: dict[str, Any] = {
+            "prompt_ids": [rollout.prompt_ids for rollout in self._rollouts],
+            "completion_ids": [rollout.completion_ids for rollout in self._rollouts],
             "logprobs": sampling_logprobs(self._rollouts, self._logprobs) if self._logprobs else None,
         }
-        if not all(all(one.is_own) for one in self._rollouts):
-            found["env_mask"] = [list(map(int, one.is_own)) for one in self._rollouts]
-        return found
+        if not all(all(rollout.is_own) for rollout in self._rollouts):
+            generated["env_mask"] = [list(map(int, rollout.is_own)) for rollout in self._rollouts]
+        return generated
 
     def _write(self, contexts: Sequence[list[int]]) -> Sequence[list[int]]:
         """Answers to all contexts: together, or the longest first in so many at a time that little is padding."""
         size = self._at_once or len(contexts)
-        order = sorted(range(len(contexts)), key=lambda place: -len(contexts[place]) if size < len(contexts) else 0)
+        order = list(range(len(contexts)))
+        if size < len(contexts):
+            order.sort(key=lambda number: -len(contexts[number]))
         answers: dict[int, list[int]] = {}
         logprobs: dict[int, Sequence[float | None]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            ids, sampled = self._generate_single_turn([contexts[place] for place in chosen], None, {}, 1)
+            ids, sampled = self._generate_single_turn([contexts[number] for number in chosen], None, {}, 1)
             answers |= dict(zip(chosen, ids, strict=True))
             logprobs |= dict(zip(chosen, sampled or (), strict=False))
         if self.use_vllm:
-            self._logprobs.append([logprobs.get(place, ()) for place in range(len(contexts))])
-        return [answers[place] for place in range(len(contexts))]
+            self._logprobs.append([logprobs.get(number, ()) for number in range(len(contexts))])
+        return [answers[number] for number in range(len(contexts))]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        self._scores = self._scored(self._rollouts, [self._rows[place] for place in prompts])
-        return self.accelerator.gather(
-            torch.tensor([[one.reward] for one in self._scores], device=self.accelerator.device)
-        )
+        self._scores = self._scored(self._rollouts, [self._rows[number] for number in prompts])
+        rewards = [[score.reward] for score in self._scores]
+        return self.accelerator.gather(torch.tensor(rewards, device=self.accelerator.device))
 
     # the loss
 
@@ -442,7 +444,7 @@ class CreditTrainer(RolloutTrainer):
         for row, rollout in enumerate(self._rollouts):
             segments = segments_of(rollout, self._dialogues.tokens, template=template)
             segment_BT[row, : len(segments)] = torch.tensor(segments, device=device)
-        base_B3 = torch.tensor([one.base for one in self._scores], device=device)
+        base_B3 = torch.tensor([score.base for score in self._scores], device=device)
         batch["segment_ids"] = segment_BT
         batch["group_rewards"] = base_B3.view(-1, self.num_generations, 3).repeat_interleave(self.num_generations, 0)
         batch["group_index"] = torch.arange(self.num_generations, device=device).repeat(len(rewards_NG))
@@ -560,15 +562,15 @@ class GrammarMasks:
             ValueError: the grammar does not admit a token.
         """
         matcher = self.matcher(ask)
-        found = list[int]()
+        numbers = list[int]()
         for token in ids:
             words = self.words_of(matcher)
             if not words[token // 32] >> (token % 32) & 1:
-                raise ValueError(f"token {token} at place {len(found)} is not one that the grammar admits")
-            found.append(self._numbers.setdefault(words.tobytes(), len(self._numbers)))
+                raise ValueError(f"token {token} at place {len(numbers)} is not one that the grammar admits")
+            numbers.append(self._numbers.setdefault(words.tobytes(), len(self._numbers)))
             if not matcher.is_stopped():
                 matcher.consume_token(token)
-        return found
+        return numbers
 
     def words_of(self, matcher: Any) -> np.ndarray:
         """What a matcher admits now, as bits, 32 to a word and lowest first, int32 [W]; at its end, end tokens."""
@@ -622,7 +624,7 @@ class GrammarHold:
 # GRPO over answers that a grammar holds, rewarded by a generator that may fail.
 #
 # The log-probabilities of the old, the new and the reference policy are all those of the masked logits, renormalised:
-# what is sampled is then the policy itself (but for `top_p`), and tokens that the grammar forces say nothing.
+# what is sampled is then the policy itself (but for `top_p`), and tokens that the grammar forces teach nothing.
 #
 # Overridden of TRL in addition: `_generate_single_turn` (generation under the grammar) and
 # `_get_per_token_logps_and_entropies` (its masks).
@@ -648,11 +650,14 @@ class HeldTrainer(RolloutTrainer):
     # writing under the grammar
 
     def _roll(self, prompts: list[int], trainer: Any) -> dict[str, Any]:
-        found = super()._roll(prompts, trainer)
+        generated = super()._roll(prompts, trainer)
         self._masks.clear()
-        numbers = [self._masks.numbers(one.turns[0].ask, one.completion_ids) for one in self._rollouts]
-        self._numbers_BC = pad([torch.tensor(one) for one in numbers], padding_value=FREE).to(self.accelerator.device)
-        return found
+        numbers = [
+            torch.tensor(self._masks.numbers(rollout.turns[0].ask, rollout.completion_ids))
+            for rollout in self._rollouts
+        ]
+        self._numbers_BC = pad(numbers, padding_value=FREE).to(self.accelerator.device)
+        return generated
 
     def _generate_single_turn(self, prompt_ids: Sequence[AskedIds], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
         """An answer to each prompt, held to its grammar, up to its end token or the limit."""
@@ -660,10 +665,10 @@ class HeldTrainer(RolloutTrainer):
         device = self.accelerator.device
         inputs = {
             "input_ids": pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left").to(device),
-            "attention_mask": pad([torch.ones_like(one) for one in prompts], padding_side="left").to(device),
+            "attention_mask": pad([torch.ones_like(prompt) for prompt in prompts], padding_side="left").to(device),
         }
         width = inputs["input_ids"].shape[1]
-        matchers = [self._masks.matcher(one.ask) for one in prompt_ids]
+        matchers = [self._masks.matcher(asked.ask) for asked in prompt_ids]
         options = {"generation_kwargs": self.generation_kwargs}
         with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **options) as model, torch.no_grad():
             written = model.generate(
@@ -672,15 +677,16 @@ class HeldTrainer(RolloutTrainer):
                 logits_processor=LogitsProcessorList([GrammarHold(self._masks, matchers, width)]),
             )[:, width:].tolist()
         ends = set(self.eos_token_ids)
-        lengths = [next((at + 1 for at, one in enumerate(ids) if one in ends), None) for ids in written]
-        return [ids[:length] for ids, length in zip(written, lengths, strict=True)], None
+        return [_up_to_end(ids, ends) for ids in written], None
 
     # what it earned
 
     def dev_figures(self, step: int) -> dict[str, float] | None:
         """Where the generator failed at every row, this step is not the best one."""
-        found = super().dev_figures(step)
-        return None if found is None else {"reward": self._lowest} | found
+        figures = super().dev_figures(step)
+        if figures is None:
+            return None
+        return {"reward": self._lowest} | figures
 
     def _extend(self, batch: dict[str, Any], rewards_NG: Tensor) -> None:
         known_B = is_known(rewards_NG).flatten()
@@ -732,3 +738,11 @@ class HeldTrainer(RolloutTrainer):
                 known_BCV = logp_BCV.detach()
                 entropies.append(-(known_BCV.exp() * known_BCV.masked_fill(~admitted_BCV, 0.0)).sum(-1))
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+
+def _up_to_end(ids: list[int], ends: Set[int]) -> list[int]:
+    """An answer's tokens up to the first one that ends it."""
+    for number, token in enumerate(ids, start=1):
+        if token in ends:
+            return ids[:number]
+    return ids

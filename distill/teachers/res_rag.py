@@ -52,7 +52,7 @@ class EvidenceRow(GoldRow):
     """A question; its pair is its first row, with all rows as siblings.
 
     Args:
-        sets: of each row the numbers of the wanted chunks, most important first; none where no row has any said. Where
+        sets: of each row the numbers of the wanted chunks, most important first; none where no row names any. Where
             the first prompt is known, of each document that is shown.
         answers: all that are wanted.
     """
@@ -91,24 +91,26 @@ def load_evidence_queries(
     reads = reads._replace(columns=(*reads.columns, JSONLD, *wanted), siblings=False)
     with in_words_of_the_spec("data.gold"):
         dataset = open_dataset(InputSpec(path=(path,), columns=columns), storage, reads=reads)
-    held = further_of_input(
+    further = further_of_input(
         [file.path for file in dataset.files], [GOLD_CHUNKS._replace(name=sets)], storage, where=path
     )
-    if sets not in held:
+    if sets not in further:
         raise InputError(
             f"{path}: no column `{sets}` with the chunks that are wanted. `relabel pairs similar` writes `similar`; "
             "name another as `data.gold.sets`."
         )
-    return [
+    firsts = whole_queries(read_pairs(dataset, np.arange(dataset.rows)))
+    queries = [
         _query(
-            pair,
-            held[sets],
+            first,
+            further[sets],
             path=path,
             column=sets,
             answers=answers,
         )
-        for pair in whole_queries(read_pairs(dataset, np.arange(dataset.rows)))
-    ], dataset
+        for first in firsts
+    ]
+    return queries, dataset
 
 
 def whole_queries(pairs: Sequence[Pair]) -> list[Pair]:
@@ -121,8 +123,8 @@ def whole_queries(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: str | None) -> EvidenceRow:
     rows = first.siblings
-    said = [numbers[pair.row_id].as_py() for pair in rows]
-    for pair, wanted in zip(rows, said, strict=True):
+    wanted_of = [numbers[pair.row_id].as_py() for pair in rows]
+    for pair, wanted in zip(rows, wanted_of, strict=True):
         most = len(pair.columns.get(CHUNKS.name, ()))
         off = [number for number in wanted or () if not 1 <= number <= most]
         if off:
@@ -130,8 +132,12 @@ def _query(first: Pair, numbers: pa.Array, *, path: str, column: str, answers: s
                 f"{path}: row {pair.row_id}: column `{column}` names chunk {off[0]} of document {pair.doc_id}, which "
                 f"has {most} chunks, numbered from 1. Both columns must come from the same chunks."
             )
-    sets = () if all(one is None for one in said) else tuple(tuple(one or ()) for one in said)
-    named = () if answers is None else (tuple(pair.columns.get(answers, ())) for pair in rows)
+    sets: tuple[tuple[int, ...], ...] = ()
+    if any(wanted is not None for wanted in wanted_of):
+        sets = tuple(tuple(wanted or ()) for wanted in wanted_of)
+    named: list[tuple[str, ...]] = []
+    if answers is not None:
+        named = [tuple(pair.columns.get(answers, ())) for pair in rows]
     return EvidenceRow(
         first,
         {"grade": None},
@@ -160,26 +166,28 @@ def load_evidence_rows(source: EvidenceGold, labeler: Labeler, dialogues: Dialog
     for query in queries:
         if not query.answers:
             dropped["queries without an answer wanted"] += 1
-        elif not query.sets:
+            continue
+        if not query.sets:
             dropped["queries without chunks wanted"] += 1
-        elif (first := dialogues.first_prompt(query.pair)) is None:
+            continue
+        first = dialogues.first_prompt(query.pair)
+        if first is None:
             dropped["queries whose prompt does not fit"] += 1
-        elif (row := row_of(query, first)) is None:
+            continue
+        row = row_of(query, first)
+        if row is None:
             dropped["queries without a chunk to choose"] += 1
-        else:
-            rows.append(row)
-    return GoldRows(
-        LearnedGold(
-            path=source.path,
-            grade=None,
-            sets=source.sets,
-            answers=source.answers,
-            rows=dataset.rows,
-            graded_rows=len(rows),
-        ),
-        rows,
-        dropped,
+            continue
+        rows.append(row)
+    about = LearnedGold(
+        path=source.path,
+        grade=None,
+        sets=source.sets,
+        answers=source.answers,
+        rows=dataset.rows,
+        graded_rows=len(rows),
     )
+    return GoldRows(about, rows, dropped)
 
 
 def row_of(query: EvidenceRow, first: FirstPrompt) -> EvidenceRow | None:
@@ -188,15 +196,14 @@ def row_of(query: EvidenceRow, first: FirstPrompt) -> EvidenceRow | None:
     """
     row = replace(query, first=first)
     mosts = row.shown.mosts
-    place = next((place for place, most in enumerate(mosts) if most), None)
-    if place is None:
+    number = next((number for number, most in enumerate(mosts) if most), None)
+    if number is None:
         return None
-    pair = query.pair.siblings[place]._replace(siblings=query.pair.siblings)
-    return replace(
-        row,
-        pair=pair,
-        sets=tuple(tuple(n for n in one if n <= most) for one, most in zip(query.sets, mosts, strict=False)),
-    )
+    pair = query.pair.siblings[number]._replace(siblings=query.pair.siblings)
+    sets: list[tuple[int, ...]] = []
+    for wanted, most in zip(query.sets, mosts, strict=False):
+        sets.append(tuple(chunk for chunk in wanted if chunk <= most))
+    return replace(row, pair=pair, sets=tuple(sets))
 
 
 MOST_CRASHES = 3
@@ -206,7 +213,7 @@ ANSWER_TIMEOUT_S = 1800.0
 
 
 class Evidence(NamedTuple):
-    """What the generator is given: a question, chosen chunks' texts, and what the pages say of themselves."""
+    """What the generator is given: a question, chosen chunks' texts, and how the pages describe themselves."""
 
     query: str
     texts: tuple[str, ...]
@@ -250,7 +257,8 @@ class Generator:
         self._answers = ShortAnswers()
         self._identity = identity_of(spec, self._answers)
         self._engine: Engine | None = None
-        self._crashes = self._ids = 0
+        self._crashes = 0
+        self._ids = 0
 
     def start(self) -> list[str]:
         """Start the engine; its remarks.
@@ -267,23 +275,22 @@ class Generator:
             self.close()
             raise
 
-    def answer(self, asked: Sequence[Evidence]) -> list[Generated]:
+    def answer(self, questions: Sequence[Evidence]) -> list[Generated]:
         """What it answers to each; equal ones are asked once.
 
         Raises:
             EngineCrashError: the engine goes down time after time.
         """
-        keys = {one: digest_of([self._identity, list(one)]) for one in asked}
+        keys = {question: digest_of([self._identity, list(question)]) for question in questions}
         known = {key: self._kept(key) for key in keys.values()}
-        asks = {key: self._answers.ask(*one) for one, key in keys.items() if known[key] is None}
+        asks = {key: self._answers.ask(*question) for question, key in keys.items() if known[key] is None}
         if asks:
             known |= self._ask(asks)
         for key in asks:
             answer = known[key]
             if answer is not None and answer.finish != "error":
-                held = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
-                LocalStore(self._folder).put(f"{key[:2]}/{key}.json", json.dumps(held).encode(), is_synced=False)
-        return [self._read(known[keys[one]]) for one in asked]
+                self._keep(key, answer)
+        return [self._read(known[keys[question]]) for question in questions]
 
     def close(self) -> None:
         """Free the engine's device and memory."""
@@ -298,13 +305,13 @@ class Generator:
 
     def _ask(self, asks: Mapping[str, Ask]) -> dict[str, Answer]:
         """Answers by key, those that came."""
-        found: dict[str, Answer] = {}
+        answers: dict[str, Answer] = {}
         try:
             self.start()
             for key, answer in self._polled(asks):
-                found[key] = answer
+                answers[key] = answer
         except EngineCrashError as exc:
-            self._crashes = 0 if found else self._crashes + 1
+            self._crashes = 0 if answers else self._crashes + 1
             with contextlib.suppress(EngineCrashError):
                 self.close()
             if self._crashes >= MOST_CRASHES:
@@ -312,10 +319,10 @@ class Generator:
                     f"the generator went down {MOST_CRASHES} times in a row without an answer: {exc} The last whole "
                     "checkpoint is kept: mend `generator`, and continue with --resume."
                 ) from exc
-            logger.warning("the generator went down; %d rollouts are dropped: %s", len(asks) - len(found), exc)
+            logger.warning("the generator went down; %d rollouts are dropped: %s", len(asks) - len(answers), exc)
         else:
             self._crashes = 0
-        return found
+        return answers
 
     def _polled(self, asks: Mapping[str, Ask]) -> Iterable[tuple[str, Answer]]:
         assert self._engine is not None
@@ -343,22 +350,25 @@ class Generator:
         except VerdictError as exc:
             return Generated((), exc.status)
 
+    def _keep(self, key: str, answer: Answer) -> None:
+        values = {"text": answer.text, "finish": answer.finish, "detail": answer.detail}
+        LocalStore(self._folder).put(f"{key[:2]}/{key}.json", json.dumps(values).encode(), is_synced=False)
+
     def _kept(self, key: str) -> Answer | None:
         """A kept answer; None where there is none, or its file is damaged: it is then asked again."""
         try:
-            held = json.loads((self._folder / key[:2] / f"{key}.json").read_bytes())
-            return Answer(0, held["text"], held["finish"], detail=held["detail"])
+            values = json.loads((self._folder / key[:2] / f"{key}.json").read_bytes())
+            return Answer(0, values["text"], values["finish"], detail=values["detail"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
 
 def identity_of(spec: GeneratorSpec, answers: ShortAnswers) -> str:
     """Digest of all that decides its answers but for what is asked: engine, options, model, prompt."""
+    engine = spec.model_dump(mode="json", exclude={"model": True, "cache": True, "args": set(spec.args.speed_only)})
     return digest_of(
         {
-            "engine": spec.model_dump(
-                mode="json", exclude={"model": True, "cache": True, "args": set(spec.args.speed_only)}
-            ),
+            "engine": engine,
             "model": engine_class(spec.name).model_digest(spec),
             "templates": answers.template_digests,
         }
@@ -396,32 +406,34 @@ class EvidenceJudge:
         where the answer is about all.
         """
         asked = cast("Sequence[EvidenceRow]", rows)
-        chosen = [chosen_of(rollout, row) for rollout, row in zip(rollouts, asked, strict=True)]
-        answers = iter(
-            self._generator.answer(
-                [evidence_of(one, row) for one, row in zip(chosen, asked, strict=True) if one is not None]
-            )
-        )
-        for rollout in rollouts:
+        choices = [chosen_of(rollout, row) for rollout, row in zip(rollouts, asked, strict=True)]
+        questions: list[Evidence] = []
+        for chosen, row in zip(choices, asked, strict=True):
+            if chosen is not None:
+                questions.append(evidence_of(chosen, row))
+        answers = iter(self._generator.answer(questions))
+        scores: list[Score] = []
+        for rollout, row, chosen in zip(rollouts, asked, choices, strict=True):
             if rollout.label is not None:
                 rollout.label.grade = None
-        return [
-            self._cut_off(rollout) if one is None else self._score(rollout, row, one, next(answers))
-            for rollout, row, one in zip(rollouts, asked, chosen, strict=True)
-        ]
+            if chosen is None:
+                scores.append(self._cut_off(rollout))
+            else:
+                scores.append(self._score(rollout, row, chosen, next(answers)))
+        return scores
 
-    def _score(self, rollout: Rollout, row: EvidenceRow, chosen: Chosen, said: Generated) -> Score:
-        f1_ans = token_f1(said.answers, row.answers) if said.answers else None
-        found = evidence_reward(
+    def _score(self, rollout: Rollout, row: EvidenceRow, chosen: Chosen, generated: Generated) -> Score:
+        f1_ans = token_f1(generated.answers, row.answers) if generated.answers else None
+        reward = evidence_reward(
             chosen,
             row.shown.mosts,
             row.sets,
             f1_ans,
             self._weights,
         )
-        is_lost = said.fault == "engine"
-        num_chosen = sum(len(set(one)) for one in chosen)
-        of_choice = {"f1_ret": found.agreement, "penalty": found.penalty}
+        is_lost = generated.fault == "engine"
+        num_chosen = sum(len(set(numbers)) for numbers in chosen)
+        of_choice = {"f1_ret": reward.agreement, "penalty": reward.penalty}
         parts = {
             **_lengths(rollout),
             **of_choice,
@@ -429,17 +441,17 @@ class EvidenceJudge:
             "no_evidence_rate": float(not num_chosen),
             "generator_failed_rate": float(is_lost),
         }
-        columns: dict[str, Any] = {**of_choice, "generator_fault": said.fault or None}
+        columns: dict[str, Any] = {**of_choice, "generator_fault": generated.fault or None}
         if is_lost:
             return Score(math.nan, parts=parts, columns=columns)
         parts |= {
-            "usefulness": found.usefulness,
+            "usefulness": reward.usefulness,
             "f1_ans": f1_ans or 0.0,
-            "no_answer_rate": float(not said.answers and not said.fault),
-            "unreadable_answer_rate": float(bool(said.fault)),
+            "no_answer_rate": float(not generated.answers and not generated.fault),
+            "unreadable_answer_rate": float(bool(generated.fault)),
         }
-        columns |= {"answers": list(said.answers), "usefulness": found.usefulness, "f1_ans": f1_ans}
-        return Score(found.reward, parts=parts, columns=columns)
+        columns |= {"answers": list(generated.answers), "usefulness": reward.usefulness, "f1_ans": f1_ans}
+        return Score(reward.reward, parts=parts, columns=columns)
 
     def _cut_off(self, rollout: Rollout) -> Score:
         worth = self._weights.empty_answer
@@ -454,14 +466,19 @@ class EvidenceJudge:
 
 def chosen_of(rollout: Rollout, row: EvidenceRow) -> Chosen | None:
     """The chunks chosen of each document, as written; None where the answer could not be read."""
-    return None if rollout.label is None else index_lists_of(rollout.turns[0].text.strip(), row.shown)
+    if rollout.label is None:
+        return None
+    return index_lists_of(rollout.turns[0].text.strip(), row.shown)
 
 
 def evidence_of(chosen: Chosen, row: EvidenceRow) -> Evidence:
     """What the generator is given for a choice: chunks by document, in the order chosen, each once."""
     documents = row.pair.siblings[: len(chosen)]
-    texts = [text for one, document in zip(chosen, documents, strict=True) for text in chunk_texts(document, one)]
-    jsonld = [text for document in documents for text in document.columns.get(JSONLD.name, ())]
+    texts: list[str] = []
+    jsonld: list[str] = []
+    for numbers, document in zip(chosen, documents, strict=True):
+        texts += chunk_texts(document, numbers)
+        jsonld += document.columns.get(JSONLD.name, ())
     return Evidence(row.pair.query, tuple(texts), tuple(jsonld))
 
 
@@ -488,7 +505,7 @@ class ResRagTeacher(GrpoTeacher):
         try:
             engine_class(spec.generator.name).check(spec.generator)
             self._identity = identity_of(spec.generator, ShortAnswers())
-        except RelabelError as exc:  # an engine says the keys of a job's `engine`
+        except RelabelError as exc:  # an engine names the keys of a job's `engine`
             raise type(exc)(re.sub(r"\bengine\.(?=[a-z])", "generator.", str(exc))) from exc
         super().__init__(spec, base, storage)
 
@@ -500,10 +517,9 @@ class ResRagTeacher(GrpoTeacher):
 
     def train(self, checkpoints: Path, report: ReportLine) -> Trained:
         """As GRPO; the generator is started before the trainer, and closed after it."""
-        kept = self._spec.generator.cache
-        self._generator = Generator(
-            self._spec.generator, Path(kept) if kept is not None else checkpoints / ANSWERS, secrets=self.secrets
-        )
+        cache = self._spec.generator.cache
+        folder = Path(cache) if cache is not None else checkpoints / ANSWERS
+        self._generator = Generator(self._spec.generator, folder, secrets=self.secrets)
         report("starting the generator")
         try:
             for remark in self._generator.start():

@@ -1,7 +1,7 @@
 """What a rollout is worth: by its grade (R3A) and by the nodes of its graph (Graph-GRPO). RES-RAG's joint reward is
 `manifests.evidence_sets.evidence_reward`.
 
-A rollout without a readable label is worth 0, whatever it says: no grade is guessed.
+A rollout without a readable label is worth 0, whatever its text: no grade is guessed.
 
 Source: R3A, equation 2; Graph-GRPO, base rewards; methods, sections 1 and 2.
 """
@@ -31,7 +31,7 @@ from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import read_grades
 
 NODE_GOLD = ("grade", "subject", "attribute")
-"""What gold may say of the three nodes that are rewarded: r, s, a."""
+"""The three nodes that gold may have grades of, and that are rewarded: r, s, a."""
 
 
 def graded_reward(grade: int | None, gold: int, *, near: float = 0.0) -> float:
@@ -41,7 +41,9 @@ def graded_reward(grade: int | None, gold: int, *, near: float = 0.0) -> float:
         grade: of the label that was read; None where there was none to read.
         near: λ, 0..1.
     """
-    return 0.0 if grade is None else {0: 1.0, 1: near}.get(abs(grade - gold), 0.0)
+    if grade is None:
+        return 0.0
+    return {0: 1.0, 1: near}.get(abs(grade - gold), 0.0)
 
 
 def node_rewards(
@@ -56,10 +58,15 @@ def node_rewards(
         gold: by `NODE_GOLD`; None or no entry where a row has none.
         match, miss: reward of a node that is right, and of one that is not.
     """
-    said = {} if label is None else {**label.columns, "grade": label.grade}
-    r, s, a = (
-        0.0 if (wanted := gold.get(name)) is None else match if said.get(name) == wanted else miss for name in NODE_GOLD
-    )
+    grades = {} if label is None else {**label.columns, "grade": label.grade}
+
+    def reward_of(node: str) -> float:
+        wanted = gold.get(node)
+        if wanted is None:
+            return 0.0
+        return match if grades.get(node) == wanted else miss
+
+    r, s, a = map(reward_of, NODE_GOLD)
     return r, s, a
 
 
@@ -81,6 +88,11 @@ class GoldRow:
     @property
     def name(self) -> tuple[str, int]:
         return self.source, self.pair.row_id
+
+    @property
+    def has_node_gold(self) -> bool:
+        """Whether there is more than a grade."""
+        return any(value is not None for node, value in self.gold.items() if node != "grade")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +165,12 @@ def answer_figures(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
     for score in scores:
         for name, value in score.parts.items():
             values.setdefault(name, []).append(value)
-    found = {name: sum(held) / len(held) for name, held in values.items()}
+    figures = {name: sum(of_answers) / len(of_answers) for name, of_answers in values.items()}
     labels = [rollout.label for rollout in rollouts if rollout.label is not None]
     grades = Counter(label.grade for label in labels if label.grade is not None)
     if grades:
-        found["top_grade_share"] = max(grades.values()) / grades.total()
-    return found
+        figures["top_grade_share"] = max(grades.values()) / grades.total()
+    return figures
 
 
 def _parts(rollout: Rollout, row: GoldRow) -> dict[str, float]:
@@ -195,8 +207,8 @@ class GoldRows:
 
     @property
     def has_node_gold(self) -> bool:
-        """Whether any row says more than a grade."""
-        return any(value is not None for row in self.rows for name, value in row.gold.items() if name != "grade")
+        """Whether any row has more than a grade."""
+        return any(row.has_node_gold for row in self.rows)
 
     def split(self, section: DevSplit) -> tuple[GoldRows, list[GoldRow]]:
         """What trains, and the rows that training is evaluated on.
@@ -209,13 +221,13 @@ class GoldRows:
         pairs = [row.pair for row in self.rows]
         keys = [pair.query_id if section.by == "query_id" else folded(pair.query) for pair in pairs]
         side_N = split_queries(keys, dev=section.dev, test=0.0, seed=section.seed)
-        sides = (np.flatnonzero(side_N != DEV).tolist(), np.flatnonzero(side_N == DEV).tolist())
-        if not all(sides):
+        train = [self.rows[number] for number in np.flatnonzero(side_N != DEV).tolist()]
+        held_out = [self.rows[number] for number in np.flatnonzero(side_N == DEV).tolist()]
+        if not train or not held_out:
             raise InputError(
                 f"split.dev is {section.dev:g}, and of {len(set(keys))} queries of {self.about.path} "
-                f"{'none' if not sides[1] else 'all'} fell there. Change it or split.seed, or bring more queries."
+                f"{'all' if held_out else 'none'} fell there. Change it or split.seed, or bring more queries."
             )
-        train, held_out = ([self.rows[place] for place in side] for side in sides)
         return replace(self, rows=train), held_out
 
 
@@ -235,28 +247,33 @@ def load_gold_rows(
     files = [file.path for file in dataset.files]
     trusted: dict[str, list[int | None]] = {}
     for node in NODE_GOLD:  # nothing maps the scores of subject and attribute
-        most, grade_map = (grades, source.map) if node == "grade" else (NODE_SCORES, None)
         column = getattr(source, node, None)
-        if column is not None:
-            where = f"{source.path}, column `{column}`"
-            option = "data.gold.map"
-            held = load_gold_by_row(
-                files,
-                column,
-                storage,
-                role="what is trusted",
-                option=f"data.gold.{node}",
-            )
-            read = mapped(read_grades(held).readable(source.path, column), grade_map, where=where, option=option)
-            trusted[node] = read.to_pylist()
-            check_scale(set(read.drop_null().to_pylist()), most, where=where, option=option)
+        if column is None:
+            continue
+        is_grade = node == "grade"
+        where = f"{source.path}, column `{column}`"
+        option = "data.gold.map"
+        values = load_gold_by_row(
+            files,
+            column,
+            storage,
+            role="what is trusted",
+            option=f"data.gold.{node}",
+        )
+        readable = read_grades(values).readable(source.path, column)
+        read = mapped(readable, source.map if is_grade else None, where=where, option=option)
+        trusted[node] = read.to_pylist()
+        most = grades if is_grade else NODE_SCORES
+        check_scale(set(read.drop_null().to_pylist()), most, where=where, option=option)
     rows = []
     dropped = Counter[str]()
     for number, pair in enumerate(read_pairs(dataset, np.arange(dataset.rows))):
         gold = {node: values[number] for node, values in trusted.items()}
         if gold["grade"] is None:
             dropped["without a trusted grade"] += 1
-        elif (first := dialogues.first_prompt(pair)) is None:
+            continue
+        first = dialogues.first_prompt(pair)
+        if first is None:
             dropped["whose prompt does not fit"] += 1
         else:
             rows.append(GoldRow(pair, gold, source.path, first))

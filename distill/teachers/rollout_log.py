@@ -54,18 +54,18 @@ class RolloutLog:
         Args:
             group: rollouts of one prompt; they follow each other.
         """
-        for place, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+        for number, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
             others = len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
             self.counts.update(rollouts=1, tokens=rollout.num_own, prompt_tokens=others)
             self._pending.append(
                 {
                     "step": step,
                     "row_id": rollout.pair.row_id,
-                    "sample": place % group,
+                    "sample": number % group,
                     "texts": [turn.text for turn in rollout.turns],
                     "grade": None if rollout.label is None else rollout.label.grade,
                     "reward": None if math.isnan(score.reward) else score.reward,
-                    "advantage": advantages[place],
+                    "advantage": advantages[number],
                     "format_ok": rollout.label is not None,
                     "fault": rollout.fault or None,
                     "detail": rollout.detail or None,
@@ -87,16 +87,16 @@ class RolloutLog:
             self._pending = []
         return {"parts": dict(self._parts), "edges": self.edges, "counts": dict(self.counts)}
 
-    def go_on(self, held: Mapping[str, Any]) -> None:
+    def go_on(self, state: Mapping[str, Any]) -> None:
         """Take up what a checkpoint keeps.
 
         Raises:
             ManifestError: a part is missing, or not as it was written.
         """
-        self._parts = dict(held["parts"])
+        self._parts = dict(state["parts"])
         self._pending = []
-        self.edges = [list(one) for one in held["edges"]]
-        self.counts = Counter(held["counts"])
+        self.edges = [list(edge) for edge in state["edges"]]
+        self.counts = Counter(state["counts"])
         bad = first_changed(self._folder, self._parts)
         if bad is not None:
             raise ManifestError(
@@ -107,9 +107,8 @@ class RolloutLog:
     def write(self, folder: Path, *, step: int) -> None:
         """Write `ROLLOUTS_NAME`, and `EDGES_NAME` where there are edges, into the finished model's folder."""
         tables = [pq.read_table(self._folder / name) for name in self.state(step)["parts"]]
-        (folder / ROLLOUTS_NAME).write_bytes(
-            table_bytes(pa.concat_tables([*tables, self._schema.empty_table()]).combine_chunks())
-        )  # however often it was stopped
+        whole = pa.concat_tables([*tables, self._schema.empty_table()]).combine_chunks()  # however often it was stopped
+        (folder / ROLLOUTS_NAME).write_bytes(table_bytes(whole))
         if self.edges:
-            rows = [dict(zip(EDGE_SCHEMA.names, one, strict=True)) for one in self.edges]
+            rows = [dict(zip(EDGE_SCHEMA.names, edge, strict=True)) for edge in self.edges]
             (folder / EDGES_NAME).write_bytes(table_bytes(pa.Table.from_pylist(rows, schema=EDGE_SCHEMA)))

@@ -59,12 +59,13 @@ class AnswerTokens:
         Raises:
             VerdictError: `truncated` without an end token within the limit; `format` with a control token before it.
         """
-        body = ids[:-1] if ids and ids[-1] in self.end_ids else ids
-        if len(body) == len(ids) or len(body) > max_tokens:
+        has_end = bool(ids) and ids[-1] in self.end_ids
+        body = ids[:-1] if has_end else ids
+        if not has_end or len(body) > max_tokens:
             raise VerdictError("truncated", f"no end token after {min(len(body), max_tokens)} tokens")
-        for place, one in enumerate(body):
-            if one in self._silent_ids or one >= self._vocab_size:
-                raise VerdictError("format", f"token {place + 1} of the answer is a control token")
+        for number, token in enumerate(body, start=1):
+            if token in self._silent_ids or token >= self._vocab_size:
+                raise VerdictError("format", f"token {number} of the answer is a control token")
         return Answer(0, self.text(body) if text is None else text, "stop", output_tokens=len(body))
 
 
@@ -188,9 +189,11 @@ class Dialogues:
         overlong = 0
         try:
             ask = next(asker)
-            while isinstance(prompt := self._encoder.encode(ask, max_prompt_tokens=self._max_prompt), Overlong):
+            prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
+            while isinstance(prompt, Overlong):
                 ask = asker.send(_OVERLONG)
-                overlong = overlong + 1
+                overlong += 1
+                prompt = self._encoder.encode(ask, max_prompt_tokens=self._max_prompt)
         except (StopIteration, VerdictError):
             return None
         return FirstPrompt(ask, prompt.ids, overlong)
@@ -208,7 +211,7 @@ class Dialogues:
         talks = [self._open(pair, first) for pair, first in zip_longest(pairs, firsts)]
         going = talks
         while going:
-            so_far = [one.rollout.prompt_ids + one.rollout.completion_ids for one in going]
+            so_far = [talk.rollout.prompt_ids + talk.rollout.completion_ids for talk in going]
             answers = generate([AskedIds(talk.ask, ids) for talk, ids in zip(going, so_far, strict=True)])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
@@ -306,9 +309,12 @@ def token_parts(pieces: Sequence[bytes], spans: Mapping[int, Sequence[Span]]) ->
         spans: by part, the characters [start, end) of the answer's text that are its own; they do not overlap.
     """
     ends = token_spans(pieces)
-    part_of = [NO_PART] * (max(ends[-1][1] if ends else 0, *(end for held in spans.values() for _, end in held), 0) + 1)
-    for part, held in spans.items():
-        for start, end in held:
+    length = ends[-1][1] if ends else 0
+    for of_part in spans.values():
+        length = max([length, *(end for _, end in of_part)])
+    part_of = [NO_PART] * (length + 1)
+    for part, of_part in spans.items():
+        for start, end in of_part:
             part_of[start:end] = [part] * (end - start)
     return [
         _most(part_of[start : max(end, start + 1)]) if piece else NO_PART

@@ -127,10 +127,10 @@ def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
     data = spec.data
     opened = [open_proven_run(source.path, storage, allow_over_limit=source.allow_over_limit) for source in data.runs]
     options = _options(spec, opened)
-    found = AnsweredRows(labeler_class(options.name)(options), options, data.answer == "preliminary")
+    answered = AnsweredRows(labeler_class(options.name)(options), options, data.answer == "preliminary")
     if data.gold is not None and data.gold.sets is not None:
-        _add_sets(found, data.gold, data.gold.sets, storage)
-        return found
+        _add_sets(answered, data.gold, data.gold.sets, storage)
+        return answered
     if options.name == EVIDENCE_SET and data.gold is not None:
         raise ConfigError(
             f"data.gold: grades say nothing of the chunks that {options.name} chose. Name the column that does, as "
@@ -138,22 +138,25 @@ def load_answered_rows(spec: SftSpec, storage: Storage) -> AnsweredRows:
         )
     gold = None if data.gold is None else load_gold(data.gold, storage, is_learned=not opened, key="data.gold")
     if options.name != EVIDENCE_SET:
-        check_learnable(found, has_answers=bool(opened))
+        check_learnable(answered, has_answers=bool(opened))
     if gold is not None and not opened:
         graded = zip(gold.pairs, gold.grades, strict=True)
-        found.rows = [AnsweredRow(pair, grade) for pair, grade in graded if grade is not None]
-        check_scale({row.grade for row in found.rows}, options.grades, where=gold.source.path, option="data.gold.map")
-        found.dropped += Counter({"without a trusted grade": len(gold.pairs) - len(found.rows)})
+        answered.rows = [AnsweredRow(pair, grade) for pair, grade in graded if grade is not None]
+        grades = {row.grade for row in answered.rows}
+        check_scale(grades, options.grades, where=gold.source.path, option="data.gold.map")
+        answered.dropped += Counter({"without a trusted grade": len(gold.pairs) - len(answered.rows)})
     for run in opened:
-        _add_run(found, run, gold, storage)
-    refuse_twice(found.runs, key="data.runs")
+        _add_run(answered, run, gold, storage)
+    refuse_twice(answered.runs, key="data.runs")
     if gold is not None:
-        found.gold = replace(gold.about, graded_rows=len(found.rows))
-    if not found.rows:
-        listed = ", ".join(f"{count:,} rows {reason}" for reason, count in found.dropped.items())
-        paths = ", ".join(run.root for run in opened) or (data.gold and f"{data.gold.path}, `{data.gold.grade}`")
+        answered.gold = replace(gold.about, graded_rows=len(answered.rows))
+    if not answered.rows:
+        listed = ", ".join(f"{count:,} rows {reason}" for reason, count in answered.dropped.items())
+        paths = ", ".join(run.root for run in opened)
+        if not opened and data.gold is not None:
+            paths = f"{data.gold.path}, `{data.gold.grade}`"
         raise InputError(f"{paths}: no answer to learn from: {listed or 'no label'}.")
-    return found
+    return answered
 
 
 def _options(spec: SftSpec, runs: Sequence[ProvenRun]) -> LabelerOptions:
@@ -162,38 +165,41 @@ def _options(spec: SftSpec, runs: Sequence[ProvenRun]) -> LabelerOptions:
     Raises:
         ConfigError: they are not of one labeler.
     """
-    found = spec.labeler or options_of_run(runs[0].plan.parts, runs[0].manifest.spec, where=runs[0].root)
+    options = spec.labeler or options_of_run(runs[0].plan.parts, runs[0].manifest.spec, where=runs[0].root)
     for run in runs:
         labeler = run.plan.facts.labeler
-        if (labeler.name, labeler.grades) != (found.name, found.grades):
+        if (labeler.name, labeler.grades) != (options.name, options.grades):
             raise ConfigError(
                 f"{run.root}: is of labeler {labeler.name} with {labeler.grades} grades, and one teacher learns the "
-                f"answers of one labeler, here {found.name} with {found.grades}. Name runs of one, and leave `labeler` "
-                "out or name the same."
+                f"answers of one labeler, here {options.name} with {options.grades}. Name runs of one, and leave "
+                "`labeler` out or name the same."
             )
-    return found
+    return options
 
 
-def check_learnable(found: AnsweredRows, *, has_answers: bool) -> None:
+def check_learnable(answered: AnsweredRows, *, has_answers: bool) -> None:
     """
     Args:
         has_answers: of runs; else there are grades alone.
     Raises:
         ConfigError: the labeler's answers can't be rebuilt from what there is.
     """
-    name = found.options.name
-    labeler = found.labeler
-    asks = found.labeler.probe()
-    tags = [section.tag for ask in asks if ask.format is not None for section in ask.format.sections]
-    if labeler.reads.siblings or ("" in tags and not labeler.recalls) or not found.options.grades:
+    name = answered.options.name
+    labeler = answered.labeler
+    asks = labeler.probe()
+    tags: list[str] = []
+    for ask in asks:
+        if ask.format is not None:
+            tags += [section.tag for section in ask.format.sections]
+    if labeler.reads.siblings or ("" in tags and not labeler.recalls) or not answered.options.grades:
         raise ConfigError(
             f"labeler {name}: its answers can't be put together again from label files, so no teacher learns them."
         )
     first = asks[0].format
     has_first_grade = first is not None and isinstance(first.sections[0], Choice) and len(asks) == 1
-    if found.is_preliminary and not has_first_grade:
+    if answered.is_preliminary and not has_first_grade:
         raise ConfigError(f"data.answer: preliminary, and the answers of {name} do not begin with a grade.")
-    if not has_answers and tags and not found.is_preliminary:
+    if not has_answers and tags and not answered.is_preliminary:
         way = "Set data.answer: preliminary, or name" if has_first_grade else "Name"
         raise ConfigError(
             f"data.gold: holds grades, and an answer of {name} has {', '.join(tags) or 'lines'} as well. "
@@ -201,7 +207,7 @@ def check_learnable(found: AnsweredRows, *, has_answers: bool) -> None:
         )
 
 
-def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage) -> None:
+def _add_sets(answered: AnsweredRows, gold: SftGold, column: str, storage: Storage) -> None:
     """Whole questions with the sets of a column.
 
     Source: RES-RAG (section 3.4.1, the warm-up on heuristic labels).
@@ -210,21 +216,21 @@ def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage)
         ConfigError: the labeler chooses no chunks.
         InputError: the file can't be read, or has no set.
     """
-    if found.options.name != EVIDENCE_SET:
-        raise ConfigError(f"data.gold.sets: labeler {found.options.name} chooses no chunks; want {EVIDENCE_SET}.")
+    if answered.options.name != EVIDENCE_SET:
+        raise ConfigError(f"data.gold.sets: labeler {answered.options.name} chooses no chunks; want {EVIDENCE_SET}.")
     queries, dataset = load_evidence_queries(
         gold.path,
         gold.columns,
         column,
-        found.labeler,
+        answered.labeler,
         storage,
     )
     wanted = [query for query in queries if query.sets]
     if not wanted:
         raise InputError(f"{gold.path}: no query with chunks in `{column}`. There is nothing to learn from.")
-    found.rows = [AnsweredRow(query.pair, int(any(query.sets)), sets=query.sets) for query in wanted]
-    found.dropped += Counter({"queries without chunks wanted": len(queries) - len(wanted)})
-    found.gold = LearnedGold(
+    answered.rows = [AnsweredRow(query.pair, int(any(query.sets)), sets=query.sets) for query in wanted]
+    answered.dropped += Counter({"queries without chunks wanted": len(queries) - len(wanted)})
+    answered.gold = LearnedGold(
         path=gold.path,
         grade=None,
         sets=column,
@@ -233,41 +239,41 @@ def _add_sets(found: AnsweredRows, gold: SftGold, column: str, storage: Storage)
     )
 
 
-def _add_run(found: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, storage: Storage) -> None:
-    ours = stage_digests(found.labeler.probe())
+def _add_run(answered: AnsweredRows, run: ProvenRun, gold: GoldGrades | None, storage: Storage) -> None:
+    ours = stage_digests(answered.labeler.probe())
     if run.plan.parts.get("stages", ours) != ours:
-        found.notes.append(
+        answered.notes.append(
             f"{run.root}: was asked with other prompts than the labeler's own here; its answers are learned under "
             "these. Set labeler.templates and options as its job had them, if that is not meant."
         )
     rows = chain.from_iterable(label_rows(read_labels(run.folder, file)) for file in run.manifest.labels)
-    held = [row for row in rows if row.status == "ok" and row.grade is not None]
-    dataset = open_run_input(run.root, run.plan, storage, reads=found.labeler.reads)
-    columns = {name: [getattr(row, name) for row in held] for name in ("row_id", "query_id", "doc_id")}
+    labelled = [row for row in rows if row.status == "ok" and row.grade is not None]
+    dataset = open_run_input(run.root, run.plan, storage, reads=answered.labeler.reads)
+    columns = {name: [getattr(row, name) for row in labelled] for name in ("row_id", "query_id", "doc_id")}
     pairs = rejoin(columns, dataset, run.root)
-    number = len(found.runs)
-    found.runs.append(run.about(weight=1.0, labels=len(held)))
-    if found.options.name == EVIDENCE_SET:
-        chosen = {row.row_id: row.columns["selected"] for row in held}
+    number = len(answered.runs)
+    answered.runs.append(run.about(weight=1.0, labels=len(labelled)))
+    if answered.options.name == EVIDENCE_SET:
+        chosen = {row.row_id: row.columns["selected"] for row in labelled}
         for shard in run.plan.shards:  # holds whole queries, as they were asked: a limit may have cut one
             for pair in whole_queries(read_pairs(dataset, shard_row_ids(run.folder.store, shard))):
                 ids = [sibling.row_id for sibling in pair.siblings]
                 if not chosen.keys().isdisjoint(ids):  # a row without a label gave nothing
-                    sets = tuple(tuple(chosen.get(one) or ()) for one in ids)
-                    found.rows.append(AnsweredRow(pair, int(any(sets)), source=number, sets=sets))
+                    sets = tuple(tuple(chosen.get(row_id) or ()) for row_id in ids)
+                    answered.rows.append(AnsweredRow(pair, int(any(sets)), source=number, sets=sets))
         return
-    trusted = [row.grade for row in held] if gold is None else gold.of(run.plan, pairs)
-    for row, pair, grade in zip(held, pairs, trusted, strict=True):
+    trusted = [row.grade for row in labelled] if gold is None else gold.of(run.plan, pairs)
+    for row, pair, grade in zip(labelled, pairs, trusted, strict=True):
         if grade is None or grade != row.grade:
             reason = "without a trusted grade" if grade is None else "with another grade than the trusted one"
-            found.dropped[reason] += 1
+            answered.dropped[reason] += 1
         else:
-            found.rows.append(AnsweredRow(pair, grade, row, number))
+            answered.rows.append(AnsweredRow(pair, grade, row, number))
     texts: dict[bytes, str] = {}
     for file in run.manifest.answers or ():
         table = run.folder.table(file, ANSWERS, ["key", "text"])
         texts.update(zip(table["key"].to_pylist(), table["text"].to_pylist(), strict=True))
-    found.shared.append((AnswerKeys(run.plan.parts), texts))
+    answered.shared.append((AnswerKeys(run.plan.parts), texts))
 
 
 # ------------------------------------------------------------------------------
@@ -310,16 +316,17 @@ def turns_of(answered: AnsweredRows, row: AnsweredRow) -> list[AnsweredTurn]:
     if answered.is_preliminary:
         assert ask.format is not None
         first = ask.format.sections[0]
-        said = row.grade if row.label is None else row.label.columns.get(first.tag)
-        if said is None:
+        grade = row.grade if row.label is None else row.label.columns.get(first.tag)
+        if grade is None:
             raise UnlearnableError("without a first grade")
-        return [AnsweredTurn(ask, (opening_of(first), str(said), closing_of(first)))]
+        return [AnsweredTurn(ask, (opening_of(first), str(grade), closing_of(first)))]
     turns: list[AnsweredTurn] = []
     num_answered = 0
     try:
         while True:
             turn, answer = _turn(answered, row, ask, num_answered)
-            turns += [turn] if turn else []
+            if turn is not None:
+                turns.append(turn)
             num_answered += answer.finish != "overlong"
             ask = generator.send(answer)
     except VerdictError as exc:
@@ -341,51 +348,70 @@ def _turn(answered: AnsweredRows, row: AnsweredRow, ask: Ask, number: int) -> tu
     if answered.labeler.recalls:
         assert row.label is not None
         answer, completion = answered.labeler.recall({"grade": row.grade, **row.label.columns}, ask, number)
-        return AnsweredTurn(ask, ("", completion, "")) if completion and answer.finish != "overlong" else None, answer
+        if not completion or answer.finish == "overlong":
+            return None, answer
+        return AnsweredTurn(ask, ("", completion, "")), answer
     if ask.format is None:
         (decision,) = ask.decisions
         if not 0 <= row.grade < len(decision.labels):
             raise UnlearnableError("whose grade is off the scale")
-        probs = tuple(float(place == row.grade) for place in range(len(decision.labels)))
+        probs = tuple(float(grade == row.grade) for grade in range(len(decision.labels)))
         answer = Answer(0, "", "stop", {decision.name: Distribution(probs, 0.0)})
         return AnsweredTurn(ask, (decision.labels[row.grade],), label=row.grade), answer
     reader = Reader(ask.format)
-    sections = ask.format.sections
-    for text in shared_texts(answered, row, ask) if ask.shared_by is not None else [own_text(row, sections)]:
+    if ask.shared_by is None:
+        answer = Answer(0, own_text(row, ask.format.sections), "stop")
+        reader.read(answer)
+        return _tagged_turn(ask, reader, answer.text), answer
+    for text in shared_texts(answered, row, ask):
         answer = Answer(0, text, "stop")
         intent = reader.read(answer).get("intent")
-        if ask.shared_by is None or (row.label and row.label.intent in (None, intent)):
-            # what is between two sections goes with the later one
-            ends = [text.index(closing_of(one)) + len(closing_of(one)) for one in sections]
-            spans = zip([0, *ends[:-1]], ends, strict=True)
-            reasoning = tuple(span for one, span in zip(sections, spans, strict=True) if one.tag not in GRADES)
-            return AnsweredTurn(ask, reader.turn_parts(text), reasoning), answer
+        if row.label and row.label.intent in (None, intent):
+            return _tagged_turn(ask, reader, text), answer
     raise UnlearnableError("whose query's first answer was not kept")
 
 
+def _tagged_turn(ask: Ask, reader: Reader, text: str) -> AnsweredTurn:
+    """A turn answered by sections; what is between two of them goes with the later one."""
+    reasoning: list[Span] = []
+    start = 0
+    for section in reader.format.sections:
+        closing = closing_of(section)
+        end = text.index(closing) + len(closing)
+        if section.tag not in GRADES:
+            reasoning.append((start, end))
+        start = end
+    return AnsweredTurn(ask, reader.turn_parts(text), tuple(reasoning))
+
+
 def own_text(row: AnsweredRow, sections: Sequence[Section]) -> str:
-    """An answer put together from its label's columns; a section that they hold nothing of says `none`."""
+    """An answer put together from its label's columns; a section that they hold nothing of is `none`."""
     assert row.label is not None
     label = row.label
     own = row.label.columns
-    said = {name: "none" if value is None else str(value) for name, value in own.items()}
-    said |= {f"{name}_score": str(own[name]) for name in ("subject", "attribute") if own.get(name) is not None}
-    said |= {"think": label.reasoning or "", "intent": label.intent or ""}
-    said |= {"extract": "\n".join(str(span["text"]) for span in label.evidence) or "none", "score": str(label.grade)}
-    return "\n".join(f"{opening_of(one)}{said.get(one.tag, '')}{closing_of(one)}" for one in sections)
+    contents = {name: "none" if value is None else str(value) for name, value in own.items()}
+    for name in ("subject", "attribute"):
+        if own.get(name) is not None:
+            contents[f"{name}_score"] = str(own[name])
+    contents["think"] = label.reasoning or ""
+    contents["intent"] = label.intent or ""
+    contents["extract"] = "\n".join(str(span["text"]) for span in label.evidence) or "none"
+    contents["score"] = str(label.grade)
+    tagged = [f"{opening_of(section)}{contents.get(section.tag, '')}{closing_of(section)}" for section in sections]
+    return "\n".join(tagged)
 
 
-def _is_same(read: Label, held: LabelRow) -> bool:
-    """Whether a label says what another one does, distributions left out."""
-    own = [(name, value) for name, value in read.columns.items() if not name.endswith(("_probs", "_outside_mass"))]
-    return (
-        all(value == held.columns.get(name) for name, value in own)
-        and read.grade == held.grade
-        and (read.intent or None) == (held.intent or None)
-        and (read.reasoning or None) == (held.reasoning or None)
-        and [(span.start, span.end) for span in read.evidence]
-        == [(span["start"], span["end"]) for span in held.evidence]
-    )
+def _is_same(read: Label, row: LabelRow) -> bool:
+    """Whether a label is the same as a stored one, distributions left out."""
+    for name, value in read.columns.items():
+        if not name.endswith(("_probs", "_outside_mass")) and value != row.columns.get(name):
+            return False
+    if read.grade != row.grade:
+        return False
+    if (read.intent or None) != (row.intent or None) or (read.reasoning or None) != (row.reasoning or None):
+        return False
+    spans = [(span["start"], span["end"]) for span in row.evidence]
+    return [(span.start, span.end) for span in read.evidence] == spans
 
 
 MOST_ROUNDS = 3
@@ -393,10 +419,11 @@ MOST_ROUNDS = 3
 
 
 def shared_texts(answered: AnsweredRows, row: AnsweredRow, ask: Ask) -> Iterator[str]:
-    """What rows of the query shared as the answer to an ask: in which sample and at which attempt, no file says."""
+    """What rows of the query shared as the answer to an ask: no file has in which sample and at which attempt."""
     if row.label is None:
         return
-    (keys, texts), options = answered.shared[row.source], answered.options
+    keys, texts = answered.shared[row.source]
+    options = answered.options
     drawn = Sampling(max(ask.sampling.temperature, options.retry_temperature), ask.sampling.top_p)
     for attempt, sample, retries in product(range(options.attempts), range(options.samples), range(MOST_ROUNDS + 1)):
         key = keys.key(replace(ask, sampling=drawn) if attempt else ask, retries, sample, attempt)
@@ -462,7 +489,8 @@ def make_examples(answered: AnsweredRows, base: TeacherBase, *, max_tokens: int)
         ModelError: the grades are not one token each.
     """
     dropped: Counter[str] = Counter()
-    return AnswerExamples([one for _, one in _learned(answered, base, dropped, max_tokens=max_tokens)], dropped)
+    learned = _learned(answered, base, dropped, max_tokens=max_tokens)
+    return AnswerExamples([example for _, example in learned], dropped)
 
 
 def _learned(
@@ -516,14 +544,13 @@ def export_conversations(spec: TeacherSpec, storage: Storage, folder: Path, *, c
     with scratch.open("w", encoding="utf-8") as target:
         for turn, example in learned:
             pair = answered.rows[example.row].pair
-            chat = {
+            chat: dict[str, Any] = {
                 "prompt": [{"role": message.role, "content": message.text} for message in turn.ask.messages],
                 "completion": [{"role": "assistant", "content": turn.ask.prefill + "".join(turn.parts)}],
-                **({"chat_template_kwargs": spec.chat_template_kwargs} if spec.chat_template_kwargs else {}),
-                "query_id": pair.query_id,
-                "doc_id": pair.doc_id,
-                "stage": turn.ask.stage,
             }
+            if spec.chat_template_kwargs:
+                chat["chat_template_kwargs"] = spec.chat_template_kwargs
+            chat |= {"query_id": pair.query_id, "doc_id": pair.doc_id, "stage": turn.ask.stage}
             target.write(json.dumps(chat, ensure_ascii=False) + "\n")
             count += 1
     scratch.replace(file)
@@ -544,8 +571,8 @@ class AnswerEncoder:
             UnlearnableError: there is no room for it, or the evidence is in what was cut off the document.
         """
         if turn.label is not None:
-            (place,) = self._places.of(turn.ask)
-            answer = [place.label_ids[turn.label]]
+            (decision,) = self._places.of(turn.ask)
+            answer = [decision.label_ids[turn.label]]
             is_reasoning = [False]
         else:
             opened = self._base.encoder.opened_for(turn.ask).strip()  # in the prompt already
@@ -625,14 +652,13 @@ class MaskedCollator:
         ids_BT = torch.full((len(chosen), width), self._pad_id)
         mask_BT = torch.zeros((len(chosen), width), dtype=torch.int64)
         labels_BC = torch.full((len(chosen), longest), IGNORED)
-        for place, (number, example) in enumerate(zip(numbers, chosen, strict=True)):
+        for row, (number, example) in enumerate(zip(numbers, chosen, strict=True)):
             ids = torch.from_numpy(np.array(example.ids, dtype=np.int64))
-            ids_BT[place, width - len(ids) :] = ids
-            mask_BT[place, width - len(ids) :] = 1
+            ids_BT[row, width - len(ids) :] = ids
+            mask_BT[row, width - len(ids) :] = 1
             answer = ids[len(ids) - example.num_answer :]
-            labels_BC[place, longest - len(answer) :] = torch.where(
-                torch.from_numpy(self.learned(number, epoch)), answer, IGNORED
-            )
+            is_learned = torch.from_numpy(self.learned(number, epoch))
+            labels_BC[row, longest - len(answer) :] = torch.where(is_learned, answer, IGNORED)
         return {
             "input_ids": ids_BT,
             "attention_mask": mask_BT,
@@ -649,8 +675,8 @@ def answer_loss(model: Any, batch: dict[str, Any]) -> Tensor:
     """
     labels_BC = batch["labels"]
     tokens = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids")}
-    kept = labels_BC.shape[1] + 1
-    logits_BCV = model(**tokens, use_cache=False, logits_to_keep=kept).logits[:, -kept:-1]
+    width = labels_BC.shape[1] + 1
+    logits_BCV = model(**tokens, use_cache=False, logits_to_keep=width).logits[:, -width:-1]
     return nn.functional.cross_entropy(
         logits_BCV.float().flatten(0, 1), labels_BC.flatten(), ignore_index=IGNORED, reduction="sum"
     )
@@ -690,31 +716,33 @@ class SftTrainer(TeacherTrainer):
         self._spec = spec
         self._base = base
         answered = load_answered_rows(spec, storage)
-        found = make_examples(answered, base, max_tokens=spec.train.max_tokens)
-        listed = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
-        if not found.examples:
+        examples, dropped = make_examples(answered, base, max_tokens=spec.train.max_tokens)
+        listed = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        if not examples:
             raise InputError(f"no row gives an example to learn from: {listed}.")
-        self._examples = found.examples
+        self._examples = examples
         paths = [source.path for source in (*answered.runs, answered.gold) if source is not None]
-        rows = [answered.rows[example.row] for example in found.examples]
+        rows = [answered.rows[example.row] for example in examples]
         self._names = [(paths[row.source], row.pair.row_id) for row in rows]
         total = hashlib.sha256()
-        for example in found.examples:
+        for example in examples:
             total.update(f"{len(example.ids)} {example.num_answer}\n".encode())
             total.update(np.array(example.ids, dtype="<i4").tobytes())
             total.update(example.is_reasoning)
         self.digest = total.hexdigest()
         self.labeler = answered.options.model_dump(mode="json")
         self.templates = answered.labeler.template_digests
-        self.notes = [*answered.notes, *([f"rows left out: {listed}"] if listed else [])]
+        self.notes = list(answered.notes)
+        if listed:
+            self.notes.append(f"rows left out: {listed}")
         self.data = TeacherData(
             runs=answered.runs,
             gold=answered.gold,
-            rows=len(answered.rows) - found.dropped.total(),
-            dropped=dict(sorted((answered.dropped + found.dropped).items())),
-            examples=len(found.examples),
-            tokens=sum(len(example.ids) for example in found.examples),
-            answer_tokens=sum(example.num_answer for example in found.examples),
+            rows=len(answered.rows) - dropped.total(),
+            dropped=dict(sorted((answered.dropped + dropped).items())),
+            examples=len(examples),
+            tokens=sum(len(example.ids) for example in examples),
+            answer_tokens=sum(example.num_answer for example in examples),
         )
 
     def estimate(self) -> TrainingEstimate:

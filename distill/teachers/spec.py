@@ -589,7 +589,10 @@ def method_of(name: object) -> TeacherMethod:
 
 def teacher_keys() -> tuple[str, ...]:
     """The first keys of all methods' specs."""
-    return tuple(dict.fromkeys(key for method in METHODS.values() for key in method.spec.model_fields))
+    keys: dict[str, None] = {}
+    for method in METHODS.values():
+        keys |= dict.fromkeys(method.spec.model_fields)
+    return tuple(keys)
 
 
 def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
@@ -602,21 +605,24 @@ def read_teacher_spec(values: Mapping[str, Any], *, where: str) -> TeacherSpec:
     """
     if "method" not in values:
         raise ConfigError(f"{where}: `method` is missing; want one of {', '.join(METHODS)}")
-    found: dict[str, object] = {}
+    sections: dict[str, object] = {}
     try:
         model = method_of(values["method"]).spec
         labeler: Any = values.get("labeler")
         match {"name": labeler} if isinstance(labeler, str) else labeler:
             case {"name": str(name)} as section:
-                found |= {"labeler": validate_spec(labeler_class(name).Options, section, where=f"{where}, labeler")}
+                options = labeler_class(name).Options
+                sections["labeler"] = validate_spec(options, section, where=f"{where}, labeler")
             case dict():
                 raise ConfigError(f"`labeler.name` is missing; there are {', '.join(labeler_names())}")
         generator = values.get("generator")
         if isinstance(generator, dict):
-            found |= {"generator": _with_engine_options(generator, where=f"{where}, generator")}
+            sections["generator"] = _with_engine_options(generator, where=f"{where}, generator")
     except ConfigError as exc:
-        raise exc if str(exc).startswith(where) else ConfigError(f"{where}: {exc}") from exc
-    return validate_spec(model, {**values, **found}, where=where)
+        if str(exc).startswith(where):
+            raise
+        raise ConfigError(f"{where}: {exc}") from exc
+    return validate_spec(model, {**values, **sections}, where=where)
 
 
 def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpec:
@@ -626,7 +632,8 @@ def _with_engine_options(section: dict[str, Any], *, where: str) -> GeneratorSpe
         raise ConfigError(f"{where}: `name` is missing; there are {', '.join(engine_names())}")
     args = section.get("args") or {}
     known = engine_class(name).Args
-    args = validate_spec(known, args, where=f"{where}.args") if isinstance(args, dict) else args
+    if isinstance(args, dict):
+        args = validate_spec(known, args, where=f"{where}.args")
     return validate_spec(GeneratorSpec, {**section, "args": args}, where=where)
 
 
@@ -640,9 +647,8 @@ def teacher_schema() -> Schema:
         spec.offer("labeler", anyOf=[*labelers, {"type": "null"}])
         spec.fix("method", name)
         if "generator" in spec.keys:
-            spec.offer(
-                "generator", oneOf=referred(definitions, "generator", engine_schemas(GeneratorSpec, definitions))
-            )
+            generators = engine_schemas(GeneratorSpec, definitions)
+            spec.offer("generator", oneOf=referred(definitions, "generator", generators))
         spec.require("method")
         methods.append(spec.values)
     for unused in ("LabelerOptions", "GeneratorSpec", "EngineArgs"):

@@ -300,7 +300,9 @@ def train_learner(
         f"lower {keys}, or train adapters alone (lora: {{}}).",
         can_halve=can_halve,
     )
-    return Trained((model if spec.lora is None else model.merge_and_unload()).eval(), outcome)
+    if spec.lora is not None:
+        model = model.merge_and_unload()
+    return Trained(model.eval(), outcome)
 
 
 # ------------------------------------------------------------------------------
@@ -314,12 +316,21 @@ TEACHER = Product(
     ("data", "labeler", "generator"),
     frozenset(
         {
-            *("name", "output", "init", "labeler", "generator", "data.runs", "data.gold.path"),
-            *("train.device", "train.keep_checkpoints", "train.gradient_checkpointing", "train.report_to"),
+            "name",
+            "output",
+            "init",
+            "labeler",
+            "generator",
+            "data.runs",
+            "data.gold.path",
+            "train.device",
+            "train.keep_checkpoints",
+            "train.gradient_checkpointing",
+            "train.report_to",
         }
     ),
 )
-"""What data, labeler and generator are, the digest of the data says; the model, its own digest."""
+"""Data, labeler and generator are in the digest of the data; the model has its own digest."""
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "safetensors", "tokenizers", "numpy", "pyarrow")
 
 
@@ -350,18 +361,14 @@ def _prepare(
     precision_of(spec.train)
     trainer: TeacherTrainer = pkgutil.resolve_name(method_of(spec.method).trainer)(spec, base, storage)
     trainer.secrets = secrets
-    return (
-        output,
-        base,
-        trainer,
-        training_record(
-            TEACHER,
-            spec,
-            resolved,
-            trainer.digest,
-            version=TEACHER_MANIFEST_VERSION,
-        ),
+    record = training_record(
+        TEACHER,
+        spec,
+        resolved,
+        trainer.digest,
+        version=TEACHER_MANIFEST_VERSION,
     )
+    return output, base, trainer, record
 
 
 def train_teacher(
@@ -382,7 +389,7 @@ def train_teacher(
         is_writer: False in all but the first of several processes that train together: they write nothing.
         secrets: what the options of an engine that the method asks name, by option.
     Raises:
-        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that say so.
+        ConfigError, InputError, ManifestError, ModelError: something is off, see the modules that raise it.
         StaleRunError: the output holds a teacher or checkpoints of another spec.
         LockHeldError: another process trains there.
         TrainingError: the loss is not finite, or memory runs out twice.
@@ -460,18 +467,19 @@ def render_card(manifest: TeacherManifest) -> str:
             f"{data.held_out.queries:,} queries that nobody trained on."
         )
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in data.dropped.items()) or "none"
+    lines.append(
+        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}."
+    )
+    for run in data.runs:
+        fingerprint = (run.fingerprint or "")[:12]
+        lines.append(f"- `{run.path}`: {run.labels:,} answers of {run.labeler}, fingerprint `{fingerprint}`")
     gold = data.gold
     if gold is not None:
-        named = {"trusted grades": gold.grade, "chunks": gold.sets, "answers": gold.answers}
-        held = ", ".join(f"{what} in column `{column}`" for what, column in named.items() if column is not None)
+        columns = {"trusted grades": gold.grade, "chunks": gold.sets, "answers": gold.answers}
+        named = ", ".join(f"{what} in column `{column}`" for what, column in columns.items() if column is not None)
+        lines.append(f"- `{gold.path}`: {named}")
+    lines += [f"- Note: {note}" for note in manifest.notes]
     lines += [
-        f"- Learned from {data.rows:,} rows, {data.answer_tokens:,} tokens of answers; rows left out: {dropped}.",
-        *(
-            f"- `{run.path}`: {run.labels:,} answers of {run.labeler}, fingerprint `{(run.fingerprint or '')[:12]}`"
-            for run in data.runs
-        ),
-        *([] if gold is None else [f"- `{gold.path}`: {held}"]),
-        *(f"- Note: {note}" for note in manifest.notes),
         "",
         "![training curve](curves.svg)",
         "",
@@ -521,12 +529,13 @@ def estimate_teacher(
     for note in trainer.notes:
         report(note)
     estimate = replace(trainer.estimate(), dropped=dict(trainer.data.dropped))
-    step_s = (
-        _probe(trainer, updates=spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1, report=report)
-        if is_timed
-        else None
-    )
-    return replace(estimate, step_s=step_s, seconds=None if step_s is None else round(step_s * estimate.steps, 1))
+    if not is_timed:
+        return estimate
+    updates = spec.rollouts.updates if isinstance(spec, RolloutSpec) else 1
+    step_s = _probe(trainer, updates=updates, report=report)
+    if step_s is None:
+        return estimate
+    return replace(estimate, step_s=step_s, seconds=round(step_s * estimate.steps, 1))
 
 
 class _ProbeEnded(Exception):  # noqa: N818 — no error
@@ -534,7 +543,7 @@ class _ProbeEnded(Exception):  # noqa: N818 — no error
 
 
 def _probe(trainer: TeacherTrainer, *, updates: int, report: ReportLine) -> float | None:
-    """Mean seconds of a step, of a training in a folder that is then removed; None where it ends too soon to say.
+    """Mean seconds of a step, of a training in a folder that is then removed; None where it ends too soon for that.
 
     Args:
         trainer: it can't train again.
@@ -553,4 +562,7 @@ def _probe(trainer: TeacherTrainer, *, updates: int, report: ReportLine) -> floa
     with tempfile.TemporaryDirectory(prefix="relabel-") as scratch, contextlib.suppress(_ProbeEnded):
         trainer.train(Path(scratch), heard)
     marks = ends[updates - 1 :: updates]
-    return round((marks[-1] - marks[0]) / (updates * (len(marks) - 1)), 4) if len(marks) > 1 else None
+    if len(marks) < 2:
+        return None
+    num_steps = updates * (len(marks) - 1)
+    return round((marks[-1] - marks[0]) / num_steps, 4)

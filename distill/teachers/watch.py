@@ -5,6 +5,7 @@ All follows from the curve alone, so a training that is resumed ends as an undis
 same reward and can be hacked as well, so a step under a warning is not taken for the best.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -58,37 +59,44 @@ class RewardWatch:
 
     def episodes(self, curve: Curve) -> list[Episode]:
         """All of them, figure by figure."""
-        watched = [(key, figure) for key, (figure, _) in WATCHED.items() if getattr(self._section, key) is not None]
-        return [one for key, figure in watched for one in self._of_figure(key, curve.series("train", figure))]
+        episodes: list[Episode] = []
+        for key, (figure, _) in WATCHED.items():
+            if getattr(self._section, key) is not None:
+                episodes += self._of_figure(key, curve.series("train", figure))
+        return episodes
 
     def warnings(self, curve: Curve, step: int) -> list[str]:
         """Of rewards that are earned without the work, once an episode."""
-        return [str(one) for one in self.episodes(curve) if one.start == step]
+        return [str(episode) for episode in self.episodes(curve) if episode.start == step]
 
     def is_suspect(self, curve: Curve) -> bool:
         """Whether a warning is active that may end the training: a step is then the best one only if it is the
         first."""
-        return any(one.end is None for one in self._ending(curve))
+        return any(episode.end is None for episode in self._ending(curve))
 
     def ended_by(self, curve: Curve) -> Episode | None:
         """The episode that outlasted the patience, counted in evaluations."""
         evaluated = sorted({step for step, split, _, _ in curve.points if split == "dev"})
-        for one in self._ending(curve):
-            seen = [step for step in evaluated if one.start <= step and (one.end is None or step < one.end)]
-            if len(seen) >= (self._section.patience or 0):
-                return one
+        for episode in self._ending(curve):
+            end = math.inf if episode.end is None else episode.end
+            num_evaluations = sum(episode.start <= step < end for step in evaluated)
+            if num_evaluations >= (self._section.patience or 0):
+                return episode
         return None
 
     def notes(self, curve: Curve) -> list[str]:
         """Remarks for the manifest."""
-        found = [str(one) for one in self.episodes(curve)]
+        notes = [str(episode) for episode in self.episodes(curve)]
         ending = self.ended_by(curve)
         if ending is not None:
-            found.append(f"ended early: {WATCHED[ending.key][0]} was beyond its threshold since step {ending.start}")
-        return found
+            notes.append(f"ended early: {WATCHED[ending.key][0]} was beyond its threshold since step {ending.start}")
+        return notes
 
     def _ending(self, curve: Curve) -> list[Episode]:
-        return [one for one in self.episodes(curve) if self._section.patience is not None and not one.is_first]
+        """Episodes that may end the training."""
+        if self._section.patience is None:
+            return []
+        return [episode for episode in self.episodes(curve) if not episode.is_first]
 
     def _of_figure(self, key: str, points: list[tuple[int, float]]) -> list[Episode]:
         """One figure's episodes: the mean of its last window is judged, from the first whole one on."""
@@ -96,25 +104,25 @@ class RewardWatch:
         steps = [step for step, _ in points]
         values = [value for _, value in points]
         means = [sum(values[end - size : end]) / size for end in range(size, len(values) + 1)]
-        found: list[Episode] = []
+        episodes: list[Episode] = []
         num_fine = 0
         for step, mean, highest in zip(steps[size - 1 :], means, accumulate(means, max), strict=True):
             limit, is_beyond = self._judged(key, mean, first=means[0], highest=highest)
             num_fine = 0 if is_beyond else num_fine + 1
-            is_open = bool(found) and found[-1].end is None
+            is_open = bool(episodes) and episodes[-1].end is None
             if is_beyond and not is_open:
-                found.append(
+                episodes.append(
                     Episode(
                         key,
-                        step,
-                        mean,
-                        limit,
+                        start=step,
+                        value=mean,
+                        limit=limit,
                         is_first=step == steps[size - 1],
                     )
                 )
             elif is_open and num_fine >= size:
-                found[-1].end = step
-        return found
+                episodes[-1].end = step
+        return episodes
 
     def _judged(self, key: str, mean: float, *, first: float, highest: float) -> tuple[float, bool]:
         """A mean's limit, and whether it is beyond."""
