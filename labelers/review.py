@@ -83,7 +83,13 @@ class Review(Labeler):
         self._turns = functools.lru_cache(maxsize=64)(self._make_turns)
         self._turns(_Shape())  # a bad template fails here
         self._turns(
-            _Shape(has_aspect=True, num_previous_queries=1, num_previous_summaries=1, num_documents=1, has_kept=True)
+            _Shape(
+                has_aspect=True,
+                num_previous_queries=1,
+                num_previous_summaries=1,
+                num_documents=1,
+                has_kept=True,
+            )
         )
         self.template_digests = self._prompts.digests
         self._asks: OfOneQuery[tuple[Ask, Shown]] = OfOneQuery()
@@ -200,7 +206,13 @@ class Review(Labeler):
         if shape.has_kept:
             data.append("kept")
         system = self._prompts.turn("system", "system.j2", data=(), settings=settings)
-        user = self._prompts.turn("user", "user.j2", data=tuple(data), settings=settings, counts=counts)
+        user = self._prompts.turn(
+            "user",
+            "user.j2",
+            data=tuple(data),
+            settings=settings,
+            counts=counts,
+        )
         return system, user
 
 

@@ -165,7 +165,13 @@ class Route(Labeler):
         answering = [subtree.tree.nodes[id] for id in answers]
         evidence = tuple(Span(node.start, node.end, node.text) for node in answering)
         grade = 2 if answers else int(bool(expands))
-        return Label(grade, None, columns, evidence, flags=list(flags))
+        return Label(
+            grade,
+            None,
+            columns,
+            evidence,
+            flags=list(flags),
+        )
 
     def recall(self, row: Mapping[str, Any], ask: Ask, number: int) -> Recalled:
         """What a step of a label answers; see `Labeler.recall`. A line that was expelled, whose text it does
@@ -193,8 +199,24 @@ class Route(Labeler):
 
     def probe(self) -> list[Ask]:
         text = EXAMPLE.document
-        heading = Node(id=0, type="structure", level=0, text="Roses", start=0, end=0, parent=-1)
-        content = Node(id=1, type="content", level=1, text=text, start=0, end=len(text), parent=0)
+        heading = Node(
+            id=0,
+            type="structure",
+            level=0,
+            text="Roses",
+            start=0,
+            end=0,
+            parent=-1,
+        )
+        content = Node(
+            id=1,
+            type="content",
+            level=1,
+            text=text,
+            start=0,
+            end=len(text),
+            parent=0,
+        )
         subtree = Subtree(read_tree([heading._asdict(), content._asdict()], text)).light([1])
         return [self._ask(EXAMPLE.query, subtree, _view(subtree, self._room).texts)]
 

@@ -284,7 +284,9 @@ def _check_untagged(answer: Answer, text: str, section: Section) -> None:
 
 
 def _shown(content: str) -> str:
-    return repr(content) if len(content) <= 40 else repr(content[:40]) + "…"
+    if len(content) <= 40:
+        return repr(content)
+    return repr(content[:40]) + "…"
 
 
 def is_none(content: str) -> bool:
@@ -328,5 +330,5 @@ def merge_samples(labels: Sequence[Label]) -> Label:
 def mean_distribution(distributions: Sequence[Distribution]) -> Distribution:
     """Component-wise mean of probabilities and of outside mass, of one distribution or more."""
     count = len(distributions)
-    probs = tuple(sum(column) / count for column in zip(*(one.probs for one in distributions), strict=True))
-    return Distribution(probs, sum(one.outside_mass for one in distributions) / count)
+    probs = tuple(sum(column) / count for column in zip(*(judge.probs for judge in distributions), strict=True))
+    return Distribution(probs, sum(judge.outside_mass for judge in distributions) / count)

@@ -89,13 +89,17 @@ def made_contents(
         elif section.only_with is not None:
             other, wanted = section.only_with
             is_wanted = contents[other] == wanted if wanted else bool(contents[other])
-            content = _lines(Lines(section.tag, 1, 1, section.max_tokens), query, bits) if is_wanted else ""
+            one_line = Lines(section.tag, 1, 1, section.max_tokens)
+            content = _lines(one_line, query, bits) if is_wanted else ""
         elif has_short_texts and bits >> 6 & 7 == 0:
             content = "none"
         else:
             words = query.replace("<", " ").split()
-            text = " ".join(words[bits % 3 if len(words) > 3 else 0 :])[: section.max_tokens * CHARS_PER_TOKEN]
-            content = text.strip() or ("" if section.may_be_empty else "unclear")
+            if len(words) > 3:
+                words = words[bits % 3 :]
+            content = " ".join(words)[: section.max_tokens * CHARS_PER_TOKEN].strip()
+            if not content and not section.may_be_empty:
+                content = "unclear"
         bits = bits >> 9 | (bits & 0x1FF) << 55
         contents[section.tag] = content
     return list(contents.values())
@@ -107,8 +111,11 @@ def _fragment(source: str, bits: int, most_chars: int) -> str:
         return "none"
     start = source.rfind(" ", 0, bits % len(source)) + 1
     wanted = min(most_chars, 24 + (bits >> 32) % 96)
-    end = source.rfind(" ", start, start + wanted + 1) if start + wanted < len(source) else len(source)
-    end = end if end > start else start + wanted
+    end = len(source)
+    if start + wanted < len(source):
+        end = source.rfind(" ", start, start + wanted + 1)
+    if end <= start:
+        end = start + wanted
     # Up to the first `<`: a document's own tags must not end the section.
     piece = source[start:end].partition("<")[0].strip()
     return "none" if not piece or piece.lower() == "none" else piece
@@ -148,7 +155,7 @@ def _option_lines(section: OptionLines, _query: str, bits: int) -> str:
     if not section.options or bits & 3 == 0:
         return section.alone
     chosen = dict.fromkeys((bits >> shift) % len(section.options) for shift in (3, 17, 31))
-    return "\n".join(section.options[place] for place in list(chosen)[: 1 + (bits >> 48) % 3])
+    return "\n".join(section.options[number] for number in list(chosen)[: 1 + (bits >> 48) % 3])
 
 
 def _lines(section: Lines, query: str, bits: int) -> str:
@@ -465,7 +472,10 @@ class Fake(Engine):
         """64 bits from the ask's text and the seed. CRC-32 since it is the fastest digest at hand; nobody attacks a
         fake.
         """
-        text = "".join([part for message in request.ask.messages for part in message.parts])
+        parts: list[str] = []
+        for message in request.ask.messages:
+            parts += message.parts
+        text = "".join(parts)
         return _mix(zlib.crc32(text.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 ^ request.seed)
 
     def _answer(self, request: Request, draw: int) -> Answer:

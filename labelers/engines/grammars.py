@@ -96,7 +96,9 @@ def _rules(section: Section, name: str, content: str, source: str | None) -> lis
     if isinstance(section, Indices):
         return [f"{name}: " + (_number_list(section.most, MOST_INDICES) if section.most else '""')]
     if isinstance(section, Lines):
-        more = f'("\\n" {name}l){{{section.least - 1},{section.most - 1}}}' if section.most > 1 else ""
+        more = ""
+        if section.most > 1:
+            more = f'("\\n" {name}l){{{section.least - 1},{section.most - 1}}}'
         return [f"{name}: {name}l {more}", f"{name}l[max_tokens={section.max_line_tokens}]: /[^<\\s][^<\\n]*/"]
     free = f"{name}[max_tokens={section.max_tokens}]"
     if content:

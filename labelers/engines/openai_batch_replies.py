@@ -31,7 +31,9 @@ _WORDS: dict[State, str] = {
     "expired": "expired timeout timed_out timeout_exceeded",
     "cancelled": "cancelled canceled aborted",
 }
-_STATES: dict[str, State] = {word: state for state, words in _WORDS.items() for word in words.split()}
+_STATES: dict[str, State] = {}
+for _state, _words in _WORDS.items():
+    _STATES |= dict.fromkeys(_words.split(), _state)
 
 
 def state_of(status: Any) -> State:

@@ -208,7 +208,9 @@ def shown(text: str, most: int = 200) -> str:
     """A server's words in one short line without control characters."""
     plain = redacted(text[: 64 * most])  # a server may echo the key; before a part is taken, which would go unnoticed
     line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    if len(line) > most:
+        return line[: most - 1] + "…"
+    return line
 
 
 # ------------------------------------------------------------------------------

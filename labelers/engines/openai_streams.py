@@ -79,7 +79,9 @@ def _piece(data: str) -> dict[str, Any]:
 
 def _choices_of(piece: dict[str, Any]) -> list[dict[str, Any]]:
     choices = piece.get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    if not isinstance(choices, list):
+        return []
+    return [choice for choice in choices if isinstance(choice, dict)]
 
 
 def _add_choice(known: dict[str, Any], choice: dict[str, Any]) -> None:

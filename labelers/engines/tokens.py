@@ -111,7 +111,9 @@ class ControlTexts:
 
     def __init__(self, texts: Iterable[str]) -> None:
         longest_first = sorted({text for text in texts if text.strip()}, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._pattern: re.Pattern[str] | None = None
+        if longest_first:
+            self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def find(self, messages: Sequence[Message]) -> tuple[str, str] | None:
         """Field and text of the first control token in the messages' data, or None; `a message` where several parts
@@ -215,9 +217,11 @@ class PromptEncoder:
             ids.discard(self._tokenizer.unk_token_id)
         self.control_ids = frozenset(token for token in ids if token is not None)
         """Ids that no data may give rise to."""
-        longest_first = sorted(texts, key=len, reverse=True)
-        # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
-        self._control = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")") if texts else None
+        self._control: re.Pattern[str] | None = None
+        if texts:
+            longest_first = sorted(texts, key=len, reverse=True)
+            # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
+            self._control = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
         # template text is the same for all pairs of a stage; earlier answers in it are not, hence the bound
         self._count = functools.lru_cache(maxsize=256)(self._count_of_template)
         self._start_ids = [] if self._template.is_own else start_ids(tokenizer)
@@ -384,7 +388,9 @@ class PromptEncoder:
 
     def _encode_data(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of hostile text, and for each the place in `text` where its characters end."""
-        cuts = [match.start() + 1 for match in self._control.finditer(text)] if self._control is not None else []
+        cuts: list[int] = []
+        if self._control is not None:
+            cuts = [match.start() + 1 for match in self._control.finditer(text)]
         ids: list[int] = []
         ends: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):

@@ -543,4 +543,6 @@ def _load_model(
             model = peft.PeftModel.from_pretrained(model, args.lora).merge_and_unload()
         except (OSError, ValueError, KeyError) as exc:
             raise ModelError(f"engine.args.lora: {args.lora!r} does not fit the model {resolved.reference!r}.") from exc
-    return model.eval() if args.quantization is not None else model.eval().to(device)
+    if args.quantization is not None:
+        return model.eval()
+    return model.eval().to(device)
