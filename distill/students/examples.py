@@ -808,21 +808,14 @@ def load_examples(spec: DistillSpec, storage: Storage) -> Examples:
     heads = {name: widths[name] for name in _trained_heads(spec, labels)}
     probs_NK = np.asarray(labels["relevance"].probs, dtype=np.float32)
     row_weight = _row_weight(spec.loss, tables, probs_NK)
-    kinds = spec.loss.targets
-    if not isinstance(kinds, dict):
-        kinds = dict.fromkeys(heads, kinds)
-    targets: dict[str, np.ndarray] = {}
-    weights: dict[str, np.ndarray] = {}
-    for name in heads:
-        targets[name] = _targets(labels[name], is_soft=kinds.get(name, "soft") == "soft")
-        weights[name] = np.where(labels[name].grades != NO_GRADE, row_weight, 0.0).astype(np.float32)
-    share = spec.loss.gold_weight
-    if share:
-        # (1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone
-        both = np.flatnonzero(is_labelled_N & (gold_N >= 0))
-        targets["relevance"][both] *= 1.0 - share
-        targets["relevance"][both, gold_N[both]] += share
-        weights["relevance"][~is_labelled_N] = row_weight[~is_labelled_N] * share
+    targets, weights = _taught(spec.loss, {name: labels[name] for name in heads}, row_weight)
+    _mix_gold(
+        spec.loss.gold_weight,
+        target_NK=targets["relevance"],
+        weight_N=weights["relevance"],
+        gold_N=gold_N,
+        is_labelled_N=is_labelled_N,
+    )
     split = spec.split
     texts = [folded(pair.query) for pair in pairs]
     keys = texts if split.by == "query" else [pair.query_id for pair in pairs]
@@ -947,6 +940,33 @@ def _trained_heads(spec: DistillSpec, labels: Mapping[str, HeadLabels]) -> list[
             f"attribute (there are {', '.join(heads)}). Raise loss.relevance, or bring labels with both nodes."
         )
     return heads
+
+
+def _taught(
+    loss: LossSection, labels: Mapping[str, HeadLabels], row_weight: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Targets and weights of the rows by head, float32 [N, K] and [N], as the labels have them."""
+    kinds = loss.targets
+    if not isinstance(kinds, dict):
+        kinds = dict.fromkeys(labels, kinds)
+    targets: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
+    for name, of_head in labels.items():
+        targets[name] = _targets(of_head, is_soft=kinds.get(name, "soft") == "soft")
+        weights[name] = np.where(of_head.grades != NO_GRADE, row_weight, 0.0).astype(np.float32)
+    return targets, weights
+
+
+def _mix_gold(
+    share: float, target_NK: np.ndarray, weight_N: np.ndarray, gold_N: np.ndarray, is_labelled_N: np.ndarray
+) -> None:
+    """Bring gold into relevance: (1-g)·teacher + g·gold on rows with both; weight g on rows with gold alone."""
+    if not share:
+        return
+    both = np.flatnonzero(is_labelled_N & (gold_N >= 0))
+    target_NK[both] *= 1.0 - share
+    target_NK[both, gold_N[both]] += share
+    weight_N[~is_labelled_N] *= share
 
 
 def _targets(labels: HeadLabels, *, is_soft: bool) -> np.ndarray:
