@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "relabel.jobs.commands.label_sets:compare",
         "Compare two label runs over the same pairs: two prompts, two teachers.",
     ),
+    "systems": (
+        "relabel.jobs.commands.systems:systems",
+        "Say which search is better, by labels and the grades of a few humans.",
+    ),
     "convert": (
         "relabel.jobs.commands.label_sets:convert",
         "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",

@@ -1,4 +1,4 @@
-"""The commands `pairs cited`, `pairs context`, `pairs chunk`, `pairs tree` and `pairs similar`."""
+"""The commands `pairs cited`, `pairs context`, `pairs chunk`, `pairs tree`, `pairs similar` and `pairs unjudged`."""
 
 import time
 from typing import Any
@@ -13,7 +13,9 @@ from relabel.jobs.pairs.chunks import CHUNK_COUNTS, add_cosines, chunk_pairs, op
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.jobs.pairs.context import with_context
 from relabel.jobs.pairs.queries import QueryRule, made_pairs
+from relabel.jobs.pairs.unjudged import unjudged_pairs
 from relabel.jobs.score import local_student
+from relabel.jobs.systems import SystemsOptions
 from relabel.jobs.tables import check_target, publish
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
@@ -222,7 +224,7 @@ def similar(
 @click.group(epilog="Example: relabel pairs cited answers.parquet --docs docs.parquet --to pairs.parquet")
 def pairs() -> None:
     """Build query-document pairs: from the citations of generated answers, their context by BM25, the chunks or the
-    structure tree of their documents, and how similar these are to the query.
+    structure tree of their documents, and how similar these are to the query; and what searches return unjudged.
 
     Needs the extra `pairs` (polars, bm25s, lxml, markdown-it-py, mwparserfromhell).
     """
@@ -476,6 +478,68 @@ def queries(
             **rule,
             **counts,
             "unlike": list(unlike),
+            "seconds": round(time.perf_counter() - started, 3),
+        },
+        output,
+    )
+
+
+@pairs.command(
+    short_help="What systems return and nobody labelled yet.",
+    epilog="Example: relabel pairs unjudged old.run new.run --labels out/ecom --corpus docs.parquet --to more.parquet",
+)
+@click.argument("systems", nargs=-1, required=True, metavar="[NAME=]SYSTEM...")
+@click.option("--labels", required=True, metavar="LABELS", help="What is labelled: a run's output, or a label file.")
+@click.option("--corpus", required=True, metavar="FILE", help="Corpus: doc_id, and document or title and body.")
+@click.option(
+    "--queries",
+    metavar="FILE",
+    help="Texts of the queries: query_id and query.  [default: the input of the labels' run]",
+)
+@click.option("--to", required=True, metavar="OUT", help="Parquet file to write.")
+@click.option(
+    "--k",
+    type=click.IntRange(1, 1000),
+    default=10,
+    show_default=True,
+    help="Documents of a query that are looked at.",
+)
+@click.option("--score", metavar="COL", help="Column that a table ranks by.  [default: score, else rank]")
+@click.option("--by", metavar="COL", help="Query column of tables of systems and labels.  [default: query_id]")
+@click.option("--doc", default="doc_id", show_default=True, metavar="COL", help="Document column of the same.")
+@click.option("--label", default="grade", show_default=True, metavar="COL", help="Label column of a label file.")
+@click.option(
+    "--allow-partial", is_flag=True, help="Take runs that are not finished or are over their quarantine limit."
+)
+@click.option("--force", is_flag=True, help=FORCE_HELP)
+@output_option
+def unjudged(
+    systems: tuple[str, ...],
+    corpus: str,
+    queries: str | None,
+    to: str,
+    force: bool,
+    output: str,
+    **options: Any,
+) -> int:
+    """Write the pairs of the systems' top k that have no label, as input of the job that made the labels.
+
+    SYSTEM is a ranking, as `relabel systems` takes it. Columns are called as in the job's input, so that the same job
+    labels the pairs, with `reuse` for those that it labelled before.
+    """
+    started = time.perf_counter()
+    storage = Storage()
+    inputs = (corpus, options["labels"], *filter(None, [queries]))
+    check_target(to, inputs, storage, force=force)
+    frame, counts = unjudged_pairs(systems, corpus, queries, SystemsOptions(**options), storage)
+    rows = publish(frame, to, storage, source=corpus)
+    return emit_record(
+        f"Wrote {rows:,} unjudged pairs to {to}",
+        {
+            "output": to,
+            "pairs": rows,
+            **counts,
+            "k": options["k"],
             "seconds": round(time.perf_counter() - started, 3),
         },
         output,

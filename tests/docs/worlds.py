@@ -23,6 +23,7 @@ from tests.docs.pages import DOCS
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
 from tests.score.conftest import write_tiny_student
+from tests.systems.conftest import make_collection
 
 Rows = Callable[..., list[dict[str, Any]]]
 
@@ -224,6 +225,25 @@ def own_package(folder: Path, name: str) -> None:
     write_pairs(folder)
 
 
+def two_searches(folder: Path) -> None:
+    """Rankings of two systems, labels of nine of ten documents, humans' grades of twelve queries, and texts."""
+    made = make_collection()
+    made.systems = {"old": made.systems["bad"], "new": made.systems["good"]}
+    for name in made.systems:
+        made.write_run(name)
+    labels = [
+        {"query_id": query, "doc_id": doc, "grade": grade}
+        for query, held in made.judge.items()
+        for doc, grade in list(held.items())[: len(held) * 9 // 10]
+    ]
+    pq.write_table(pa.Table.from_pylist(labels), folder / "judge.parquet")
+    made.write_qrels(made.humans, "humans.qrels", queries=12)
+    docs = [{"doc_id": doc, "document": f"text of {doc}"} for held in made.humans.values() for doc in held]
+    pq.write_table(pa.Table.from_pylist(docs), folder / "docs.parquet")
+    lines = ["query_id,query", *(f"{query},words of {query}" for query in made.queries)]
+    (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
@@ -246,6 +266,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "something-broke.md": lambda folder, _: write_pairs(folder),
     "distill.md": lambda folder, _: labelled_pairs(folder),
     "storage.md": lambda folder, _: first_job(folder),
+    "which-search-is-better.md": lambda folder, _: two_searches(folder),
     "workers.md": lambda folder, _: first_job(folder),
     "writing-a-labeler.md": lambda folder, _: own_package(folder, "helpdesk"),
     "writing-an-engine.md": lambda folder, _: own_package(folder, "toy"),

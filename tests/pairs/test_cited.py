@@ -227,7 +227,7 @@ def test_the_command_from_end_to_end(relabel: Callable[..., Any], write: Callabl
     relabel(*call, "--force", "--cited-in", "6").refused(2, "--cited-in 6 of --answers-per-query 5")
 
 
-@pytest.mark.parametrize("command", ["cited", "context", "queries", "chunk", "tree"])
+@pytest.mark.parametrize("command", ["cited", "context", "queries", "chunk", "tree", "unjudged"])
 def test_help_is_the_one_reviewed(
     relabel: Callable[..., Any], golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

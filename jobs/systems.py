@@ -1,0 +1,735 @@
+"""Which search is better: compares systems' rankings by a judge's labels and the grades of a few humans.
+
+`compare_systems` reads rankings, labels and gold, computes the figures of each query by both, and puts them together as
+`manifests/metrics/prediction_powered.py` says. `unjudged_pairs` gives what the judge has still to label.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from relabel.jobs.compared_systems import (
+    ComparedPair,
+    ComparedSystems,
+    Estimate,
+    FigureDifference,
+    JudgingPlan,
+    SystemFigures,
+    pair_sentence,
+)
+from relabel.jobs.evaluate import JudgingOptions, load_pairs, manifest_of_scorer, open_set, scale_of
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.files import Storage, place_of
+from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
+from relabel.manifests.label_sets import LabelSet, is_run, no_labels, put_together
+from relabel.manifests.labels import codes_of, texts_of
+from relabel.manifests.metrics.prediction_powered import (
+    FEWEST_FOR_DIFFERENCES,
+    FEWEST_FOR_LEVELS,
+    FEWEST_TO_FIT,
+    PoweredMean,
+    gold_needed,
+    plain_mean,
+    powered_mean,
+)
+from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, Cut, ideal_gains, places, top_figures
+from relabel.manifests.rankings import Ranking, RankingColumns, load_ranking, refuse_run_file
+from relabel.manifests.run_labels import open_run_labels
+
+PAGE = "docs/which-search-is-better.md"
+SHOWN = 5
+"""Query ids in a message."""
+
+MadeBy: TypeAlias = Literal["judge", "student", "other"]
+
+
+@dataclass(frozen=True)
+class SystemsOptions:
+    """Options of `relabel systems`.
+
+    Args:
+        labels: the judge's.
+        gold: the humans'; None where there are none.
+        k: documents of a query that are looked at.
+        relevant: the least grade that is relevant; None for the upper half of the scale.
+        made_by: by a system's name, where its scores come from, as the user declares it.
+        is_plan: name the queries that humans should judge next.
+        width: half of an interval that is wanted.
+        seed: of the order of these queries.
+    """
+
+    labels: str
+    gold: str | None = None
+    k: int = 10
+    relevant: int | None = None
+    label: str = "grade"
+    grade: str | None = None
+    by: str | None = None
+    doc: str = "doc_id"
+    score: str | None = None
+    grades: int | None = None
+    grade_map: GradeMap | None = None
+    label_map: GradeMap | None = None
+    duplicates: Duplicates = "error"
+    made_by: Mapping[str, MadeBy] = field(default_factory=dict)
+    is_plan: bool = False
+    width: float = 0.02
+    seed: int = 7
+    allow_partial: bool = False
+
+    @property
+    def columns(self) -> RankingColumns:
+        """Of a ranking that is a table."""
+        return RankingColumns(query=self.by or "query_id", doc=self.doc, score=self.score)
+
+    @property
+    def judging(self) -> JudgingOptions:
+        """How labels and gold are read."""
+        return JudgingOptions(
+            qrels=self.gold,
+            label=self.label,
+            grade=self.grade,
+            by=self.by,
+            doc=self.doc,
+            grades=self.grades,
+            grade_map=self.grade_map,
+            label_map=self.label_map,
+            duplicates=self.duplicates,
+            allow_partial=self.allow_partial,
+        )
+
+
+# ------------------------------------------------------------------------------
+# Rankings and grades on the queries that are compared.
+#
+# Letters: N ranked rows, G compared queries.
+
+
+@dataclass(frozen=True)
+class RankedRows:
+    """A system's rows of the queries that are compared, the best document of each query first.
+
+    Args:
+        query: int64, 0..G-1, ascending.
+        place: int64, of the row in its query, from 0.
+    """
+
+    query: np.ndarray
+    place: np.ndarray
+    query_ids: pa.LargeBinaryArray
+    doc_ids: pa.LargeBinaryArray
+
+
+def ranked_rows(ranking: Ranking, queries: pa.LargeBinaryArray) -> RankedRows:
+    """The rows of some queries.
+
+    Args:
+        queries: in the order of their ids.
+    """
+    query_N = pc.index_in(ranking.query_ids, value_set=queries)
+    rows = pa.array(np.flatnonzero(query_N.is_valid().to_numpy(zero_copy_only=False)))
+    kept_N = query_N.take(rows).to_numpy(zero_copy_only=False).astype(np.int64)
+    return RankedRows(
+        query=kept_N,
+        place=places(kept_N, len(queries)),
+        query_ids=ranking.query_ids.take(rows),
+        doc_ids=ranking.doc_ids.take(rows),
+    )
+
+
+@dataclass(frozen=True)
+class GradedTop:
+    """A system's figures by query as one source of grades has them, float64 [G] each: without regard to unjudged
+    documents, with all of these irrelevant, and with all of them of the highest grade.
+    """
+
+    condensed: dict[str, np.ndarray]
+    worst: dict[str, np.ndarray]
+    best: dict[str, np.ndarray]
+
+
+class Assessor:
+    """Who graded pairs: the judge, or humans.
+
+    Attributes:
+        is_assessed: bool, the queries of which a pair has a grade.
+    """
+
+    def __init__(self, pairs: PairGrades, queries: pa.LargeBinaryArray, cut: Cut) -> None:
+        self._pairs = pairs
+        self._cut = cut
+        grade_P = _as_floats(pairs.columns[GOLD])
+        query_P = pc.index_in(pairs.queries, value_set=queries).fill_null(-1).to_numpy()
+        query_P = query_P[pairs.keys // len(pairs.docs)]
+        is_used_P = (query_P >= 0) & ~np.isnan(grade_P)
+        self._ideal_G = ideal_gains(query_P[is_used_P], grade_P[is_used_P], num_queries=len(queries), cut=cut)
+        self.is_assessed = np.bincount(query_P[is_used_P], minlength=len(queries)) > 0
+
+    def grades(self, rows: RankedRows) -> np.ndarray:
+        """Of each row, float64 [N]; NaN where it has none."""
+        return _as_floats(taken(self._pairs.columns[GOLD], self._pairs.places(rows.query_ids, rows.doc_ids)))
+
+    def graded_top(self, rows: RankedRows, *, best: float) -> GradedTop:
+        """A system's figures.
+
+        Args:
+            best: the highest grade.
+        """
+        grade_N = self.grades(rows)
+        is_open_N = np.isnan(grade_N) & (rows.place < self._cut.k)
+        fillings = (grade_N, np.where(is_open_N, 0.0, grade_N), np.where(is_open_N, best, grade_N))
+        return GradedTop(*(top_figures(rows.query, one, self._ideal_G, cut=self._cut) for one in fillings))
+
+    def is_unjudged(self, rows: RankedRows) -> np.ndarray:
+        """Which rows of the top k have no grade, of the queries of which any has: bool [N]."""
+        return np.asarray(self._is_top(rows) & np.isnan(self.grades(rows)))
+
+    def num_top(self, rows: RankedRows) -> int:
+        """Documents in the top k of the queries of which any has a grade."""
+        return int(self._is_top(rows).sum())
+
+    def _is_top(self, rows: RankedRows) -> np.ndarray:
+        return np.asarray((rows.place < self._cut.k) & self.is_assessed[rows.query])
+
+
+def _as_floats(grades: pa.Array) -> np.ndarray:
+    return np.asarray(grades.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What figures are made of: rankings by name, and who graded their documents."""
+
+    rankings: Mapping[str, Ranking]
+    rows: Mapping[str, RankedRows]
+    queries: pa.LargeBinaryArray
+    judge: Assessor
+    humans: Assessor | None
+    cut: Cut
+    grades: int
+
+    @property
+    def is_gold(self) -> np.ndarray:
+        """Which queries humans graded."""
+        if self.humans is None:
+            return np.zeros(len(self.queries), dtype=bool)
+        return self.humans.is_assessed
+
+    @property
+    def num_gold(self) -> int:
+        """Queries that humans graded."""
+        return int(self.is_gold.sum())
+
+
+# ------------------------------------------------------------------------------
+# Estimates.
+
+
+@dataclass(frozen=True)
+class SystemByQuery:
+    """Figures of a system by query, of the judge and of humans; the latter repeat the judge's where there is no gold,
+    and are not looked at.
+    """
+
+    judge: GradedTop
+    humans: GradedTop
+
+
+def figures_by_query(name: str, comparison: Comparison) -> SystemByQuery:
+    """The figures of one system."""
+    rows = comparison.rows[name]
+    best = float(comparison.grades - 1)
+    judge = comparison.judge.graded_top(rows, best=best)
+    if comparison.humans is None:
+        return SystemByQuery(judge, judge)
+    return SystemByQuery(judge, comparison.humans.graded_top(rows, best=best))
+
+
+def fits_weight(figure: str, num_gold: int) -> bool:
+    """Whether the judge's weight is fitted: of a share of bad documents always, else from enough gold queries on."""
+    return figure == BAD or num_gold >= FEWEST_TO_FIT
+
+
+def _mean(figure: str, human_G: np.ndarray, judge_G: np.ndarray, is_gold_G: np.ndarray) -> Estimate:
+    """The mean by humans and judge; by the judge alone without gold."""
+    num_gold = int(is_gold_G.sum())
+    if not num_gold:
+        return _estimate(plain_mean(judge_G))
+    found = powered_mean(
+        human_G[is_gold_G], judge_G[is_gold_G], judge_G[~is_gold_G], is_fitted=fits_weight(figure, num_gold)
+    )
+    return _estimate(found)
+
+
+def _estimate(found: PoweredMean) -> Estimate:
+    return Estimate(
+        value=float(found.value), low=float(found.low), high=float(found.high), judge_weight=float(found.weight)
+    )
+
+
+def figure_difference(
+    figure: str, names: tuple[str, str], first: SystemByQuery, second: SystemByQuery, is_gold_G: np.ndarray
+) -> FigureDifference:
+    """The second system minus the first.
+
+    Args:
+        names: of the two.
+    """
+    human_G = second.humans.condensed[figure] - first.humans.condensed[figure]
+    judge_G = second.judge.condensed[figure] - first.judge.condensed[figure]
+    difference = _mean(figure, human_G, judge_G, is_gold_G)
+    # with gold, what the judge leaves out is an error of the judge like others, which the humans correct
+    low_G = second.judge.worst[figure] - first.judge.best[figure]
+    high_G = second.judge.best[figure] - first.judge.worst[figure]
+    if is_gold_G.any():
+        low_G = high_G = judge_G
+    low = _mean(figure, second.humans.worst[figure] - first.humans.best[figure], low_G, is_gold_G)
+    high = _mean(figure, second.humans.best[figure] - first.humans.worst[figure], high_G, is_gold_G)
+    ends = (low.value, difference.value, high.value)
+    is_decided = difference.low > 0 or difference.high < 0
+    is_second_better = (difference.value > 0) != (figure == BAD)
+    return FigureDifference(
+        difference=difference,
+        humans=_estimate(plain_mean(human_G[is_gold_G])) if is_gold_G.any() else None,
+        judge=_estimate(plain_mean(judge_G)),
+        lowest=min(ends),
+        highest=max(ends),
+        is_decided=is_decided,
+        better=names[is_second_better] if is_decided else None,
+    )
+
+
+def compared_pair(
+    names: tuple[str, str],
+    figures: Mapping[str, SystemByQuery],
+    comparison: Comparison,
+    options: SystemsOptions,
+) -> ComparedPair:
+    """The differences of two systems, and what nDCG says of them."""
+    first, second = (figures[name] for name in names)
+    is_gold_G = comparison.is_gold
+    differences = {
+        f"{figure}@{options.k}": figure_difference(figure, names, first, second, is_gold_G) for figure in FIGURES
+    }
+    needed = None
+    if is_gold_G.any():
+        human_G = second.humans.condensed[NDCG] - first.humans.condensed[NDCG]
+        judge_G = second.judge.condensed[NDCG] - first.judge.condensed[NDCG]
+        needed = gold_needed(
+            human_G[is_gold_G], judge_G[is_gold_G], judge_G[~is_gold_G], width=options.width, fits=False
+        )
+    more = None if needed is None else needed - comparison.num_gold
+    headline = differences[f"{NDCG}@{options.k}"]
+    return ComparedPair(
+        a=names[0],
+        b=names[1],
+        sentence=pair_sentence(names, headline, more, k=options.k, width=options.width, is_opinion=not is_gold_G.any()),
+        figures=differences,
+        more_queries=more,
+    )
+
+
+def system_figures(
+    name: str, figures: SystemByQuery, comparison: Comparison, options: SystemsOptions, made_by: str | None
+) -> SystemFigures:
+    """A system's counts, and its levels where there are enough gold queries."""
+    rows = comparison.rows[name]
+    ranking = comparison.rankings[name]
+    is_missing_G = np.bincount(rows.query, minlength=len(comparison.queries)) == 0
+    missing = texts_of(comparison.queries.filter(pa.array(is_missing_G)))
+    humans = comparison.humans
+    levels = None
+    if comparison.num_gold >= FEWEST_FOR_LEVELS:
+        levels = {
+            f"{figure}@{options.k}": _mean(
+                figure,
+                figures.humans.condensed[figure],
+                figures.judge.condensed[figure],
+                comparison.is_gold,
+            )
+            for figure in FIGURES
+        }
+    return SystemFigures(
+        name=name,
+        path=ranking.path,
+        form=ranking.form,
+        queries=len(comparison.queries) - len(missing),
+        without_documents=missing,
+        documents=comparison.judge.num_top(rows),
+        unlabelled=int(comparison.judge.is_unjudged(rows).sum()),
+        gold_documents=humans.num_top(rows) if humans else 0,
+        ungraded=int(humans.is_unjudged(rows).sum()) if humans else 0,
+        made_by=made_by,
+        levels=levels,
+    )
+
+
+# ------------------------------------------------------------------------------
+# Systems, labels and gold are opened, and checked to go together.
+
+_NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
+
+
+def named_paths(arguments: Sequence[str], *, fewest: int = 2) -> dict[str, str]:
+    """Paths by the systems' names: `NAME=PATH`, or the file's name without its suffix.
+
+    Raises:
+        UsageError: two of one name, or fewer than `fewest`.
+    """
+    paths: dict[str, str] = {}
+    for argument in arguments:
+        # a folder may be called `date=2026-11-20`
+        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
+        name, path = (match["name"], match["path"]) if match else (PurePosixPath(argument).stem, argument)
+        if name in paths:
+            raise UsageError(f"SYSTEM: two systems are called {name}. Name them apart: NAME=PATH.")
+        paths[name] = path
+    if len(paths) < fewest:
+        raise UsageError("SYSTEM: one is named; two or more are compared.")
+    return paths
+
+
+def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: Storage) -> ComparedSystems:
+    """Compare every two systems.
+
+    Args:
+        arguments: two or more of `PATH` or `NAME=PATH`.
+    Raises:
+        InputError: a file is off, ids do not go together, or there are too few gold queries.
+        ManifestError: a run is unfinished, over its limit or damaged.
+        UsageError: options that contradict each other.
+    """
+    paths = named_paths(arguments)
+    unknown = [name for name in options.made_by if name not in paths]
+    if unknown:
+        raise UsageError(f"--made-by {unknown[0]}: no system is called so; there are {', '.join(paths)}.")
+    rankings = {
+        name: load_ranking(path, storage, options.columns, allow_partial=options.allow_partial)
+        for name, path in paths.items()
+    }
+    labels = open_judge(options.labels, options, storage)
+    judged = label_pairs(labels, options)
+    gold = open_gold(labels, options, storage)
+    grades, notes = scale_of([labels], gold.seen if gold else judged.seen, options.judging)
+    check_scale(judged.seen, grades, where=options.labels, option="--map-labels")
+    if gold is not None:
+        check_scale(gold.seen, grades, where=str(options.gold), option="--map")
+    comparison = prepare(rankings, judged, gold, grades, options)
+    notes = [*labels.notes, *notes, *comparison_notes(comparison, judged, gold)]
+    judged_so_far = comparison.is_gold
+    if gold is not None and comparison.num_gold < FEWEST_FOR_DIFFERENCES:
+        comparison = replace(comparison, humans=None)
+        notes.append(f"{options.gold} has too few gold queries, so that the judge's opinion is shown alone")
+    made_by = {
+        name: options.made_by.get(name) or made_by_judge(ranking, labels, storage) for name, ranking in rankings.items()
+    }
+    figures = {name: figures_by_query(name, comparison) for name in rankings}
+    pairs = [compared_pair(names, figures, comparison, options) for names in itertools.combinations(rankings, 2)]
+    return ComparedSystems(
+        labels=options.labels,
+        gold=options.gold,
+        k=options.k,
+        relevant=comparison.cut.relevant,
+        grades=grades,
+        queries=len(comparison.queries),
+        gold_queries=comparison.num_gold,
+        is_opinion=comparison.humans is None,
+        systems=[system_figures(name, figures[name], comparison, options, made_by[name]) for name in rankings],
+        pairs=pairs,
+        warnings=warnings_of(comparison, made_by),
+        notes=notes,
+        plan=judging_plan(comparison, judged_so_far, pairs, options) if options.is_plan else None,
+    )
+
+
+def open_judge(path: str, options: SystemsOptions, storage: Storage) -> LabelSet:
+    """The judge's labels.
+
+    Raises:
+        InputError: they can't be read, are a run file, or hold grades of humans that `relabel combine` took over.
+    """
+    try:
+        return open_set(path, options.judging, storage, wants_ids=True)
+    except InputError:
+        refuse_run_file(path, storage, option="--labels")
+        raise
+
+
+def label_pairs(labels: LabelSet, options: SystemsOptions) -> PairGrades:
+    """One label a pair.
+
+    Raises:
+        InputError: a pair has several, none has one, or some were taken from gold.
+    """
+    wanted = ("query_id", "doc_id", "grade", FROM_GOLD)
+    parts = [part.select([name for name in part.schema.names if name in wanted]) for part in labels.parts()]
+    rows = put_together([no_labels(), *parts])
+    if options.gold is not None and FROM_GOLD in rows.schema.names and pc.any(rows[FROM_GOLD]).as_py():
+        raise InputError(
+            f"{labels.where}: {pc.sum(rows[FROM_GOLD]).as_py():,} of its labels are grades of humans, taken over by "
+            "`relabel combine`, so that humans would be compared with themselves. Give the labels of before, or leave "
+            "out --gold."
+        )
+    rows = rows.filter(rows["grade"].is_valid())
+    if not rows.num_rows:
+        raise InputError(f"{labels.where}: holds no label. Name the column of labels with --label.")
+    columns = {"query_id": rows["query_id"], "doc_id": rows["doc_id"], GOLD: rows["grade"]}
+    return grades_by_pair(columns, options.duplicates, labels.where)
+
+
+def open_gold(labels: LabelSet, options: SystemsOptions, storage: Storage) -> PairGrades | None:
+    """The humans' grades; None without gold.
+
+    Raises:
+        InputError: they can't be read, or are a run file.
+    """
+    if options.gold is None:
+        return None
+    try:
+        return load_pairs([labels], options.judging, storage)
+    except InputError:
+        refuse_run_file(options.gold, storage, option="--gold")
+        raise
+
+
+def prepare(
+    rankings: Mapping[str, Ranking], judged: PairGrades, gold: PairGrades | None, grades: int, options: SystemsOptions
+) -> Comparison:
+    """The queries that are compared, with their rows and grades.
+
+    Raises:
+        InputError: ids do not go together, or there are too few queries.
+    """
+    labelled = _graded_queries(judged)
+    for ranking in rankings.values():
+        if not pc.any(pc.is_in(ranking.queries, value_set=labelled)).as_py():
+            raise InputError(
+                f"{ranking.path}: none of its {len(ranking.queries):,} queries has a label in {options.labels}: it "
+                f"ranks for {_first(ranking.queries)}, labels are of {_first(labelled)}. Do the ids mean the same "
+                "things? --by names another column of a table."
+            )
+    ranked = pa.concat_arrays([ranking.queries for ranking in rankings.values()])
+    queries = codes_of(labelled.filter(pc.is_in(labelled, value_set=ranked)))[1]
+    if len(queries) < 2:
+        raise InputError(f"{options.labels}: labels one query alone that a system ranks; two or more are compared.")
+    cut = Cut(options.k, grades // 2 if options.relevant is None else options.relevant)
+    comparison = Comparison(
+        rankings=rankings,
+        rows={name: ranked_rows(ranking, queries) for name, ranking in rankings.items()},
+        queries=queries,
+        judge=Assessor(judged, queries, cut),
+        humans=None if gold is None else Assessor(gold, queries, cut),
+        cut=cut,
+        grades=grades,
+    )
+    _check_documents(comparison, comparison.judge, options.labels, "--labels")
+    if comparison.humans is not None:
+        _check_gold(comparison, options)
+    return comparison
+
+
+def _check_documents(comparison: Comparison, assessor: Assessor, where: str, option: str) -> None:
+    """At least one document of each system's top k has a grade.
+
+    Raises:
+        InputError: names the system.
+    """
+    for name, rows in comparison.rows.items():
+        num_top = assessor.num_top(rows)
+        if num_top and int(assessor.is_unjudged(rows).sum()) == num_top:
+            raise InputError(
+                f"{comparison.rankings[name].path}: none of the {num_top:,} documents in its top {comparison.cut.k} is "
+                f"in {option} {where}; it begins with document {texts_of(rows.doc_ids[:1])[0]}. Do the ids mean the "
+                "same things? --doc names another column of a table."
+            )
+
+
+def _check_gold(comparison: Comparison, options: SystemsOptions) -> None:
+    """Gold queries are there, as many as an interval wants.
+
+    Raises:
+        InputError: too few.
+    """
+    assert comparison.humans is not None
+    num_gold = comparison.num_gold
+    if not num_gold:
+        raise InputError(
+            f"--gold {options.gold}: none of its queries is compared: labels and systems have "
+            f"{_first(comparison.queries)}. Do the ids mean the same things? --by names another column."
+        )
+    _check_documents(comparison, comparison.humans, str(options.gold), "--gold")
+    if num_gold < FEWEST_FOR_DIFFERENCES and not options.is_plan:
+        raise InputError(
+            f"--gold {options.gold}: {num_gold} of the compared queries have grades of humans. Differences want "
+            f"{FEWEST_FOR_DIFFERENCES} and a system's own figures {FEWEST_FOR_LEVELS}: with fewer, 95 % intervals do "
+            f"not hold what they say. Judge {FEWEST_FOR_DIFFERENCES - num_gold} more (--plan names them), or leave "
+            "out --gold for the judge's opinion."
+        )
+
+
+def _graded_queries(pairs: PairGrades) -> pa.LargeBinaryArray:
+    """Queries of which a pair has a grade."""
+    is_graded_P = pairs.columns[GOLD].is_valid().to_numpy(zero_copy_only=False)
+    return pairs.queries.take(pa.array(np.unique(pairs.keys[is_graded_P] // len(pairs.docs))))
+
+
+def _first(queries: pa.LargeBinaryArray) -> str:
+    """The first few queries, for messages."""
+    return ", ".join(texts_of(queries[:SHOWN])) + (", …" if len(queries) > SHOWN else "")
+
+
+# ------------------------------------------------------------------------------
+# Where a system's scores come from.
+
+
+def made_by_judge(ranking: Ranking, labels: LabelSet, storage: Storage) -> MadeBy | None:
+    """Whether an output of relabel was scored by the judge itself, or by a student that learned from the judge's
+    labels; None where that is not known.
+    """
+    if not is_run(ranking.path, storage):
+        return None
+    if place_of(ranking.path) == place_of(labels.where):
+        return "judge"
+    plan = open_run_labels(ranking.path, storage, allow_partial=True).plan
+    judge = labels.origin
+    if judge.get("model") is not None and plan.facts.model == judge["model"]:
+        return "judge"
+    if plan.facts.kind != "student":
+        return "other"
+    _, manifest = manifest_of_scorer(ranking.path, storage)
+    if isinstance(manifest, str):
+        return None
+    learned = (manifest.get("lineage") or manifest).get("labels") or []
+    return "student" if any(_is_of_judge(one, labels) for one in learned) else "other"
+
+
+def _is_of_judge(learned: Mapping[str, Any], labels: LabelSet) -> bool:
+    """Whether labels that a student learned from are the judge's, or of the same model."""
+    if place_of(str(learned.get("path"))) == place_of(labels.where):
+        return True
+    return any(learned.get(name) and learned[name] == labels.origin.get(name) for name in ("fingerprint", "model"))
+
+
+# ------------------------------------------------------------------------------
+# What a reader should know.
+
+OPINION = (
+    "No human judged anything here: these are the judge's opinions. Levels are not shown, since most judges overrate. "
+    "29 published judges decided wrongly in 0.7 % of the pairs of lexical systems, in 3.0 % of rankings by other LLMs, "
+    "and in 44 % where one ranking was their own. With ten random queries that a human judges (--plan, then --gold) "
+    f"each was below 1 %: {PAGE}."
+)
+
+
+def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None]) -> list[str]:
+    """What to read before any figure."""
+    found = []
+    if comparison.humans is None:
+        found.append(OPINION)
+    for name, maker in made_by.items():
+        if maker not in ("judge", "student"):
+            continue
+        whose = "the judge" if maker == "judge" else "a student of the judge"
+        if comparison.humans is None:
+            effect = "the judge prefers what resembles it, so that its opinion of this system is worth nothing"
+        else:
+            effect = "the judge prefers what resembles it; the gold queries correct for that, with wider intervals"
+        found.append(f"{name}: its scores are those of {whose}: {effect}.")
+    found += filter(None, (unjudged_text(name, comparison) for name in comparison.rows))
+    return found
+
+
+def unjudged_text(name: str, comparison: Comparison) -> str:
+    """A warning where a system's top has documents without a label, or without a human's grade; else empty."""
+    rows = comparison.rows[name]
+    passed_over = "They are passed over, and the next take their places; "
+    bounds = "the column `worst to best` bounds what they may change"
+    texts = []
+    if count := int(comparison.judge.is_unjudged(rows).sum()):
+        effect = bounds if comparison.humans is None else "they widen the interval, and do not move it"
+        texts.append(f"{count:,} of {comparison.judge.num_top(rows):,} documents have no label. {passed_over}{effect}")
+    if comparison.humans is not None and (count := int(comparison.humans.is_unjudged(rows).sum())):
+        of = f"{count:,} of {comparison.humans.num_top(rows):,} documents of the gold queries have no grade of a human"
+        texts.append(f"{of}. {passed_over}{bounds}")
+    if not texts:
+        return ""
+    return (
+        f"{name}, top {comparison.cut.k}: {'; '.join(texts)}. `relabel pairs unjudged` writes such documents, to be "
+        "judged."
+    )
+
+
+def comparison_notes(comparison: Comparison, judged: PairGrades, gold: PairGrades | None) -> list[str]:
+    """Remarks on what is left out or counts as nothing."""
+    found = []
+    ranked = pa.concat_arrays([ranking.queries for ranking in comparison.rankings.values()])
+    num_ranked = len(codes_of(ranked)[1])
+    if num_ranked > len(comparison.queries):
+        found.append(
+            f"queries that systems rank and that have no label, left out: {num_ranked - len(comparison.queries):,}"
+        )
+    num_unranked = len(_graded_queries(judged)) - len(comparison.queries)
+    if num_unranked:
+        found.append(f"queries with labels for which no system returns anything, left out: {num_unranked:,}")
+    for name, rows in comparison.rows.items():
+        is_missing_G = np.bincount(rows.query, minlength=len(comparison.queries)) == 0
+        if is_missing_G.any():
+            missing = comparison.queries.filter(pa.array(is_missing_G))
+            found.append(f"{name} returns nothing for {len(missing):,} queries, which count as 0: {_first(missing)}")
+    if gold is not None:
+        num_unused = len(_graded_queries(gold)) - comparison.num_gold
+        if num_unused:
+            found.append(f"gold queries that are not compared, left out: {num_unused:,}")
+    return found
+
+
+# ------------------------------------------------------------------------------
+# Which queries a human should judge next.
+
+
+def judging_plan(
+    comparison: Comparison, is_gold_G: np.ndarray, pairs: Sequence[ComparedPair], options: SystemsOptions
+) -> JudgingPlan:
+    """Queries in a random order that the seed fixes: a plan for more queries begins with the same.
+
+    Args:
+        is_gold_G: the queries that humans judged, few as they may be.
+    """
+    order = np.random.default_rng(options.seed).permutation(len(comparison.queries))
+    open_G = order[~is_gold_G[order]]
+    num_gold = int(is_gold_G.sum())
+    wanted = [pair.more_queries for pair in pairs if pair.more_queries is not None]
+    if num_gold < FEWEST_FOR_LEVELS:
+        count = FEWEST_FOR_LEVELS - num_gold
+        reason = f"{FEWEST_FOR_LEVELS} gold queries are the least for all figures; how many more is known after them"
+    elif len(wanted) < len(pairs):
+        count = len(open_G)
+        reason = f"no number of queries shows {options.width:g} for each pair"
+    else:
+        count = max(wanted)
+        reason = f"so many more would show a difference of {options.width:g} in nDCG@{options.k} for each pair"
+    if count > len(open_G):
+        reason += f"; there are {len(open_G):,} that nobody judged, so queries have to be added"
+    chosen_G = np.zeros(len(comparison.queries), dtype=bool)
+    chosen_G[open_G[:count]] = True
+    documents = set[tuple[str, str]]()
+    for rows in comparison.rows.values():
+        is_shown = pa.array(chosen_G[rows.query] & (rows.place < options.k))
+        ids = (texts_of(held.filter(is_shown)) for held in (rows.query_ids, rows.doc_ids))
+        documents.update(zip(*ids, strict=True))
+    return JudgingPlan(
+        queries=texts_of(comparison.queries.take(pa.array(open_G[:count]))),
+        pairs=len(documents),
+        width=options.width,
+        seed=options.seed,
+        reason=reason,
+    )

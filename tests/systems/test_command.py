@@ -1,0 +1,287 @@
+"""`relabel systems` end to end: every figure of its JSON recomputed from the files by ir_measures, SciPy and a formula
+written by hand; what it says first; what it refuses, and how.
+"""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy import stats
+
+from tests.jobs.conftest import Outcome
+from tests.systems.conftest import Collection, Grades, make_collection, write
+from tests.systems.test_estimate import by_hand
+from tests.systems.test_figures import by_reference
+
+Compare = Callable[..., dict[str, Any]]
+Relabel = Callable[..., Outcome]
+
+
+def condensed(scores: dict[str, dict[str, float]], grades: Grades) -> dict[str, dict[str, float]]:
+    """The rankings without documents that have no grade."""
+    return {
+        query: {doc: score for doc, score in held.items() if doc in grades.get(query, {})}
+        for query, held in scores.items()
+    }
+
+
+def bad_cases(grades: Grades, scores: dict[str, dict[str, float]], k: int) -> dict[str, float]:
+    found = {}
+    for query in grades:
+        ranked = sorted(scores.get(query, {}), key=lambda doc: (scores[query][doc], doc), reverse=True)
+        found[query] = sum(grades[query][doc] == 0 for doc in ranked[:k]) / k
+    return found
+
+
+def reference(collection: Collection, grades: Grades, name: str, *, k: int = 10) -> dict[str, dict[str, float]]:
+    """Figures of a system by name and query."""
+    scores = condensed(collection.systems[name], grades)
+    found = by_reference(grades, scores, k=k, relevant=2)
+    return {f"{figure}@{k}": values for figure, values in found.items()} | {f"bad@{k}": bad_cases(grades, scores, k)}
+
+
+def of_queries(values: dict[str, float], queries: list[str]) -> np.ndarray:
+    return np.array([values[query] for query in queries])
+
+
+@pytest.mark.parametrize("gold", [5, 12, 25])
+def test_every_figure_is_recomputed_from_the_files(collection: Collection, compare: Compare, gold: int) -> None:
+    found = compare(*collection.write_all(gold=gold))
+    assert (found["queries"], found["gold_queries"], found["is_opinion"]) == (40, gold, False)
+    with_gold, others = collection.queries[:gold], collection.queries[gold:]
+    humans = {query: collection.humans[query] for query in with_gold}
+    by_human = {name: reference(collection, humans, name) for name in ("good", "bad")}
+    by_judge = {name: reference(collection, collection.judge, name) for name in ("good", "bad")}
+    (pair,) = found["pairs"]
+    for figure, shown in pair["figures"].items():
+        human, judge_gold, judge_other = (
+            of_queries(figures["bad"][figure], queries) - of_queries(figures["good"][figure], queries)
+            for figures, queries in ((by_human, with_gold), (by_judge, with_gold), (by_judge, others))
+        )
+        is_fitted = gold >= 20 or figure == "bad@10"
+        wanted = by_hand(human, judge_gold, judge_other, is_fitted=is_fitted)
+        assert list(shown["difference"].values()) == pytest.approx(wanted, abs=1e-6), figure
+        alone = stats.ttest_1samp(human, 0).confidence_interval(0.95)
+        assert [shown["humans"]["low"], shown["humans"]["high"]] == pytest.approx(alone, abs=1e-6)
+        opinion = stats.ttest_1samp([*judge_gold, *judge_other], 0).confidence_interval(0.95)
+        assert [shown["judge"]["low"], shown["judge"]["high"]] == pytest.approx(opinion, abs=1e-6)
+        assert shown["lowest"] == shown["difference"]["value"] == shown["highest"], "all is judged"
+    for system in found["systems"]:
+        assert ("levels" in system) == (gold >= 10)
+        for figure, shown in system.get("levels", {}).items():
+            human = of_queries(by_human[system["name"]][figure], with_gold)
+            judge_gold, judge_other = (
+                of_queries(by_judge[system["name"]][figure], queries) for queries in (with_gold, others)
+            )
+            wanted = by_hand(human, judge_gold, judge_other, is_fitted=gold >= 20 or figure == "bad@10")
+            assert list(shown.values()) == pytest.approx(wanted, abs=1e-6), figure
+
+
+def test_the_first_line_says_which_is_better(collection: Collection, compare: Compare, relabel: Relabel) -> None:
+    arguments = collection.write_all(gold=12)
+    shown = compare(*arguments)["pairs"][0]["figures"]["ndcg@10"]
+    assert shown["better"] == "good"
+    value, low, high = (abs(shown["difference"][name]) for name in ("value", "high", "low"))
+    first = relabel("systems", *arguments).out.splitlines()[0]
+    assert first == f"good is better than bad by {value:.3f} ({low:.3f} to {high:.3f}) in nDCG@10."
+
+
+def test_what_is_not_decided_names_how_many_queries_would(relabel: Relabel, folder: object) -> None:
+    alike = make_collection(gap=0.02)
+    first = relabel("systems", *alike.write_all(gold=12)).out.splitlines()[0]
+    assert first.startswith("bad against good: not decided (")
+    assert "more judged queries would show 0.02." in first
+    wider = relabel("systems", *alike.write_all(gold=12), "--width", "0.2").out.splitlines()[0]
+    assert wider.endswith("a difference of 0.2 would have been shown.")
+
+
+def test_without_gold_it_is_the_judges_opinion_without_levels(
+    collection: Collection, compare: Compare, relabel: Relabel
+) -> None:
+    arguments = collection.write_all(gold=0)
+    found = compare(*arguments)
+    assert found["is_opinion"]
+    assert all("levels" not in system for system in found["systems"])
+    assert found["pairs"][0]["figures"]["ndcg@10"]["humans"] is None
+    lines = relabel("systems", *arguments).out.splitlines()
+    assert lines[0].startswith("The judge finds good better than bad by ")
+    assert lines[1].startswith("No human judged anything here")
+
+
+@pytest.mark.parametrize(("gold", "more"), [(1, 4), (4, 1)])
+def test_fewer_than_five_gold_queries_are_refused_with_the_number_that_do(
+    collection: Collection, relabel: Relabel, gold: int, more: int
+) -> None:
+    done = relabel("systems", *collection.write_all(gold=gold))
+    done.refused(3, "--gold humans.qrels", f"{gold} of the compared queries", f"Judge {more} more")
+
+
+def without_best(grades: Grades, scores: dict[str, dict[str, float]]) -> Grades:
+    """Grades of all documents but the first that a system returns."""
+    best = {query: max(held, key=lambda doc: held[doc]) for query, held in scores.items()}
+    return {query: {doc: grade for doc, grade in held.items() if doc != best[query]} for query, held in grades.items()}
+
+
+@pytest.mark.parametrize("gold", [0, 12])
+def test_unjudged_documents_are_counted_and_bound_the_difference(
+    collection: Collection, compare: Compare, gold: int
+) -> None:
+    """The good system's first documents lack a label, or of gold queries a human's grade: worst and best enclose what
+    these give.
+    """
+    arguments = collection.write_all(gold=gold)
+    whole = compare(*arguments)["pairs"][0]["figures"]["ndcg@10"]
+    scores = collection.systems["good"]
+    if gold:
+        collection.write_qrels(without_best(collection.humans, scores), "humans.qrels", queries=gold)
+    else:
+        collection.write_qrels(without_best(collection.judge, scores), "judge.qrels")
+    found = compare(*arguments)
+    good = found["systems"][0]
+    counts = [good[name] for name in ("documents", "unlabelled", "gold_documents", "ungraded")]
+    assert counts == ([400, 0, 120, 12] if gold else [400, 40, 0, 0])
+    shown = found["pairs"][0]["figures"]["ndcg@10"]
+    assert shown["lowest"] < shown["difference"]["value"] < shown["highest"]
+    assert shown["lowest"] <= whole["difference"]["value"] <= shown["highest"]
+    warning = "12 of 120 documents of the gold queries" if gold else "40 of 400 documents have no label"
+    assert any(text.startswith("good, top 10: ") and warning in text for text in found["warnings"])
+
+
+def test_what_the_judge_leaves_out_does_not_move_a_difference_with_gold(
+    collection: Collection, compare: Compare
+) -> None:
+    arguments = collection.write_all(gold=12)
+    collection.write_qrels(without_best(collection.judge, collection.systems["good"]), "judge.qrels")
+    found = compare(*arguments)
+    shown = found["pairs"][0]["figures"]["ndcg@10"]
+    assert shown["lowest"] == shown["difference"]["value"] == shown["highest"]
+    assert any("40 of 400 documents have no label" in text and "do not move it" in text for text in found["warnings"])
+
+
+def test_a_query_without_documents_counts_as_0_and_is_named(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    del collection.systems["bad"]["q003"]
+    collection.write_run("bad")
+    found = compare(*arguments)
+    bad = found["systems"][1]
+    assert (bad["queries"], bad["without_documents"]) == (39, ["q003"])
+    assert any("bad returns nothing for 1 queries, which count as 0: q003" in note for note in found["notes"])
+    humans = {query: collection.humans[query] for query in collection.queries[:12]}
+    wanted = reference(collection, humans, "bad")["ndcg@10"]
+    assert wanted["q003"] == 0
+    human = of_queries(wanted, collection.queries[:12])
+    assert found["pairs"][0]["figures"]["ndcg@10"]["humans"]["value"] == pytest.approx(
+        (human - of_queries(reference(collection, humans, "good")["ndcg@10"], collection.queries[:12])).mean(), abs=1e-6
+    )
+
+
+def test_three_systems_are_compared_in_pairs(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    collection.systems["third"] = collection.systems["good"]
+    found = compare(collection.write_run("third"), *arguments)
+    names = [(pair["a"], pair["b"]) for pair in found["pairs"]]
+    assert names == list(itertools.combinations(["third", "good", "bad"], 2))
+    same = found["pairs"][0]["figures"]["ndcg@10"]["difference"]
+    assert (same["value"], same["low"], same["high"]) == (0, 0, 0)
+
+
+def test_the_plan_names_random_queries_that_nobody_judged(collection: Collection, compare: Compare) -> None:
+    few = compare(*collection.write_all(gold=4), "--plan")
+    assert few["is_opinion"]
+    plan = few["plan"]
+    assert len(plan["queries"]) == 6
+    assert not set(plan["queries"]) & set(collection.queries[:4])
+    again = compare(*collection.write_all(gold=4), "--plan")["plan"]
+    assert again == plan
+    other = compare(*collection.write_all(gold=4), "--plan", "--seed", "8")["plan"]
+    assert other["queries"] != plan["queries"]
+    tops = set()
+    for name, query in itertools.product(collection.systems, plan["queries"]):
+        scores = collection.systems[name][query]
+        tops |= {(query, doc) for doc in sorted(scores, key=scores.get)[-10:]}
+    assert plan["pairs"] == len(tops)
+
+
+def test_the_plan_asks_for_the_wanted_width(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    wide = compare(*arguments, "--plan", "--width", "0.08")
+    assert len(wide["plan"]["queries"]) == min(wide["pairs"][0]["more_queries"], 28)
+    narrow = compare(*arguments, "--plan", "--width", "0.06")
+    assert len(narrow["plan"]["queries"]) > len(wide["plan"]["queries"])
+    assert narrow["plan"]["queries"][: len(wide["plan"]["queries"])] == wide["plan"]["queries"]
+    assert compare(*arguments, "--plan", "--width", "0.9")["plan"]["queries"] == []
+
+
+def test_scores_of_the_judge_are_warned_of(collection: Collection, compare: Compare, relabel: Relabel) -> None:
+    arguments = collection.write_all(gold=12)
+    found = compare(*arguments, "--made-by", "good=student", "--made-by", "bad=other")
+    assert [system["made_by"] for system in found["systems"]] == ["student", "other"]
+    assert found["warnings"][0].startswith("good: its scores are those of a student of the judge")
+    relabel("systems", *arguments, "--made-by", "worse=judge").refused(2, "--made-by worse", "there are good, bad")
+    relabel("systems", *arguments, "--made-by", "good=gpt").refused(2, "--made-by good=gpt", "judge, student, other")
+
+
+def test_labels_and_gold_come_as_tables_too(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    wanted = compare(*arguments)
+    for grades, path, queries in ((collection.judge, "judge.parquet", 40), (collection.humans, "humans.parquet", 12)):
+        rows = [
+            {"query_id": query, "doc_id": doc, "grade": grade}
+            for query in collection.queries[:queries]
+            for doc, grade in grades[query].items()
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    found = compare(*arguments[:2], "--labels", "judge.parquet", "--gold", "humans.parquet")
+    assert found["pairs"] == wanted["pairs"]
+
+
+def test_files_in_each_others_place_are_refused(collection: Collection, relabel: Relabel) -> None:
+    good, bad, *_ = collection.write_all(gold=12)
+    relabel("systems", good, "humans.qrels", "--labels", "judge.qrels").refused(
+        3, "humans.qrels: its lines have four fields", "judgments, not a system's ranking", "--labels or --gold"
+    )
+    relabel("systems", good, bad, "--labels", bad).refused(
+        3, "--labels bad.run: its lines have six fields", "scores are no grades", "Name it as a system"
+    )
+    relabel("systems", good, bad, "--labels", "judge.qrels", "--gold", good).refused(3, "--gold good.run: its lines")
+
+
+def test_ids_that_do_not_go_together_are_refused(collection: Collection, relabel: Relabel) -> None:
+    good, bad, *_ = collection.write_all(gold=12)
+    write("other.qrels", ["x1 0 d0-0 1", "x2 0 d0-1 2"])
+    relabel("systems", good, bad, "--labels", "other.qrels").refused(
+        3, "good.run: none of its 40 queries has a label in other.qrels", "q000", "labels are of x1, x2"
+    )
+    write("docs.qrels", ["q000 0 x 1", "q001 0 y 2"])
+    relabel("systems", good, bad, "--labels", "docs.qrels").refused(
+        3, "none of the 20 documents in its top 10", "--doc"
+    )
+    relabel("systems", good, bad, "--labels", "judge.qrels", "--gold", "other.qrels").refused(
+        3, "--gold other.qrels: none of its queries is compared", "q000"
+    )
+
+
+def test_one_system_or_two_of_one_name_are_refused(collection: Collection, relabel: Relabel) -> None:
+    good, _, *rest = collection.write_all(gold=12)
+    relabel("systems", good, *rest).refused(2, "two or more are compared")
+    relabel("systems", good, good, *rest).refused(2, "two systems are called good", "NAME=PATH")
+    done = relabel("systems", good, f"again={good}", *rest, "--output", "json")
+    assert [system["name"] for system in json.loads(done.out)["systems"]] == ["good", "again"]
+
+
+def test_labels_that_hold_the_gold_itself_are_refused(collection: Collection, relabel: Relabel) -> None:
+    good, bad, *rest = collection.write_all(gold=12)
+    rows = [
+        {"query_id": query, "doc_id": doc, "grade": grade, "from_gold": query == "q000"}
+        for query, held in collection.judge.items()
+        for doc, grade in held.items()
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), "combined.parquet")
+    relabel("systems", good, bad, "--labels", "combined.parquet", *rest[2:]).refused(
+        3, "combined.parquet: 30 of its labels are grades of humans", "Give the labels of before"
+    )
