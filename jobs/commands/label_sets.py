@@ -275,6 +275,13 @@ def compare(a: str, b: str, output: str, **values: Any) -> int:
 @duplicates_option("gold grades")
 @side_option
 @click.option(
+    "--system",
+    "systems",
+    multiple=True,
+    metavar="[NAME=]SYSTEM",
+    help="Compare these rankings by the first run's labels: see `relabel systems`. Repeatable.",
+)
+@click.option(
     "--max-rows",
     type=click.IntRange(0),
     default=5000,
@@ -290,6 +297,7 @@ def report(
     gold: str | None,
     grade_map: str | None,
     side: Any,
+    systems: tuple[str, ...],
     max_rows: int,
     force: bool,
     output: str,
@@ -307,11 +315,12 @@ def report(
     if to in ("", ".") or to.endswith("/"):
         raise UsageError(f"--to {to}: a file's name is wanted, such as report.html.")
     storage = Storage()
-    check_free(to, (*paths, *gold_files(gold)), storage, force=force)
+    check_free(to, (*paths, *gold_files(gold), *systems), storage, force=force)
     built = build_report(
         paths,
         storage,
         gold=JudgingOptions(gold, grade_map=parse_map(grade_map, "--map"), side=side, **columns),
+        systems=systems,
         max_rows=max_rows,
     )
     data = built.html.encode("utf-8", "replace")

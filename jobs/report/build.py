@@ -47,6 +47,7 @@ from relabel.jobs.report.artifacts import (
     teacher_facts,
     training_blocks,
 )
+from relabel.jobs.report.systems import systems_section
 from relabel.jobs.report.verdicts import verdict_section
 from relabel.jobs.sections import (
     Block,
@@ -373,6 +374,7 @@ def build_report(
     storage: Storage,
     *,
     gold: JudgingOptions | None = None,
+    systems: Sequence[str] = (),
     max_rows: int = 5000,
 ) -> BuiltPage:
     """Report on label runs, trainings, teachers, students and bundles.
@@ -380,6 +382,7 @@ def build_report(
     Args:
         paths: folders or URLs, in any mix.
         gold: gold grades; without `qrels` the gold column that a run's own job names.
+        systems: rankings to compare by the first run's labels, as `relabel systems` takes them.
         max_rows: most rows of the label browser; 0 leaves it out.
     Raises:
         UsageError, InputError, ManifestError, StoreError: a path holds nothing to report on, or something damaged.
@@ -407,6 +410,7 @@ def build_report(
         routes_section(tallies),
         gold_section(runs, choice, own),
         compared_section(runs, choice, own),
+        systems_section(runs, systems, choice, storage),
         Section("training", "Training", [block for one in trained for block in training_blocks(one)]),
         Section("student", "Student", [block for one in students for block in student_blocks(one.name, one.manifest)]),
         Section("parity", "Parity", [block for one in bundles for block in parity_blocks(one)]),

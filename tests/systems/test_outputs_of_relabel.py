@@ -1,0 +1,78 @@
+"""Outputs of relabel as systems and as labels: the lineage of a scored run says whether the judge, or its student, made
+a system's scores; and the report shows the comparison.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.jobs.conftest import Outcome
+from tests.score.conftest import write_tiny_student
+from tests.systems.conftest import write
+
+Relabel = Callable[..., Outcome]
+
+
+@pytest.fixture
+def judged(
+    folder: Path, relabel: Relabel, write_pairs: Callable[..., Path], write_job: Callable[..., str]
+) -> Callable[[str], None]:
+    """`judged("out/ecom")`: a run in out/ecom, scores of a student that learned from the labels of that path, and a
+    TREC run of the same pairs.
+    """
+
+    def make(learned_from: str) -> None:
+        write_pairs()
+        assert relabel("run", write_job()).code == 0
+        student = write_tiny_student(Path("student"), heads={"relevance": 3})
+        manifest = json.loads((student / "manifest.json").read_bytes())
+        manifest["labels"] = [{"path": learned_from, "kind": "file", "weight": 1.0, "labels": 24}]
+        (student / "manifest.json").write_text(json.dumps(manifest))
+        assert relabel("score", "student", "--input", "pairs.parquet", "--to", "out/scores").code == 0
+        rows = pq.read_table("pairs.parquet").to_pylist()
+        write("a.run", [f"{row['query_id']} Q0 {row['doc_id']} 0 {len(rows) - at} t" for at, row in enumerate(rows)])
+
+    return make
+
+
+@pytest.mark.parametrize(("learned_from", "maker"), [("out/ecom", "student"), ("other.parquet", "other")])
+def test_scores_of_the_judges_student_are_known(
+    judged: Callable[[str], None], relabel: Relabel, learned_from: str, maker: str
+) -> None:
+    judged(learned_from)
+    done = relabel("systems", "out/scores", "a.run", "--labels", "out/ecom", "--output", "json")
+    assert done.code == 0, done
+    assert [system["made_by"] for system in done.json["systems"]] == [maker, None]
+    assert any("scores: its scores are those of a student" in text for text in done.json["warnings"]) == (
+        maker == "student"
+    )
+    assert done.json["systems"][0]["documents"] == 24
+
+
+def test_the_judges_own_run_as_a_system_is_known(judged: Callable[[str], None], relabel: Relabel) -> None:
+    judged("out/ecom")
+    done = relabel("systems", "out/ecom", "a.run", "--labels", "out/ecom", "--output", "json")
+    assert [system["made_by"] for system in done.json["systems"]] == ["judge", None]
+    assert "worth nothing" in done.json["warnings"][1]
+
+
+def test_the_report_shows_the_comparison_with_a_plot(judged: Callable[[str], None], relabel: Relabel) -> None:
+    judged("out/ecom")
+    systems = ("--system", "student=out/scores", "--system", "a.run")
+    done = relabel("report", "out/ecom", "--gold", "pairs.parquet", *systems, "--output", "json")
+    assert done.code == 0, done
+    assert "systems" in done.json["sections"]
+    page = Path("report.html").read_text(encoding="utf-8")
+    shown = relabel("systems", *systems[1::2], "--labels", "out/ecom", "--gold", "pairs.parquet", "--output", "json")
+    assert shown.json["gold_queries"] == 6
+    assert shown.json["pairs"][0]["sentence"].partition(" (")[0] in page
+    assert "difference, with its 95 % interval" in page or "differences of systems" in page
+
+
+def test_the_report_wants_a_run_for_systems(judged: Callable[[str], None], relabel: Relabel) -> None:
+    judged("out/ecom")
+    done = relabel("report", "out/scores", "--system", "a.run", "--system", "student=out/scores")
+    done.refused(2, "--system", "no PATH is a run")
