@@ -5,6 +5,7 @@ is a model directory that `engine.model` takes.
 """
 
 import contextlib
+import copy
 import importlib.metadata
 import json
 import pkgutil
@@ -199,6 +200,50 @@ def write_model(folder: Path, model: Any, base: TeacherBase) -> None:
 
 
 # ------------------------------------------------------------------------------
+# Adapters by themselves: a few megabytes, which `engine.args.lora` lays over the model that they were trained on.
+
+
+ADAPTER_NAME = "adapter"
+"""Folder within a teacher's, where its spec has `lora`."""
+
+
+class Adapter(NamedTuple):
+    """Adapters, apart from the model that they were trained on.
+
+    Args:
+        config: peft's.
+        weights: by peft's names, on the CPU.
+    """
+
+    config: Any
+    weights: dict[str, torch.Tensor]
+
+
+def adapter_of(model: Any) -> Adapter:
+    """The adapters of a model in peft's wrapper; merging them later does not change what is returned."""
+    peft = require("peft", extra="train", purpose="lora")
+    config = copy.deepcopy(model.peft_config["default"])
+    config.inference_mode = True
+    weights = peft.get_peft_model_state_dict(model)
+    return Adapter(config, {name: weight.detach().cpu().clone() for name, weight in weights.items()})
+
+
+def write_adapter(folder: Path, adapter: Adapter, base: str) -> None:
+    """Write adapters in peft's form.
+
+    Args:
+        base: reference of the model that they were trained on.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    adapter.config.base_model_name_or_path = base
+    adapter.config.save_pretrained(folder)
+    save_file(adapter.weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    open_to_readers(folder)
+
+
+# ------------------------------------------------------------------------------
 # What trains a teacher, whatever the method: what it is given, and what it gives back.
 
 
@@ -207,11 +252,13 @@ class Trained(NamedTuple):
 
     Args:
         model: the causal language model of transformers, adapters merged, on the CPU.
+        adapter: what the spec's `lora` trained, None without it.
         write_more: writes further files of the method into the teacher's folder.
     """
 
     model: Any
     outcome: Outcome
+    adapter: Adapter | None = None
     write_more: Callable[[Path], None] = lambda _: None
 
 
@@ -300,9 +347,10 @@ def train_learner(
         f"lower {keys}, or train adapters alone (lora: {{}}).",
         can_halve=can_halve,
     )
-    if spec.lora is not None:
-        model = model.merge_and_unload()
-    return Trained(model.eval(), outcome)
+    if spec.lora is None:
+        return Trained(model.eval(), outcome)
+    adapter = adapter_of(model)
+    return Trained(model.merge_and_unload().eval(), outcome, adapter)
 
 
 # ------------------------------------------------------------------------------
@@ -418,6 +466,8 @@ def train_teacher(
 
         def write(folder: Path) -> dict[str, str]:
             write_model(folder, trained.model, base)
+            if trained.adapter is not None:
+                write_adapter(folder / ADAPTER_NAME, trained.adapter, base.resolved.reference)
             trained.write_more(folder)
             return student_files(folder)
 

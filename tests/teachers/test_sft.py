@@ -2,6 +2,7 @@
 last bit, and what can't be trained is refused.
 """
 
+import json
 import os
 import signal
 from array import array
@@ -192,6 +193,21 @@ def test_adapters_alone_are_trained_resumed_and_merged(
         umbrela(train=TRAIN, lora=lora)
     torch.manual_seed(6)
     assert same_weights(umbrela("resume", train=TRAIN, lora=lora).output, alone.output)
+
+
+def test_the_adapters_laid_over_their_model_are_the_teacher(
+    umbrela: Callable[..., Any], base_dir: Path, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    library = pytest.importorskip("transformers")
+    teacher = umbrela(train=TRAIN, lora={"r": 2}, output=str(tmp_path / "teacher")).output
+    base = library.AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+    merged = peft.PeftModel.from_pretrained(base, f"{teacher}/adapter").merge_and_unload()
+    trained = library.AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    named = dict(trained.named_parameters())
+    assert all(torch.equal(weight, named[name]) for name, weight in merged.named_parameters())
+    config = json.loads(Path(teacher, "adapter/adapter_config.json").read_bytes())
+    assert config["base_model_name_or_path"] == str(base_dir)
 
 
 @pytest.mark.parametrize(
