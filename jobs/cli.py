@@ -24,7 +24,6 @@ from click.shell_completion import (
 )
 
 from relabel.jobs.logs import (
-    SAYS_ONLY,
     VARIABLE,
     is_json,
     json_lines,
@@ -68,7 +67,7 @@ class LazyGroup(click.Group):
         """Import the command's module; None for a name that is not a command."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module, _, attribute = COMMANDS[cmd_name].place.partition(":")
         found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
@@ -133,13 +132,20 @@ def main(args: list[str] | None = None) -> None:
         code = found if isinstance(found, int) else 0
         sys.stdout.flush()
         if sink is not None and sink.lost is not None:  # the disk is full, or something like it
-            _say_error(
+            _report_error(
                 f"relabel: stdout can't be written ({sink.lost}): this output is lost; the work that was done is kept.",
                 "error",
             )
-            if code == 0 and (not arguments or arguments[0] in SAYS_ONLY or arguments[0].startswith("-")):
+            if code == 0 and _only_prints(arguments):
                 code = Exit.PARTIAL
     sys.exit(int(code))
+
+
+def _only_prints(arguments: list[str]) -> bool:
+    """Whether nothing is left of a command but what it prints, such as a help text."""
+    if not arguments or arguments[0].startswith("-"):
+        return True
+    return arguments[0] in COMMANDS and COMMANDS[arguments[0]].only_prints
 
 
 def _with_home(argument: str) -> str:
@@ -168,7 +174,7 @@ def _ended(arguments: list[str]) -> Any:
         name = "UsageError"
         message = exc.format_message()
         if is_json():
-            _say_error(message, "usage", exit_code=code)
+            _report_error(message, "usage", exit_code=code)
         else:
             exc.show()
     except (KeyboardInterrupt, click.Abort) as exc:
@@ -176,7 +182,7 @@ def _ended(arguments: list[str]) -> Any:
         code = Exit.STOPPED
         name = "Stopped"
         message = "Asked to stop by SIGTERM." if is_asked else "Stopped by hand."
-        _say_error(message, "stopped")
+        _report_error(message, "stopped")
     except SystemExit as exc:  # click's way with a pipe that broke; stdout and stderr never do, so it is one of ours
         broken = exc.__context__ if isinstance(exc.__context__, OSError) else OSError(f"ended with {exc.code}")
         code = _failed(broken)
@@ -200,7 +206,7 @@ def _failed(exc: Exception) -> int:
     with the code that fits.
     """
     if isinstance(exc, RelabelError):
-        _say_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
+        _report_error(f"relabel: {exc}", "error", error=type(exc).__name__, exit_code=int(exit_for(exc)))
         return int(exit_for(exc))
     lines = "".join(traceback.format_exception(exc))
     if not is_json():
@@ -208,11 +214,11 @@ def _failed(exc: Exception) -> int:
     said = (
         "relabel: this is a fault of relabel, not of your input. Committed work is safe. Please report the lines above."
     )
-    _say_error(said, "crash", error=type(exc).__name__, traceback=lines)
+    _report_error(said, "crash", error=type(exc).__name__, traceback=lines)
     return int(Exit.OUR_FAULT)
 
 
-def _say_error(message: str, event: str, **fields: Any) -> None:
+def _report_error(message: str, event: str, **fields: Any) -> None:
     if is_json():
         say(message, level="error", event=event, **fields)
     else:

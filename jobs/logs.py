@@ -20,10 +20,7 @@ from relabel.manifests.secrets import one_line, redacted, redacted_values
 # descriptor) is dropped.
 #
 # Labels are worth more than the lines about them. So a command exits by its result, whether or not anybody reads; only
-# one whose whole result is what it prints reports the loss (`SAYS_ONLY`).
-
-SAYS_ONLY = frozenset({"status", "compare", "evaluate", "list", "show", "schema", "doctor"})
-"""Commands that leave nothing but what they say on stdout."""
+# one whose whole result is what it prints reports the loss (`Command.only_prints`).
 
 
 class Sink(io.FileIO):

@@ -4,84 +4,171 @@ start.
 
 import textwrap
 from shutil import get_terminal_size
+from typing import NamedTuple
 
 MAX_WIDTH = 110
-COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("relabel.jobs.commands.setup:init", "Write a job, student or teacher file to start from."),
-    "templates": ("relabel.jobs.commands.setup:templates", "Write the built-in prompt templates, to edit them."),
-    "ask": ("relabel.jobs.ask:ask", "Put a row to the model, and show all that is asked and answered."),
-    "plan": ("relabel.jobs.commands.label:plan", "Cut the input into shards and chunks; say what a run would do."),
-    "run": ("relabel.jobs.commands.label:run", "Label what is not labelled yet."),
-    "rounds": (
+
+
+class Command(NamedTuple):
+    """A command of `relabel`.
+
+    Args:
+        place: `MODULE:FUNCTION`.
+        help: its line in the help of `relabel`.
+        only_prints: it leaves nothing but what it prints, so that it fails where that is lost.
+    """
+
+    place: str
+    help: str
+    only_prints: bool = False
+
+
+COMMANDS = {
+    "init": Command(
+        "relabel.jobs.commands.setup:init",
+        "Write a job, student or teacher file to start from.",
+    ),
+    "templates": Command(
+        "relabel.jobs.commands.setup:templates",
+        "Write the built-in prompt templates, to edit them.",
+    ),
+    "ask": Command(
+        "relabel.jobs.ask:ask",
+        "Put a row to the model, and show all that is asked and answered.",
+    ),
+    "plan": Command(
+        "relabel.jobs.commands.label:plan",
+        "Cut the input into shards and chunks; say what a run would do.",
+    ),
+    "run": Command(
+        "relabel.jobs.commands.label:run",
+        "Label what is not labelled yet.",
+    ),
+    "rounds": Command(
         "relabel.jobs.commands.label:rounds",
         "Search a corpus for each question in several rounds, each a run.",
     ),
-    "status": ("relabel.jobs.commands.status:status", "Show what is done, open and quarantined."),
-    "retry": ("relabel.jobs.commands.label:retry", "Ask the quarantined rows again."),
-    "verify": ("relabel.jobs.commands.status:verify", "Prove that no row is lost or doubled and no file changed."),
-    "score": ("relabel.jobs.commands.label:score", "Label pairs with a trained student."),
-    "merge": ("relabel.jobs.commands.label_sets:merge", "Join outputs made in one way into one."),
-    "combine": ("relabel.jobs.commands.label_sets:combine", "Make one set of labels from several judges'."),
-    "evaluate": (
+    "status": Command(
+        "relabel.jobs.commands.status:status",
+        "Show what is done, open and quarantined.",
+        only_prints=True,
+    ),
+    "retry": Command(
+        "relabel.jobs.commands.label:retry",
+        "Ask the quarantined rows again.",
+    ),
+    "verify": Command(
+        "relabel.jobs.commands.status:verify",
+        "Prove that no row is lost or doubled and no file changed.",
+    ),
+    "score": Command(
+        "relabel.jobs.commands.label:score",
+        "Label pairs with a trained student.",
+    ),
+    "merge": Command(
+        "relabel.jobs.commands.label_sets:merge",
+        "Join outputs made in one way into one.",
+    ),
+    "combine": Command(
+        "relabel.jobs.commands.label_sets:combine",
+        "Make one set of labels from several judges'.",
+    ),
+    "evaluate": Command(
         "relabel.jobs.commands.label_sets:evaluate",
         "Measure labels against gold; compare a student with its teacher.",
+        only_prints=True,
     ),
-    "compare": (
+    "compare": Command(
         "relabel.jobs.commands.label_sets:compare",
         "Compare two label runs over the same pairs: two prompts, two teachers.",
+        only_prints=True,
     ),
-    "systems": (
+    "systems": Command(
         "relabel.jobs.commands.systems:systems",
         "Say which search is better, by labels and the grades of a few humans.",
+        only_prints=True,
     ),
-    "convert": (
+    "convert": Command(
         "relabel.jobs.commands.label_sets:convert",
         "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",
     ),
-    "report": (
+    "report": Command(
         "relabel.jobs.commands.label_sets:report",
         "Write one HTML page about runs, teachers, students and bundles.",
     ),
-    "distill": ("relabel.jobs.commands.train:distill", "Train a student on finished label runs."),
-    "train": ("relabel.jobs.commands.train:train", "Train a teacher: a model that answers a labeler's prompts."),
-    "export": (
+    "distill": Command(
+        "relabel.jobs.commands.train:distill",
+        "Train a student on finished label runs.",
+    ),
+    "train": Command(
+        "relabel.jobs.commands.train:train",
+        "Train a teacher: a model that answers a labeler's prompts.",
+    ),
+    "export": Command(
         "relabel.jobs.commands.bundles:export",
         "Export a student to a bundle: ONNX, checked against it on real pairs.",
     ),
-    "build-engine": (
+    "build-engine": Command(
         "relabel.jobs.commands.bundles:build_engine",
         "Build a TensorRT engine of a bundle, for this machine.",
     ),
-    "bench": ("relabel.jobs.commands.bundles:bench", "Measure a bundle's latency and throughput on this machine."),
-    "conform": (
+    "bench": Command(
+        "relabel.jobs.commands.bundles:bench",
+        "Measure a bundle's latency and throughput on this machine.",
+    ),
+    "conform": Command(
         "relabel.jobs.commands.bundles:conform",
         "Compare a running rerank server's scores with a bundle's.",
     ),
-    "pairs": (
+    "pairs": Command(
         "relabel.jobs.commands.pairs:pairs",
         "Build pairs: from citations; context by BM25; documents cut into chunks.",
     ),
-    "publish": ("relabel.jobs.commands.bundles:publish", "Publish a bundle to a store, and point a channel at it."),
-    "pull": (
+    "publish": Command(
+        "relabel.jobs.commands.bundles:publish",
+        "Publish a bundle to a store, and point a channel at it.",
+    ),
+    "pull": Command(
         "relabel.jobs.commands.pull:pull",
         "Fetch what a channel points to, check it, switch to it; or roll back.",
     ),
-    "channel": ("relabel.jobs.commands.bundles:channel", "Point a channel at a published version."),
-    "rollback": ("relabel.jobs.commands.bundles:rollback", "Point a channel at the version before."),
-    "list": ("relabel.jobs.commands.bundles:list_bundles", "List the bundles at a place."),
-    "show": (
+    "channel": Command(
+        "relabel.jobs.commands.bundles:channel",
+        "Point a channel at a published version.",
+    ),
+    "rollback": Command(
+        "relabel.jobs.commands.bundles:rollback",
+        "Point a channel at the version before.",
+    ),
+    "list": Command(
+        "relabel.jobs.commands.bundles:list_bundles",
+        "List the bundles at a place.",
+        only_prints=True,
+    ),
+    "show": Command(
         "relabel.jobs.commands.bundles:show",
         "Show a bundle's versions and channels, one version, or the active version of a folder.",
+        only_prints=True,
     ),
-    "gc": ("relabel.jobs.commands.bundles:gc", "Remove versions and files that nothing points to."),
-    "schema": ("relabel.jobs.commands.setup:schema", "Print a JSON Schema: of the job file, or of the label files."),
-    "doctor": ("relabel.jobs.commands.setup:doctor", "Show what this machine has: extras, devices, folders."),
-    "demo": (
+    "gc": Command(
+        "relabel.jobs.commands.bundles:gc",
+        "Remove versions and files that nothing points to.",
+    ),
+    "schema": Command(
+        "relabel.jobs.commands.setup:schema",
+        "Print a JSON Schema: of the job file, or of the label files.",
+        only_prints=True,
+    ),
+    "doctor": Command(
+        "relabel.jobs.commands.setup:doctor",
+        "Show what this machine has: extras, devices, folders.",
+        only_prints=True,
+    ),
+    "demo": Command(
         "relabel.jobs.commands.setup:demo",
         "Go the whole way with a small set: label, distill, export, publish, pull, score.",
     ),
 }
-"""Command → where it is, and its line in the help."""
 ABOUT = "Turn a reasoning LLM's relevance judgments into labels that a small model can learn from."
 EXITS = (
     "Every command takes --output json. Exit codes: 0 done, 1 a bug in relabel, 2 usage, 3 bad input, 4 something "
@@ -107,7 +194,7 @@ def root_help() -> str:
             *(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in (ABOUT, EXITS)),
             "Options:\n"
             + table({"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}),
-            f"Commands:\n{table({name: text for name, (_, text) in COMMANDS.items()})}",
+            f"Commands:\n{table({name: command.help for name, command in COMMANDS.items()})}",
             "  Example: relabel run job.yaml --shard 3/64",
         ]
     )

@@ -73,6 +73,7 @@ LINES = {
     "combine": Line("combine out/ecom out/other --to combined.parquet"),
     "evaluate": Line("evaluate out/ecom --qrels pairs.parquet"),
     "compare": Line("compare out/ecom out/other --html page.html"),
+    "systems": Line("systems one=out/ecom two=out/other --labels out/ecom"),
     "convert": Line("convert out/ecom labels.qrels"),
     "report": Line("report out/ecom --to report.html"),
     "distill": Line("distill learn.yaml", parent="heavy"),

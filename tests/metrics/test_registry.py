@@ -333,12 +333,6 @@ def test_the_page_names_every_metric() -> None:
 # Intervals of shares: they never collapse, they cover what they say, and every share of every registry has one.
 
 
-SHARES = {
-    "accuracy", "bad_case_rate", "collapse_rate", "exact_match", "expand_precision", "hit@1", "irrelevant_precision",
-    "irrelevant_recall", "pass@1", "pass@2", "pass@3", "refusal_accuracy", "useful_precision", "useful_recall",
-}  # fmt: skip
-
-
 def test_every_share_of_the_registry_has_an_interval_that_is_not_a_point() -> None:
     """Labels that are gold throughout, and labels that never are: accuracy 1 and 0, and others near them."""
     right = world(3, queries=9)
@@ -347,9 +341,10 @@ def test_every_share_of_the_registry_has_an_interval_that_is_not_a_point() -> No
     for judged in (dataclasses.replace(right, labels=right.gold, num_correct=np.full_like(right.gold, 3)), wrong):
         metrics = MetricSet(METRICS, judged, num_groups=9)
         intervals = bootstrap(metrics.resampled, num_groups=9, resamples=50, seed=1)
-        assert {name for name, one in metrics._measured.items() if isinstance(one.formula, Share)} == SHARES
+        shares = [name for name, one in metrics._measured.items() if isinstance(one.formula, Share)]
+        assert {"accuracy", "bad_case_rate", "pass@1"} < set(shares)
         figures = metrics.with_intervals(intervals)
-        for name in SHARES:
+        for name in shares:
             one = figures[name]
             if one.value is None:
                 continue
