@@ -14,12 +14,12 @@ import click
 
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
-from relabel.jobs.output import Exit, emit, note, shown, value_text
+from relabel.jobs.output import Exit, TextResult, emit_result, note, shown, value_text
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import engine_text
 from relabel.labelers.engines.transformers import prompt_encoder
-from relabel.manifests.asks import Answer, Ask, Engine, Request
+from relabel.manifests.asks import Answer, Ask, Engine, Message, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, UsageError, VerdictError
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
@@ -157,21 +157,22 @@ def render(job: Job, choice: RowChoice) -> Iterator[AskedRows]:
     except (ModelError, MissingExtraError) as exc:
         remarks = [f"prompts are shown before the chat template: {exc}"]
     for pairs, chosen in chosen_rows(job, choice):
-        found = AskedRows([pair for pair in pairs if pair.row_id in chosen], remarks=remarks)
+        asked = AskedRows([pair for pair in pairs if pair.row_id in chosen], remarks=remarks)
         remarks = []
-        for pair in found.pairs:
+        for pair in asked.pairs:
             conversation = job.labeler.label(pair)
             try:
                 ask = next(conversation)
             except VerdictError as exc:
-                found.remarks.append(f"row {pair.row_id} is not asked, it goes to quarantine as {exc}")
+                asked.remarks.append(f"row {pair.row_id} is not asked, it goes to quarantine as {exc}")
                 continue
             finally:
                 conversation.close()
-            if all(ask != one.ask for one in found.exchanges):
-                found.exchanges.append(Exchange(ask, prompt=None if encoder is None else encoder.shown(ask)))
-        found.rows = [None] * len(found.pairs)
-        yield found
+            if all(ask != exchange.ask for exchange in asked.exchanges):
+                prompt = None if encoder is None else encoder.shown(ask)
+                asked.exchanges.append(Exchange(ask, prompt=prompt))
+        asked.rows = [None] * len(asked.pairs)
+        yield asked
 
 
 class Asker:
@@ -200,8 +201,13 @@ class Asker:
         for pairs, chosen in itertools.chain([first], groups):
             self.engine.exchanges = []
             rows = ask_unwritten(job, self.engine, pairs, Progress()).rows
-            kept = [(pair, row) for pair, row in zip(pairs, rows, strict=True) if pair.row_id in chosen]
-            yield AskedRows([pair for pair, _ in kept], self.engine.exchanges, [row for _, row in kept], remarks)
+            numbers = [number for number, pair in enumerate(pairs) if pair.row_id in chosen]
+            yield AskedRows(
+                pairs=[pairs[number] for number in numbers],
+                exchanges=self.engine.exchanges,
+                rows=[rows[number] for number in numbers],
+                remarks=remarks,
+            )
             remarks = []
 
     def close(self) -> None:
@@ -275,7 +281,7 @@ def ask(
     choice = RowChoice(rows, query_ids, random, seed)
     job = load_job(job_file, overrides=overrides, day=day)
     if stage is not None:
-        stages = list(dict.fromkeys(one.stage for one in job.labeler.probe()))
+        stages = list(dict.fromkeys(ask.stage for ask in job.labeler.probe()))
         if stage not in stages:
             raise UsageError(
                 f"--stage {stage}: {job.spec.labeler.name} has none of that name; it has {', '.join(stages)}."
@@ -289,26 +295,27 @@ def ask(
 
         def put(job: Job) -> None:
             started = time.perf_counter()
-            found: list[AskedRows] = []
+            answered: list[AskedRows] = []
             for asked in render(job, choice) if dry_run else asker.ask(job, choice):
-                if not found and asker.engine is not None:
+                if not answered and asker.engine is not None:
                     note(engine_text(job.spec.labeler.name, asker.engine.facts()))
                 for remark in asked.remarks:
                     note(remark)
                 if output == "text":
-                    legend = "" if found else "⟦ ⟧ holds what the data says; all else is the template.\n"
+                    legend = "" if answered else "⟦ ⟧ holds what the data says; all else is the template.\n"
                     click.echo(legend + asked_text(asked, stage))
-                found.append(asked)
+                answered.append(asked)
             seconds = round(time.perf_counter() - started, 3)
-            stages = {one.ask.stage for asked in found for one in asked.exchanges}
+            exchanges = list(itertools.chain.from_iterable(asked.exchanges for asked in answered))
+            stages = {exchange.ask.stage for exchange in exchanges}
             if stage is not None and stages and stage not in stages:
                 when = "is asked first: a dry run has no answers to go on from" if dry_run else "was asked"
                 note(f"--stage {stage}: nothing of that name {when}; there was {', '.join(sorted(stages))}")
-            result = {"asked": [rows_json(one, stage) for one in found], "dry_run": dry_run, "seconds": seconds}
-            num_rows = sum(len(one.rows) for one in found)
-            num_asks = sum(len(one.exchanges) for one in found)
+            result = {"asked": [rows_json(asked, stage) for asked in answered], "dry_run": dry_run, "seconds": seconds}
+            num_rows = sum(len(asked.rows) for asked in answered)
             how = "would be asked first" if dry_run else f"in {seconds:.1f} s"
-            emit(result, f"{counted(num_rows, 'row')}, {counted(num_asks, 'ask')} {how}; nothing was written.", output)
+            text = f"{counted(num_rows, 'row')}, {counted(len(exchanges), 'ask')} {how}; nothing was written."
+            emit_result(TextResult(text, result), output)
 
         if edited is None:
             put(job)
@@ -339,18 +346,22 @@ def asked_text(asked: AskedRows, stage: str | None) -> str:
     ]
     above = ""
     for exchange in asked.exchanges:
-        if stage in (None, exchange.ask.stage):
-            # as the model reads it; where a server builds it, turn by turn
-            prompt = (
-                "\n".join(f"{_dim(one.role)}\n{_marked(one.parts)}" for one in exchange.ask.messages)
-                if exchange.prompt is None
-                else _marked(exchange.prompt)
-            )
-            lines += [ruler(f"{exchange.ask.stage}: asked"), *_ask_lines(exchange, prompt, above)]
-            if exchange.answer is not None:
-                lines += _answer_lines(exchange, exchange.answer)
-            above = prompt
-    return "\n".join([*lines, *(outcome_text(row) + "\n" for row in asked.rows if row is not None)])
+        if stage not in (None, exchange.ask.stage):
+            continue
+        prompt = _prompt_text(exchange)
+        lines += [ruler(f"{exchange.ask.stage}: asked"), *_ask_lines(exchange, prompt, above)]
+        if exchange.answer is not None:
+            lines += _answer_lines(exchange, exchange.answer)
+        above = prompt
+    lines += [outcome_text(row) + "\n" for row in asked.rows if row is not None]
+    return "\n".join(lines)
+
+
+def _prompt_text(exchange: Exchange) -> str:
+    """As the model reads it; where a server builds it, turn by turn."""
+    if exchange.prompt is not None:
+        return _marked(exchange.prompt)
+    return "\n".join(f"{_dim(message.role)}\n{_marked(message.parts)}" for message in exchange.ask.messages)
 
 
 def _ask_lines(exchange: Exchange, prompt: str, above: str) -> Iterator[str]:
@@ -374,29 +385,27 @@ def _answer_lines(exchange: Exchange, answer: Answer) -> Iterator[str]:
     if answer.raw:
         yield f"{_dim('as it came')}\n{shown(answer.raw)}"
     for decision in exchange.ask.decisions:
-        said = "no distribution"
-        found = answer.distributions.get(decision.name)
-        if found is not None:
-            pairs = zip(decision.labels, found.probs, strict=True)
-            probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
-            said = f"{probs} · outside these {found.outside_mass:.3f}"
-        yield f"  {decision.name}: {said}"
+        distribution = answer.distributions.get(decision.name)
+        if distribution is None:
+            yield f"  {decision.name}: no distribution"
+            continue
+        pairs = zip(decision.labels, distribution.probs, strict=True)
+        probs = " · ".join(f"{shown(label)} {prob:.3f}" for label, prob in pairs)
+        yield f"  {decision.name}: {probs} · outside these {distribution.outside_mass:.3f}"
 
 
 def outcome_text(row: LabelRow | QuarantineRow) -> str:
     """The label, or why there is none."""
     if isinstance(row, QuarantineRow):
-        head = f"no label, quarantined as {row.status}"
-        lines = [shown(row.reason)]
-        lines += [
-            f"  {one['stage']}, attempt {one['attempt']}: {shown(one['reason'] or one['finish'])}" for one in row.tries
-        ]
-    else:
-        held = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
-        head = "label"
-        width = max(map(len, held))
-        lines = [f"  {name.ljust(width)}  {shown(value_text(value))}" for name, value in held.items()]
-    return "\n".join([ruler(f"row {row.row_id}: {head}"), *lines])
+        lines = [ruler(f"row {row.row_id}: no label, quarantined as {row.status}"), shown(row.reason)]
+        for attempt in row.tries:
+            why = shown(attempt["reason"] or attempt["finish"])
+            lines.append(f"  {attempt['stage']}, attempt {attempt['attempt']}: {why}")
+        return "\n".join(lines)
+    values = {name: value for name, value in _label(row).items() if value not in (None, [], {})}
+    width = max(map(len, values))
+    lines = [f"  {name.ljust(width)}  {shown(value_text(value))}" for name, value in values.items()]
+    return "\n".join([ruler(f"row {row.row_id}: label"), *lines])
 
 
 def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
@@ -406,7 +415,7 @@ def rows_json(asked: AskedRows, stage: str | None) -> dict[str, Any]:
             {"row_id": pair.row_id, "query_id": pair.query_id, "doc_id": pair.doc_id, **_outcome(row)}
             for pair, row in zip(asked.pairs, asked.rows, strict=True)
         ],
-        "asks": [_exchange(one, one.ask, one.answer) for one in asked.exchanges if stage in (None, one.ask.stage)],
+        "asks": [_exchange(exchange) for exchange in asked.exchanges if stage in (None, exchange.ask.stage)],
         "remarks": asked.remarks,
     }
 
@@ -418,48 +427,52 @@ def _outcome(row: LabelRow | QuarantineRow | None) -> dict[str, Any]:
 
 
 def _label(row: LabelRow) -> dict[str, Any]:
-    held = {name: value for name, value in row._asdict().items() if name not in _LEFT_OUT}
-    return dict(plain({**held, **row.columns}))
+    values = {name: value for name, value in row._asdict().items() if name not in _LEFT_OUT}
+    return dict(plain({**values, **row.columns}))
 
 
-def _exchange(exchange: Exchange, ask: Ask, answer: Answer | None) -> dict[str, Any]:
+def _exchange(exchange: Exchange) -> dict[str, Any]:
+    ask = exchange.ask
     return {
         "stage": ask.stage,
-        "messages": [
-            {
-                "role": one.role,
-                "parts": [
-                    {"field": one.fields[place // 2] if place % 2 else None, "text": text}
-                    for place, text in enumerate(one.parts)
-                    if text or place % 2
-                ],
-            }
-            for one in ask.messages
-        ],
+        "messages": [{"role": message.role, "parts": _parts(message)} for message in ask.messages],
         "prefill": ask.prefill,
         "rendered": None if exchange.prompt is None else "".join(exchange.prompt),
         "max_tokens": ask.max_tokens,
-        "answer": None
-        if answer is None
-        else {
-            "text": answer.text,
-            "raw": answer.raw or answer.text,
-            "finish": answer.finish,
-            "detail": answer.detail,
-            "flags": list(answer.flags),
-            "distributions": {name: plain(one._asdict()) for name, one in answer.distributions.items()},
-            "prompt_tokens": answer.prompt_tokens,
-            "output_tokens": answer.output_tokens,
-            "seconds": round(exchange.seconds, 3),
-        },
+        "answer": None if exchange.answer is None else _answer(exchange.answer, exchange.seconds),
+    }
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    """The template's texts, and between them what the data says, with the field that says it."""
+    parts: list[dict[str, Any]] = []
+    for number, text in enumerate(message.parts):
+        is_data = number % 2 == 1
+        if text or is_data:
+            parts.append({"field": message.fields[number // 2] if is_data else None, "text": text})
+    return parts
+
+
+def _answer(answer: Answer, seconds: float) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "raw": answer.raw or answer.text,
+        "finish": answer.finish,
+        "detail": answer.detail,
+        "flags": list(answer.flags),
+        "distributions": {name: plain(dist._asdict()) for name, dist in answer.distributions.items()},
+        "prompt_tokens": answer.prompt_tokens,
+        "output_tokens": answer.output_tokens,
+        "seconds": round(seconds, 3),
     }
 
 
 def _marked(parts: Sequence[str]) -> str:
-    return "".join(
-        click.style(f"⟦{shown(text).translate(_MARKS)}⟧", fg="cyan") if place % 2 else shown(text)
-        for place, text in enumerate(parts)
-    )
+    marked = []
+    for number, text in enumerate(parts):
+        is_data = number % 2 == 1
+        marked.append(click.style(f"⟦{shown(text).translate(_MARKS)}⟧", fg="cyan") if is_data else shown(text))
+    return "".join(marked)
 
 
 def _dim(text: str) -> str:
@@ -485,13 +498,13 @@ def again_on_change(folder: Path, do: Callable[[], None], *, pause: Callable[[fl
             click.echo(one_line(f"relabel: {exc}"), err=True)
         note(f"{folder} is watched: a change there asks again, Ctrl-C ends.")
         before = seen
-        found = seen
-        while found == seen or found != before:  # an editor may write in several steps: once two reads find the same
+        now = seen
+        while now == seen or now != before:  # an editor may write in several steps: once two reads find the same
             pause(0.25)
-            before = found
-            found = _contents(folder)
-        note(f"changed: {', '.join(sorted({name for name, _ in seen.items() ^ found.items()}))}")
-        seen = found
+            before = now
+            now = _contents(folder)
+        note(f"changed: {', '.join(sorted({name for name, _ in seen.items() ^ now.items()}))}")
+        seen = now
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

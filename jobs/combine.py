@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.jobs.evaluate import JudgingOptions, load_pairs, open_set, scale_of
-from relabel.jobs.sections import Block, Cell, Paragraph, Remarks, Table
+from relabel.jobs.sections import Cell, Paragraph, Remarks, Table, as_text
 from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
@@ -41,6 +42,7 @@ from relabel.manifests.metrics.metric import (
     bootstrap,
     finite,
 )
+from relabel.manifests.records import as_object
 from relabel.manifests.run_labels import open_run_labels, own_columns, read_labels
 from relabel.manifests.secrets import redacted_values
 
@@ -75,34 +77,40 @@ class Votes:
     @classmethod
     def of(cls, judges: Sequence[Labelled], grades: int) -> Votes:
         """Votes of label sets, joined by query and document; several labels of a pair by one judge are averaged."""
-        query_ids = pa.concat_arrays([one.query_ids for one in judges])
-        doc_ids = pa.concat_arrays([one.doc_ids for one in judges])
-        _, first_P, place_N = np.unique(pair_codes(query_ids, doc_ids), return_index=True, return_inverse=True)
-        judge_N = np.repeat(np.arange(len(judges)), [len(one.grades) for one in judges])
-        sure_NK = np.eye(grades)[np.concatenate([one.grades for one in judges])]
-        probs_NK = np.concatenate([np.full((len(one.grades), grades), np.nan) if one.probs is None else one.probs
-                                   for one in judges])  # fmt: skip
-        count, *sums = np.zeros((3, len(judges), len(first_P), grades))
-        for held, value in (
-            (count, 1.0),
-            (sums[0], sure_NK),
-            (sums[1], np.where(np.isnan(probs_NK), sure_NK, probs_NK)),
-        ):
-            np.add.at(held, (judge_N, place_N), value)
-        row_ids = np.concatenate([one.row_ids for one in judges])[first_P]
-        is_from_gold_JP = np.zeros(count.shape[:2], dtype=bool)
-        from_gold_N = np.concatenate([_is_from_gold(one) for one in judges])
-        is_from_gold_JP[judge_N[from_gold_N], place_N[from_gold_N]] = True
-        num_labels = np.maximum(count, 1)
+        query_ids = pa.concat_arrays([judge.query_ids for judge in judges])
+        doc_ids = pa.concat_arrays([judge.doc_ids for judge in judges])
+        _, first_P, pair_N = np.unique(pair_codes(query_ids, doc_ids), return_index=True, return_inverse=True)
+        judge_N = np.repeat(np.arange(len(judges)), [len(judge.grades) for judge in judges])
+        grade_NK = np.eye(grades)[np.concatenate([judge.grades for judge in judges])]
+        probs_NK = np.concatenate([_distributions(judge, grades) for judge in judges])
+        probs_NK = np.where(np.isnan(probs_NK), grade_NK, probs_NK)
+        shape = (len(judges), len(first_P), grades)
+        count_JPK = np.zeros(shape)
+        grade_JPK = np.zeros(shape)
+        probs_JPK = np.zeros(shape)
+        np.add.at(count_JPK, (judge_N, pair_N), 1.0)
+        np.add.at(grade_JPK, (judge_N, pair_N), grade_NK)
+        np.add.at(probs_JPK, (judge_N, pair_N), probs_NK)
+        is_from_gold_JP = np.zeros(shape[:2], dtype=bool)
+        from_gold_N = np.concatenate([_is_from_gold(judge) for judge in judges])
+        is_from_gold_JP[judge_N[from_gold_N], pair_N[from_gold_N]] = True
+        num_labels_JPK = np.maximum(count_JPK, 1)
         return cls(
-            names=[one.where for one in judges],
-            row_ids=row_ids,
+            names=[judge.where for judge in judges],
+            row_ids=np.concatenate([judge.row_ids for judge in judges])[first_P],
             query_ids=query_ids.take(pa.array(first_P)),
             doc_ids=doc_ids.take(pa.array(first_P)),
-            grade_JPK=sums[0] / num_labels,
-            probs_JPK=sums[1] / num_labels,
+            grade_JPK=grade_JPK / num_labels_JPK,
+            probs_JPK=probs_JPK / num_labels_JPK,
             is_from_gold_JP=is_from_gold_JP,
         )
+
+
+def _distributions(judge: Labelled, grades: int) -> np.ndarray:
+    """float64 [N, K], NaN where the judge gave none."""
+    if judge.probs is None:
+        return np.full((len(judge.grades), grades), np.nan)
+    return judge.probs
 
 
 def _is_from_gold(judge: Labelled) -> np.ndarray:
@@ -147,20 +155,21 @@ def combine_votes(votes: Votes, by: str, gold_P: np.ndarray) -> tuple[np.ndarray
     """
     is_gold_P = gold_P >= 0
     grades = votes.grade_JPK.shape[-1]
-    probs_PK = (
-        votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
-        if by == "mean"
-        else dawid_skene(votes.grade_JPK, gold_P)
-    )
+    if by == "mean":
+        probs_PK = votes.probs_JPK.sum(0) / votes.grade_JPK.any(-1).sum(0)[:, None]
+    else:
+        probs_PK = dawid_skene(votes.grade_JPK, gold_P)
     if not is_gold_P.any():
         # 1e-9: machines may differ in what comes after, and a tie must be one
         return np.round(probs_PK, 9).argmax(1), probs_PK
     share_K = np.bincount(gold_P[is_gold_P], minlength=grades) / is_gold_P.sum()
     expected = np.round(probs_PK[~is_gold_P] @ np.arange(grades), 9)
-    _, place, counts = np.unique(expected, return_inverse=True, return_counts=True)
+    _, level, counts = np.unique(expected, return_inverse=True, return_counts=True)
+    # of all pairs of one expected grade: the share of pairs below their middle
     middle = (np.cumsum(counts) - counts / 2) / max(1, len(expected))
+    grade_of_level = np.searchsorted(np.cumsum(share_K)[:-1], middle, side="right")
     grade_P = gold_P.copy()
-    grade_P[~is_gold_P] = np.searchsorted(np.cumsum(share_K)[:-1], middle, side="right")[place]
+    grade_P[~is_gold_P] = grade_of_level[level]
     probs_PK[is_gold_P] = np.eye(grades)[gold_P[is_gold_P]]
     return grade_P, probs_PK
 
@@ -176,10 +185,10 @@ def held_out(votes: Votes, by: str, gold_P: np.ndarray, query_P: np.ndarray) -> 
     grade_P = np.zeros_like(gold_P)
     probs_PK = np.zeros(votes.grade_JPK.shape[1:])
     for fold in np.unique(fold_P[gold_P >= 0]):
-        is_held_P = fold_P == fold
-        grade_P[is_held_P], probs_PK[is_held_P] = (
-            one[is_held_P] for one in combine_votes(votes, by, np.where(is_held_P, -1, gold_P))
-        )
+        is_fold_P = fold_P == fold
+        of_others = combine_votes(votes, by, np.where(is_fold_P, -1, gold_P))
+        grade_P[is_fold_P] = of_others[0][is_fold_P]
+        probs_PK[is_fold_P] = of_others[1][is_fold_P]
     return grade_P, probs_PK
 
 
@@ -195,32 +204,97 @@ def order_and_grade(
     """
     rows = np.flatnonzero((gold_P >= 0) & has_P)
     queries = np.unique(query_P[gold_P >= 0])
-    place_N = np.searchsorted(queries, query_P[rows])
-    docs_N = np.zeros(len(rows), np.int64)
     judged = Judged(
         grades=probs_PK.shape[1],
         gold=gold_P[rows],
         labels=grade_P[rows],
-        queries=place_N,
+        queries=np.searchsorted(queries, query_P[rows]),
         num_queries=len(queries),
-        docs=docs_N,
+        docs=np.zeros(len(rows), np.int64),
         probs=probs_PK[rows],
         num_correct=None,
         num_samples=None,
     )
-    metrics = [one for one in METRICS if one.name in ("auc_{}", "kappa", "kappa_quadratic")]
-    found = MetricSet(metrics, judged, num_groups=len(queries))
-    cuts = [name for name, value in found.values.items() if name.startswith("auc_") and np.isfinite(value)]
+    metrics = [metric for metric in METRICS if metric.name in ("auc_{}", "kappa", "kappa_quadratic")]
+    metric_set = MetricSet(metrics, judged, num_groups=len(queries))
+    cuts = [name for name, value in metric_set.values.items() if name.startswith("auc_") and np.isfinite(value)]
 
     def values(weight_RG: np.ndarray) -> dict[str, np.ndarray]:
-        held = found.resampled(weight_RG)
-        auc_R = np.mean([held[name] for name in cuts] or [np.full(len(weight_RG), np.nan)], axis=0)
-        return {"auc": auc_R, "kappa": held["kappa"], "kappa_quadratic": held["kappa_quadratic"]}
+        drawn = metric_set.resampled(weight_RG)
+        auc_R = np.full(len(weight_RG), np.nan)
+        if cuts:
+            auc_R = np.mean([drawn[name] for name in cuts], axis=0)
+        return {"auc": auc_R, "kappa": drawn["kappa"], "kappa_quadratic": drawn["kappa_quadratic"]}
 
     return values
 
 
-def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptions, storage: Storage) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RatedLabels:
+    """Labels of a judge, or of one of `WAYS`.
+
+    Args:
+        pairs: that it labels.
+        agreement: the share of them that have the grade that was written.
+        by_gold: `FIGURES` by name, empty without gold.
+    """
+
+    name: str
+    pairs: int
+    agreement: float
+    by_gold: dict[str, MetricValue]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combined:
+    """A label file that was made of several judges' labels.
+
+    Args:
+        gold: where gold grades came from; `gold_pairs` of `gold_queries` queries have one.
+        by_grade: pairs of each grade.
+        labels: each judge and, with gold, each of `WAYS`.
+    """
+
+    output: str
+    by: str
+    judges: list[str]
+    gold: str | None
+    gold_pairs: int
+    gold_queries: int
+    grades: int
+    pairs: int
+    queries: int
+    by_grade: list[int]
+    labels: list[RatedLabels]
+    notes: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return as_object(self)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in enumerate(self.by_grade))
+        head = f"{self.output}: {self.pairs:,} pairs of {self.queries:,} queries by {self.by}: {counts}"
+        figures = FIGURES if self.gold else {}
+        rows: list[list[Cell]] = []
+        for rated in self.labels:
+            by_gold = [_figure(rated.by_gold.get(name)) for name in figures]
+            rows.append([rated.name, rated.pairs, rated.agreement, *by_gold])
+        title = "agreement with what was written"
+        notes = list(self.notes)
+        if self.gold:
+            title += ", and by gold, with 95 % intervals over queries"
+            notes.append(
+                f"{self.gold_pairs:,} gold pairs of {self.gold_queries:,} queries anchor what was written. By gold, "
+                f"{' and '.join(WAYS)} are measured on each query by labels that other gold queries anchored ({FOLDS} "
+                "folds). `evaluate` with the same gold would find it again"
+            )
+        table = Table(title, ["labels", "pairs", "agreement", *figures.values()], rows)
+        return [as_text([Paragraph(head), table, Remarks(notes)])]
+
+
+def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptions, storage: Storage) -> Combined:
     """Write a label file with one label for each pair that any judge labelled.
 
     Args:
@@ -231,29 +305,42 @@ def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptio
         InputError: a file or column is off, scales differ, or gold has none of the pairs.
         ManifestError: a run is unfinished, over its limit or damaged.
         DiskFullError, StoreError: it can't be written; what was at `to` before stays.
-    Returns:
-        Counts of what was written, and `labels`: for each judge and, with gold, each of `WAYS` its `name`, the `pairs`
-        that it labels, `agreement` (the share of them that have the grade that was written), and `by_gold`:
-        `FIGURES` by name, empty without gold.
     """
     sets = [open_set(path, options, storage, wants_ids=True) for path in paths]
     gold = None if options.qrels is None else load_pairs((), options, storage)
-    grades, notes = scale_of(sets, gold.seen if gold else set(), options)
-    votes = Votes.of(
-        [gather(one.parts(), grades=grades, where=one.where) for one in sets]
-        if len(sets) > 1
-        else _instructions(sets[0], grades, storage, allow_partial=options.allow_partial),
-        grades,
-    )
+    grades, scale_notes = scale_of(sets, gold.seen if gold else set(), options)
+    if len(sets) > 1:
+        judges = [gather(labels.parts(), grades=grades, where=labels.where) for labels in sets]
+    else:
+        judges = _instructions(sets[0], grades, storage, allow_partial=options.allow_partial)
+    votes = Votes.of(judges, grades)
+    del judges
     query_P, queries = codes_of(votes.query_ids)
+    notes = list(chain.from_iterable(labels.notes for labels in sets))
     gold_P = np.full(len(query_P), -1)
     if gold is not None:
+        notes += scale_notes
         check_scale(gold.seen, grades, where=str(options.qrels), option="--map")
-        found = taken(gold.columns[GOLD], gold.places(votes.query_ids, votes.doc_ids))
-        gold_P = found.fill_null(-1).to_numpy().astype(np.int64)
+        gold_grades = taken(gold.columns[GOLD], gold.places(votes.query_ids, votes.doc_ids))
+        gold_P = gold_grades.fill_null(-1).to_numpy().astype(np.int64)
         if gold_P.max(initial=-1) < 0:
             raise InputError(f"{options.qrels}: has none of the {len(gold_P):,} pairs that the judges labelled.")
     grade_P, probs_PK = combine_votes(votes, by, gold_P)
+    result = Combined(
+        output=to,
+        by=by,
+        judges=votes.names,
+        gold=options.qrels,
+        gold_pairs=int((gold_P >= 0).sum()),
+        gold_queries=len(np.unique(query_P[gold_P >= 0])),
+        grades=grades,
+        pairs=len(grade_P),
+        queries=len(queries),
+        by_grade=np.bincount(grade_P, minlength=grades).tolist(),
+        labels=_rated(votes, gold_P, query_P, grade_P, options),
+        notes=notes,
+    )
+    made_of = {name: getattr(result, name) for name in ("by", "judges", "gold", "gold_pairs")}
     columns = {
         "row_id": votes.row_ids,
         "query_id": votes.query_ids.cast(pa.large_string()),
@@ -264,39 +351,17 @@ def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptio
     is_from_gold_P = (gold_P >= 0) | votes.is_from_gold_JP.any(0)
     if is_from_gold_P.any():
         columns[FROM_GOLD] = is_from_gold_P
-    made_of = {"by": by, "judges": votes.names, "gold": options.qrels, "gold_pairs": int((gold_P >= 0).sum())}
-    rated = _rated(
-        votes=votes,
-        gold_P=gold_P,
-        query_P=query_P,
-        written_P=grade_P,
-        resamples=options.resamples,
-        seed=options.seed,
-    )
+    table = pa.table(columns, metadata={"relabel.combine": json.dumps(redacted_values(made_of))})
     with written(to, storage) as file:
-        pq.write_table(
-            pa.table(columns, metadata={"relabel.combine": json.dumps(redacted_values(made_of))}),
-            file,
-            compression="zstd",
-        )
-    return {
-        "output": to,
-        **made_of,
-        "gold_queries": len(np.unique(query_P[gold_P >= 0])),
-        "grades": grades,
-        "pairs": len(grade_P),
-        "queries": len(queries),
-        "by_grade": np.bincount(grade_P, minlength=grades).tolist(),
-        "labels": rated,
-        "notes": [*(note for one in sets for note in one.notes), *(notes if gold else ())],
-    }
+        pq.write_table(table, file, compression="zstd")
+    return result
 
 
-def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_partial: bool) -> list[Labelled]:
+def _instructions(labels: LabelSet, grades: int, storage: Storage, *, allow_partial: bool) -> list[Labelled]:
     """The judges of one run: its instructions."""
-    if found.plan is None or "judge_probs" not in own_columns(found.plan.parts):
-        raise UsageError(f"{found.where}: one judge alone. Name two or more, or one run of `labeler: ensemble`.")
-    run = open_run_labels(found.where, storage, allow_partial=allow_partial)
+    if labels.plan is None or "judge_probs" not in own_columns(labels.plan.parts):
+        raise UsageError(f"{labels.where}: one judge alone. Name two or more, or one run of `labeler: ensemble`.")
+    run = open_run_labels(labels.where, storage, allow_partial=allow_partial)
     names = ["row_id", "query_id", "doc_id", "judge_probs"]
     table = pa.concat_tables([read_labels(run.folder, file, names) for file in run.found.labels])
     judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, grades)
@@ -304,7 +369,7 @@ def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_parti
     ids |= {name: ids[name].cast(pa.large_binary()) for name in names[1:3]}
     return [
         Labelled(
-            f"{found.where}: instruction {number}",
+            f"{labels.where}: instruction {number}",
             pa.RecordBatch.from_pydict({**ids, "grade": probs_NK.argmax(1)}),
             probs_NK,
         )
@@ -313,71 +378,55 @@ def _instructions(found: LabelSet, grades: int, storage: Storage, *, allow_parti
 
 
 def _rated(
-    votes: Votes, gold_P: np.ndarray, query_P: np.ndarray, written_P: np.ndarray, resamples: int, seed: int
-) -> list[dict[str, Any]]:
-    everywhere = np.ones(len(gold_P), dtype=bool)
+    votes: Votes, gold_P: np.ndarray, query_P: np.ndarray, written_P: np.ndarray, options: JudgingOptions
+) -> list[RatedLabels]:
+    """Each judge by what was written and by gold; with gold each of `WAYS`, too.
+
+    Args:
+        written_P: the grades that were written.
+    """
     is_gold_P = gold_P >= 0
-    labels = []
-    for judge, name in enumerate(votes.names):
-        has_P = votes.grade_JPK[judge].any(-1)
-        grade_P = votes.grade_JPK[judge].argmax(-1)
-        probs_PK = votes.probs_JPK[judge]
-        labels.append((name, grade_P, probs_PK, has_P & ~votes.is_from_gold_JP[judge], has_P))
-    if is_gold_P.any():
-        labels += [(way, *held_out(votes, way, gold_P, query_P), everywhere, is_gold_P) for way in WAYS]
-    found: list[dict[str, Any]] = []
     num_queries = len(np.unique(query_P[is_gold_P]))
-    for name, grade_P, probs_PK, has_P, counted_P in labels:
-        figures = {}
+
+    def by_gold(grade_P: np.ndarray, probs_PK: np.ndarray, has_P: np.ndarray) -> dict[str, MetricValue]:
         num_gold = int((has_P & is_gold_P).sum())
-        if num_gold:
-            statistic = order_and_grade(
-                gold_P,
-                query_P,
-                grade_P,
-                probs_PK,
-                has_P,
+        if not num_gold:
+            return {}
+        statistic = order_and_grade(gold_P, query_P, grade_P, probs_PK, has_P)
+        drawn = bootstrap(statistic, num_groups=num_queries, resamples=options.resamples, seed=options.seed)
+        figures = {}
+        for figure, (value,) in statistic(np.ones((1, num_queries))).items():
+            low, high = drawn.get(figure, NOTHING_DRAWN)
+            figures[figure] = MetricValue(
+                value=finite(value),
+                low=finite(low),
+                high=finite(high),
+                over=num_gold,
+                unit="rows",
             )
-            drawn = bootstrap(statistic, num_groups=num_queries, resamples=resamples, seed=seed)
-            for figure, (value,) in statistic(np.ones((1, num_queries))).items():
-                low, high = drawn.get(figure, NOTHING_DRAWN)
-                figures[figure] = MetricValue(
-                    finite(value),
-                    finite(low),
-                    finite(high),
-                    num_gold,
-                    "rows",
-                )
-        agreement = float((grade_P == written_P)[counted_P].mean()) if counted_P.any() else 0.0
-        found.append({"name": name, "pairs": int(counted_P.sum()), "agreement": agreement, "by_gold": figures})
-    return found
+        return figures
+
+    def agreement(grade_P: np.ndarray, counted_P: np.ndarray) -> float:
+        return float((grade_P == written_P)[counted_P].mean()) if counted_P.any() else 0.0
+
+    rated = []
+    for judge, name in enumerate(votes.names):
+        grade_P = votes.grade_JPK[judge].argmax(-1)
+        has_P = votes.grade_JPK[judge].any(-1)
+        is_own_P = has_P & ~votes.is_from_gold_JP[judge]
+        figures = by_gold(grade_P, votes.probs_JPK[judge], is_own_P)
+        rated.append(RatedLabels(name, int(has_P.sum()), agreement(grade_P, has_P), figures))
+    if is_gold_P.any():
+        for way in WAYS:
+            grade_P, probs_PK = held_out(votes, way, gold_P, query_P)
+            figures = by_gold(grade_P, probs_PK, np.ones(len(gold_P), dtype=bool))
+            rated.append(RatedLabels(way, int(is_gold_P.sum()), agreement(grade_P, is_gold_P), figures))
+    return rated
 
 
-def combined_blocks(result: dict[str, Any]) -> list[Block]:
-    """What `combine_labels` returns, for a terminal."""
-    head = f"{result['output']}: {result['pairs']:,} pairs of {result['queries']:,} queries by {result['by']}"
-    counts = ", ".join(f"{count:,} of grade {grade}" for grade, count in enumerate(result["by_grade"]))
-    shown = FIGURES if result["gold"] else {}
-    rows: list[list[Cell]] = [
-        [
-            *(one[name] for name in ("name", "pairs", "agreement")),
-            *(_figure(one["by_gold"].get(name)) for name in shown),
-        ]
-        for one in result["labels"]
-    ]
-    title = "agreement with what was written" + (", and by gold, with 95 % intervals over queries" if shown else "")
-    split = (
-        f"{result['gold_pairs']:,} gold pairs of {result['gold_queries']:,} queries anchor what was written. By gold, "
-        f"{' and '.join(WAYS)} are measured on each query by labels that other gold queries anchored ({FOLDS} folds). "
-        "`evaluate` with the same gold would find it again"
-    )
-    return [
-        Paragraph(f"{head}: {counts}"),
-        Table(title, ["labels", "pairs", "agreement", *shown.values()], rows),
-        Remarks([*result["notes"], *([split] if shown else [])]),
-    ]
-
-
-def _figure(found: MetricValue | None) -> Cell:
-    bounds = "" if found is None or found.low is None else f" ({found.low:.3f} to {found.high:.3f})"
-    return None if found is None or found.value is None else f"{found.value:.3f}{bounds}"
+def _figure(figure: MetricValue | None) -> Cell:
+    if figure is None or figure.value is None:
+        return None
+    if figure.low is None:
+        return f"{figure.value:.3f}"
+    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})"

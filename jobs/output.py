@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -75,21 +76,46 @@ def values_table(values: dict[str, Any]) -> str:
     return grid([(name.replace("_", " "), value_text(value)) for name, value in values.items() if value])
 
 
-def emit_record(head: str, result: Any, output: str, code: int = Exit.DONE) -> int:
-    """Print a record: as one JSON object, or as `head` over a table of its values. Returns the exit code.
-
-    The table leaves out what is empty or zero.
+@dataclass(frozen=True)
+class Summary:
+    """A result of few values, plain ones or records: for people `head` over a table of them, without what is empty or
+    zero.
     """
-    from relabel.manifests.records import plain  # with pydantic, which no help needs
 
-    values: dict[str, Any] = plain(result)
-    return emit(values, f"{one_line(head)}\n{values_table(values)}", output, code)
+    head: str
+    values: Any
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        from relabel.manifests.records import as_object  # with pydantic, which no help needs
+
+        return as_object(self.values)
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return [one_line(self.head), values_table(self.as_json())]
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """A result that people read as a text and programs as values."""
+
+    text: str
+    values: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return self.values
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return [self.text]
 
 
 def value_text(value: Any) -> str:
     """A JSON value as a person reads it."""
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {value_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name.replace('_', ' ')} {value_text(inner)}" for name, inner in value.items())
     if isinstance(value, list):
         return ", ".join(map(value_text, value))
     if isinstance(value, float):
@@ -104,21 +130,27 @@ def note(text: str) -> None:
 
 def shown(text: str) -> str:
     """A text of the data or of a model on a terminal: nothing in it is a command to that."""
-    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+    return "".join(map(_shown_character, text))
+
+
+def _shown_character(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def grid(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
     """Rows of a table, each column padded; those at `right` to that side."""
     shown = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    lines = (
-        [
-            cell.rjust(width) if at in right else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+    lines = []
+    for row in shown:
+        cells = [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        for row in shown
-    )
-    return "\n".join(f"  {'  '.join(cells)}".rstrip() for cells in lines)
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return "\n".join(lines)
 
 
 def clock_text(seconds: float) -> str:

@@ -5,6 +5,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 
 from relabel.export.bench import (
     MAX_ROWS,
+    BenchFacts,
     bench_bundle,
     check_place,
     latency_rows,
@@ -21,7 +23,7 @@ from relabel.export.bench import (
     write_results,
 )
 from relabel.export.bundle_facts import compared_on, parity_rows, read_parity, student_facts, undecided_lines
-from relabel.export.bundles import MANIFEST_NAME, open_bundle, put_back
+from relabel.export.bundles import MANIFEST_NAME, Bundle, open_bundle, put_back
 from relabel.export.conform import Conformity, RerankServer
 from relabel.export.conform import conform as compare
 from relabel.export.loader import BundleError, Encoder, read_manifest
@@ -52,15 +54,15 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay
-from relabel.jobs.output import Exit, emit, emit_record, grid, value_text
+from relabel.jobs.output import Exit, Summary, TextResult, emit_result, grid, value_text
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
 from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
-from relabel.manifests.metrics.evaluation import parse_flag
-from relabel.manifests.records import plain
+from relabel.manifests.metrics.evaluation import GateVerdict, parse_flag
+from relabel.manifests.records import as_object, plain
 from relabel.manifests.secrets import counted, keep_secret, redacted
 from relabel.manifests.specs import validate_spec
 from relabel.manifests.store import Store, open_bundle_store
@@ -133,7 +135,7 @@ def publish(
         "exit_code": int(code),
     }
     state = "published" if done.has_changed else "nothing to do, all of it is there"
-    return emit_record(f"{bundle_store.url}/{done.version.name}: {state}", result, output, code)
+    return emit_result(Summary(f"{bundle_store.url}/{done.version.name}: {state}", result), output, code)
 
 
 # ------------------------------------------------------------------------------
@@ -188,9 +190,11 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
 
 def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
     known = {key: moved.head[key] for key in ("version", "sequence", "reason")}
-    return emit_record(
-        f"{moved.name}@{moved.at}: points to {known['version']}",
-        {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)},
+    return emit_result(
+        Summary(
+            f"{moved.name}@{moved.at}: points to {known['version']}",
+            {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)},
+        ),
         output,
         code,
     )
@@ -213,15 +217,18 @@ def _bundle_at(text: str) -> tuple[Store, str]:
 def list_bundles(url: str, output: str) -> int:
     """List the bundles that are published at a place, and where their channels point."""
     bundle_store = open_bundle_store(url, Storage())
-    found = bundles_in(bundle_store)
-    pointers = {one["name"]: [f"{at['channel']} → {at['version']}" for at in one["channels"]] for one in found}
-    listed = _table(("name", "versions", "channels"), [{**one, "channels": pointers[one["name"]]} for one in found])
-    text = f"{bundle_store.url}: {counted(len(found), 'bundle')}\n{listed}"
-    return emit({"url": bundle_store.url, "bundles": found}, text, output)
+    bundles = bundles_in(bundle_store)
+    rows = []
+    for bundle in bundles:
+        pointers = [f"{channel['channel']} → {channel['version']}" for channel in bundle["channels"]]
+        rows.append({**bundle, "channels": pointers})
+    text = f"{bundle_store.url}: {counted(len(bundles), 'bundle')}\n{_table(('name', 'versions', 'channels'), rows)}"
+    return emit_result(TextResult(text, {"url": bundle_store.url, "bundles": bundles}), output)
 
 
 def _table(keys: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
-    return grid([keys, *([value_text(one[key]) for key in keys] for one in records)])
+    rows = [[value_text(record[key]) for key in keys] for record in records]
+    return grid([keys, *rows])
 
 
 @click.command(epilog="Example: relabel show s3://bucket/models/ecom@stable")
@@ -243,26 +250,28 @@ def show(bundle: str, output: str) -> int:
     address = parse_address(bundle)
     bundle_store = open_bundle_store(address.url, Storage())
     if address.at is None:
-        shown = bundle_in(bundle_store, address.name)
-        versions = _table(("version", "files", "size_bytes", "channels", "signed_by"), shown["versions"])
-        channels = _table(
-            ("channel", "version", "sequence", "reason", "moved", "signed_by"),
-            sorted(shown["channels"], key=lambda channel: channel["moved"], reverse=True),
-        )
-        text = f"{bundle_store.url}/{address.name}, newest first. All moves: --output json\n{versions}\n{channels}"
-        return emit({"url": bundle_store.url, **shown}, text, output)
-    found = version_in(bundle_store, address)
-    about = {
-        key: value
-        for key, value in {**found, **found["facts"]}.items()
-        if key == "signed_by" or not isinstance(value, dict | list)
-    }
-    text = (
-        f"{bundle_store.url}/{address.name}: version {found['version']}. All of it: --output json\n"
-        f"{grid([(key, value_text(value)) for key, value in about.items()])}\n"
-        f"{_table(('path', 'size_bytes', 'sha256'), found['list'])}"
+        return emit_result(_shown_bundle(bundle_store.url, bundle_in(bundle_store, address.name)), output)
+    return emit_result(_shown_version(bundle_store.url, address.name, version_in(bundle_store, address)), output)
+
+
+def _shown_bundle(url: str, bundle: dict[str, Any]) -> TextResult:
+    versions = _table(("version", "files", "size_bytes", "channels", "signed_by"), bundle["versions"])
+    channels = _table(
+        ("channel", "version", "sequence", "reason", "moved", "signed_by"),
+        sorted(bundle["channels"], key=lambda channel: channel["moved"], reverse=True),
     )
-    return emit({"url": bundle_store.url, "name": address.name, **found}, text, output)
+    text = f"{url}/{bundle['name']}, newest first. All moves: --output json\n{versions}\n{channels}"
+    return TextResult(text, {"url": url, **bundle})
+
+
+def _shown_version(url: str, name: str, version: dict[str, Any]) -> TextResult:
+    facts = []
+    for key, value in {**version, **version["facts"]}.items():
+        if key == "signed_by" or not isinstance(value, dict | list):
+            facts.append((key, value_text(value)))
+    files = _table(("path", "size_bytes", "sha256"), version["list"])
+    text = f"{url}/{name}: version {version['version']}. All of it: --output json\n{grid(facts)}\n{files}"
+    return TextResult(text, {"url": url, "name": name, **version})
 
 
 # ------------------------------------------------------------------------------
@@ -299,9 +308,11 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     has_work = found["marked"] or found["deleted"] or found["swept"]
     code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
-    return emit_record(
-        f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete",
-        {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)},
+    return emit_result(
+        Summary(
+            f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete",
+            {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)},
+        ),
         output,
         code,
     )
@@ -422,27 +433,41 @@ def export(
         report=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
-    keys = ("name", "heads", "models", "parity", "made_by")
-    parity = read_parity(made.facts.get("parity"), f"{made.folder}/{MANIFEST_NAME}")
-    weak = f" Fewer than {parity.spec['min_pairs']:,}: a weak result." if parity.models[0].is_weak else ""
-    text = [
-        f"{'Nothing to do: this bundle is in' if was_done else 'The bundle is in'} {made.folder}",
-        f"version {made.version}, heads {', '.join(made.facts['heads'])}. {compared_on(parity)}{weak}",
-        grid(parity_rows(parity)),
-        *undecided_lines(parity),
-    ]
-    return emit(
-        {
-            "path": str(made.folder),
-            "version": made.version,
-            "was_done": was_done,
-            "exit_code": int(code),
-            **{key: made.facts[key] for key in keys},
-        },
-        "\n".join(text),
-        output,
-        code,
-    )
+    return emit_result(ExportResult(made, was_done, code), output, code)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A bundle, made now or earlier."""
+
+    bundle: Bundle
+    was_done: bool
+    code: Exit
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        facts = self.bundle.facts
+        return {
+            "path": str(self.bundle.folder),
+            "version": self.bundle.version,
+            "was_done": self.was_done,
+            "exit_code": int(self.code),
+            "name": facts["name"],
+            "heads": facts["heads"],
+            "models": facts["models"],
+            "parity": facts["parity"],
+            "made_by": facts["made_by"],
+        }
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        bundle = self.bundle
+        parity = read_parity(bundle.facts.get("parity"), f"{bundle.folder}/{MANIFEST_NAME}")
+        head = "Nothing to do: this bundle is in" if self.was_done else "The bundle is in"
+        about = f"version {bundle.version}, heads {', '.join(bundle.facts['heads'])}. {compared_on(parity)}"
+        if parity.models[0].is_weak:
+            about += f" Fewer than {parity.spec['min_pairs']:,}: a weak result."
+        return [f"{head} {bundle.folder}", about, grid(parity_rows(parity)), *undecided_lines(parity)]
 
 
 def _export_hf(
@@ -462,11 +487,8 @@ def _export_hf(
     Raises:
         UsageError: an option was given that a bundle alone has.
     """
-    given = [
-        option.opts[0]
-        for name, option in given_parameters().items()
-        if name not in ("student", "to", "form", "score", "pairs", "licence", "replace", "done_ok", "output")
-    ]
+    fitting = {"student", "to", "form", "score", "pairs", "licence", "replace", "done_ok", "output"}
+    given = [option.opts[0] for name, option in given_parameters().items() if name not in fitting]
     if given:
         raise UsageError(
             f"{given[0]} belongs to bundles; --format {form} takes --to, --pairs, --licence, --replace and --done-ok."
@@ -494,9 +516,11 @@ def _export_hf(
         "left_out": made.left_out,
         "was_done": made.was_done,
     }
-    return emit_record(
-        f"{'Nothing to do: this student is in' if made.was_done else 'The student is in'} {place}",
-        {**result, "exit_code": int(code)},
+    return emit_result(
+        Summary(
+            f"{'Nothing to do: this student is in' if made.was_done else 'The student is in'} {place}",
+            {**result, "exit_code": int(code)},
+        ),
         output,
         code,
     )
@@ -528,9 +552,11 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
     made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
-    return emit_record(
-        "The engine was not compared: run it where it serves before you trust it.",
-        {"path": str(made.folder), "version": made.version, "engine": plain(student_facts(made).models[-1])},
+    return emit_result(
+        Summary(
+            "The engine was not compared: run it where it serves before you trust it.",
+            {"path": str(made.folder), "version": made.version, "engine": plain(student_facts(made).models[-1])},
+        ),
         output,
     )
 
@@ -667,18 +693,38 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         logs.say(warning, level="warning", event="bench")
     report_refused(verdicts)
     code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
-    result = {
-        "path": str(written),
-        "version": opened.version,
-        "exit_code": int(code),
-        "gates": plain(verdicts),
-    }
-    parts = [
-        grid([("results", str(written)), ("version", opened.version)]),
-        machine_line(facts),
-        grid(latency_rows(facts)),
-    ]
-    return emit(result | plain(facts), "\n\n".join([*parts, *map(str, verdicts)]), output, code)
+    return emit_result(BenchResult(written, opened.version, facts, verdicts, code), output, code)
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What a bench measured; `path` is the file of figures."""
+
+    path: Path
+    version: str
+    facts: BenchFacts
+    gates: list[GateVerdict]
+    code: Exit
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return {
+            "path": str(self.path),
+            "version": self.version,
+            "exit_code": int(self.code),
+            "gates": plain(self.gates),
+            **as_object(self.facts),
+        }
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        parts = [
+            grid([("results", str(self.path)), ("version", self.version)]),
+            machine_line(self.facts),
+            grid(latency_rows(self.facts)),
+            *map(str, self.gates),
+        ]
+        return ["\n\n".join(parts)]
 
 
 # ------------------------------------------------------------------------------
@@ -739,46 +785,43 @@ def conform(
         raise ManifestError(str(exc)) from exc
     while True:
         try:
-            found = compare(
-                folder,
-                RerankServer(
-                    url,
-                    api,
-                    model,
-                    key,
-                    encoder,
-                ),
-            )
+            conformity = compare(folder, RerankServer(url, api, model, key, encoder))
         except ServerGoneError as exc:
             if watch is None:
                 raise
+            result: dict[str, Any] = {"url": shown, "error": str(exc)}
             code = Exit.DONE
-            result = {"url": shown, "error": str(exc)}
         else:
-            is_refused = found.verdict == "different" or (require == "equal" and found.verdict != "equal")
-            code = Exit.GATE if is_refused else Exit.DONE
-            result = {"url": shown, **plain(found)}
+            result = {"url": shown, **as_object(conformity)}
+            code = _code_of(conformity, require)
             if watch is None:
-                return emit({**result, "exit_code": int(code)}, _conformity_text(shown, found), output, code)
+                text = _conformity_text(shown, conformity)
+                return emit_result(TextResult(text, {**result, "exit_code": int(code)}), output, code)
         click.echo(json.dumps({"time": time.time(), **result}))
         if code is Exit.GATE:
             return code
         time.sleep(watch)
 
 
-def _conformity_text(url: str, found: Conformity) -> str:
-    reason = found.reason or "–"
-    if found.explained is not None:
-        reason += f" (explains {found.explained:.1%} of the squared differences)"
+def _code_of(conformity: Conformity, require: str | None) -> Exit:
+    if conformity.verdict == "different" or (require == "equal" and conformity.verdict != "equal"):
+        return Exit.GATE
+    return Exit.DONE
+
+
+def _conformity_text(url: str, conformity: Conformity) -> str:
+    reason = conformity.reason or "–"
+    if conformity.explained is not None:
+        reason += f" (explains {conformity.explained:.1%} of the squared differences)"
     rows = [
-        ("asked", f"{found.pairs} pairs by {found.api}"),
+        ("asked", f"{conformity.pairs} pairs by {conformity.api}"),
         ("reason", reason),
-        ("scores", found.scale),
-        ("furthest", f"{found.max_difference:.2g} of a scale from 0 to 1"),
-        ("same order", f"{found.tau:.4f} (Kendall's tau)"),
-        *(("note", remark) for remark in found.remarks),
+        ("scores", conformity.scale),
+        ("furthest", f"{conformity.max_difference:.2g} of a scale from 0 to 1"),
+        ("same order", f"{conformity.tau:.4f} (Kendall's tau)"),
     ]
-    worst = ""
-    if found.worst:
-        worst = "\n" + _table(("expected", "served", "kind", "query", "document"), found.worst)
-    return f"{url}: {found.verdict}\n{grid(rows)}{worst}"
+    rows += [("note", remark) for remark in conformity.remarks]
+    text = f"{url}: {conformity.verdict}\n{grid(rows)}"
+    if conformity.worst:
+        text += "\n" + _table(("expected", "served", "kind", "query", "document"), conformity.worst)
+    return text

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from relabel.jobs import logs
-from relabel.jobs.combine import combine_labels, combined_blocks
+from relabel.jobs.combine import combine_labels
 from relabel.jobs.commands.options import (
     FORCE_HELP,
     check_grade_options,
@@ -24,14 +24,12 @@ from relabel.jobs.convert import ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.merge import MergeResult, merge_outputs
-from relabel.jobs.output import Exit, emit, emit_record, emit_result
-from relabel.jobs.sections import as_text
+from relabel.jobs.output import Exit, Summary, emit_result
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map
 from relabel.manifests.metrics.evaluation import parse_flag
-from relabel.manifests.records import plain
 
 
 @click.command(
@@ -326,17 +324,19 @@ def report(
     data = built.html.encode("utf-8", "replace")
     with written(to, storage) as file:
         file.write_bytes(data)
-    return emit_record(
-        f"The report is in {to}",
-        {
-            "report": to,
-            "verdicts": built.verdicts,
-            "bytes": len(data),
-            "sections": built.sections,
-            "rows": built.rows,
-            "rows_shown": built.rows_shown,
-            "exit_code": int(Exit.DONE),
-        },
+    return emit_result(
+        Summary(
+            f"The report is in {to}",
+            {
+                "report": to,
+                "verdicts": built.verdicts,
+                "bytes": len(data),
+                "sections": built.sections,
+                "rows": built.rows,
+                "rows_shown": built.rows_shown,
+                "exit_code": int(Exit.DONE),
+            },
+        ),
         output,
     )
 
@@ -410,8 +410,7 @@ def combine(
         resamples=resamples,
         seed=seed,
     )
-    found = combine_labels(labels, to, by, judging, storage)
-    return emit(plain(found), as_text(combined_blocks(found)), output)
+    return emit_result(combine_labels(labels, to, by, judging, storage), output)
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")

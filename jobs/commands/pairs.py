@@ -8,7 +8,7 @@ import click
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
-from relabel.jobs.output import emit_record, note
+from relabel.jobs.output import Summary, emit_result, note
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, add_cosines, chunk_pairs, open_compared, token_counter, tree_pairs
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.jobs.pairs.context import with_context
@@ -87,17 +87,19 @@ def chunk(
         max_tokens=max_tokens,
         count=count,
     )
-    return emit_record(
-        f"Wrote {counts['pairs']:,} pairs with their chunks to {to}",
-        {
-            "output": to,
-            "pairs": counts["pairs"],
-            "format": form,
-            "max_tokens": max_tokens,
-            "tokenizer": tokenizer,
-            **{name: counts[name] for name in CHUNK_COUNTS},
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {counts['pairs']:,} pairs with their chunks to {to}",
+            {
+                "output": to,
+                "pairs": counts["pairs"],
+                "format": form,
+                "max_tokens": max_tokens,
+                "tokenizer": tokenizer,
+                **{name: counts[name] for name in CHUNK_COUNTS},
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )
 
@@ -125,15 +127,17 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
         column,
         storage,
     )
-    return emit_record(
-        f"Wrote {counts['pairs']:,} pairs with their trees to {to}",
-        {
-            "output": to,
-            "pairs": counts["pairs"],
-            "format": form,
-            **{name: counts[name] for name in ("structure_nodes", "content_nodes", "documents_without_content")},
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {counts['pairs']:,} pairs with their trees to {to}",
+            {
+                "output": to,
+                "pairs": counts["pairs"],
+                "format": form,
+                **{name: counts[name] for name in ("structure_nodes", "content_nodes", "documents_without_content")},
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )
 
@@ -202,21 +206,23 @@ def similar(
         threshold,
         storage,
     )
-    return emit_record(
-        f"Wrote {counts['pairs']:,} pairs with their cosines to {to}",
-        {
-            "output": to,
-            "pairs": counts["pairs"],
-            "chunks": counts["chunks"] if "chunks" in compared.schema.names else None,
-            "similar": counts["similar"] if "chunks" in compared.schema.names else None,
-            "pairs_without_cosine": counts["pairs_without_cosine"],
-            "threshold": threshold,
-            "model": model,
-            "pooling": embedder.settings.pooling,
-            "max_tokens": embedder.max_tokens,
-            "device": embedder.device,
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {counts['pairs']:,} pairs with their cosines to {to}",
+            {
+                "output": to,
+                "pairs": counts["pairs"],
+                "chunks": counts["chunks"] if "chunks" in compared.schema.names else None,
+                "similar": counts["similar"] if "chunks" in compared.schema.names else None,
+                "pairs_without_cosine": counts["pairs_without_cosine"],
+                "threshold": threshold,
+                "model": model,
+                "pooling": embedder.settings.pooling,
+                "max_tokens": embedder.max_tokens,
+                "device": embedder.device,
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )
 
@@ -295,15 +301,17 @@ def cited(
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     frame, counts = cited_pairs(answers, docs, rule, storage)
     rows = publish(frame, to, storage, source=docs)
-    return emit_record(
-        f"Wrote {rows:,} pairs to {to}",
-        {
-            "output": to,
-            "pairs": rows,
-            **counts,
-            "seed": seed,
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {rows:,} pairs to {to}",
+            {
+                "output": to,
+                "pairs": rows,
+                **counts,
+                "seed": seed,
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )
 
@@ -355,15 +363,17 @@ def context(
         corpus_path=corpus,
     )
     rows = publish(frame, to, storage, source=pairs_file)
-    return emit_record(
-        f"Wrote {rows:,} pairs with up to {k} context documents to {to}",
-        {
-            "output": to,
-            "pairs": rows,
-            **counts,
-            "k": k,
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {rows:,} pairs with up to {k} context documents to {to}",
+            {
+                "output": to,
+                "pairs": rows,
+                **counts,
+                "k": k,
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )
 
@@ -471,15 +481,17 @@ def queries(
         note(
             f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
         )
-    return emit_record(
-        f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}",
-        {
-            "output": to,
-            **rule,
-            **counts,
-            "unlike": list(unlike),
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}",
+            {
+                "output": to,
+                **rule,
+                **counts,
+                "unlike": list(unlike),
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )
 
@@ -533,14 +545,16 @@ def unjudged(
     check_target(to, inputs, storage, force=force)
     frame, counts = unjudged_pairs(systems, corpus, queries, SystemsOptions(**options), storage)
     rows = publish(frame, to, storage, source=corpus)
-    return emit_record(
-        f"Wrote {rows:,} unjudged pairs to {to}",
-        {
-            "output": to,
-            "pairs": rows,
-            **counts,
-            "k": options["k"],
-            "seconds": round(time.perf_counter() - started, 3),
-        },
+    return emit_result(
+        Summary(
+            f"Wrote {rows:,} unjudged pairs to {to}",
+            {
+                "output": to,
+                "pairs": rows,
+                **counts,
+                "k": options["k"],
+                "seconds": round(time.perf_counter() - started, 3),
+            },
+        ),
         output,
     )

@@ -16,7 +16,7 @@ from relabel.jobs.commands.options import (
     output_option,
 )
 from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
-from relabel.jobs.output import Exit, emit, emit_record, exit_for
+from relabel.jobs.output import Exit, Summary, TextResult, emit_result, exit_for
 from relabel.jobs.run.stop import LONGEST_S
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
@@ -137,10 +137,10 @@ def _emit_pull(pulled: Pulled, destination: ServingFolder, output: str) -> int:
         "has_switched": pulled.has_switched,
         "is_held": pulled.is_held,
         "fetched_bytes": pulled.fetched_bytes,
-        "repaired": list(filter(None, [pulled.repaired])),
+        "repaired": [pulled.repaired] if pulled.repaired else [],
         "exit_code": int(code),
     }
-    return emit(result, str(pulled), output, code)
+    return emit_result(TextResult(str(pulled), result), output, code)
 
 
 def _write_script(path: Path, output: str) -> int:
@@ -150,9 +150,11 @@ def _write_script(path: Path, output: str) -> int:
     if path.exists() and not path.read_bytes().startswith(data[: data.index(b":")]):
         raise click.UsageError(f"--script {path}: is there and is no pull.py. Name another file.")
     LocalStore(path.parent).put(path.name, data)
-    return emit_record(
-        f"Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST",
-        {"path": str(path), "sha256": sha256_file(path), "exit_code": 0},
+    return emit_result(
+        Summary(
+            f"Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST",
+            {"path": str(path), "sha256": sha256_file(path), "exit_code": 0},
+        ),
         output,
     )
 
@@ -160,8 +162,11 @@ def _write_script(path: Path, output: str) -> int:
 def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) -> int:
     state = destination.state()  # the signal may have come between a switch and the state's writing
     served = state.served[0].version if state and state.served else None
-    by_hand = watch.stopped_by is not None and watch.stopped_by.name == "SIGINT"
-    code = Exit.STOPPED if by_hand else exit_for(watch.last_error) if watch.last_error else Exit.DONE
+    code = Exit.DONE
+    if watch.stopped_by is not None and watch.stopped_by.name == "SIGINT":
+        code = Exit.STOPPED
+    elif watch.last_error:
+        code = exit_for(watch.last_error)
     result = {
         "destination": str(destination.folder),
         "version": served,
@@ -170,7 +175,7 @@ def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) ->
         "refused": watch.refused,
         "exit_code": int(code),
     }
-    return emit_record(f"{destination.folder}: serves {served}", result, output, code)
+    return emit_result(Summary(f"{destination.folder}: serves {served}", result), output, code)
 
 
 def is_destination(target: str) -> bool:
@@ -197,11 +202,8 @@ def verify_destination(folder: Path, output: str) -> int:
         "sha256": served.version_sha256,
         "exit_code": 0,
     }
-    return emit(
-        result,
-        f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled.",
-        output,
-    )
+    text = f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled."
+    return emit_result(TextResult(text, result), output)
 
 
 def show_destination(folder: Path, output: str) -> int:
@@ -215,12 +217,12 @@ def show_destination(folder: Path, output: str) -> int:
         "version": served.version,
         "channel": served.channel,
         "sequence": served.sequence,
-        "faults": list(filter(None, [fault])),
-        "kept": [{"version": one.version, "left_by": state.leavers(one)} for one in state.served],
+        "faults": [fault] if fault else [],
+        "kept": [{"version": version.version, "left_by": state.leavers(version)} for version in state.served],
         "held": state.held,
         "exit_code": int(code),
     }
-    return emit_record(f"{folder}: serves {state.describe(served)}", result, output, code)
+    return emit_result(Summary(f"{folder}: serves {state.describe(served)}", result), output, code)
 
 
 def _checked(folder: Path) -> tuple[ServingState, str]:

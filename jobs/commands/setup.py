@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -23,7 +24,7 @@ import click
 
 from relabel.jobs.commands.options import FORCE_HELP, Number, local_folder, output_option
 from relabel.jobs.job import load_job
-from relabel.jobs.output import Exit, emit, exit_for, grid, value_text
+from relabel.jobs.output import Exit, TextResult, emit_result, exit_for, grid, value_text
 from relabel.jobs.settings import placed, schemas
 from relabel.jobs.tables import check_free, written
 from relabel.labelers.registry import engine_class
@@ -75,10 +76,11 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
         str(schema_file): _schema_text(kind),
         path: f"# yaml-language-server: $schema={schema_file.name}\n{text}",
     }
-    for name, held in texts.items():
+    for name, content in texts.items():
         with written(name, storage) as file:
-            file.write_text(held, encoding="utf-8")
-    return emit({"path": path, "schema": str(schema_file)}, f"Wrote {path}. {NEXT[kind]} {path}", output)
+            file.write_text(content, encoding="utf-8")
+    message = TextResult(f"Wrote {path}. {NEXT[kind]} {path}", {"path": path, "schema": str(schema_file)})
+    return emit_result(message, output)
 
 
 def _schema_text(kind: str, *, indent: int | None = 2) -> str:
@@ -104,10 +106,12 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         return Exit.DONE
     from relabel.manifests import labels
 
-    found, number = (
-        (labels.LABELS, labels.SCHEMA_VERSION) if what == "labels" else (labels.QUARANTINE, labels.ROWS_VERSION)
-    )
-    columns = [{"name": column.name, "type": str(column.type)} for column in found]
+    fields = labels.LABELS
+    number = labels.SCHEMA_VERSION
+    if what == "quarantine":
+        fields = labels.QUARANTINE
+        number = labels.ROWS_VERSION
+    columns = [{"name": column.name, "type": str(column.type)} for column in fields]
     if labeler is not None:
         from relabel.labelers.registry import labeler_class
 
@@ -115,12 +119,9 @@ def schema(what: str, labeler: str | None, output: str) -> int:
             {"name": column.name, "type": str(labels.KINDS[column.kind]), "about": column.about}
             for column in labeler_class(labeler).columns
         ]
-    return emit(
-        {"schema": what, "version": number, "columns": columns},
-        f"{what}, version {number}\n"
-        + grid([(column["name"], column["type"], column.get("about", "")) for column in columns]),
-        output,
-    )
+    listed = grid([(column["name"], column["type"], column.get("about", "")) for column in columns])
+    result = {"schema": what, "version": number, "columns": columns}
+    return emit_result(TextResult(f"{what}, version {number}\n{listed}", result), output)
 
 
 # ------------------------------------------------------------------------------
@@ -157,13 +158,12 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
     for name, source in files.items():
         with written(str(target / name), storage) as path:
             path.write_bytes(source)
-    return emit(
-        {"labeler": labeler, "folder": folder, "files": list(files)},
+    text = (
         f"Wrote {len(files)} templates of {labeler} to {folder}: {', '.join(files)}\n"
         "A job next to it takes them by these lines (a relative path counts from the job file's folder):\n\n"
-        f"labeler:\n  name: {labeler}\n  templates: {folder}",
-        output,
+        f"labeler:\n  name: {labeler}\n  templates: {folder}"
     )
+    return emit_result(TextResult(text, {"labeler": labeler, "folder": folder, "files": list(files)}), output)
 
 
 # ------------------------------------------------------------------------------
@@ -203,52 +203,70 @@ def doctor(job_file: str | None, output: str) -> int:
 
     Exits 4 if it needs something that is absent, 3 if its spec or input is off. For trainings: relabel train --dry-run.
     """
+    result = _machine_facts()
+    rows = [(name.replace("_", " "), value_text(value)) for name, value in result.items() if value is not None]
+    extras = {}
+    for name, purpose in EXTRAS.items():
+        distributions = distributions_of(name)
+        installed = installed_versions(distributions)
+        missing = [distribution for distribution in distributions if distribution not in installed]
+        extras[name] = {"installed": installed, "missing": missing}
+        text = value_text(installed)
+        if missing:
+            text = f"{purpose}: absent ({', '.join(missing)}); pip install 'relabel-ir[{name}]'"
+        rows.append((f"extra {name}", text))
+    result["extras"] = extras
+    code = Exit.DONE
+    if job_file is not None:
+        outcomes: dict[str, str] = {}
+        try:
+            outcomes.update(zip(STEPS, job_checks(job_file), strict=True))
+        except RelabelError as exc:
+            failed = STEPS[len(outcomes)]
+            outcomes[failed] = str(exc)
+            code = exit_for(exc)
+        result["job"] = {step: outcome for step, outcome in outcomes.items() if outcome}
+        rows += [(f"job: {step}", outcome) for step, outcome in result["job"].items()]
+    return emit_result(TextResult("relabel doctor\n" + grid(rows), result), output, code)
+
+
+def _machine_facts() -> dict[str, Any]:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    meminfo = Path("/proc/meminfo")
     disks = {"here": ".", "temporary": tempfile.gettempdir()}
-    # what programs could take without swapping, by Linux' own estimate
-    free = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii") if meminfo.exists() else "")
-    facts: dict[str, Any] = {
+    return {
         "relabel": version("relabel-ir"),
         "python": sys.version.partition(" ")[0],
         "machine": f"{os.uname().sysname} {os.uname().machine}, {os.cpu_count()} cores, {memory_gib:.0f} GiB",
         "devices": _devices(),
         "free_disk_gib": {name: round(shutil.disk_usage(path).free / 2**30, 1) for name, path in disks.items()},
-        "free_memory_gib": round(int(free[1]) / 2**20, 1) if free else None,
+        "free_memory_gib": _free_memory_gib(),
         "onnxruntime": _onnxruntime(),
     }
-    rows = [(name.replace("_", " "), value_text(value)) for name, value in facts.items() if value is not None]
-    extras = {}
-    for name, purpose in EXTRAS.items():
-        distributions = distributions_of(name)
-        installed = installed_versions(distributions)
-        missing = [one for one in distributions if one not in installed]
-        extras[name] = {"installed": installed, "missing": missing}
-        absent = f"{purpose}: absent ({', '.join(missing)}); pip install 'relabel-ir[{name}]'"
-        rows.append((f"extra {name}", absent if missing else value_text(installed)))
-    result = {**facts, "extras": extras}
-    code = Exit.DONE
-    if job_file is not None:
-        outcomes = dict[str, str]()
-        try:
-            outcomes.update(zip(STEPS, job_checks(job_file), strict=True))
-        except RelabelError as exc:
-            outcomes[STEPS[len(outcomes)]], code = str(exc), exit_for(exc)
-        result["job"] = {step: outcome for step, outcome in outcomes.items() if outcome}
-        rows += [(f"job: {step}", outcome) for step, outcome in result["job"].items()]
-    return emit(result, "relabel doctor\n" + grid(rows), output, code)
+
+
+def _free_memory_gib() -> float | None:
+    """What programs could take without swapping, by Linux' own estimate; None where nobody says."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    available = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
+    return round(int(available[1]) / 2**20, 1) if available else None
 
 
 def distributions_of(extra: str) -> list[str]:
     """The distributions of an extra, by the package's metadata; for extras within it, theirs."""
-    found: list[str] = []
+    names: list[str] = []
     for text in requires("relabel-ir") or ():
         name, _, condition = text.partition(";")
-        if re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", condition):
-            inner = re.match(r"relabel-ir\[([^]]+)\]", name)
-            named = [one for part in inner[1].split(",") for one in distributions_of(part.strip())] if inner else []
-            found += named or [re.split(r"[^\w.-]", name.strip(), maxsplit=1)[0]]
-    return list(dict.fromkeys(found))
+        if not re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", condition):
+            continue
+        inner = re.match(r"relabel-ir\[([^]]+)\]", name)
+        if inner is None:
+            names.append(re.split(r"[^\w.-]", name.strip(), maxsplit=1)[0])
+            continue
+        for other in inner[1].split(","):
+            names += distributions_of(other.strip())
+    return list(dict.fromkeys(names))
 
 
 def _devices() -> list[str]:
@@ -256,13 +274,14 @@ def _devices() -> list[str]:
         return ["cpu (torch is not installed, so GPUs were not checked)"]
     import torch
 
-    # a driver that is too old counts devices, and none is available
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = [(number, *torch.cuda.mem_get_info(number)) for number in range(count)]
-    return [
-        f"cuda:{number} {torch.cuda.get_device_name(number)} ({free >> 30} of {whole >> 30} GiB free)"
-        for number, free, whole in gpus
-    ] or ["cpu"]
+    if not torch.cuda.is_available():  # a driver that is too old counts devices, and none is available
+        return ["cpu"]
+    devices = []
+    for number in range(torch.cuda.device_count()):
+        free, whole = torch.cuda.mem_get_info(number)
+        name = torch.cuda.get_device_name(number)
+        devices.append(f"cuda:{number} {name} ({free >> 30} of {whole >> 30} GiB free)")
+    return devices or ["cpu"]
 
 
 def _onnxruntime() -> str:
@@ -290,26 +309,31 @@ def job_checks(job_file: str) -> Iterator[str]:
         if gold is not None:
             for file in dataset.files:
                 read_grades(load_gold_by_row([file.path], gold, job.storage)).readable(file.path, gold)
-        yield (
-            f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}, document from "
-            + ", ".join(dataset.columns.document)
-        )
+        files = f"{counted(dataset.rows, 'row')} in {counted(len(dataset.files), 'file')}"
+        yield f"{files}, document from {', '.join(dataset.columns.document)}"
     yield f"{spec.engine.model or spec.engine.name}, digest {job.model_digest()[:12]}"
     engine.check(spec.engine)
     yield f"{spec.engine.name} can start"
     yield engine.try_server(spec.engine, job.labeler.probe(), job.secrets)
-    # of storage also whether commits will be single there, by the probe that a run writes
-    place = spec.output
-    is_single = spec.run.single_writer
-    how = ""
-    if is_url(place):
-        open_run_store(place, job.storage, single_writer=is_single).check_conditional_writes()
-        how = "; not checked for conditional writes (run.single_writer)" if is_single else "; heeds conditions"
-    else:
-        there = next(path for path in (Path(place), *Path(place).absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise StoreError(f"{there}: not a folder that can be written to. Name another `output`.")
-    yield f"{place} can be written{how}"
+    yield _output_check(spec.output, job.storage, is_single=spec.run.single_writer)
+
+
+def _output_check(output: str, storage: Storage, *, is_single: bool) -> str:
+    """Whether a run could write there; of storage also whether its commits would be single, by the probe that a run
+    writes.
+
+    Raises:
+        StoreError: it could not.
+    """
+    if is_url(output):
+        open_run_store(output, storage, single_writer=is_single).check_conditional_writes()
+        if is_single:
+            return f"{output} can be written; not checked for conditional writes (run.single_writer)"
+        return f"{output} can be written; heeds conditions"
+    there = next(path for path in (Path(output), *Path(output).absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise StoreError(f"{there}: not a folder that can be written to. Name another `output`.")
+    return f"{output} can be written"
 
 
 # ------------------------------------------------------------------------------
@@ -641,9 +665,9 @@ def demo(
         has_training=teach,
     )
     steps = steps_of(folder, seconds=bench_seconds, has_training=teach)[: 1 if labels_only else None]
-    done: list[Row] = []
     if output == "text":
         click.echo(f"What each step prints goes to {folder}/logs.\n")
+    done: list[Row] = []
     for number, (title, command) in enumerate(steps, 1):
         log = root / f"logs/{number:02d}-{Path(shlex.split(command)[1]).stem}.log"
         if output == "text":
@@ -651,69 +675,137 @@ def demo(
         done.append(call(command, log))
         if done[-1]["exit_code"] not in WELL:
             break
-    has_run = any(one["exit_code"] in WELL and one["command"].endswith("/job.yaml") for one in done)
-    labels = labels_in(root / "run") if has_run else {}
+    labels = {}
+    if any(step["exit_code"] in WELL and step["command"].endswith("/job.yaml") for step in done):
+        labels = labels_in(root / "run")
     hidden = {row for row, is_hidden in enumerate(held_out(pairs)) if is_hidden}
-    agrees = agreement(pairs, labels, hidden if teach else labels)
-    result: dict[str, Any] = {
-        "exit_code": 0 if done[-1]["exit_code"] in WELL else done[-1]["exit_code"],
-        "folder": folder,
-        "labels": len(labels),
-        "seconds": round(time.monotonic() - started, 1),
-        "agrees_with_author": round(agrees[0], 4),
-        "steps": done,
-    }
-    if result["exit_code"]:
-        lines = [
-            *(f"  {line}" for line in log.read_text(encoding="utf-8").splitlines()[-12:]),
-            f"Stopped: `{command}` ended with exit code {result['exit_code']}. The same command continues.",
-        ]
-        return emit(result, "\n".join(lines), output, result["exit_code"])
-    lines = ["", f"{len(labels)} labels, for instance:"]
-    for row in [row for row in range(0, len(pairs), len(pairs) // 3) if row in labels]:
-        pair = pairs[row]
-        label = labels[row]
-        probs = " ".join(f"{p:.2f}" for p in label["probs"])
-        lines += [
-            f"  {pair['query']} | {pair['title']}"[:100],
-            f"    grade {label['grade']} (author: {pair['grade']})  p = [{probs}]  outside {label['outside_mass']:.3f}",
-        ]
-    agreements = {"teacher": agrees}
-    apart = []
+    result = DemoResult(
+        folder=folder,
+        pairs=pairs,
+        labels=labels,
+        steps=done,
+        log=log,
+        is_whole=not labels_only,
+        seconds=round(time.monotonic() - started, 1),
+        agreements={"teacher": agreement(pairs, labels, hidden if teach else labels)},
+    )
+    if result.exit_code:
+        return emit_result(result, output, result.exit_code)
     if not labels_only:
         scores = labels_in(root / "scores")
-        agreements["student"] = agreement(pairs, scores, hidden)
-        answers = json.loads((root / "answers.json").read_bytes())
-        both = ((probs, scores[row]["probs"]) for row, probs in enumerate(answers))
-        result["served_against_scored"] = furthest = max(
-            abs(one - other) for served, scored in both for one, other in zip(served, scored, strict=True)
-        )
-        apart = [f"The served bundle and the student differ by at most {furthest:.1e}."]
+        result.agreements["student"] = agreement(pairs, scores, hidden)
+        result.served_against_scored = _furthest(json.loads((root / "answers.json").read_bytes()), scores)
     if teach:
         untrained = labels_in(root / "untrained")
-        agreements["untrained teacher"] = agreement([pairs[row] for row in sorted(hidden)], untrained, untrained)
-    grades = [pair["grade"] for pair in pairs]
-    most = max(map(grades.count, grades)) / len(grades)
-    rows = [
-        *(
+        judged = [pairs[row] for row in sorted(hidden)]
+        result.agreements["untrained teacher"] = agreement(judged, untrained, untrained)
+    return emit_result(result, output)
+
+
+@dataclass(kw_only=True)
+class DemoResult:
+    """How a demo ended.
+
+    Args:
+        labels: the teacher's, by row id.
+        steps: as `call` gives them; `log` is that of the last one.
+        is_whole: it goes on from the labels to a bundle that serves.
+        agreements: shares of labels that are their author's grades, and of how many, by who labelled.
+        served_against_scored: the largest difference of a probability between the served bundle and the student; None
+            before both answered.
+    """
+
+    folder: str
+    pairs: Sequence[Row]
+    labels: Mapping[int, Row]
+    steps: list[Row]
+    log: Path
+    is_whole: bool
+    seconds: float
+    agreements: dict[str, tuple[float, int]]
+    served_against_scored: float | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the step that ended it; 0 where all is there."""
+        code: int = self.steps[-1]["exit_code"]
+        return 0 if code in WELL else code
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        share, _ = self.agreements["teacher"]
+        values = {
+            "exit_code": self.exit_code,
+            "folder": self.folder,
+            "labels": len(self.labels),
+            "seconds": self.seconds,
+            "agrees_with_author": round(share, 4),
+            "steps": self.steps,
+        }
+        if self.served_against_scored is not None:
+            values["served_against_scored"] = self.served_against_scored
+        return values
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        if self.exit_code:
+            log = self.log.read_text(encoding="utf-8").splitlines()[-12:]
+            command = self.steps[-1]["command"]
+            end = f"Stopped: `{command}` ended with exit code {self.exit_code}. The same command continues."
+            return [*(f"  {line}" for line in log), end]
+        lines = [
+            "",
+            f"{len(self.labels)} labels, for instance:",
+            *self._examples(),
+            "\nAgreement with the grades of the set's author:",
+            grid(self._agreement_rows()),
+            "So small a teacher only shows the way.",
+        ]
+        if self.served_against_scored is not None:
+            lines.append(f"The served bundle and the student differ by at most {self.served_against_scored:.1e}.")
+        lines += [
+            "",
+            f"Done in {self.seconds:.0f} s. In {self.folder}: job.yaml, its labels in run/, and what was made of them.",
+            f"Next:\n  relabel verify {self.folder}/run",
+        ]
+        if self.is_whole:
+            shown = " ".join(f"{self.folder}/{name}" for name in ("run", "student", "bundle", "scores"))
+            lines.append(f"  relabel report {shown} --gold {self.folder}/pairs.parquet")
+        lines.append("  relabel init job.yaml")
+        return lines
+
+    def _examples(self) -> list[str]:
+        lines = []
+        for row in range(0, len(self.pairs), len(self.pairs) // 3):
+            if row not in self.labels:
+                continue
+            pair = self.pairs[row]
+            label = self.labels[row]
+            probs = " ".join(f"{p:.2f}" for p in label["probs"])
+            lines += [
+                f"  {pair['query']} | {pair['title']}"[:100],
+                f"    grade {label['grade']} (author: {pair['grade']})  p = [{probs}]  "
+                f"outside {label['outside_mass']:.3f}",
+            ]
+        return lines
+
+    def _agreement_rows(self) -> list[tuple[str, str]]:
+        rows = [
             (name, f"{share:.0%} of {count} pairs that it was not trained on")
-            for name, (share, count) in agreements.items()
-        ),
-        ("constant", f"{most:.0%}: the most frequent grade for every pair"),
-    ]
-    lines += [
-        "\nAgreement with the grades of the set's author:",
-        grid(rows),
-        "So small a teacher only shows the way.",
-        *apart,
-        "",
-        f"Done in {result['seconds']:.0f} s. In {folder}: job.yaml, its labels in run/, and what was made of them.",
-        f"Next:\n  relabel verify {folder}/run",
-    ]
-    if not labels_only:
-        shown = " ".join(f"{folder}/{name}" for name in ("run", "student", "bundle", "scores"))
-        lines.append(f"  relabel report {shown} --gold {folder}/pairs.parquet")
-    return emit(result, "\n".join([*lines, "  relabel init job.yaml"]), output)
+            for name, (share, count) in self.agreements.items()
+        ]
+        grades = [pair["grade"] for pair in self.pairs]
+        most = max(map(grades.count, grades)) / len(grades)
+        rows.append(("constant", f"{most:.0%}: the most frequent grade for every pair"))
+        return rows
+
+
+def _furthest(served: Sequence[Sequence[float]], scored: Mapping[int, Row]) -> float:
+    """The largest difference of a probability between two models' distributions of the same rows."""
+    differences: list[float] = []
+    for row, probs in enumerate(served):
+        differences += [abs(p - q) for p, q in zip(probs, scored[row]["probs"], strict=True)]
+    return max(differences)
 
 
 def labels_in(folder: Path) -> dict[int, Row]:

@@ -6,19 +6,20 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
-from relabel.jobs.output import Exit, emit, emit_record, grid
+from relabel.jobs.output import Exit, Summary, emit_result, grid
 from relabel.manifests.errors import UsageError
 from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
     from relabel.distill.students.distillation import Report
-    from relabel.distill.students.spec import DistillSpec
+    from relabel.distill.students.spec import DistillSpec, StudentManifest
     from relabel.distill.teachers.spec import GeneratorSpec
     from relabel.distill.training.output import Start
     from relabel.manifests.files import Storage
@@ -104,7 +105,9 @@ def start_of(*, resume: bool, restart: bool) -> Literal["new", "resume", "restar
     """
     if resume and restart:
         raise UsageError("--resume and --restart: one continues, the other starts over; give one of them.")
-    return "resume" if resume else "restart" if restart else "new"
+    if resume:
+        return "resume"
+    return "restart" if restart else "new"
 
 
 def is_first_process() -> bool:
@@ -161,24 +164,13 @@ def distill(
     if dry_run:
         return _show_plan(spec_file, overrides, output)
     report = train_student(spec_file, overrides, start=start)
-    code = Exit.GATE if not report.has_passed else Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
     if is_first_process():
-        from relabel.manifests.records import plain
-
-        keys = ("name", "fingerprint", "heads", "temperature", "rows", "rows_by_head", "split", "training", "metrics")
-        facts = {key: plain(getattr(report.manifest, key)) for key in (*keys, "notes")}
-        facts["split"].pop("learned_queries", None)  # long, and nothing to read
-        emit(
-            {
-                **facts,
-                "gate": plain(report.gate),
-                "output": str(report.output),
-                "was_done": report.was_done,
-            },
-            _student_text(report),
-            output,
-        )
-    return code
+        emit_result(StudentResult(report), output)
+    if not report.has_passed:
+        return Exit.GATE
+    if report.was_done and not done_ok:
+        return Exit.NOTHING_TO_DO
+    return Exit.DONE
 
 
 def train_student(spec: str | Mapping[str, Any], overrides: Sequence[str], *, start: Start) -> Report:
@@ -227,31 +219,66 @@ def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
 
     found, cache_dir, storage = _open_student_spec(spec, overrides)
     plan = plan_student(found, storage, cache_dir=cache_dir)
-    return emit_record("Nothing was trained", {**plain(plan), "output": found.output}, output)
+    return emit_result(Summary("Nothing was trained", {**plain(plan), "output": found.output}), output)
 
 
-def _student_text(report: Report) -> str:
+@dataclass(frozen=True)
+class StudentResult:
+    """A student, trained now or earlier."""
+
+    report: Report
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        from relabel.manifests.records import plain
+
+        manifest = self.report.manifest
+        split = plain(manifest.split)
+        split.pop("learned_queries", None)  # long, and nothing to read
+        return {
+            "name": manifest.name,
+            "fingerprint": manifest.fingerprint,
+            "heads": plain(manifest.heads),
+            "temperature": plain(manifest.temperature),
+            "rows": plain(manifest.rows),
+            "rows_by_head": plain(manifest.rows_by_head),
+            "split": split,
+            "training": plain(manifest.training),
+            "metrics": plain(manifest.metrics),
+            "notes": plain(manifest.notes),
+            "gate": plain(self.report.gate),
+            "output": str(self.report.output),
+            "was_done": self.report.was_done,
+        }
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        manifest = self.report.manifest
+        training = manifest.training
+        sides = [f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items()]
+        rows_per_s = f"{training.rows_per_s or 0:,} rows/s on {training.device}"
+        rows = [
+            ("verdict", _verdict(manifest)),
+            ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
+            ("rows", ", ".join(sides)),
+            ("trained", f"{counted(training.steps, 'step')}, {rows_per_s}"),
+        ]
+        rows += [("note", note) for note in manifest.notes]
+        rows += [("gate", check.text) for check in self.report.gate.checks]
+        head = "Nothing to do: this student is in" if self.report.was_done else "The student is in"
+        return [f"{head} {self.report.output}", grid(rows), "", grid(manifest.metrics.test.figure_rows())]
+
+
+def _verdict(manifest: StudentManifest) -> str:
+    """Whether a student beats the baselines of its test split."""
     from relabel.manifests.metrics.evaluation import not_beaten
 
-    manifest = report.manifest
-    training = manifest.training
     test = manifest.metrics.test
-    sides = (f"{name} {side.rows:,} of {side.queries:,} queries" for name, side in manifest.split.sides().items())
-    verdict = "not known: no test row has a grade to judge by"
-    if test.baselines is not None:
-        over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
-        below = "; ".join(not_beaten(test.student, test.baselines))
-        verdict = f"no better than a baseline {over}: {below}" if below else f"above the baselines {over}"
-    rows = [
-        ("verdict", verdict),
-        ("heads", ", ".join(f"{name} {grades}" for name, grades in manifest.heads.items())),
-        ("rows", ", ".join(sides)),
-        ("trained", f"{counted(training.steps, 'step')}, {training.rows_per_s or 0:,} rows/s on {training.device}"),
-        *(("note", note) for note in manifest.notes),
-        *(("gate", check.text) for check in report.gate.checks),
-    ]
-    head = "Nothing to do: this student is in" if report.was_done else "The student is in"
-    return f"{head} {report.output}\n{grid(rows)}\n\n{grid(test.figure_rows())}"
+    if test.baselines is None:
+        return "not known: no test row has a grade to judge by"
+    over = f"over {test.student['rows']:,} test rows, by {test.judged_by}"
+    below = "; ".join(not_beaten(test.student, test.baselines))
+    return f"no better than a baseline {over}: {below}" if below else f"above the baselines {over}"
 
 
 # ------------------------------------------------------------------------------
@@ -306,7 +333,7 @@ def train(
         from relabel.distill.teachers.sft import export_conversations
 
         count = export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
-        return emit_record("Wrote conversations", {"output": export_to, "conversations": count}, output)
+        return emit_result(Summary("Wrote conversations", {"output": export_to, "conversations": count}), output)
     shared: dict[str, Any] = {"start": start, "cache_dir": cache_dir, "report": teller(), "secrets": {}}
     if isinstance(spec, ResRagSpec):
         from relabel.jobs.settings import read_secrets
@@ -314,17 +341,26 @@ def train(
         spec = spec.model_copy(update={"generator": _fetched(spec.generator, storage, cache_dir)})
         shared["secrets"] = read_secrets(spec.generator, os.environ)
     if dry_run:
-        return emit_record(
-            "Nothing was trained", teaching.estimate_teacher(spec, storage, is_timed=probe, **shared), output
+        return emit_result(
+            Summary("Nothing was trained", teaching.estimate_teacher(spec, storage, is_timed=probe, **shared)), output
         )
     with says_how_to_continue(spec.output):
         report = teaching.train_teacher(spec, storage, is_writer=is_first_process(), **shared)
     if is_first_process():
-        keys = ("name", "method", "fingerprint", "labeler", "data", "training", "notes")
-        result = {key: getattr(report.manifest, key) for key in keys}
         head = "Nothing to do: this teacher is in" if report.was_done else "The teacher is in"
-        ended = {"output": str(report.output), "was_done": report.was_done}
-        emit_record(f"{head} {report.output}", {**result, **ended}, output)
+        manifest = report.manifest
+        result = {
+            "name": manifest.name,
+            "method": manifest.method,
+            "fingerprint": manifest.fingerprint,
+            "labeler": manifest.labeler,
+            "data": manifest.data,
+            "training": manifest.training,
+            "notes": manifest.notes,
+            "output": str(report.output),
+            "was_done": report.was_done,
+        }
+        emit_result(Summary(f"{head} {report.output}", result), output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
 
 
