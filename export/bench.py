@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,18 +65,6 @@ is still empty.
 """
 TOO_LONG = "the student reads no rows of that length."
 TOO_SHORT = "the time suffices for too few samples. More --seconds."
-LatencyRow = dict[str, Any]
-"""A closed-loop cell or an open-loop rate, with `ROW_KEYS`; None where a figure does not apply, or is not known."""
-ROW_KEYS = (
-    "cell",  # the shape, or `open`
-    *("rows", "tokens"),  # pairs of a request, and tokens of each where they are not replayed
-    *("offered_rate", "answered_rate"),
-    "mean_batch",  # requests of a micro-batch
-    "unanswered",  # requests that still waited when the open loop was stopped
-    *("samples", "seconds", "pairs_per_s", "mean_ms"),
-    "cpu_ms",  # CPU time of all threads of this process, a request
-    *("p50_ms", "p99_ms", "p999_ms"),
-)
 Clock = Callable[[], float]
 """Seconds from some fixed point, never going back."""
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
@@ -94,6 +83,64 @@ HALVINGS = 3
 """Rates tried between the highest that keeps a bound and the lowest that does not: a step of 10 % becomes about 1 %."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LatencyRow:
+    """A closed-loop cell or an open-loop rate; None where a figure does not apply, or is not known.
+
+    Args:
+        cell: the shape, or `open`.
+        rows: pairs of a request; `tokens` of each where they are not replayed.
+        mean_batch: requests of a micro-batch.
+        unanswered: requests that still waited when the open loop was stopped.
+        cpu_ms: CPU time of all threads of this process, a request.
+    """
+
+    cell: str
+    rows: int | None = None
+    tokens: int | None = None
+    offered_rate: float | None = None
+    answered_rate: float | None = None
+    mean_batch: float | None = None
+    unanswered: int | None = None
+    samples: int
+    seconds: float | None = None
+    pairs_per_s: float | None = None
+    mean_ms: float | None = None
+    cpu_ms: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    p999_ms: float | None = None
+
+    def latency_ms(self, figure: str) -> float | None:
+        """Of `mean`, `p50`, `p99` or `p999`."""
+        value: float | None = getattr(self, f"{figure}_ms")
+        return value
+
+    @property
+    def rate(self) -> float:
+        """Offered, of an open loop."""
+        assert self.offered_rate is not None
+        return self.offered_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class HighestRate:
+    """The highest offered requests/s that keeps a bound, with the latencies there; None where no rate that was tried
+    keeps it.
+
+    Args:
+        figure: that is bounded by `slo_ms`: `mean` or `p99`.
+        is_at_least: none broke it, so the true one may be higher.
+    """
+
+    figure: str
+    slo_ms: float
+    highest_rate: float | None
+    mean_ms: float | None
+    p99_ms: float | None
+    is_at_least: bool
+
+
 @dataclass
 class ModelLatency:
     """A model, where it runs, and what was measured of it.
@@ -102,7 +149,7 @@ class ModelLatency:
         path: of the graph, relative to the bundle.
         open: by the offered rate.
         capacity_per_s: requests/s of full micro-batches with no queue; None without an open loop.
-        slo: of each bound, what `highest_rate` says.
+        slo: of each bound.
         not_run: cells and rates left out, each with the reason.
     """
 
@@ -112,7 +159,7 @@ class ModelLatency:
     closed: list[LatencyRow] = field(default_factory=list)
     open: list[LatencyRow] = field(default_factory=list)
     capacity_per_s: float | None = None
-    slo: list[dict[str, Any]] = field(default_factory=list)
+    slo: list[HighestRate] = field(default_factory=list)
     not_run: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -233,18 +280,20 @@ def figures(models: Sequence[ModelLatency], spec: BenchSpec) -> dict[str, float 
     """Every figure that a gate may require, such as `cpu.int8.1x128.p99_ms` or `cpu.int8.highest_rate_by_p99`; None
     where it is not measured, or not known well enough to be stated.
     """
-    found: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
     for model in models:
-        known = dict.fromkeys(
-            [
-                *[f"{shape}.{key}" for shape in spec.shapes for key in CELL_FIGURES],
-                *(f"highest_rate_by_{figure}" for figure, _ in bounds(spec)),
-            ]
-        )
-        known |= {f"{row['cell']}.{key}": row[key] for row in model.closed for key in CELL_FIGURES}
-        known |= {f"highest_rate_by_{slo['figure']}": slo["highest_rate"] for slo in model.slo}
-        found |= {f"{model.provider}.{model.precision}.{name}": value for name, value in known.items()}
-    return found
+        side = f"{model.provider}.{model.precision}"
+        for shape in spec.shapes:
+            for figure in CELL_FIGURES:
+                values[f"{side}.{shape}.{figure}"] = None
+        for bounded, _ in bounds(spec):
+            values[f"{side}.highest_rate_by_{bounded}"] = None
+        for row in model.closed:
+            for figure in CELL_FIGURES:
+                values[f"{side}.{row.cell}.{figure}"] = getattr(row, figure)
+        for slo in model.slo:
+            values[f"{side}.highest_rate_by_{slo.figure}"] = slo.highest_rate
+    return values
 
 
 def bounds(spec: BenchSpec) -> list[Bound]:
@@ -481,13 +530,26 @@ class ModelBench:
         for chosen in length_batches([len(ids) for ids, _ in rows], batch_tokens_on(self.model.provider)):
             self.run(self.encoder.collate([rows[place] for place in chosen]))
 
-    def _row(self, cell: str, latency_s: np.ndarray, **known: Any) -> LatencyRow:
+    def _row(self, cell: str, latency_s: np.ndarray, **figures: Any) -> LatencyRow:
         """A row of this model, which is reported as progress."""
-        row: LatencyRow = {**dict.fromkeys(ROW_KEYS), "cell": cell, "samples": len(latency_s)}
-        row |= known | summarize(latency_s)
-        rate = "" if row["offered_rate"] is None else f" at {row['offered_rate']:,.1f}/s"
-        figures = [f"{name} {ms:,.2f} ms" for name in ("p50", "p99") if (ms := row[f"{name}_ms"]) is not None]
-        self.say(f"{self.model.side} {cell}{rate}: {', '.join([*figures, f'{len(latency_s):,} samples'])}")
+        summary = summarize(latency_s)
+        row = LatencyRow(
+            cell=cell,
+            samples=len(latency_s),
+            mean_ms=summary["mean_ms"],
+            p50_ms=summary["p50_ms"],
+            p99_ms=summary["p99_ms"],
+            p999_ms=summary["p999_ms"],
+            **figures,
+        )
+        rate = "" if row.offered_rate is None else f" at {row.offered_rate:,.1f}/s"
+        texts = []
+        for quantile in ("p50", "p99"):
+            ms = row.latency_ms(quantile)
+            if ms is not None:
+                texts.append(f"{quantile} {ms:,.2f} ms")
+        texts.append(f"{len(latency_s):,} samples")
+        self.say(f"{self.model.side} {cell}{rate}: {', '.join(texts)}")
         return row
 
 
@@ -608,10 +670,11 @@ def _around(points: Sequence[LatencyRow], bound: Bound) -> tuple[LatencyRow | No
     """
     best = None
     for point in _by_rate(points):
-        value = point[f"{bound[0]}_ms"]
-        if point["unanswered"] or (value is not None and value > bound[1]):
+        value = point.latency_ms(bound[0])
+        if point.unanswered or (value is not None and value > bound[1]):
             return best, point
-        best = best if value is None else point
+        if value is not None:
+            best = point
     return best, None
 
 
@@ -629,37 +692,39 @@ def sweep(
     points: list[LatencyRow] = []
     for rate in rates:
         point = measure(rate)
-        points += [point] if point else []
-        if point and point["unanswered"]:
+        if point is None:
+            continue
+        points.append(point)
+        if point.unanswered:
             break
     for bound in bounds:
         for _ in range(HALVINGS):
             best, broken = _around(points, bound)
-            between = broken and measure((broken["offered_rate"] + (best["offered_rate"] if best else 0.0)) / 2)
-            if not between:
+            if broken is None:
+                break
+            lower = best.rate if best else 0.0
+            between = measure((broken.rate + lower) / 2)
+            if between is None:
                 break
             points.append(between)
     return _by_rate(points)
 
 
-def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> dict[str, Any]:
-    """The highest offered requests/s that keeps a bound: `highest_rate` with the latencies there, None where no rate
-    that was tried keeps it. `is_at_least`: none broke it, so the true one may be higher.
-    """
+def highest_rate(points: Sequence[LatencyRow], bound: Bound) -> HighestRate:
+    """The highest rate that keeps a bound."""
     best, broken = _around(points, bound)
-    at_best = best or dict.fromkeys(ROW_KEYS)
-    return {
-        "figure": bound[0],
-        "slo_ms": bound[1],
-        "highest_rate": at_best["offered_rate"],
-        "mean_ms": at_best["mean_ms"],
-        "p99_ms": at_best["p99_ms"],
-        "is_at_least": best is not None and broken is None,
-    }
+    return HighestRate(
+        figure=bound[0],
+        slo_ms=bound[1],
+        highest_rate=best.offered_rate if best else None,
+        mean_ms=best.mean_ms if best else None,
+        p99_ms=best.p99_ms if best else None,
+        is_at_least=best is not None and broken is None,
+    )
 
 
 def _by_rate(points: Sequence[LatencyRow]) -> list[LatencyRow]:
-    return sorted(points, key=lambda point: float(point["offered_rate"]))
+    return sorted(points, key=lambda point: point.rate)
 
 
 # ------------------------------------------------------------------------------
@@ -768,26 +833,32 @@ def machine_line(facts: BenchFacts) -> str:
 
 def latency_rows(facts: BenchFacts) -> list[list[str]]:
     """A row a closed-loop cell or a rate; the first row is the head."""
-    found = [["model", "measured", "samples", "mean ms", "CPU ms", "p50 ms", "p99 ms", "p99.9 ms", "pairs/s"]]
+    table = [["model", "measured", "samples", "mean ms", "CPU ms", "p50 ms", "p99 ms", "p99.9 ms", "pairs/s"]]
     for model in facts.models:
         for row in (*model.closed, *model.open):
-            measured = row["cell"]
-            if row["offered_rate"] is not None:
-                measured += f", {row['offered_rate']:,.1f}/s offered"
-                measured += f", {row['unanswered']:,} never answered" if row["unanswered"] else ""
-                for slo in model.slo:
-                    if slo["highest_rate"] == row["offered_rate"]:
-                        measured += f" (highest with {slo['figure']} ≤ {slo['slo_ms']:g} ms)"
-            found.append(
+            latencies = (row.mean_ms, row.cpu_ms, row.p50_ms, row.p99_ms, row.p999_ms)
+            table.append(
                 [
                     model.side,
-                    measured,
-                    f"{row['samples']:,}",
-                    *[_number(row.get(key)) for key in ("mean_ms", "cpu_ms", "p50_ms", "p99_ms", "p999_ms")],
-                    _number(row["pairs_per_s"], 0),
+                    _measured_text(row, model.slo),
+                    f"{row.samples:,}",
+                    *map(_number, latencies),
+                    _number(row.pairs_per_s, 0),
                 ]
             )
-    return found
+    return table
+
+
+def _measured_text(row: LatencyRow, slos: Sequence[HighestRate]) -> str:
+    if row.offered_rate is None:
+        return row.cell
+    text = f"{row.cell}, {row.offered_rate:,.1f}/s offered"
+    if row.unanswered:
+        text += f", {row.unanswered:,} never answered"
+    for slo in slos:
+        if slo.highest_rate == row.offered_rate:
+            text += f" (highest with {slo.figure} ≤ {slo.slo_ms:g} ms)"
+    return text
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -798,58 +869,58 @@ def warnings_of(facts: BenchFacts) -> list[str]:
     """What a reader of the figures has to know, a line each: a busy machine, what was left out, a bound that was
     missed.
     """
-    found = [f"the machine was busy: {why}. Measure again on an idle one." for why in _signs_of_other_work(facts)]
+    lines = [f"the machine was busy: {why}. Measure again on an idle one." for why in _signs_of_other_work(facts)]
     for model in facts.models:
         if model.not_run:
             name, reason = model.not_run[0]
-            found.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")
+            lines.append(f"{model.side}: {len(model.not_run)} not measured, {name} first: {reason}")
         for slo in model.slo:
-            if slo["highest_rate"] is None:
-                found.append(f"{model.side}: {_why_no_rate(model, slo, facts.spec.get('seconds'))}")
-    return found
+            if slo.highest_rate is None:
+                lines.append(f"{model.side}: {_why_no_rate(model, slo, facts.spec.get('seconds'))}")
+    return lines
 
 
-def _why_no_rate(model: ModelLatency, slo: Mapping[str, Any], seconds: float | None) -> str:
+def _why_no_rate(model: ModelLatency, slo: HighestRate, seconds: float | None) -> str:
     """Why no rate is known to keep a bound: none does, or its figure could not be measured where one might."""
-    bound = f"{slo['figure']} ≤ {slo['slo_ms']:g} ms"
-    _, broken = _around(model.open, (slo["figure"], slo["slo_ms"]))
-    unknown = [row for row in model.open if row[f"{slo['figure']}_ms"] is None and not row["unanswered"]]
+    bound = f"{slo.figure} ≤ {slo.slo_ms:g} ms"
+    _, broken = _around(model.open, (slo.figure, slo.slo_ms))
+    unknown = [row for row in model.open if row.latency_ms(slo.figure) is None and not row.unanswered]
     if broken is not None:
-        unknown = [row for row in unknown if row["offered_rate"] < broken["offered_rate"]]
+        unknown = [row for row in unknown if row.rate < broken.rate]
     if not unknown:
         return f"no rate that was tried keeps {bound}."
-    most = max(row["samples"] for row in unknown)
-    needed = samples_needed(QUANTILES[slo["figure"]])
-    below = "" if broken is None else f" below {broken['offered_rate']:,.1f}/s"
+    most = max(row.samples for row in unknown)
+    needed = samples_needed(QUANTILES[slo.figure])
+    below = "" if broken is None else f" below {broken.rate:,.1f}/s"
     advice = "Give more --seconds"
     if seconds is not None:
         advice += f", about {math.ceil(seconds * needed / most / 10) * 10:,}"
     return (
-        f"whether a rate keeps {bound} is not known: {slo['figure']} could not be measured{below}, with {most:,} "
+        f"whether a rate keeps {bound} is not known: {slo.figure} could not be measured{below}, with {most:,} "
         f"samples at a rate where {needed:,} are needed. {advice}."
     )
 
 
 def _signs_of_other_work(facts: BenchFacts) -> list[str]:
     """What shows that other processes had the cores meanwhile, in words."""
-    found = []
+    signs = []
     load = facts.machine.get("load") or {}
     cores = load.get("cores") or facts.machine["usable_cores"]
     before = load.get("before")
     after = load.get("after")
     if before is not None and before > MOST_LOAD * cores:
-        found.append(f"its load was {before:.1f} on {cores} cores before the bench began")
+        signs.append(f"its load was {before:.1f} on {cores} cores before the bench began")
     if after is not None and after - facts.machine["threads"] > MOST_LOAD * cores:
-        found.append(f"its load was {after:.1f} on {cores} cores at the end, with {facts.machine['threads']} threads")
+        signs.append(f"its load was {after:.1f} on {cores} cores at the end, with {facts.machine['threads']} threads")
     for model in facts.models:
         if model.provider not in ("cpu", OPENVINO):
             continue  # waits for another device
         for row in model.closed:
-            if row.get("cpu_ms") and row["mean_ms"] > MOST_WAITING * row["cpu_ms"]:
-                had = f"had {row['cpu_ms']:,.1f} ms of CPU time"
-                found.append(f"{model.side} {row['cell']}: a request took {row['mean_ms']:,.1f} ms and {had}")
+            if row.cpu_ms and row.mean_ms is not None and row.mean_ms > MOST_WAITING * row.cpu_ms:
+                had = f"had {row.cpu_ms:,.1f} ms of CPU time"
+                signs.append(f"{model.side} {row.cell}: a request took {row.mean_ms:,.1f} ms and {had}")
                 break
-    return found
+    return signs
 
 
 def plot(facts: BenchFacts) -> bytes:
@@ -862,20 +933,18 @@ def plot(facts: BenchFacts) -> bytes:
         axes = figure.subplots()
         for model in facts.models:
             for name, style in (("p50", ":"), ("p99", "-")):
-                rows = [row for row in model.open if row[f"{name}_ms"] is not None]
+                rows = [row for row in model.open if row.latency_ms(name) is not None]
                 if rows:
-                    rates, latencies_ms = ([row[key] for row in rows] for key in ("offered_rate", f"{name}_ms"))
-                    label = f"{model.side}: {name}"
                     axes.plot(
-                        rates,
-                        latencies_ms,
+                        [row.rate for row in rows],
+                        [row.latency_ms(name) for row in rows],
                         style,
                         marker="o",
                         markersize=3,
                         linewidth=1,
-                        label=label,
+                        label=f"{model.side}: {name}",
                     )
-        for bound in {slo["slo_ms"] for model in facts.models for slo in model.slo}:
+        for bound in {slo.slo_ms for slo in chain.from_iterable(model.slo for model in facts.models)}:
             axes.axhline(bound, color="black", linewidth=0.8, linestyle="--")
         axes.set(xlabel="requests/s offered", ylabel="ms from scheduled arrival", yscale="log", title=facts.name)
         if axes.get_legend_handles_labels()[0]:

@@ -193,12 +193,22 @@ class SizeFigures:
     ndcg: Annotated[dict[str, float | None], Field(alias="ndcg@10")]
 
 
+@dataclass(frozen=True, slots=True)
+class ParityCheck:
+    """A bound of a precision's gate, and the value that was compared with it."""
+
+    check: str
+    value: float
+    bound: float
+    has_passed: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParity:
     """One model against the student.
 
     Args:
-        checks: bounds of the precision's gate: `check`, its `value`, the `bound`, and `has_passed`.
+        checks: bounds of the precision's gate.
         doubts: as in `parity.doubts_of`, sentences.
         worst: the rows whose probabilities differ most: `source` and `row`, where it lies, `batch_size`, `is_flip`,
             `max_abs`, and both distributions, `student` and `model`, None for what is not finite.
@@ -209,7 +219,7 @@ class ModelParity:
     queries: int
     is_weak: bool
     by_batch_size: Annotated[dict[str, SizeFigures], Field(min_length=1)]
-    checks: list[dict[str, Any]]
+    checks: list[ParityCheck]
     has_passed: bool
     doubts: list[str] = field(default_factory=list)
     worst: list[dict[str, Any]]

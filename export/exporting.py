@@ -499,9 +499,8 @@ def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
     lines = ["parity failed, so no bundle was made:"]
     for model in refused:
         for check in model.checks:
-            if not check["has_passed"]:
-                figures = "{check} is {value:.3g}, the bound {bound:g}".format_map(check)
-                lines.append(f"  {model.precision}: {figures}")
+            if not check.has_passed:
+                lines.append(f"  {model.precision}: {check.check} is {check.value:.3g}, the bound {check.bound:g}")
         for row in model.worst:
             where = "row {row} of {source}, batch of {batch_size}".format_map(row)
             if row["is_flip"]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import ge, le
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import numpy as np
 from relabel.distill.students.examples import NO_GRADE, SIDES, TEST, TRAIN, load_examples, read_pairs
 from relabel.distill.students.spec import DistillSpec
 from relabel.export import loader
-from relabel.export.bundle_facts import ModelParity, SizeFigures
+from relabel.export.bundle_facts import ModelParity, ParityCheck, SizeFigures
 from relabel.export.loader import OPENVINO, STATIC, BundleError, Encoder, choose_provider, open_session
 from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import ConfigError, InputError, ManifestError, MissingExtraError, RelabelError
@@ -377,42 +376,53 @@ def measure(
         is_weak=len(pairs.pairs) < spec.min_pairs,
         by_batch_size=sizes,
         checks=checks,
-        has_passed=all(check["has_passed"] for check in checks),
+        has_passed=all(check.has_passed for check in checks),
         doubts=doubts_of(precision, reference[HEAD], list(sizes.values()), spec),
         worst=worst_rows(reference, found_by_size, pairs, spec.worst),
     )
 
 
-def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[dict[str, Any]]:
+def judge(precision: str, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[ParityCheck]:
     """The gate of a precision, over all batch sizes: checks that have no value are left out (a student that gives no
     two documents of a query different scores has no order to keep). Answers that are no numbers never pass.
     """
-    ranked = [one for one in figures if one.tau is not None]
-    taus = [float(one.tau or 0.0) for one in ranked]
-    highs = [float(one.tau or 0.0) if one.tau_high is None else one.tau_high for one in ranked]
-    losses = [loss for one in figures if (loss := one.ndcg["loss"]) is not None]
-    f1_low = max(one.f1_macro["loss_low"] for one in figures)
-    flips = max(one.flip_share for one in figures)
-    gates: dict[str, list[tuple[str, float | None, Callable[[float, float], bool], float | None]]] = {
-        "fp32": [("max |Δp|", max(one.max_abs for one in figures), le, spec.fp32_max_abs)],
-        "fp16": [
-            ("share of flipped grades", flips, le, spec.fp16_max_flips),
-            ("Kendall tau per query", min(taus, default=None), ge, spec.fp16_min_tau),
-            ("nDCG@10 loss", max(losses, default=None), le, spec.fp16_max_ndcg_loss),
-        ],
-        "int8": [
-            ("low end of the macro F1 loss, points", f1_low, le, spec.int8_max_f1_loss),
-            ("high end of Kendall tau per query", min(highs, default=None), ge, spec.int8_min_tau),
-            ("share of flipped grades", flips, le, spec.int8_max_flips),
-        ],
-    }
-    are_numbers = all(one.is_finite for one in figures)
-    checks = [("answers are numbers", float(are_numbers), ge, 1.0), *gates[FAMILY[precision]]]
-    return [
-        {"check": check, "value": value, "bound": bound, "has_passed": bool(holds(value, bound))}
-        for check, value, holds, bound in checks
-        if value is not None and bound is not None
-    ]
+    taus = [size.tau for size in figures if size.tau is not None]
+    high_taus = [size.tau if size.tau_high is None else size.tau_high for size in figures]
+    losses = [size.ndcg["loss"] for size in figures]
+    flips = max(size.flip_share for size in figures)
+    low_tau = min(taus, default=None)
+    high_tau = min((tau for tau in high_taus if tau is not None), default=None)
+    ndcg_loss = max((loss for loss in losses if loss is not None), default=None)
+    gate = _Gate()
+    gate.at_least("answers are numbers", float(all(size.is_finite for size in figures)), 1.0)
+    match FAMILY[precision]:
+        case "fp32":
+            gate.at_most("max |Δp|", max(size.max_abs for size in figures), spec.fp32_max_abs)
+        case "fp16":
+            gate.at_most("share of flipped grades", flips, spec.fp16_max_flips)
+            gate.at_least("Kendall tau per query", low_tau, spec.fp16_min_tau)
+            gate.at_most("nDCG@10 loss", ndcg_loss, spec.fp16_max_ndcg_loss)
+        case "int8":
+            f1_loss = max(size.f1_macro["loss_low"] for size in figures)
+            gate.at_most("low end of the macro F1 loss, points", f1_loss, spec.int8_max_f1_loss)
+            gate.at_least("high end of Kendall tau per query", high_tau, spec.int8_min_tau)
+            gate.at_most("share of flipped grades", flips, spec.int8_max_flips)
+    return gate.checks
+
+
+class _Gate:
+    """Checks against bounds; one without a value or a bound is left out."""
+
+    def __init__(self) -> None:
+        self.checks: list[ParityCheck] = []
+
+    def at_most(self, check: str, value: float | None, bound: float | None) -> None:
+        if value is not None and bound is not None:
+            self.checks.append(ParityCheck(check, value, bound, has_passed=value <= bound))
+
+    def at_least(self, check: str, value: float | None, bound: float | None) -> None:
+        if value is not None and bound is not None:
+            self.checks.append(ParityCheck(check, value, bound, has_passed=value >= bound))
 
 
 def doubts_of(precision: str, student_NK: np.ndarray, figures: Sequence[SizeFigures], spec: ParitySpec) -> list[str]:

@@ -3,19 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from relabel.export.bench import ROW_KEYS, BenchFacts, LatencyRow, ModelLatency
+from relabel.export.bench import BenchFacts, LatencyRow, ModelLatency
 
 
 def latency_row(**values: Any) -> LatencyRow:
     """A row of a closed loop."""
-    return {
-        **dict.fromkeys(ROW_KEYS),
-        "cell": "1x20",
-        "rows": 1,
-        "samples": 100,
-        "seconds": 1.0,
-        **values,
-    }
+    return replace(LatencyRow(cell="1x20", rows=1, samples=100, seconds=1.0), **values)
 
 
 def machine(**values: Any) -> dict[str, Any]:

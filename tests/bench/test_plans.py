@@ -1,10 +1,11 @@
 """What a bench decides without measuring: models, cells, lengths, names of figures; and what it says of figures."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from relabel.export.bench import LatencyRow, choose_models, figures, latency_rows, warnings_of
+from relabel.export.bench import HighestRate, LatencyRow, choose_models, figures, latency_rows, warnings_of
 from relabel.export.bundle_facts import EngineFile, ModelFile
 from relabel.export.loader import AMX, AVX512, OPENVINO, Machine
 from relabel.export.specs import BenchSpec
@@ -60,8 +61,16 @@ def test_every_figure_that_a_gate_may_require_is_known_before_anything_is_measur
     assert all(name.startswith("cuda.") for name in figures(choose_models(MODELS, spec(), GPU), spec()))
 
 
-def bounded(**values: Any) -> dict[str, Any]:
-    return {"figure": "p99", "slo_ms": 5.0, "highest_rate": None, **values}
+def bounded(**values: Any) -> HighestRate:
+    unkept = HighestRate(
+        figure="p99",
+        slo_ms=5.0,
+        highest_rate=None,
+        mean_ms=None,
+        p99_ms=None,
+        is_at_least=False,
+    )
+    return replace(unkept, **values)
 
 
 def test_a_figure_that_is_not_known_is_shown_without_one_and_fails_its_gate() -> None:
@@ -115,7 +124,7 @@ RATES: dict[str, tuple[list[LatencyRow], str]] = {
         "p99 could not be measured below 9.0/s, with 34 samples at a rate where 368 are needed",
     ),
     "a queue that only grew, too few samples below": (
-        [rate(1.0, None, samples=34), rate(9.0, None, samples=400) | {"unanswered": 3}],
+        [rate(1.0, None, samples=34), replace(rate(9.0, None, samples=400), unanswered=3)],
         "p99 could not be measured below 9.0/s",
     ),
     "every rate breaks it": ([rate(1.0, 60.0), rate(9.0, 90.0)], "no rate that was tried keeps p99 ≤ 5 ms."),

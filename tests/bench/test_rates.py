@@ -35,7 +35,7 @@ def point(
 
 
 def offered(points: Sequence[LatencyRow]) -> list[float]:
-    return [point["offered_rate"] for point in points]
+    return [point.rate for point in points]
 
 
 def served(rate: float) -> LatencyRow:
@@ -61,13 +61,13 @@ def test_the_mean_has_a_highest_rate_of_its_own_which_queueing_theory_gives() ->
     bounds = [("mean", 20.0), ("p99", 20.0)]
     points = sweep(served, [load / SERVICE_S for load in LOADS], bounds)
     by_mean, by_p99 = (highest_rate(points, bound) for bound in bounds)
-    assert by_mean["highest_rate"] == pytest.approx(66.7, rel=0.05)
-    assert by_mean["mean_ms"] is not None
-    assert by_mean["mean_ms"] <= 20.0
-    assert by_mean["p99_ms"] is not None
-    assert by_mean["p99_ms"] > 20.0
-    assert by_p99["highest_rate"] is not None
-    assert by_p99["highest_rate"] < 50
+    assert by_mean.highest_rate == pytest.approx(66.7, rel=0.05)
+    assert by_mean.mean_ms is not None
+    assert by_mean.mean_ms <= 20.0
+    assert by_mean.p99_ms is not None
+    assert by_mean.p99_ms > 20.0
+    assert by_p99.highest_rate is not None
+    assert by_p99.highest_rate < 50
 
 
 def test_a_sweep_ends_after_the_first_queue_that_only_grows() -> None:
@@ -98,9 +98,9 @@ def test_the_highest_rate_holds_the_bound_and_no_lower_one_broke_it(
     ]
     found = highest_rate(points, (figure, slo_ms))
     breaking = [rate for rate, value, lost in values if lost or (value or 0) > slo_ms]
-    if found["highest_rate"] is not None:
-        value = found["p99_ms"] if figure == "p99" else found["mean_ms"]
+    if found.highest_rate is not None:
+        value = found.p99_ms if figure == "p99" else found.mean_ms
         assert value is not None
         assert value <= slo_ms
-        assert all(found["highest_rate"] <= rate for rate in breaking)
-    assert found["is_at_least"] == (found["highest_rate"] is not None and not breaking)
+        assert all(found.highest_rate <= rate for rate in breaking)
+    assert found.is_at_least == (found.highest_rate is not None and not breaking)

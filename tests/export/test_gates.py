@@ -214,8 +214,8 @@ def test_answers_that_are_no_numbers_never_pass() -> None:
 def test_the_worst_batch_size_decides() -> None:
     _, probs = made_pairs()
     good = checked(ModelParity, measured("fp32", probs)).figures[0]
-    assert judge("fp32", [good], ParitySpec())[-1]["has_passed"]
-    assert not judge("fp32", [good, replace(good, max_abs=1e-3)], ParitySpec())[-1]["has_passed"]
+    assert judge("fp32", [good], ParitySpec())[-1].has_passed
+    assert not judge("fp32", [good, replace(good, max_abs=1e-3)], ParitySpec())[-1].has_passed
 
 
 def test_every_pair_is_answered_in_batches_of_the_size_with_its_padding() -> None:

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.distill.training.output import CURVE_SCHEMA
-from relabel.export.bench import measurements_folder, write_results
+from relabel.export.bench import HighestRate, measurements_folder, write_results
 from relabel.export.bundles import open_bundle, seal_bundle
-from relabel.jobs.report.artifacts import open_artifacts, trace
+from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.build import build_report
+from relabel.jobs.report.lineage import trace
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage
 from relabel.manifests.records import digest_of, sha256_file, unsealed
@@ -308,7 +309,14 @@ def write_latency(bundle: Path, **values: Any) -> Path:
 def test_latency_is_shown_as_it_was_measured(bundle: Path) -> None:
     closed = [latency_row(cell=f"1x{n}", tokens=n, p50_ms=n / 10, p99_ms=n / 5) for n in (16, 64)]
     opened = [latency_row(cell="open", offered_rate=10.0, p50_ms=1.5, p99_ms=3.0)]
-    bound = {"figure": "mean", "slo_ms": 150, "highest_rate": 10.0, "is_at_least": True}
+    bound = HighestRate(
+        figure="mean",
+        slo_ms=150,
+        highest_rate=10.0,
+        mean_ms=None,
+        p99_ms=None,
+        is_at_least=True,
+    )
     write_latency(bundle, models=[model_facts(precision="int8", closed=closed, open=opened, slo=[bound])])
     html = build_report([str(bundle)], Storage()).html
     tables = {caption.split(" of ")[0]: rows[1:] for caption, rows in tables_of(html).items()}
