@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,25 +28,29 @@ from relabel.jobs.report.artifacts import (
     Artifact,
     BundleArtifact,
     RunArtifact,
-    RunTally,
     StudentArtifact,
     TeacherArtifact,
+    open_artifacts,
+)
+from relabel.jobs.report.lineage import lineage_section
+from relabel.jobs.report.models import (
     bundle_facts,
+    latency_blocks,
+    parity_blocks,
+    student_blocks,
+    student_facts,
+    teacher_facts,
+    training_blocks,
+)
+from relabel.jobs.report.routes import routes_section
+from relabel.jobs.report.runs import (
+    RunTally,
     conservation_section,
     input_texts,
     labels_section,
-    latency_blocks,
-    lineage_section,
-    open_artifacts,
-    parity_blocks,
-    routes_section,
     run_facts,
     run_warnings,
-    student_blocks,
-    student_facts,
     tally_labels,
-    teacher_facts,
-    training_blocks,
 )
 from relabel.jobs.report.systems import systems_section
 from relabel.jobs.report.verdicts import verdict_section
@@ -128,7 +133,7 @@ def _asset(name: str) -> str:
 def _environment() -> Environment:
     import jinja2
 
-    found = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -136,8 +141,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(cell=cell_text, draw=draw, kind=lambda value: type(value).__name__.lower())
-    return found
+    environment.filters.update(cell=cell_text, draw=draw, kind=lambda value: type(value).__name__.lower())
+    return environment
 
 
 # ------------------------------------------------------------------------------
@@ -163,8 +168,8 @@ def browser_json(runs: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
         runs: name of each run.
         rows: see `shown_row`.
     """
-    held = {"runs": [{"name": name} for name in runs], "rows": rows}
-    return json.dumps(held, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+    values = {"runs": [{"name": name} for name in runs], "rows": rows}
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
 def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: int | None) -> dict[str, Any]:
@@ -175,7 +180,7 @@ def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: 
         pair: its texts; None where they can't be read any more.
         gold: a trusted grade.
     """
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "run": run,
         "row": row.row_id,
         "query_id": _cut(row.query_id, SHORT_CHARS),
@@ -185,42 +190,53 @@ def shown_row(run: int, row: LabelRow | QuarantineRow, pair: Pair | None, gold: 
         "tokens": (row.prompt_tokens, row.output_tokens),
     }
     if pair is not None:
-        found |= {"query": _cut(pair.query, QUERY_CHARS), "document": pair.document[:DOCUMENT_CHARS]}
-        found["length"] = len(pair.document) if len(pair.document) > DOCUMENT_CHARS else None
+        values["query"] = _cut(pair.query, QUERY_CHARS)
+        values["document"] = pair.document[:DOCUMENT_CHARS]
+        values["length"] = len(pair.document) if len(pair.document) > DOCUMENT_CHARS else None
     if isinstance(row, QuarantineRow):
-        found["reason"] = _cut(row.reason, SHORT_CHARS)
-        found["tries"] = [{**one, "text": _cut(one["text"], LONG_CHARS)} for one in row.tries or ()] or None
+        values["reason"] = _cut(row.reason, SHORT_CHARS)
+        values["tries"] = [
+            {**attempt, "text": _cut(attempt["text"], LONG_CHARS)} for attempt in row.tries or ()
+        ] or None
     else:
-        spans = [Span(**span) for span in row.evidence or ()]
-        nats = -math.fsum(p * math.log(p) for p in row.probs or () if p > 0)
-        found |= {
-            "grade": row.grade,
-            "probs": _plain(row.probs),
-            "outside": _plain(row.outside_mass),
-            "entropy": None if row.probs is None else round(max(0.0, nats), 4),
-            "evidence": [[span.start, span.end, _cut(span.text, SHORT_CHARS)] for span in spans[:MOST_ITEMS]] or None,
-            "evidence_more": max(0, len(spans) - MOST_ITEMS) or None,
-            "intent": _cut(row.intent, LONG_CHARS),
-            "reasoning": _cut(row.reasoning, LONG_CHARS),
-            "flags": _plain(list(row.flags or ())) or None,
-            "own": {name: value for name, held in row.columns.items() if (value := _plain(held)) is not None} or None,
-            "samples": [{"status": one["status"], "grade": one["grade"]} for one in row.samples or ()] or None,
-            "reused": row.reused or None,
-        }
-    return {name: value for name, value in found.items() if value is not None}
+        values |= _shown_label(row)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _shown_label(row: LabelRow) -> dict[str, Any]:
+    """What a label alone has."""
+    spans = [Span(**span) for span in row.evidence or ()]
+    nats = -math.fsum(p * math.log(p) for p in row.probs or () if p > 0)
+    own = {name: _plain(value) for name, value in row.columns.items()}
+    return {
+        "grade": row.grade,
+        "probs": _plain(row.probs),
+        "outside": _plain(row.outside_mass),
+        "entropy": None if row.probs is None else round(max(0.0, nats), 4),
+        "evidence": [[span.start, span.end, _cut(span.text, SHORT_CHARS)] for span in spans[:MOST_ITEMS]] or None,
+        "evidence_more": max(0, len(spans) - MOST_ITEMS) or None,
+        "intent": _cut(row.intent, LONG_CHARS),
+        "reasoning": _cut(row.reasoning, LONG_CHARS),
+        "flags": _plain(list(row.flags or ())) or None,
+        "own": {name: value for name, value in own.items() if value is not None} or None,
+        "samples": [{"status": sample["status"], "grade": sample["grade"]} for sample in row.samples or ()] or None,
+        "reused": row.reused or None,
+    }
 
 
 def _plain(value: Any) -> Any:
     """A value as JSON holds it: texts and lists cut, numbers rounded, None for what is no number."""
     if isinstance(value, list):
-        return [_plain(one) for one in value[:MOST_ITEMS]]
+        return [_plain(item) for item in value[:MOST_ITEMS]]
     if isinstance(value, float):
         return round(value, 5) if math.isfinite(value) else None
     return _cut(value, SHORT_CHARS) if isinstance(value, str) else value
 
 
 def _cut(text: str | None, most: int) -> str | None:
-    return text if text is None or len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
+    if text is None or len(text) <= most:
+        return text
+    return f"{text[:most]}… ({len(text) - most:,} characters more)"
 
 
 # ------------------------------------------------------------------------------
@@ -253,7 +269,9 @@ def draw(plot: Plot) -> str:
     matplotlib = require("matplotlib", extra="cpu", purpose="The plots of a report")
     figure_class = require("matplotlib.figure", extra="cpu", purpose="The plots of a report").Figure
     cycle = matplotlib.cycler(linestyle=("-", "--", ":")) * matplotlib.cycler(color=_COLOURS)
-    names = list(dict.fromkeys(name for one in plot.series for name in one.x)) if plot.form == "intervals" else []
+    names: list[str | float] = []
+    if plot.form == "intervals":
+        names = list(dict.fromkeys(chain.from_iterable(series.x for series in plot.series)))
     sink = io.BytesIO()
     with warnings.catch_warnings(), matplotlib.rc_context({**_RC, "axes.prop_cycle": cycle}):
         warnings.simplefilter("ignore")  # of letters that its own font lacks: the reader's font draws them
@@ -272,59 +290,50 @@ def draw(plot: Plot) -> str:
 def _draw(axes: Any, plot: Plot, names: Sequence[str | float]) -> None:
     """Draw the series; of intervals each of the names is a line, with whiskers where there are bounds."""
     width = 0.24 if plot.form == "intervals" else 0.8 / len(plot.series)
-    for number, one in enumerate(plot.series):
+    for number, series in enumerate(plot.series):
         colour = _COLOURS[number % len(_COLOURS)]
-        label = _short(one.name)
+        label = _short(series.name)
         shift = (number - (len(plot.series) - 1) / 2) * width
         match plot.form:
             case "bars":
                 axes.bar(
-                    [place + shift for place in range(len(one.x))],
-                    one.y,
+                    [number + shift for number in range(len(series.x))],
+                    series.y,
                     width * 0.94,
                     color=colour,
                     label=label,
                 )
             case "histogram":
                 axes.stairs(
-                    one.y,
-                    one.x,
+                    series.y,
+                    series.x,
                     color=colour,
                     fill=len(plot.series) == 1,
                     label=label,
                     linewidth=1.6,
                 )
             case "intervals":
-                reach = [
-                    [
-                        math.nan if end is None else max(0.0, side * (end - value))
-                        for end, value in zip(ends, one.y, strict=True)
-                    ]
-                    for side, ends in ((-1, one.low), (1, one.high))
-                ]
-                places = [names.index(name) + shift for name in one.x]
                 axes.errorbar(
-                    one.y,
-                    places,
-                    xerr=reach,
+                    series.y,
+                    [names.index(name) + shift for name in series.x],
+                    xerr=[_reach(series.y, series.low, -1), _reach(series.y, series.high, 1)],
                     fmt="o",
                     color=colour,
                     markersize=5,
                     label=label,
                 )
             case _:
-                marker = "o" if len(one.x) < 30 else None
                 axes.plot(
-                    one.x,
-                    one.y,
-                    marker=marker,
+                    series.x,
+                    series.y,
+                    marker="o" if len(series.x) < 30 else None,
                     markersize=4,
                     linewidth=1.5,
                     label=label,
                 )
     match plot.form:
         case "bars":
-            longest = max((one.x for one in plot.series), key=len)
+            longest = max((series.x for series in plot.series), key=len)
             axes.set_xticks(range(len(longest)), [_short(str(name)) for name in longest])
         case "histogram":
             axes.set_ylim(bottom=0)
@@ -343,9 +352,17 @@ def _draw(axes: Any, plot: Plot, names: Sequence[str | float]) -> None:
             axes.grid(visible=False, axis="y")
 
 
+def _reach(values: Sequence[float], ends: Sequence[float | None], side: int) -> list[float]:
+    """How far the whiskers on one side go, 0 and more; NaN where there is no bound."""
+    return [
+        math.nan if end is None else max(0.0, side * (end - value)) for end, value in zip(ends, values, strict=True)
+    ]
+
+
 def _short(text: str, most: int = _LABEL_CHARS) -> str:
     """Text that a plot has room for, without what XML can't hold."""
-    return shortened("".join(one if one.isprintable() else " " for one in redacted(text)), most)
+    printable = "".join(letter if letter.isprintable() else " " for letter in redacted(text))
+    return shortened(printable, most)
 
 
 # ------------------------------------------------------------------------------
@@ -389,17 +406,15 @@ def build_report(
         MissingExtraError: gold grades were named, and the packages that judge by them are not here.
     """
     artifacts = open_artifacts(list(paths), storage)
-    runs = [one for one in artifacts if isinstance(one, RunArtifact)]
-    students = [one for one in artifacts if isinstance(one, StudentArtifact)]
-    bundles = [one for one in artifacts if isinstance(one, BundleArtifact)]
-    trained = [one for one in artifacts if isinstance(one, TeacherArtifact | StudentArtifact)]
-    trained.sort(key=lambda one: isinstance(one, StudentArtifact))
-    choice = replace(
-        gold or JudgingOptions(), students=tuple(run.path for run in runs if run.kind == "scores"), allow_partial=True
-    )
+    runs = [artifact for artifact in artifacts if isinstance(artifact, RunArtifact)]
+    scores = tuple(run.path for run in runs if run.kind == "scores")
+    choice = replace(gold or JudgingOptions(), students=scores, allow_partial=True)
     own = {run.path: gold_options(choice, run) for run in runs}
     tallies = [tally_labels(run, most=max_rows // len(runs)) for run in runs]
-    rows, notes = _browser(tallies, choice, own) if max_rows and any(tally.chosen for tally in tallies) else ([], [])
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    if max_rows and any(tally.chosen for tally in tallies):
+        rows, notes = _browser(tallies, choice, own)
     verdict = verdict_section(artifacts)
     sections = [
         verdict,
@@ -411,36 +426,69 @@ def build_report(
         gold_section(runs, choice, own),
         compared_section(runs, choice, own),
         systems_section(runs, systems, choice, storage),
-        Section("training", "Training", [block for one in trained for block in training_blocks(one)]),
-        Section("student", "Student", [block for one in students for block in student_blocks(one.name, one.manifest)]),
-        Section("parity", "Parity", [block for one in bundles for block in parity_blocks(one)]),
-        Section("latency", "Latency", [block for one in bundles for block in latency_blocks(one)]),
+        *model_sections(artifacts),
     ]
-    names = list(dict.fromkeys(one.name for one in artifacts))
-    title = ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-    held = browser_json([one.run.name for one in tallies], rows) if rows else ""
     html = render_page(
-        title,
+        _title(artifacts),
         _subtitle(artifacts),
         sections,
-        rows=held,
+        rows=browser_json([tally.run.name for tally in tallies], rows) if rows else "",
         notes=notes,
     )
-    shown = [section.name for section in sections if section.blocks] + (["labels"] if rows else [])
+    shown = [section.name for section in sections if section.blocks]
+    if rows:
+        shown.append("labels")
     return BuiltPage(
-        html,
-        shown,
+        html=html,
+        sections=shown,
         verdicts=[block.text for block in verdict.blocks if isinstance(block, Paragraph)],
         rows_shown=len(rows),
-        rows=sum(one.by_status.total() for one in tallies),
+        rows=sum(tally.by_status.total() for tally in tallies),
     )
+
+
+def _title(artifacts: Sequence[Artifact]) -> str:
+    names = list(dict.fromkeys(artifact.name for artifact in artifacts))
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _subtitle(artifacts: Sequence[Artifact]) -> str:
-    counts = Counter("student's scores" if one.kind == "scores" else one.kind for one in artifacts)
-    parts = [f"{count} {kind}{'s' if count > 1 and not kind.endswith('s') else ''}" for kind, count in counts.items()]
-    rows = sum(one.found.tally.rows for one in artifacts if isinstance(one, RunArtifact))
-    return ", ".join(parts) + (f" · {rows:,} rows" if rows else "")
+    counts: Counter[str] = Counter()
+    rows = 0
+    for artifact in artifacts:
+        counts["student's scores" if artifact.kind == "scores" else artifact.kind] += 1
+        if isinstance(artifact, RunArtifact):
+            rows += artifact.snapshot.tally.rows
+    parts = []
+    for kind, count in counts.items():
+        plural = "s" if count > 1 and not kind.endswith("s") else ""
+        parts.append(f"{count} {kind}{plural}")
+    subtitle = ", ".join(parts)
+    return f"{subtitle} · {rows:,} rows" if rows else subtitle
+
+
+def model_sections(artifacts: Sequence[Artifact]) -> list[Section]:
+    """Trainings, teachers first; students by their own manifests; parity and latency of bundles."""
+    training: list[Block] = []
+    of_students: list[Block] = []
+    parity: list[Block] = []
+    latency: list[Block] = []
+    for artifact in artifacts:
+        if isinstance(artifact, TeacherArtifact):
+            training += training_blocks(artifact)
+    for artifact in artifacts:
+        if isinstance(artifact, StudentArtifact):
+            training += training_blocks(artifact)
+            of_students += student_blocks(artifact.name, artifact.manifest)
+        elif isinstance(artifact, BundleArtifact):
+            parity += parity_blocks(artifact)
+            latency += latency_blocks(artifact)
+    return [
+        Section("training", "Training", training),
+        Section("student", "Student", of_students),
+        Section("parity", "Parity", parity),
+        Section("latency", "Latency", latency),
+    ]
 
 
 def ran_section(artifacts: Sequence[Artifact]) -> Section:
@@ -448,27 +496,27 @@ def ran_section(artifacts: Sequence[Artifact]) -> Section:
     cards: list[Facts] = []
     notes: list[Paragraph] = []
     specs: list[Block] = []
-    for one in artifacts:
+    for artifact in artifacts:
         spec: Any
-        match one:
+        match artifact:
             case RunArtifact():
-                card = run_facts(one)
-                spec = one.spec
-                notes += [Paragraph(f"{one.name}: {text}", "warn") for text in run_warnings(one)]
+                card = run_facts(artifact)
+                spec = artifact.spec
+                notes += [Paragraph(f"{artifact.name}: {text}", "warn") for text in run_warnings(artifact)]
             case TeacherArtifact():
-                card = teacher_facts(one)
-                spec = one.manifest.spec
-                notes += [Paragraph(f"{one.name}: {note}", "warn") for note in one.manifest.notes]
+                card = teacher_facts(artifact)
+                spec = artifact.manifest.spec
+                notes += [Paragraph(f"{artifact.name}: {note}", "warn") for note in artifact.manifest.notes]
             case StudentArtifact():
-                card = student_facts(one)
-                spec = one.manifest.spec
+                card = student_facts(artifact)
+                spec = artifact.manifest.spec
             case BundleArtifact():
-                card = bundle_facts(one)
-                spec = one.facts.get("spec")
+                card = bundle_facts(artifact)
+                spec = artifact.facts.get("spec")
         cards.append(card)
         if spec and isinstance(spec, dict):
             text = yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=100)
-            specs.append(Fold(f"Spec of {one.name}, as it was resolved", [Code(f"spec of {one.name}", text)]))
+            specs.append(Fold(f"Spec of {artifact.name}, as it was resolved", [Code(f"spec of {artifact.name}", text)]))
     return Section("ran", "What ran", [*notes, *cards, *specs])
 
 
@@ -484,25 +532,26 @@ def _browser(
     rows: list[dict[str, Any]] = []
     for number, tally in enumerate(tallies):
         run = tally.run
-        found = tally.chosen
+        chosen = tally.chosen
         num_rows = tally.by_status.total()
-        if len(found) < num_rows:
+        if len(chosen) < num_rows:
             sample = "a seeded sample that keeps every status (the same rows each time)"
-            counts = f"{len(found):,} of {num_rows:,} rows"
+            counts = f"{len(chosen):,} of {num_rows:,} rows"
             notes.append(f"{run.name}: {counts}, {sample}. All other sections are over all rows.")
         texts: dict[int, Pair] = {}
-        golds: list[int | None] = [None] * len(found)
+        golds: list[int | None] = [None] * len(chosen)
         try:
-            texts = input_texts(run, [row.row_id for row in found])
+            texts = input_texts(run, [row.row_id for row in chosen])
         except (RelabelError, OSError) as exc:
             notes.append(f"{run.name}: its rows are shown without their texts, which can't be read again: {exc}")
         options = own[run.path]
         try:
-            golds = golds if options.qrels is None else row_golds(run, options, found)
+            if options.qrels is not None:
+                golds = row_golds(run, options, chosen)
         except (InputError, MissingExtraError):
             if choice.qrels is not None:
                 raise  # else the section on gold grades says why
-        shown = [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(found, golds, strict=True)]
+        shown = [shown_row(number, row, texts.get(row.row_id), gold) for row, gold in zip(chosen, golds, strict=True)]
         rows += sorted(shown, key=lambda row: int(row["row"]))
     return rows, notes
 
@@ -521,9 +570,10 @@ def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions:
     path = run.spec_part("input").get("path")
     column = run.spec_part("input", "columns").get("gold")
     paths = path if isinstance(path, list) else [path]
+    if choice.qrels is not None or not column or len(paths) != 1:
+        return choice
     with contextlib.suppress(*CANT):
-        is_one = choice.qrels is None and column and len(paths) == 1
-        if is_one and own_input(run.plan, str(paths[0]), str(column), run.storage):
+        if own_input(run.plan, str(paths[0]), str(column), run.storage):
             return replace(choice, qrels=str(paths[0]), grade=str(column))
     return choice
 
@@ -531,14 +581,13 @@ def gold_options(choice: JudgingOptions, run: RunArtifact) -> JudgingOptions:
 def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow | QuarantineRow]) -> list[int | None]:
     """The gold grade of each row, None where there is none."""
     labels = open_set(run.path, options, run.storage)
-    held = {
+    columns = {
         "row_id": pa.array([row.row_id for row in rows], pa.int64()),
         "query_id": ids_of(row.query_id for row in rows),
         "doc_id": ids_of(row.doc_id for row in rows),
     }
-    return list(
-        Golds([labels], options, run.storage).of(labels, pa.RecordBatch.from_pydict(held)).columns[GOLD].to_pylist()
-    )
+    gold = Golds([labels], options, run.storage).of(labels, pa.RecordBatch.from_pydict(columns))
+    return list(gold.columns[GOLD].to_pylist())
 
 
 # ------------------------------------------------------------------------------
@@ -568,42 +617,45 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mappi
                 raise
             blocks.append(Paragraph(f"{run.name} could not be judged: {exc}", "warn"))
             continue
-        judged[run.name], details = result, [*details, *evaluation_blocks(result, name=run.name)]
-        shown = _worst_queries(rows)
-        if shown:
-            title = f"The {len(shown)} queries that {run.name} ranks worst"
-            details.append(Fold(title, [Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), shown)]))
-    lines = [
-        Series(name, [one["confidence"] for one in bins], [one["accuracy"] for one in bins])
-        for name, result in judged.items()
-        if (bins := result.reliability)
+        judged[run.name] = result
+        details += evaluation_blocks(result, name=run.name)
+        worst = _worst_queries(rows)
+        if worst:
+            title = f"The {len(worst)} queries that {run.name} ranks worst"
+            details.append(Fold(title, [Table(title, ("query", f"nDCG@{DEPTH}", "judged documents"), worst)]))
+    if judged:
+        figures = {name: result.figures for name, result in judged.items()}
+        blocks.append(figures_plot("Agreement with gold", figures))
+        blocks += _reliability_plot(judged)
+    return Section("gold", "Against gold", [*blocks, *details])
+
+
+def _reliability_plot(judged: Mapping[str, JudgedLabels]) -> list[Plot]:
+    """How often labels of each confidence are right; none where no run has distributions."""
+    lines = []
+    for name, result in judged.items():
+        bins = result.reliability
+        if bins:
+            lines.append(Series(name, [bin["confidence"] for bin in bins], [bin["accuracy"] for bin in bins]))
+    if not lines:
+        return []
+    return [
+        Plot(
+            title="Reliability",
+            form="reliability",
+            series=lines,
+            label="mean confidence",
+            value="share that is right",
+            note="Above the dotted line labels are right more often than they claim, below it less often.",
+        )
     ]
-    note = "Above the dotted line labels are right more often than they claim, below it less often."
-    plots = [
-        figures_plot("Agreement with gold", {name: result.figures for name, result in judged.items()}),
-        *(
-            [
-                Plot(
-                    title="Reliability",
-                    form="reliability",
-                    series=lines,
-                    label="mean confidence",
-                    value="share that is right",
-                    note=note,
-                )
-            ]
-            if lines
-            else []
-        ),
-    ]
-    return Section("gold", "Against gold", [*blocks, *(plots if judged else ()), *details])
 
 
 def _worst_queries(rows: Judged) -> list[list[Cell]]:
     """Query, nDCG and judged documents, worst first; queries without a relevant document are left out."""
     if rows.queries is None or rows.query_names is None:
         return []
-    found = rank_queries(
+    ranked = rank_queries(
         rows.queries,
         rows.docs,
         np.round(rows.scores, 6),
@@ -611,7 +663,7 @@ def _worst_queries(rows: Judged) -> list[list[Cell]]:
         num_queries=rows.num_queries,
     )
     sizes = np.bincount(rows.queries, minlength=rows.num_queries).tolist()
-    listed = zip(found.ndcg.tolist(), texts_of(rows.query_names), sizes, strict=True)
+    listed = zip(ranked.ndcg.tolist(), texts_of(rows.query_names), sizes, strict=True)
     return [[query, ndcg, size] for ndcg, query, size in sorted(listed) if not math.isnan(ndcg)][:WORST]
 
 
@@ -627,21 +679,17 @@ def compared_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: M
         if teacher is None or other is teacher:
             continue
         try:
-            found = _compare(teacher, other, choice, own[teacher.path])
+            result = _compare(teacher, other, choice, own[teacher.path])
         except CANT as exc:
             blocks.append(Paragraph(f"{teacher.name} and {other.name} can't be compared: {exc}", "warn"))
             continue
-        one = found.comparisons[0]
-        blocks += top_texts(verdicts_of(one), found.side)
-        by_gold = one.against_gold
+        compared = result.comparisons[0]
+        blocks += top_texts(verdicts_of(compared), result.side)
+        by_gold = compared.against_gold
         if by_gold:
-            blocks.append(
-                figures_plot(
-                    f"{teacher.name} and {other.name} by gold grades",
-                    {teacher.name: by_gold.teacher.figures, other.name: by_gold.student.figures},
-                )
-            )
-        blocks += comparison_blocks(one, found)
+            figures = {teacher.name: by_gold.teacher.figures, other.name: by_gold.student.figures}
+            blocks.append(figures_plot(f"{teacher.name} and {other.name} by gold grades", figures))
+        blocks += comparison_blocks(compared, result)
     return Section("between", "Between runs", blocks)
 
 

@@ -24,15 +24,15 @@ def verdict_section(artifacts: Sequence[Artifact]) -> Section:
 
 def _manifests(artifacts: Sequence[Artifact]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The name and the manifest of each student that is known, as plain values."""
-    for one in artifacts:
-        if isinstance(one, StudentArtifact):
-            yield one.name, plain(one.manifest)
-    for one in artifacts:
-        if isinstance(one, BundleArtifact):
-            yield one.name, one.facts["lineage"].get("student") or {}
-    for one in artifacts:
-        if isinstance(one, RunArtifact) and one.kind == "scores":
-            path, manifest = manifest_of_scorer(one.path, one.storage)
+    for artifact in artifacts:
+        if isinstance(artifact, StudentArtifact):
+            yield artifact.name, plain(artifact.manifest)
+    for artifact in artifacts:
+        if isinstance(artifact, BundleArtifact):
+            yield artifact.name, artifact.facts["lineage"].get("student") or {}
+    for artifact in artifacts:
+        if isinstance(artifact, RunArtifact) and artifact.kind == "scores":
+            path, manifest = manifest_of_scorer(artifact.path, artifact.storage)
             if not isinstance(manifest, str):
                 student = (manifest.get("lineage") or {}).get("student") or manifest
                 yield str(student.get("name") or Path(path).name), student
@@ -47,11 +47,11 @@ def verdict_of(name: str, manifest: Mapping[str, Any]) -> Paragraph:
             f"Whether the student {name} is better than a baseline is not known: its manifest holds no baselines.",
             "warn",
         )
-    found = checked(Baselines, test["baselines"])
-    words = {"constant": f"grade {found.grade} for every row", "lexical": "BM25"}
+    baselines = checked(Baselines, test["baselines"])
+    words = {"constant": f"grade {baselines.grade} for every row", "lexical": "BM25"}
     below = [
-        f"{words[one.kind]} ({title_of(one.figure)} {one.value:.3f} against {one.bound:.3f})"
-        for one in baselines_not_beaten(figures, found)
+        f"{words[unbeaten.kind]} ({title_of(unbeaten.figure)} {unbeaten.value:.3f} against {unbeaten.bound:.3f})"
+        for unbeaten in baselines_not_beaten(figures, baselines)
     ]
     over = f"On its test split, {figures.get('rows', 0):,} rows judged by {test.get('judged_by')}"
     refused = [check["text"] for check in (manifest.get("gate") or {}).get("checks", ()) if not check["has_passed"]]

@@ -17,7 +17,8 @@ import pytest
 
 from relabel.jobs.commands.setup import call, steps_of
 from relabel.jobs.output import Exit
-from relabel.jobs.report.artifacts import changes, open_artifacts, trace
+from relabel.jobs.report.artifacts import open_artifacts
+from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.files import Storage
 from tests.teachers.models import write_tiny_decoder
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.report.artifacts import DOCUMENTS
+from relabel.jobs.report.routes import DOCUMENTS
 from relabel.manifests.trees import CONTENT, NO_PARENT, NODES, STRUCTURE, Node, Tree, read_tree
 from tests.report.conftest import BAITS
 

@@ -175,7 +175,7 @@ def test_cost_needs_a_price(tmp_path: Path, pairs: Path) -> None:
         spec={"cost_per_gpu_hour": 7.2, "engine": {"args": {"tensor_parallel_size": 2}}},
     )
     assert "<dt>cost</dt>" not in build_report([str(free)], Storage()).html
-    seconds = open_artifact(str(priced), Storage()).found.tally.worker_seconds
+    seconds = open_artifact(str(priced), Storage()).snapshot.tally.worker_seconds
     assert f"<dt>cost</dt><dd>{seconds / 3600 * 7.2 * 2:.4f}</dd>" in build_report([str(priced)], Storage()).html
 
 

@@ -18,8 +18,9 @@ from relabel.distill.teachers.spec import (
     TeacherManifest,
 )
 from relabel.distill.training.output import CURVE_SCHEMA, BaseModelUsed, TrainingFacts
-from relabel.jobs.report.artifacts import TeacherArtifact, changes, open_artifacts, trace
+from relabel.jobs.report.artifacts import TeacherArtifact, open_artifacts
 from relabel.jobs.report.build import build_report
+from relabel.jobs.report.lineage import changes, trace
 from relabel.manifests.files import Storage
 from relabel.manifests.records import plain, sha256_file
 from tests.report.conftest import Judgment, forge_run, plain_pairs, plots_of, write_table

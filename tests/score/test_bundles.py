@@ -21,7 +21,8 @@ from relabel.export.exporting import export_bundle
 from relabel.export.loader import AVX512, Checked, Student
 from relabel.export.parity import PairsFile
 from relabel.export.specs import ExportSpec
-from relabel.jobs.report.artifacts import open_artifacts, trace
+from relabel.jobs.report.artifacts import open_artifacts
+from relabel.jobs.report.lineage import trace
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from tests.score.test_score import command, run, write_scattered_pairs
