@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from relabel.jobs.sections import (
 )
 from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.files import Storage, place_of
-from relabel.manifests.gold import GOLD, check_scale, parse_map
+from relabel.manifests.gold import GOLD, GoldRows, check_scale, parse_map
 from relabel.manifests.inputs import changed_files
 from relabel.manifests.label_sets import LabelSet, gather, is_run, label_set, put_together
 from relabel.manifests.labels import LABELS, QUARANTINE, texts_of
@@ -45,12 +46,13 @@ from relabel.manifests.metrics.comparison import (
     PAIRED,
     Labelled,
     Match,
+    PairedRows,
     PairedStatistics,
     judge_both,
     match_rows,
     paired_rows,
 )
-from relabel.manifests.metrics.evaluation import Evaluation
+from relabel.manifests.metrics.evaluation import BothByGold, Evaluation
 from relabel.manifests.metrics.judged import title_of, with_columns
 from relabel.manifests.metrics.metric import Difference, MetricValue
 from relabel.manifests.plan import recipe_differences
@@ -138,33 +140,36 @@ def match_runs(
     Args:
         labels: of each run, on the side to compare.
     """
-    whole = [_with_quarantined(run, one, sides) for run, one in zip(runs, labels, strict=True)]
-    found = match_rows(*whole, is_same_input=is_same_input)
-    has_label = [one.rows["grade"].is_valid().to_numpy(zero_copy_only=False) for one in whole]
-    is_a = has_label[0][found.teacher]
-    is_b = has_label[1][found.student]
+    all_a, all_b = (_with_quarantined(run, own, sides) for run, own in zip(runs, labels, strict=True))
+    match = match_rows(all_a, all_b, is_same_input=is_same_input)
+    has_label_a = _has_label(all_a)
+    has_label_b = _has_label(all_b)
+    is_a = has_label_a[match.teacher]
+    is_b = has_label_b[match.student]
     # both are in the order of row ids, so a label's place is the number of labels before it
-    place_a, place_b = (
-        (np.cumsum(has_N) - 1)[rows[is_a & is_b]]
-        for has_N, rows in zip(has_label, (found.teacher, found.student), strict=True)
-    )
-    labelled = [len(one.grades) for one in labels]
-    only_a = labelled[0] - int(is_a.sum())
-    only_b = labelled[1] - int(is_b.sum())
-    num_unmatched = sum(one.rows.num_rows - len(is_a) for one in whole)
+    place_a = (np.cumsum(has_label_a) - 1)[match.teacher[is_a & is_b]]
+    place_b = (np.cumsum(has_label_b) - 1)[match.student[is_a & is_b]]
+    labelled_a, labelled_b = (len(own.grades) for own in labels)
+    only_a = labelled_a - int(is_a.sum())
+    only_b = labelled_b - int(is_b.sum())
+    num_unmatched = all_a.rows.num_rows + all_b.rows.num_rows - 2 * len(is_a)
     counts = RowCounts(
         both=int((is_a & is_b).sum()),
-        labelled_a=labelled[0],
-        labelled_b=labelled[1],
+        labelled_a=labelled_a,
+        labelled_b=labelled_b,
         only_a=only_a,
         only_b=only_b,
         quarantined_a_only=int((~is_a & is_b).sum()),
         quarantined_b_only=int((is_a & ~is_b).sum()),
         quarantined_both=int((~is_a & ~is_b).sum()),
         quarantined_elsewhere_absent=num_unmatched - only_a - only_b,
-        repeated=found.num_repeated,
+        repeated=match.num_repeated,
     )
-    return Match(found.how, place_a, place_b, found.num_repeated), counts
+    return Match(match.how, place_a, place_b, match.num_repeated), counts
+
+
+def _has_label(rows: Labelled) -> np.ndarray:
+    return np.asarray(rows.rows["grade"].is_valid().to_numpy(zero_copy_only=False))
 
 
 def _with_quarantined(run: RunLabels, labels: Labelled, sides: Sides) -> Labelled:
@@ -186,9 +191,11 @@ TINY = 1e-6
 """Changes below this are float32's."""
 
 
-def _rounded(value: float) -> float | None:
+def _rounded(value: Any) -> Any:
     """A figure as JSON has it: float to 6 digits, NaN as null, all others as they are."""
-    return value if not isinstance(value, float) else None if math.isnan(value) else round(value, 6)
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else round(value, 6)
 
 
 @dataclass(frozen=True)
@@ -325,17 +332,19 @@ def examples(
     """
     if not change:
         return [], []
-    row_ids = [one.row_ids[taken] for one, taken in zip(labels, places, strict=True)]
+    ids_a, ids_b = (own.row_ids[rows_N] for own, rows_N in zip(labels, places, strict=True))
     try:
-        pairs = {pair.row_id: pair for pair in run_pairs(runs[0].root, runs[0].plan, storage, row_ids[0])}
+        pairs = {pair.row_id: pair for pair in run_pairs(runs[0].root, runs[0].plan, storage, ids_a)}
         notes = []
     except RelabelError as exc:
         pairs = {}
         notes = [f"texts of the examples are left out: {exc}"]
-    files = [set(one.rows[FILE].take(pa.array(taken)).to_pylist()) for one, taken in zip(labels, places, strict=True)]
-    labels_a, labels_b = (_labels_in(run, numbers) for run, numbers in zip(runs, files, strict=True))
+    labels_a, labels_b = (
+        _labels_in(run, set(own.rows[FILE].take(pa.array(rows_N)).to_pylist()))
+        for run, own, rows_N in zip(runs, labels, places, strict=True)
+    )
     flips = list[Flip]()
-    for row_a, row_b, step in zip(row_ids[0].tolist(), row_ids[1].tolist(), change, strict=True):
+    for row_a, row_b, step in zip(ids_a.tolist(), ids_b.tolist(), change, strict=True):
         pair = pairs.get(row_a)
         flips.append(
             Flip(
@@ -355,16 +364,13 @@ def examples(
 
 def _labels_in(run: RunLabels, files: set[int]) -> dict[int, dict[str, Any]]:
     """The labels of some files, by row id."""
-    tables = (
-        run.folder.table(
-            run.found.labels[number],
-            LABELS,
-            ["row_id", "query_id", "doc_id", "grade", "expected_grade", "probs", "reasoning"],
-            check_bytes=False,
-        )
-        for number in files
-    )
-    return {row["row_id"]: row for table in tables for row in table.to_pylist()}
+    columns = ["row_id", "query_id", "doc_id", "grade", "expected_grade", "probs", "reasoning"]
+    labels: dict[int, dict[str, Any]] = {}
+    for number in files:
+        table = run.folder.table(run.found.labels[number], LABELS, columns, check_bytes=False)
+        for row in table.to_pylist():
+            labels[row["row_id"]] = row
+    return labels
 
 
 def _shown(label: dict[str, Any]) -> ShownLabel:
@@ -461,8 +467,7 @@ class ComparedRuns:
 
     def lines(self) -> list[str]:
         """The result for people."""
-        blocks = (block for section in comparison_sections(self) for block in section.blocks)
-        return [as_text(blocks)]
+        return [as_text(chain.from_iterable(section.blocks for section in comparison_sections(self)))]
 
 
 def comparison_sections(result: ComparedRuns) -> list[Section]:
@@ -527,11 +532,11 @@ def _figures(result: ComparedRuns) -> list[Block]:
         figures_table("B and A", result.figures, title=lambda figure: title_of(figure, PAIRED)),
         confusion_table(result.confusion, "A", "B"),
         Plot(
-            "Grades of both",
-            "bars",
-            [Series("A", grades, ours), Series("B", grades, theirs)],
-            "grade",
-            "rows",
+            title="Grades of both",
+            form="bars",
+            series=[Series("A", grades, ours), Series("B", grades, theirs)],
+            label="grade",
+            value="rows",
         ),
     ]
 
@@ -543,11 +548,11 @@ def _gold(gold: ComparedByGold) -> list[Block]:
     return [
         Facts("", [("gold", gold.qrels), ("judged", judged), ("right", right)]),
         both_table(
-            f"both against {gold.qrels}",
-            ("A", "B"),
-            gold.a,
-            gold.b,
-            gold.difference,
+            caption=f"both against {gold.qrels}",
+            names=("A", "B"),
+            first=gold.a,
+            second=gold.b,
+            difference=gold.difference,
         ),
         figures_plot("A and B by gold grades", {"A": gold.a.figures, "B": gold.b.figures}),
     ]
@@ -595,13 +600,15 @@ def _queries(moved: MovedQueries) -> list[Block]:
     head = ("query", "rows", "mean A", "mean B", "change", "tau", f"new in top {depth}")
     rows: list[list[Cell]] = [
         [
-            shortened(one["query_id"], SHOWN),
-            *(one[name] for name in ("rows", "mean_a", "mean_b")),
-            f"{one['change']:+.3f}",
-            one["kendall_tau"],
-            f"{one['entered_top']} of {one['top']}",
+            shortened(query["query_id"], SHOWN),
+            query["rows"],
+            query["mean_a"],
+            query["mean_b"],
+            f"{query['change']:+.3f}",
+            query["kendall_tau"],
+            f"{query['entered_top']} of {query['top']}",
         ]
-        for one in moved.moved_most
+        for query in moved.moved_most
     ]
     blocks: list[Block] = [Paragraph(text)]
     if rows:
@@ -677,9 +684,8 @@ def compare_runs(first: str, second: str, options: CompareOptions, storage: Stor
     golds = None if options.qrels is None else Golds(sets, judging, storage)
     if golds is not None:
         check_scale(golds.seen, ours.grades, where=golds.qrels, option="--map")
-    first_labels, second_labels = labels = tuple(
-        gather(one.parts(), grades=ours.grades, where=one.where) for one in sets
-    )
+    labels = [gather(labels.parts(), grades=ours.grades, where=labels.where) for labels in sets]
+    first_labels, second_labels = labels
     match, counts = match_runs((ours, theirs), labels, sides, is_same_input=how == BY_ROW)
     if not counts.both:
         sides.check()
@@ -692,15 +698,14 @@ def compare_runs(first: str, second: str, options: CompareOptions, storage: Stor
     change_N = rows.scores[1] - rows.scores[0]
     changed = np.flatnonzero(rows.grades[0] != rows.grades[1])
     furthest = changed[np.argsort(-np.abs(change_N)[changed], kind="stable")][: options.examples]
-    places = match.teacher[furthest], match.student[furthest]
-    shown, more = examples(
-        (ours, theirs),
-        labels,
-        places,
-        change_N[furthest].tolist(),
-        storage,
+    flips, flip_notes = examples(
+        runs=(ours, theirs),
+        labels=labels,
+        places=(match.teacher[furthest], match.student[furthest]),
+        change=change_N[furthest].tolist(),
+        storage=storage,
     )
-    notes = [*ours.notes, *theirs.notes, *notes, *counts.notes(), *more]
+    notes = [*ours.notes, *theirs.notes, *notes, *counts.notes(), *flip_notes]
     num_up = int((rows.grades[1] > rows.grades[0]).sum())
     num_down = int((rows.grades[0] > rows.grades[1]).sum())
     by_gold = None
@@ -717,20 +722,7 @@ def compare_runs(first: str, second: str, options: CompareOptions, storage: Stor
             lexical=lexical,
             qrels=golds.qrels,
         )
-        gold_N = gold_rows.columns[GOLD].fill_null(-1).to_numpy()
-        is_a = rows.grades[0] == gold_N
-        is_b = rows.grades[1] == gold_N
-        by_gold = ComparedByGold(
-            qrels=golds.qrels,
-            joined_by=gold_rows.how,
-            **gold_rows.counts,
-            queries=both.teacher.num_groups,
-            a=both.teacher,
-            b=both.student,
-            difference=both.difference,
-            only_a_right=int((is_a & ~is_b).sum()),
-            only_b_right=int((~is_a & is_b).sum()),
-        )
+        by_gold = _by_gold(rows, gold_rows, both, golds.qrels)
     return ComparedRuns(
         a=_about(ours),
         b=_about(theirs),
@@ -742,12 +734,29 @@ def compare_runs(first: str, second: str, options: CompareOptions, storage: Stor
         figures=statistics.figures(resamples=options.resamples, seed=options.seed),
         confusion=statistics.counts.by_group.sum(0).tolist(),
         gold=by_gold,
-        flips=Flips(rows=num_up + num_down, up=num_up, down=num_down, examples=shown),
+        flips=Flips(rows=num_up + num_down, up=num_up, down=num_down, examples=flips),
         queries=moved_queries(statistics.moves, query_names, options.queries, depth=options.depth),
         resamples=options.resamples,
         seed=options.seed,
         notes=notes,
         html=options.html,
+    )
+
+
+def _by_gold(rows: PairedRows, gold: GoldRows, both: BothByGold, qrels: str) -> ComparedByGold:
+    gold_N = gold.columns[GOLD].fill_null(-1).to_numpy()
+    is_a = rows.grades[0] == gold_N
+    is_b = rows.grades[1] == gold_N
+    return ComparedByGold(
+        qrels=qrels,
+        joined_by=gold.how,
+        **gold.counts,
+        queries=both.teacher.num_groups,
+        a=both.teacher,
+        b=both.student,
+        difference=both.difference,
+        only_a_right=int((is_a & ~is_b).sum()),
+        only_b_right=int((~is_a & is_b).sum()),
     )
 
 

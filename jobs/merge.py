@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +48,7 @@ from relabel.manifests.run_manifest import (
 )
 from relabel.manifests.secrets import one_line
 from relabel.manifests.specs import RunSpec
-from relabel.manifests.store import map_concurrent, open_run_store
+from relabel.manifests.store import Store, map_concurrent, open_run_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +108,8 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
         first_row += sum(file.rows for file in run.plan.files)
         first_shard += len(run.plan.shards)
     for run in runs[1:]:
-        for what, of in (
-            ("columns", lambda one: [one.parts.get("columns"), one.parts.get("input_columns")]),
-            ("grades", lambda one: one.facts.labeler.grades),
-        ):
-            ours = of(run.plan)
-            if ours != (theirs := of(runs[0].plan)):
-                raise ManifestError(
-                    f"merge: {run.path} has other {what} than {runs[0].path}: {ours} and {theirs}. One manifest can't "
-                    "describe both; label one of them again."
-                )
+        _check_alike("columns", run, runs[0], _columns_of(run.plan), _columns_of(runs[0].plan))
+        _check_alike("grades", run, runs[0], run.plan.facts.labeler.grades, runs[0].plan.facts.labeler.grades)
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     for run in runs:
         for file in run.plan.files:
@@ -128,6 +120,18 @@ def open_runs(paths: Sequence[str], storage: Storage) -> list[MergedRun]:
                     "counted twice. Drop one of the outputs."
                 )
     return runs
+
+
+def _columns_of(plan: Plan) -> list[Any]:
+    return [plan.parts.get("columns"), plan.parts.get("input_columns")]
+
+
+def _check_alike(what: str, run: MergedRun, first: MergedRun, ours: Any, theirs: Any) -> None:
+    if ours != theirs:
+        raise ManifestError(
+            f"merge: {run.path} has other {what} than {first.path}: {ours} and {theirs}. One manifest can't describe "
+            "both; label one of them again."
+        )
 
 
 def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Plan, dict[str, bytes]]:
@@ -146,8 +150,8 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
             else:
                 moved = shard._replace(first_row=(shard.first_row or 0) + run.first_row)
             shards.append(moved)
-    files = [file for run in runs for file in run.plan.files]
     plans = [run.plan for run in runs]
+    files = list(itertools.chain.from_iterable(plan.files for plan in plans))
     parts = {
         **plans[0].parts,
         **joined_form([(run.path, run.plan.parts) for run in runs]),
@@ -155,8 +159,9 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         "limit": None,
         "cut": {"shards": len(shards), "chunk_rows": max(plan.chunk_rows for plan in plans)},
         "merged": [plan.fingerprint for plan in plans],
-        **({"merged_recipes": [recipe_parts(plan.parts) for plan in plans]} if is_mixed else {}),
     }
+    if is_mixed:
+        parts["merged_recipes"] = [recipe_parts(plan.parts) for plan in plans]
     if len(plans) > 1:  # whose tables the plans of its sources say
         parts.pop("table", None)
     return (
@@ -247,42 +252,78 @@ def _staged(
 def _steps(run: MergedRun, merged: RunFolder) -> Iterator[Callable[[], list[Receipt]]]:
     """What stages the chunks of a run of which the merged output does not hold what the best of the sources has."""
 
-    def place(one: tuple[EarlierOutput, list[Receipt]]) -> tuple[int, int]:
-        return one[1][0].shard, one[1][0].chunk
-
     streams = [
         zip(itertools.repeat(source), source.folder.receipts_in(source.found.etags), strict=False)
         for source in run.sources
     ]
-    chunks = (list(group) for _, group in itertools.groupby(heapq.merge(*streams, key=place), key=place))
-    for shard, offers_by_chunk in itertools.groupby(chunks, key=lambda offers: offers[0][1][0].shard):
-        moved = run.first_shard + shard
-        rows_by_chunk = chunk_row_ids(merged.store, merged.plan.shards[moved])
-        held_by_chunk = {receipts[0].chunk: receipts for receipts in merged.chunk_receipts(moved)}
-        for offers in offers_by_chunk:
-            chunk = offers[0][1][0].chunk
-            held = held_by_chunk.get(chunk, [])
-            done = [receipt.merged_from.sha256 if receipt.merged_from else "" for receipt in held]
-            source, receipts, goes_on = min(
-                (
-                    (source, receipts, done == [one.content_digest for one in receipts[: len(done)]])
-                    for source, receipts in offers
-                ),
-                key=lambda offer: (offer[1][-1].quarantine.rows if offer[1][-1].quarantine else 0, not offer[2]),
-            )
-            todo = receipts[len(done) :] if goes_on else receipts
-            if todo:
+    by_chunk = itertools.groupby(heapq.merge(*streams, key=_chunk_of), key=_chunk_of)
+    offers_of_chunks = ((chunk, list(offers)) for chunk, offers in by_chunk)
+    for shard, of_shard in itertools.groupby(offers_of_chunks, key=lambda item: item[0][0]):
+        merged_shard = run.first_shard + shard
+        rows_by_chunk = chunk_row_ids(merged.store, merged.plan.shards[merged_shard])
+        merged_by_chunk = {receipts[0].chunk: receipts for receipts in merged.chunk_receipts(merged_shard)}
+        for (_, chunk), offers in of_shard:
+            held = merged_by_chunk.get(chunk, [])
+            offer = _best_offer(offers, held)
+            if offer.todo:
                 yield partial(
                     _staged,
                     run,
-                    source,
+                    offer.source,
                     merged,
-                    moved,
+                    merged_shard,
                     held,
-                    todo,
+                    offer.todo,
                     rows_by_chunk[chunk],
-                    replaces_held=not goes_on,
+                    replaces_held=not offer.goes_on,
                 )
+
+
+ChunkReceipts: TypeAlias = tuple[EarlierOutput, list[Receipt]]
+"""A source, and its receipts of one chunk, one an attempt."""
+
+
+def _chunk_of(offer: ChunkReceipts) -> tuple[int, int]:
+    _, receipts = offer
+    return receipts[0].shard, receipts[0].chunk
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A chunk as a source has it.
+
+    Args:
+        todo: its receipts that the merged output has not.
+        goes_on: what the merged output has are the first of the source's, so that only `todo` are to follow.
+        quarantined: rows in quarantine after the last attempt.
+    """
+
+    source: EarlierOutput
+    todo: list[Receipt]
+    goes_on: bool
+    quarantined: int
+
+
+def _best_offer(offers: Iterable[ChunkReceipts], held: Sequence[Receipt]) -> Offer:
+    """The one with the fewest rows in quarantine; of equal ones, one that goes on from what the merged output has.
+
+    Args:
+        held: the merged output's receipts of the chunk.
+    """
+    done = [receipt.merged_from.sha256 if receipt.merged_from else "" for receipt in held]
+    candidates = []
+    for source, receipts in offers:
+        goes_on = done == [receipt.content_digest for receipt in receipts[: len(done)]]
+        quarantine = receipts[-1].quarantine
+        candidates.append(
+            Offer(
+                source=source,
+                todo=receipts[len(done) :] if goes_on else receipts,
+                goes_on=goes_on,
+                quarantined=quarantine.rows if quarantine else 0,
+            )
+        )
+    return min(candidates, key=lambda offer: (offer.quarantined, not offer.goes_on))
 
 
 def _rebased(table: pa.Table, first_row: int, fingerprint: str) -> pa.Table:
@@ -383,15 +424,7 @@ def merge_outputs(
         if f"{place_of(to)}/".startswith(f"{place_of(path)}/"):
             raise ConfigError(f"merge: --to {to} lies inside {path}, which is merged. Give a folder outside of it.")
     runs = open_runs(paths, storage)
-    engines = [facts for run in runs for source in run.sources for facts in source.found.all_engines]
-    differences = [
-        *(
-            f"{part} of {run.path} ({', '.join(names)})"
-            for run in runs[1:]
-            for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items()
-        ),
-        *(f"engine {remark}" for remark in engines_differ(engines)),
-    ]
+    differences = _differences(runs)
     if differences and not allow_mixed:
         raise GateError(
             f"merge: these outputs were not made in one way: {'; '.join(differences)}. Merged, they would be several "
@@ -399,43 +432,53 @@ def merge_outputs(
         )
     plan, plan_files = merged_plan(runs, name=name or runs[0].plan.name, is_mixed=bool(differences))
     store = open_run_store(to, storage)
-    held = load_plan(store)
-    if held is None:
+    there = load_plan(store)
+    if there is None:
         store.check_conditional_writes()
         write_plan(store, plan, plan_files)
-        held = load_plan(store) or plan
-    if held.fingerprint != plan.fingerprint:
+        there = load_plan(store) or plan
+    if there.fingerprint != plan.fingerprint:
         raise StaleRunError(f"{store.root}: holds another run's output. Give a folder of its own for the merged one.")
     lock = store.lock("merge", f"the merge into {to}")
     lock.acquire()
     try:
-        return _merge(runs, RunFolder(store, held), differences, allow_mixed=allow_mixed)
+        return _merge(runs, RunFolder(store, there), differences, allow_mixed=allow_mixed)
     finally:
         lock.release()
+
+
+def _differences(runs: Sequence[MergedRun]) -> list[str]:
+    """What was not made in one way, each in words."""
+    differences = []
+    for run in runs[1:]:
+        for part, names in recipe_differences(runs[0].plan.parts, run.plan.parts).items():
+            differences.append(f"{part} of {run.path} ({', '.join(names)})")
+    engines: list[dict[str, Any]] = []
+    for source in _sources(runs):
+        engines += source.found.all_engines
+    differences += [f"engine {remark}" for remark in engines_differ(engines)]
+    return differences
+
+
+def _sources(runs: Sequence[MergedRun]) -> list[EarlierOutput]:
+    return list(itertools.chain.from_iterable(run.sources for run in runs))
 
 
 def _merge(
     runs: list[MergedRun], folder: RunFolder, differences: list[str], *, allow_mixed: bool
 ) -> tuple[RunManifest, bool]:
     store = folder.store
-    held = load_manifest(folder.store)
-    sources = [source for run in runs for source in run.sources]
-    facts = [fact for run in runs for fact in run.facts()]
-    steps: Iterable[list[Receipt]] = (
-        receipts for run in runs for receipts in map_concurrent(store, lambda one: one(), _steps(run, folder))
+    manifest = load_manifest(store)
+    facts = list(itertools.chain.from_iterable(run.facts() for run in runs))
+    steps: Iterable[list[Receipt]] = itertools.chain.from_iterable(
+        map_concurrent(store, lambda step: step(), _steps(run, folder)) for run in runs
     )
-    if held is not None:
-        was, now = ([replace(one, output="") for one in made_of] for made_of in (held.merged_from or [], facts))
-        if was == now and held.receipts_sha256 == folder.snapshot().digest:
-            return held, False
-        for run in runs:  # labels that a part alone has would go, were it not named any more
-            before = [fact.output for fact in held.merged_from or () if fact.fingerprint == run.plan.fingerprint]
-            if len(run.sources) < len(before):
-                raise ManifestError(
-                    f"merge: {store.root} was made of {', '.join(before)}, and now of these only "
-                    f"{', '.join(source.path for source in run.sources)} "
-                    "would be left. Name all of them, or merge into another folder."
-                )
+    if manifest is not None:
+        was = [replace(source, output="") for source in manifest.merged_from or []]
+        now = [replace(source, output="") for source in facts]
+        if was == now and manifest.receipts_sha256 == folder.snapshot().digest:
+            return manifest, False
+        _check_all_named(runs, manifest, store)
         steps = list(steps)  # what is there was whole: it is left alone until all that is to come has been proven
     for receipt in itertools.chain.from_iterable(steps):
         name = receipt.id.receipt_name
@@ -444,17 +487,48 @@ def _merge(
         if not store.create(name, data) and store.read(name) != data:
             raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")
         failpoints.hit("after_receipt")
-    known = [manifest for source in sources if (manifest := load_manifest(source.folder.store)) is not None]
-    inputs = {"path": [file.path for file in folder.plan.files], "limit": None}
-    manifest = build_manifest(
-        folder,
-        folder.snapshot(),
-        spec={**known[0].spec, "input": {**known[0].spec["input"], **inputs}} if known else {},
-        max_failed_fraction=min((one.max_failed_fraction for one in known), default=RunSpec().max_failed_fraction),
-        relabel_version=version("relabel-ir"),
-        canaries=[asdict(result) for source in sources for result in load_results(source.folder.store)],
-        allow_mixed=allow_mixed,
+    manifest = replace(
+        _manifest_of(runs, folder, allow_mixed=allow_mixed),
+        mixed=EngineMix(allow_mixed, differences),
+        merged_from=facts,
     )
-    manifest = replace(manifest, mixed=EngineMix(allow_mixed, differences), merged_from=facts)
     write_manifest(store, manifest)
     return manifest, True
+
+
+def _check_all_named(runs: Sequence[MergedRun], manifest: RunManifest, store: Store) -> None:
+    """Raise where labels that a part alone has would go, since it is not named any more."""
+    for run in runs:
+        before = [fact.output for fact in manifest.merged_from or () if fact.fingerprint == run.plan.fingerprint]
+        if len(run.sources) < len(before):
+            raise ManifestError(
+                f"merge: {store.root} was made of {', '.join(before)}, and now of these only "
+                f"{', '.join(source.path for source in run.sources)} "
+                "would be left. Name all of them, or merge into another folder."
+            )
+
+
+def _manifest_of(runs: Sequence[MergedRun], folder: RunFolder, *, allow_mixed: bool) -> RunManifest:
+    """A manifest of all that is committed: with the first source's spec, over the inputs of all."""
+    manifests = []
+    canaries = []
+    for source in _sources(runs):
+        manifest = load_manifest(source.folder.store)
+        if manifest is not None:
+            manifests.append(manifest)
+        canaries += [asdict(result) for result in load_results(source.folder.store)]
+    spec = {}
+    if manifests:
+        inputs = {"path": [file.path for file in folder.plan.files], "limit": None}
+        first = manifests[0].spec
+        spec = {**first, "input": {**first["input"], **inputs}}
+    limits = [manifest.max_failed_fraction for manifest in manifests]
+    return build_manifest(
+        folder,
+        folder.snapshot(),
+        spec=spec,
+        max_failed_fraction=min(limits, default=RunSpec().max_failed_fraction),
+        relabel_version=version("relabel-ir"),
+        canaries=canaries,
+        allow_mixed=allow_mixed,
+    )

@@ -214,17 +214,18 @@ def load_corpus(path: str, count: CountTokens, storage: Storage) -> Corpus:
     )
     refuse_null(docs, "doc_id", path=path)
     with translate_polars_errors(path):
-        held = (
+        documents = (
             docs.select(doc_id=polars.col("doc_id").cast(polars.String), text=document_of(text_columns))
             .unique()
             .sort("doc_id", "text")
             .collect(engine="streaming")
         )
-    refuse_two_texts(held["doc_id"], path=path, what="document")
-    kept = held.filter(polars.col("text").str.strip_chars() != "").unique("text", keep="first", maintain_order=True)
-    if not kept.height:
+    refuse_two_texts(documents["doc_id"], path=path, what="document")
+    with_text = documents.filter(polars.col("text").str.strip_chars() != "")
+    distinct = with_text.unique("text", keep="first", maintain_order=True)
+    if not distinct.height:
         raise InputError(f"{path} ({CORPUS_KEY}): no document there has any text. Name a corpus with documents.")
-    return Corpus(list(kept.iter_rows()), count, held.height - kept.height)
+    return Corpus(list(distinct.iter_rows()), count, documents.height - distinct.height)
 
 
 def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
@@ -244,10 +245,12 @@ def load_questions(spec: InputSpec, storage: Storage) -> list[tuple[str, str]]:
         query_id, query = (polars.col(name).cast(polars.String) for name in (names.query_id, names.query))
         frames.append(frame.select(query_id=query_id, query=query))
     rows = polars.concat(frames)
-    found: list[tuple[str, str]] = queries_of(rows if spec.limit is None else rows.head(spec.limit), where).rows()
-    if not found:
+    if spec.limit is not None:
+        rows = rows.head(spec.limit)
+    questions: list[tuple[str, str]] = queries_of(rows, where).rows()
+    if not questions:
         raise InputError(f"{where} (input.path): no rows, so no question. Give questions, a row each.")
-    return found
+    return questions
 
 
 def digest_of_rows(rows: Iterable[tuple[str, ...]]) -> str:
@@ -298,7 +301,8 @@ def write_round(store: Store, number: int, searches: Sequence[Search], corpus: C
     for start in range(0, len(searches), SEARCHES_PER_FILE):
         some = searches[start : start + SEARCHES_PER_FILE]
         name = f"{folder_of(number)}/part-{start // SEARCHES_PER_FILE:05d}.parquet"
-        table = pa.Table.from_pylist([row for search in some for row in _rows(search, corpus, k)], schema=ROWS)
+        rows = itertools.chain.from_iterable(_rows(search, corpus, k) for search in some)
+        table = pa.Table.from_pylist(list(rows), schema=ROWS)
         failpoints.hit("before_round_file")
         if not store.create(name, table_bytes(table)) and not table_of(store.read(name)).equals(table):
             raise _changed(store, number, f"{name} holds other rows than they lead to")
@@ -332,9 +336,9 @@ def read_round(store: Store, number: int, searches: Sequence[Search]) -> Offered
         table = table_of(store.read(name), ["query_id", "doc_id", "num_tokens", ASPECT.name])
         for query_id, doc_id, num_tokens, aspect in zip(*(column.to_pylist() for column in table.columns), strict=True):
             asked[query_id] = aspect
-            found = offered.setdefault(query_id, {})
+            documents = offered.setdefault(query_id, {})
             if doc_id is not None:
-                found[doc_id] = num_tokens
+                documents[doc_id] = num_tokens
     if asked != {search.query_id: search.next_query for search in searches}:
         raise _changed(store, number, "its input is that of other searches")
     return offered
@@ -376,21 +380,20 @@ def claim(store: Store, parts: dict[str, Any]) -> None:
     Raises:
         StaleRunError: it is for something else; names what differs.
     """
-    held = read_if_there(store, ROUNDS_NAME)
-    if held is None:
+    record = read_if_there(store, ROUNDS_NAME)
+    if record is None:
         if any(read_if_there(store, name) is not None for name in (PLAN_NAME, MANIFEST_NAME)):
             raise StaleRunError(f"{store.root}: belongs to something else, say to a run. Name another `output`.")
         store.check_conditional_writes()
         store.sweep("")
         store.create(ROUNDS_NAME, readable_json(parts))
-        held = store.read(ROUNDS_NAME)
-    advice = "Restore it from a copy, or name another `output`."
+        record = store.read(ROUNDS_NAME)
     was = read_record(
         dict[str, Any],
-        held,
-        f"{store.root}/{ROUNDS_NAME}",
-        "not the record of a search",
-        advice,
+        record,
+        where=f"{store.root}/{ROUNDS_NAME}",
+        what="not the record of a search",
+        advice="Restore it from a copy, or name another `output`.",
     )
     listed = "\n  ".join(differences(was, parts))
     if listed:
@@ -476,18 +479,17 @@ def run_rounds(
             "rounds": own_limits | {"tokenizer": tokens_by},
         },
     )
-    report = RoundsReport(Exit.PARTIAL, spec.output, [Search(*one) for one in questions], corpus.num_documents)
+    report = RoundsReport(
+        exit=Exit.PARTIAL,
+        output=spec.output,
+        searches=[Search(*question) for question in questions],
+        num_documents=corpus.num_documents,
+    )
     while going := [search for search in report.searches if search.stopped is None]:
         number = len(report.runs) + 1
         round_job = job_of_round(job, number)
         if load_plan(open_run_store(round_job.spec.output, job.storage, single_writer=spec.run.single_writer)) is None:
-            write_round(
-                store,
-                number,
-                going,
-                corpus,
-                limits.k,
-            )
+            write_round(store, number, going, corpus, k=limits.k)
         offered = read_round(store, number, going)
         say(f"round {number}: {len(going):,} of {len(questions):,} questions")
         run = label_round(round_job)

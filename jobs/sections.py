@@ -97,7 +97,7 @@ class Plot:
     @property
     def alt(self) -> str:
         """What it shows, in words: all points of a few, else the first and the last."""
-        return "; ".join(f"{one.name}: {_points(one)}" for one in self.series)
+        return "; ".join(f"{series.name}: {_points(series)}" for series in self.series)
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,14 @@ def cell_text(value: Cell) -> str:
 
 def as_text(blocks: Iterable[Block]) -> str:
     """Blocks for a terminal."""
-    found: list[str] = []
+    parts: list[str] = []
     for is_paragraph, group in itertools.groupby(blocks, lambda block: isinstance(block, Paragraph)):
-        texts = [text for block in group if (text := _block_text(block))]
-        found += ["\n".join(texts)] if is_paragraph else texts
-    return "\n\n".join(filter(None, found))
+        texts = list(filter(None, map(_block_text, group)))
+        if is_paragraph:
+            parts.append("\n".join(texts))
+        else:
+            parts += texts
+    return "\n\n".join(filter(None, parts))
 
 
 def _block_text(block: Block) -> str:
@@ -191,12 +194,14 @@ def _block_text(block: Block) -> str:
             lines = [f"  - {one_line(item)}" for item in items]
         case _:
             return ""
-    return "\n".join([*([one_line(title)] if title else []), *lines])
+    if title:
+        lines.insert(0, one_line(title))
+    return "\n".join(lines)
 
 
-def _points(one: Series) -> str:
-    places = [place if isinstance(place, str) else f"{place:g}" for place in one.x]
-    points = [f"{place} {cell_text(y)}" for place, y in zip(places, one.y, strict=False)]
+def _points(series: Series) -> str:
+    texts = [x if isinstance(x, str) else f"{x:g}" for x in series.x]
+    points = [f"{x} {cell_text(y)}" for x, y in zip(texts, series.y, strict=False)]
     return ", ".join(points) if len(points) <= 12 else f"from {points[0]} to {points[-1]}, {len(points):,} points"
 
 
@@ -241,8 +246,8 @@ class SideCut:
                 )
             else:
                 left = [part for part in parts if not part.endswith(f" {self.side}")]
-                kept = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"
-                shown.append(f"{kept}; left out: {', '.join(left) or 'none'} (--side all: every row)")
+                judged = f"{count[self.side]:,} of {total:,} rows of {path}, the student's {self.side} side"
+                shown.append(f"{judged}; left out: {', '.join(left) or 'none'} (--side all: every row)")
         if self.assumed:
             shown.append(
                 f"{', '.join(self.assumed)}: the student was made by an earlier relabel and does not say which queries "
@@ -350,12 +355,16 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         kind, bound = max(bounds.items(), key=lambda item: item[1])
         if figure.low is None or figure.high is None:
             interval = "no interval"
-            place = "next to"
+            verdict = "next to"
         else:
             interval = f"{figure.low:.3f} to {figure.high:.3f}"
-            place = "above" if figure.low > bound else "below" if figure.high < bound else "not shown to beat"
+            verdict = "not shown to beat"
+            if figure.low > bound:
+                verdict = "above"
+            elif figure.high < bound:
+                verdict = "below"
         value = f"{title_of(name)} {figure.value:.3f} ({interval}, {figure.over:,} {figure.unit})"
-        parts.append(f"{value} is {place} {kinds[kind]} with {bound:.3f}")
+        parts.append(f"{value} is {verdict} {kinds[kind]} with {bound:.3f}")
     return f"{who}{'; '.join(parts)}" if parts else ""
 
 
@@ -370,19 +379,23 @@ def difference_text(who: str, steps: Mapping[str, Difference]) -> str:
         verdict = "no interval, so no difference is shown"
         if step.low is not None and step.high is not None:
             text += f", {step.low:+.3f} to {step.high:+.3f}"
-            verdict = "better" if step.low > 0 else "worse" if step.high < 0 else "no difference is shown"
+            verdict = "no difference is shown"
+            if step.low > 0:
+                verdict = "better"
+            elif step.high < 0:
+                verdict = "worse"
         verdicts.setdefault(verdict, []).append(text)
     shown = "; ".join(f"{verdict}: {' and '.join(parts)}" for verdict, parts in verdicts.items())
     return f"{who}: {shown}" if shown else ""
 
 
-def verdicts_of(one: ComparedStudent) -> list[str]:
+def verdicts_of(compared: ComparedStudent) -> list[str]:
     """Whether a student differs from its teacher by gold, and beats the baselines; empty without gold."""
-    found = one.against_gold
-    if found is None:
+    gold = compared.against_gold
+    if gold is None:
         return []
-    difference = difference_text(f"{one.student} against {one.teacher}, by gold", found.difference)
-    return [difference, level_text(found.student, who=f"{one.student}: ")]
+    difference = difference_text(f"{compared.student} against {compared.teacher}, by gold", gold.difference)
+    return [difference, level_text(gold.student, who=f"{compared.student}: ")]
 
 
 # ------------------------------------------------------------------------------
@@ -409,17 +422,20 @@ def figures_table(
     baselines: Baselines | None = None,
 ) -> Table:
     """Figures with their intervals; `title` names them, where they are not those of `evaluate`."""
-    head = ["figure", "value", "95 % interval", "over", *(["baseline"] if baselines else [])]
-    rows: list[list[Cell]] = [
-        [
+    head = ["figure", "value", "95 % interval", "over"]
+    if baselines:
+        head.append("baseline")
+    rows: list[list[Cell]] = []
+    for name, figure in figures.items():
+        row: list[Cell] = [
             title(name) if title else figure_title(name, {"": figures}),
-            "undefined" if one.value is None else one.value,
-            "" if one.low is None else f"{one.low:.4f} to {one.high:.4f}",
-            f"{one.over:,} {one.unit}",
-            *([baselines.text(name)] if baselines else []),
+            "undefined" if figure.value is None else figure.value,
+            "" if figure.low is None else f"{figure.low:.4f} to {figure.high:.4f}",
+            f"{figure.over:,} {figure.unit}",
         ]
-        for name, one in figures.items()
-    ]
+        if baselines:
+            row.append(baselines.text(name))
+        rows.append(row)
     return Table(caption, head, rows)
 
 
@@ -430,32 +446,51 @@ def both_table(
     sides = {names[0]: first.figures, names[1]: second.figures}
     rows: list[list[Cell]] = []
     for figure in {**first.figures, **second.figures}:
-        held = [figures[figure] for figures in sides.values() if figure in figures]
+        values = [figures.get(figure) for figures in sides.values()]
+        known = [value for value in values if value is not None]
+        over = " and ".join(dict.fromkeys(f"{value.over:,}" for value in known))
         step = difference.get(figure)
-        over = " and ".join(dict.fromkeys(f"{one.over:,}" for one in held))
         rows.append(
             [
                 figure_title(figure, sides),
-                *(figures[figure].value if figure in figures else None for figures in sides.values()),
+                *(None if value is None else value.value for value in values),
                 "" if step is None or step.value is None else f"{step.value:+.4f}",
                 "" if step is None or step.low is None else f"{step.low:+.4f} to {step.high:+.4f}",
-                f"{over} {held[0].unit}",
+                f"{over} {known[0].unit}",
                 second.baselines.text(figure),
             ]
         )
-    return Table(caption, ("figure", *names, f"{names[1]} - {names[0]}", "95 % interval", "over", "baseline"), rows)
+    head = ("figure", *names, f"{names[1]} - {names[0]}", "95 % interval", "over", "baseline")
+    return Table(caption, head, rows)
 
 
 def figures_plot(title: str, sides: Mapping[str, Mapping[str, MetricValue]]) -> Plot:
     """The main figures of some sets, by their names, with intervals."""
-    names = [metric.name for metric in METRICS if metric.is_drawn]
+    drawn = [metric.name for metric in METRICS if metric.is_drawn]
     series = []
     for side, figures in sides.items():
-        shown = [(name, one) for name in names if (one := figures.get(name)) is not None and one.value is not None]
-        titles = [figure_title(name, {"": figures}) for name, _ in shown]
-        columns = ([getattr(one, part) for _, one in shown] for part in ("value", "low", "high"))
-        series.append(Series(side, titles, *columns))
-    return Plot(title, "intervals", series, "value, with its 95 % interval")
+        names = []
+        shown = []
+        for name in drawn:
+            figure = figures.get(name)
+            if figure is not None and figure.value is not None:
+                names.append(figure_title(name, {"": figures}))
+                shown.append(figure)
+        series.append(
+            Series(
+                name=side,
+                x=names,
+                y=[figure.value for figure in shown if figure.value is not None],
+                low=[figure.low for figure in shown],
+                high=[figure.high for figure in shown],
+            )
+        )
+    return Plot(
+        title=title,
+        form="intervals",
+        series=series,
+        label="value, with its 95 % interval",
+    )
 
 
 # ------------------------------------------------------------------------------
@@ -477,87 +512,87 @@ def evaluation_blocks(result: JudgedLabels, *, name: str = "") -> list[Block]:
         ("unjudged", unjudged_text(counts)),
         ("quarantined", f"{counts['quarantined']:,}; {counts['without_label']:,} rows without a readable label"),
         ("resampled", resampled_text(drawn, result.num_groups, result.resamples, result.seed)),
-        *(
-            [("qrels", f"{counts['qrels']:,} pairs, {counts['qrels_without_label']:,} of them graded and not labelled")]
-            if "qrels" in counts
-            else []
-        ),
     ]
+    if "qrels" in counts:
+        unlabelled = f"{counts['qrels_without_label']:,} of them graded and not labelled"
+        facts.append(("qrels", f"{counts['qrels']:,} pairs, {unlabelled}"))
     paths = ", ".join(str(source["path"]) for source in result.labels)
-    bins: list[list[Cell]] = [
-        [f"{one['from']:.2f} to {one['to']:.2f}", one["rows"], one["confidence"], one["accuracy"]]
-        for one in result.reliability or ()
-    ]
-    confusion = confusion_table(result.confusion, "gold", "label", caption=f"gold grades by labels{of}")
-    return [
+    blocks: list[Block] = [
         *top_texts([level_text(result, who=f"{name}: " if name else "")], result.side),
         *from_gold_texts(counts),
         Facts(f"Labels of {paths} judged by {result.qrels}", facts),
         figures_table(f"figures{of}", result.figures, baselines=result.baselines),
-        *([confusion] if result.confusion else []),
-        *([Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins)] if bins else []),
-        *closing_blocks(result.notes, result.gates),
     ]
+    if result.confusion:
+        caption = f"gold grades by labels{of}"
+        blocks.append(confusion_table(result.confusion, "gold", "label", caption=caption))
+    bins: list[list[Cell]] = [
+        [f"{bin['from']:.2f} to {bin['to']:.2f}", bin["rows"], bin["confidence"], bin["accuracy"]]
+        for bin in result.reliability or ()
+    ]
+    if bins:
+        blocks.append(Table(f"reliability{of}", ("confidence", "rows", "mean", "accuracy"), bins))
+    return [*blocks, *closing_blocks(result.notes, result.gates)]
 
 
-def comparison_blocks(one: ComparedStudent, result: ComparedSets) -> list[Block]:
+def comparison_blocks(compared: ComparedStudent, result: ComparedSets) -> list[Block]:
     """One student compared with the teacher."""
-    counts = one.counts
-    kinds = {held["name"]: held["kind"] for held in result.sets}
+    counts = compared.counts
+    teacher = compared.teacher
+    student = compared.student
     facts: list[tuple[str, Cell]] = [
         (
             "labels",
             f"{counts['teacher']:,} of the teacher, {counts['student']:,} of the student, {result.grades} grades",
         ),
-        ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {one.matched_by}"),
+        ("matched", f"{counts['matched']:,} rows of {counts['queries']:,} queries, by {compared.matched_by}"),
         (
             "unmatched",
             f"{counts['only_teacher']:,} of the teacher, {counts['only_student']:,} of the student, left out",
         ),
-        *(
-            [("judged", f"{counts['judged']:,} of them, joined by {one.joined_by}; {unjudged_text(counts)}")]
-            if one.against_gold
-            else []
-        ),
-        ("resampled", resampled_text("queries", counts["queries"], result.resamples, result.seed)),
     ]
-    teacher, student = (f"{name} ({kinds[name]})" for name in (one.teacher, one.student))
-    names = one.teacher, one.student
+    gold = compared.against_gold
+    if gold:
+        judged = f"{counts['judged']:,} of them, joined by {compared.joined_by}"
+        facts.append(("judged", f"{judged}; {unjudged_text(counts)}"))
+    facts.append(("resampled", resampled_text("queries", counts["queries"], result.resamples, result.seed)))
 
     def title(figure: str) -> str:
-        return title_of(figure, AGAINST_TEACHER).replace("teacher ‖ student", " ‖ ".join(names))
+        return title_of(figure, AGAINST_TEACHER).replace("teacher ‖ student", f"{teacher} ‖ {student}")
 
-    gold = one.against_gold
-    caption = f"both against {result.qrels}"
-    return [
+    kinds = {labels["name"]: labels["kind"] for labels in result.sets}
+    blocks: list[Block] = [
         *from_gold_texts(counts),
-        Facts(f"teacher {teacher}, student {student}", facts),
-        figures_table(f"{one.student} against {one.teacher}", one.against_teacher, title=title),
-        confusion_table(one.confusion, *names),
-        *(
-            [
-                both_table(
-                    caption,
-                    names,
-                    gold.teacher,
-                    gold.student,
-                    gold.difference,
-                )
-            ]
-            if gold
-            else []
-        ),
-        Remarks(one.notes),
+        Facts(f"teacher {teacher} ({kinds[teacher]}), student {student} ({kinds[student]})", facts),
+        figures_table(f"{student} against {teacher}", compared.against_teacher, title=title),
+        confusion_table(compared.confusion, teacher, student),
     ]
+    if gold:
+        blocks.append(
+            both_table(
+                caption=f"both against {result.qrels}",
+                names=(teacher, student),
+                first=gold.teacher,
+                second=gold.student,
+                difference=gold.difference,
+            )
+        )
+    return [*blocks, Remarks(compared.notes)]
 
 
 def sets_blocks(result: ComparedSets) -> list[Block]:
     """All students: verdicts first."""
-    verdicts = [line for one in result.comparisons for line in verdicts_of(one)]
-    blocks = [block for one in result.comparisons for block in comparison_blocks(one, result)]
-    gates = [verdict for one in result.comparisons for verdict in one.gates]
-    names = [one.student for one in result.comparisons for _ in one.gates] if len(result.comparisons) > 1 else []
-    return [*top_texts(verdicts, result.side), *blocks, *closing_blocks(result.notes, gates, names)]
+    verdicts: list[str] = []
+    blocks: list[Block] = []
+    names: list[str] = []
+    for compared in result.comparisons:
+        verdicts += verdicts_of(compared)
+        blocks += comparison_blocks(compared, result)
+        names += [compared.student] * len(compared.gates)
+    if len(result.comparisons) == 1:
+        names = []
+    closing = closing_blocks(result.notes, result.verdicts(), names)
+    return [*top_texts(verdicts, result.side), *blocks, *closing]
 
 
 def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Paragraph]:
@@ -567,15 +602,17 @@ def top_texts(verdicts: Sequence[str], side: SideCut) -> list[Paragraph]:
 
 def closing_blocks(notes: Sequence[str], gates: Sequence[GateVerdict], names: Sequence[str] = ()) -> list[Block]:
     """Remarks, then the result of each `--require`; `names` are the students that the gates judge, where several."""
-    rows: list[list[Cell]] = [
-        [gate.gate, Badge("passed", "good") if gate.has_passed else Badge("refused", "bad"), gate.value, gate.bound]
-        for gate in gates
-    ]
+    rows: list[list[Cell]] = []
+    for gate in gates:
+        badge = Badge("passed", "good") if gate.has_passed else Badge("refused", "bad")
+        rows.append([gate.gate, badge, gate.value, gate.bound])
+    if not rows:
+        return [Remarks(notes)]
     head = ["gate", "verdict", "value", "bound"]
     if names:
         head = ["student", *head]
         rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
-    return [Remarks(notes), *([Table("", head, rows)] if rows else [])]
+    return [Remarks(notes), Table("", head, rows)]
 
 
 def from_gold_texts(counts: Mapping[str, int]) -> list[Paragraph]:

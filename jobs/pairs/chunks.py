@@ -61,13 +61,16 @@ def add_page_columns(
     pairs = open_tables(pairs_path, {column: "string"} if column else {}, storage, role="PAIRS")
     columns = _document_columns(column, pairs)
     pairs.refuse_taken([name for name in added if name != DOCUMENT or DOCUMENT not in columns])
-    read = {*columns, *([TITLE] if TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type) else [])}
+    names = set(columns)
+    if TITLE in pairs.schema.names and is_text(pairs.schema.field(TITLE).type):
+        names.add(TITLE)
 
     def values_of_rows(table: pa.Table) -> dict[str, Sequence[Any]]:
-        texts = [table[name].to_pylist() for name in sorted(read)]
-        held = (dict(zip(sorted(read), row, strict=True)) for row in zip(*texts, strict=True))
-        rows = [values(*_read(row, columns, form, column)) for row in held]
-        return dict(zip(added, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(added, ())
+        texts = table.select(sorted(names)).to_pylist()
+        rows = [values(*_read(row, columns, form, column)) for row in texts]
+        if not rows:
+            return dict.fromkeys(added, ())
+        return dict(zip(added, zip(*rows, strict=True), strict=True))
 
     add_columns(
         pairs,
@@ -86,8 +89,15 @@ def _document_columns(column: str | None, pairs: OpenTables) -> tuple[str, ...]:
         InputError: there are none, or they hold no text.
     """
     names = pairs.schema.names
-    given = (column,) if column else ("html",) if "html" in names else (DOCUMENT,) if DOCUMENT in names else ()
-    columns = given or tuple(name for name in (TITLE, "body") if name in names)
+    columns: tuple[str, ...]
+    if column:
+        columns = (column,)
+    elif "html" in names:
+        columns = ("html",)
+    elif DOCUMENT in names:
+        columns = (DOCUMENT,)
+    else:
+        columns = tuple(name for name in (TITLE, "body") if name in names)
     if not columns:
         raise InputError(
             f"{pairs.named} (PAIRS): no column for the document: neither `html`, `document`, `title` nor `body`. It "
@@ -157,12 +167,13 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
     text = page.text[span.start : span.end] if has_title else fit(title)
     nodes = [
         Node(
-            ROOT,
-            STRUCTURE,
-            0,
-            text,
-            *span,
-            NO_PARENT,
+            id=ROOT,
+            type=STRUCTURE,
+            level=0,
+            text=text,
+            start=span.start,
+            end=span.end,
+            parent=NO_PARENT,
         )
     ]
     above = [(0, nodes[0])]
@@ -173,19 +184,21 @@ def tree_of(page: CleanedPage, title: str = "", *, has_title: bool = False) -> l
                 above.pop()
         parent = above[-1][1]
         is_heading = block.kind == "heading"
-        # a heading without its marks, a list's items each
-        bare = Extent(block.span.end - len(block.title), block.span.end)
-        for start, end in (bare,) if is_heading else block.parts if block.kind == "list" else (block.span,):
-            kind = STRUCTURE if is_heading else CONTENT
+        spans: Sequence[Extent] = (block.span,)
+        if is_heading:  # without its marks
+            spans = (Extent(block.span.end - len(block.title), block.span.end),)
+        elif block.kind == "list":
+            spans = block.parts
+        for start, end in spans:
             nodes.append(
                 Node(
-                    len(nodes),
-                    kind,
-                    parent.level + 1,
-                    page.text[start:end],
-                    start,
-                    end,
-                    parent.id,
+                    id=len(nodes),
+                    type=STRUCTURE if is_heading else CONTENT,
+                    level=parent.level + 1,
+                    text=page.text[start:end],
+                    start=start,
+                    end=end,
+                    parent=parent.id,
                 )
             )
         if is_heading:
@@ -389,7 +402,7 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
         for span, num_tokens in split(page.text, parts, max_tokens, count):
             text = page.text[span.start : span.end]
             # equal for texts that differ in white space and case alone, under the same headings
-            normal = "\n".join(" ".join(one.casefold().split()) for one in (*heading_path, text))
+            normal = "\n".join(" ".join(line.casefold().split()) for line in (*heading_path, text))
             key = hashlib.blake2b(normal.encode(), digest_size=16).digest()
             if key in seen:
                 num_duplicates += 1
@@ -397,12 +410,13 @@ def chunk_page(page: CleanedPage, max_tokens: int, count: CountTokens) -> tuple[
             seen.add(key)
             chunks.append(
                 PageChunk(
-                    len(chunks) + 1,
-                    kind,
-                    heading_path,
-                    text,
-                    num_tokens,
-                    *span,
+                    n=len(chunks) + 1,
+                    type=kind,
+                    heading_path=heading_path,
+                    text=text,
+                    token_len=num_tokens,
+                    start=span.start,
+                    end=span.end,
                 )
             )
     return chunks, num_duplicates
@@ -550,7 +564,7 @@ def add_cosines(pairs: OpenTables, to: str, embedder: Embedder, threshold: float
             parts = zip(*(table[name].to_pylist() for name in _documents(pairs)), strict=True)
             texts = [["\n\n".join(part for part in row if part)] for row in parts]
         cosines = cosines_of(queries, texts, embedder)
-        best = [max((one for one in row if one is not None), default=None) for row in cosines]
+        best = [max((cosine for cosine in row if cosine is not None), default=None) for row in cosines]
         counts["pairs"] += len(queries)
         counts["pairs_without_cosine"] += best.count(None)
         if chunks is None:
@@ -574,18 +588,21 @@ def add_cosines(pairs: OpenTables, to: str, embedder: Embedder, threshold: float
 
 def cosines_of(queries: Sequence[str], texts: Sequence[Sequence[str]], embedder: Embedder) -> list[list[float | None]]:
     """The cosine of each row's query with each of its texts, -1 to 1; None where either is blank."""
-    distinct = {text: place for place, text in enumerate(dict.fromkeys(queries))}
+    distinct = {text: number for number, text in enumerate(dict.fromkeys(queries))}
     queries_QD = embedder.embed(list(distinct), "query")
-    texts_ND = embedder.embed([text for row in texts for text in row], "document")
-    rows = np.repeat([distinct[query] for query in queries], [len(row) for row in texts]).astype(np.int64)
-    found = iter(np.einsum("nd,nd->n", queries_QD[rows], texts_ND).clip(-1.0, 1.0).tolist())
+    texts_ND = embedder.embed(list(itertools.chain.from_iterable(texts)), "document")
+    query_N = np.repeat([distinct[query] for query in queries], [len(row) for row in texts]).astype(np.int64)
+    cosines = iter(np.einsum("nd,nd->n", queries_QD[query_N], texts_ND).clip(-1.0, 1.0).tolist())
     return [
-        [cosine if query.strip() and text.strip() else None for text, cosine in zip(row, found, strict=False)]
+        [cosine if query.strip() and text.strip() else None for text, cosine in zip(row, cosines, strict=False)]
         for query, row in zip(queries, texts, strict=True)
     ]
 
 
 def above(numbers: Sequence[int], cosines: Sequence[float | None], threshold: float) -> list[int]:
     """The numbers of the chunks whose cosine is above the threshold, the most similar first, of equals the earlier."""
-    held = [(-cosine, place) for place, cosine in enumerate(cosines) if cosine is not None and cosine > threshold]
-    return [numbers[place] for _, place in sorted(held)]
+    similar = []
+    for chunk, cosine in enumerate(cosines):
+        if cosine is not None and cosine > threshold:
+            similar.append((-cosine, chunk))
+    return [numbers[chunk] for _, chunk in sorted(similar)]

@@ -203,23 +203,33 @@ def _table(node: Node) -> Draft | None:
     """A table, a line a row; None where its cells don't relate to each other: it has neither two rows with text, nor
     two cells with headers.
     """
-    inner = (
-        [child] if isinstance(child, str) else child.children if child.kind == "row" else [] for child in node.children
-    )
-    above = [one for one in itertools.chain.from_iterable(inner) if isinstance(one, str)]
+    above: list[str] = []
+    for child in node.children:
+        if isinstance(child, str):
+            above.append(child)
+        elif child.kind == "row":
+            above += [inner for inner in child.children if isinstance(inner, str)]
     rows: list[list[Node]] = []
     nodes = [child for child in node.children if isinstance(child, Node)]
     for is_row, group in itertools.groupby(nodes, lambda child: child.kind == "row"):
-        found = list(group)  # cells that have no row are one
-        rows += [[one for one in row.children if isinstance(one, Node)] for row in found] if is_row else [found]
-    texts = [[" ".join(" ".join(cell.texts()).split()) for cell in row] for row in rows]
-    kept = [(row, cells) for row, cells in zip(texts, rows, strict=True) if any(row)]
-    filled = [cell for row, cells in kept for text, cell in zip(row, cells, strict=True) if text]
-    if len(filled) < 2 or (len(kept) < 2 and not any(cell.is_header for cell in filled)):
+        if not is_row:
+            rows.append(list(group))  # cells that have no row are one
+            continue
+        for row in group:
+            rows.append([cell for cell in row.children if isinstance(cell, Node)])
+    filled_rows: list[tuple[list[str], list[Node]]] = []
+    filled: list[Node] = []
+    for cells in rows:
+        texts = [" ".join(" ".join(cell.texts()).split()) for cell in cells]
+        if any(texts):
+            filled_rows.append((texts, cells))
+            filled += [cell for text, cell in zip(texts, cells, strict=True) if text]
+    if len(filled) < 2 or (len(filled_rows) < 2 and not any(cell.is_header for cell in filled)):
         return None
-    lines = [f"| {' | '.join(row)} |" for row, _ in kept]
-    if len(lines) > 1 and all(cell.is_header for cell in kept[0][1]):
-        lines[0] += "\n|" + " --- |" * len(kept[0][1])
+    lines = [f"| {' | '.join(texts)} |" for texts, _ in filled_rows]
+    _, first = filled_rows[0]
+    if len(lines) > 1 and all(cell.is_header for cell in first):
+        lines[0] += "\n|" + " --- |" * len(first)
     if above:
         lines[0] = f"{' '.join(' '.join(above).split())}\n{lines[0]}"
     return "table", lines, 0, ""
@@ -237,8 +247,8 @@ def json_ld_of(scripts: Iterable[str]) -> tuple[tuple[str, ...], int]:
         except (ValueError, RecursionError):  # no JSON, a number of 5,000 digits, 1,000 open brackets
             unreadable += 1
             continue
-        held = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
-        items += [fit(json.dumps(one, ensure_ascii=False)) for one in held]
+        values = value if isinstance(value, list) else [value]
+        items += [fit(json.dumps(item, ensure_ascii=False)) for item in values if isinstance(item, dict)]
     return tuple(items), unreadable
 
 
@@ -543,11 +553,14 @@ class _Wiki:
     def _begin(self) -> None:
         """What a line begins with, once there is something on it."""
         self._is_line_empty = False
-        items = "".join(one for one in self._mark if one in "*#")
+        items = "".join(mark for mark in self._mark if mark in "*#")
         goes_on = self._mark.endswith(":") and self._lists.startswith(items)
         if self._mark or self._lists:
             self._nest(items)
-            self.pieces.append("<br>" if items and goes_on else "<li>" if items else "<p>")
+            if not items:
+                self.pieces.append("<p>")
+            else:
+                self.pieces.append("<br>" if goes_on else "<li>")
 
     def _nest(self, wanted: str) -> None:
         """Close and open lists until those of `wanted` are open."""
