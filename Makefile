@@ -18,7 +18,7 @@ PARALLEL := --max-worker-restart 0 -n
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser environments test test-vllm contract check format docs faults full faults-long bench labels-for-less release shows gpu gpu-day clean
+.PHONY: help demo teach browser picture environments test test-vllm contract check format docs faults full faults-long bench labels-for-less release shows gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,10 @@ browser: ## Chromium, in which the tests open the report's page; installed where
 	    || echo "make browser: apt-get could not install chromium; tests that open a page will be skipped"; \
 	else echo "make browser: no Chromium here, and no root or no apt to install it; tests that open a page will be skipped."; \
 	  echo "  Install chromium, or name one: export RELABEL_CHROMIUM=/path/to/chrome"; fi
+
+picture: $(STAMP) browser ## The picture of a report in README.md, of the demo's run (minutes)
+	$(BIN)/relabel demo --labels-only --to out/demo
+	$(BIN)/python .ci/picture.py out/demo/run docs/images/report.png
 
 test: $(STAMP) browser ## The whole test suite on the CPU
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist loadfile
