@@ -1,11 +1,13 @@
-"""Converts a source to TREC, JSON lines or Parquet: reads its pairs, settles duplicates, writes the target."""
+"""Converts a source to TREC, a search tool's judgments, JSON lines or Parquet: reads its pairs, settles duplicates,
+writes the target.
+"""
 
 import json
 import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
@@ -13,11 +15,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.jobs.output import values_table
+from relabel.jobs.query_texts import load_queries, with_ids, with_texts
 from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
-from relabel.manifests.forms import FORMS, LINE, PARQUET, QRELS, RUN, TREC, Form, form_by_suffix, write_grouped
+from relabel.manifests.forms import (
+    FORMS,
+    LINE,
+    PARQUET,
+    RUN,
+    TREC,
+    Form,
+    form_by_suffix,
+    form_of,
+    read_text,
+    write_grouped,
+)
 from relabel.manifests.gold import FROM_GOLD
+from relabel.manifests.judgments import Heading
 from relabel.manifests.label_sets import is_run, join_texts
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
@@ -30,16 +45,12 @@ from relabel.manifests.tables import BrokenTexts, is_score, reading, require_col
 # Which form a source or target has. A source may also be a run's output folder, whose form is `labels`.
 
 
-UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
-"""What an id can't hold: white space (Python counts four separators of ASCII too), and the mark of byte order, which
-readers drop at a file's beginning. Nor may it be empty.
-"""
 WHOLE = r"^[+-]?[0-9]{1,9}(\.0*)?$"
 """A grade as text: a whole number, which may be written `1.`, as some assessors' exports have it."""
 
 LABELS = "labels"
 WRITABLE = tuple(form for form in FORMS if form.write is not None)
-"""What a target may be, and a source besides a run."""
+"""What a target may be; a source may be any form, or a run."""
 
 
 def source_form(path: str, named: str | None, storage: Storage) -> Form | None:
@@ -52,13 +63,14 @@ def source_form(path: str, named: str | None, storage: Storage) -> Form | None:
         return None
     if named is not None:
         return _form_named(named)
-    form = form_by_suffix(path, WRITABLE)
+    form = form_by_suffix(path, FORMS)
     # Spark writes folders named like files; what reads a run refuses rounds
     has_plan = not is_url(path) and any(Path(path, name).exists() for name in (PLAN_NAME, ROUNDS_NAME))
     if has_plan or (form is None and is_run(path, storage)):
         return None
+    form = form_of(path, FORMS, storage)
     if form is None:
-        raise _unclear(path, "--from", [LABELS, *(form.name for form in WRITABLE)])
+        raise _unclear(path, "--from", FORMS, [LABELS])
     return form
 
 
@@ -70,16 +82,17 @@ def target_form(path: str, named: str | None) -> Form:
     """
     form = form_by_suffix(path, WRITABLE) if named is None else _form_named(named)
     if form is None:
-        raise _unclear(path, "--to", [form.name for form in WRITABLE])
+        raise _unclear(path, "--to", WRITABLE, [])
     return form
 
 
 def _form_named(name: str) -> Form:
-    return next(form for form in WRITABLE if form.name == name)
+    return next(form for form in FORMS if form.name == name)
 
 
-def _unclear(path: str, option: str, names: Sequence[str]) -> UsageError:
-    suffixes = ", ".join(f"{suffix} ({form.name})" for form in WRITABLE for suffix in form.suffixes)
+def _unclear(path: str, option: str, forms: Sequence[Form], further: Sequence[str]) -> UsageError:
+    names = [*further, *(form.name for form in forms)]
+    suffixes = ", ".join(f"{suffix} ({form.name})" for form in forms for suffix in form.suffixes)
     return UsageError(
         f"{path}: its form is not clear from its name. Name it with {option} {'|'.join(names)}; known suffixes are "
         f"{suffixes}."
@@ -103,7 +116,9 @@ class ConvertOptions:
     """What `relabel convert` was given: forms and columns are None where the user named none.
 
     Args:
-        by, doc: columns of query and document of a table.
+        by, doc, query: columns of query, document and the query's text of a table.
+        queries: a table of query ids and texts, for a source that has only one of them.
+        index, template: of judgments for a search tool, see `Heading`; the template is a file.
         tag: of a run file's rows.
         duplicates: what becomes of a pair with several values.
         texts: add a run's texts.
@@ -113,6 +128,10 @@ class ConvertOptions:
     to_format: str | None = None
     by: str = "query_id"
     doc: str = "doc_id"
+    query: str = "query"
+    queries: str | None = None
+    index: str | None = None
+    template: str | None = None
     grade: str | None = None
     score: str | None = None
     tag: str | None = None
@@ -173,13 +192,7 @@ def open_source(
             ids=(options.by, options.doc),
         )
         names = tables.schema.names
-        value, kind = _columns(
-            names,
-            path,
-            form,
-            target,
-            options,
-        )
+        value, kind = _columns(names, path, target, options)
         return Source(
             path=path,
             form=form,
@@ -196,13 +209,7 @@ def open_source(
         storage,
     )
     names = [name for name in table.column_names if name != LINE]
-    value, kind = _columns(
-        names,
-        path,
-        form,
-        target,
-        options,
-    )
+    value, kind = _columns(names, path, target, options)
     if not names:
         names = [options.by, options.doc, value]
         table = pa.schema(zip(names, (pa.string(), pa.string(), _TYPES[kind]), strict=True)).empty_table()
@@ -227,15 +234,15 @@ def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage
         InputError: it is not of this form, or a column can't be held as one.
     """
     texts = {options.by, options.doc}
-    if target is QRELS:
-        texts.add(options.grade or "grade")
-    elif target is RUN:
+    if target is RUN:
         texts |= {options.score or SCORES[0], *SCORES, "tag"}
+    elif target.columns:
+        texts |= {options.query, options.grade or "grade"}
 
     def choose(names: list[str]) -> list[str]:
         if form in TREC:
             return [LINE, *(name for name in names if name not in ("iteration", "q0"))]
-        return [name for name in names if target not in TREC or name in texts or name == FROM_GOLD]
+        return [name for name in names if not target.columns or name in texts or name == FROM_GOLD]
 
     columns = {}
     for name, values in form.read(path, choose, storage).items():
@@ -244,7 +251,10 @@ def _table(path: str, form: Form, target: Form, options: ConvertOptions, storage
             columns[name] = pa.array(map(_as_text, values) if is_text else values)
         except (pa.ArrowException, UnicodeError, OverflowError) as exc:  # kinds mixed, half a surrogate pair, 65 bits
             raise InputError(f"{path}: column `{name}` can't be read as one: {shortened(str(exc), 200)}.") from exc
-    return pa.table(columns)
+    table = pa.table(columns)
+    if options.queries is None or not form.is_by_text or target.is_by_text:
+        return table
+    return with_ids(table, path, load_queries(options.queries, options.by, options.query, storage))
 
 
 def _as_text(value: Any) -> str | None:
@@ -253,19 +263,19 @@ def _as_text(value: Any) -> str | None:
 
 def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, storage: Storage) -> Source:
     run = open_run_labels(path, storage, allow_partial=options.allow_partial)
-    whole, joined = join_texts(run, storage) if options.texts else (file_schema(run.plan.parts), None)
-    value, kind = _columns(
-        whole.names,
-        path,
-        None,
-        target,
-        options,
-    )
-    wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value])) if target in TREC else whole.names
+    wants_text = target.wants_text and options.queries is None
+    has_texts = options.texts or wants_text
+    whole, joined = join_texts(run, storage) if has_texts else (file_schema(run.plan.parts), None)
+    value, kind = _columns(whole.names, path, target, options)
+    wanted = list(whole.names)
+    if target.columns:
+        wanted = list(dict.fromkeys(["row_id", options.by, options.doc, value]))
+        if wants_text:
+            wanted.append("query")
     schema = pa.schema([whole.field(name) for name in wanted], whole.metadata)
     tables = map_concurrent(
         run.folder.store,
-        lambda one: run.folder.table(one, whole, wanted if target in TREC else None),
+        lambda one: run.folder.table(one, whole, wanted if target.columns else None),
         run.found.labels,
     )
     write_grouped(file, schema, (table.select(schema.names).cast(schema) for table in joined or tables))
@@ -281,7 +291,7 @@ def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, stor
     )
 
 
-def _columns(names: list[str], path: str, form: Form | None, target: Form, options: ConvertOptions) -> tuple[str, Kind]:
+def _columns(names: list[str], path: str, target: Form, options: ConvertOptions) -> tuple[str, Kind]:
     """The column of grades or scores by which rows are kept, and which of the two that is.
 
     Args:
@@ -290,8 +300,6 @@ def _columns(names: list[str], path: str, form: Form | None, target: Form, optio
     kind = _kind(names, target, options)
     if kind == "grade":
         value = options.grade or "grade"
-    elif form is None:
-        value = options.score or "expected_grade"
     else:
         value = options.score or next((name for name in SCORES if name in names), SCORES[0])
     if names:
@@ -320,26 +328,32 @@ def _columns(names: list[str], path: str, form: Form | None, target: Form, optio
 
 
 def _kind(names: list[str], target: Form, options: ConvertOptions) -> Kind:
-    if target is QRELS:
+    if target.columns and target.has_grades:
         return "grade"
     if target is RUN or options.score is not None:
         return "score"
     return "grade" if options.grade or "grade" in names or not names else "score"
 
 
-def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOptions) -> Any:
+def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOptions, storage: Storage) -> Any:
     """All rows of a source as a frame: `row` (position in the source), `query_id` and `doc_id` as text, `value` as a
-    number or null, and `tag` where a run file wants it and the source has one.
+    number or null, and, where the target wants it, `tag` if the source has one, and `query`, the query's text. Of a
+    target that knows queries by their texts, `query_id` is the text, and `id` the id.
 
     Raises:
-        InputError: names the first row whose value is not a number (for qrels: no whole one), or whose id is missing or
-            can't be in TREC.
+        InputError: names the first row whose value is not a number (a grade: no whole one), or whose id or text is
+            missing or can't be in the target.
     """
     frame = polars.scan_parquet(source.files, glob=False)
     schema = frame.collect_schema()
     value, is_odd = _value_of(polars, source, schema[source.value])
     index = next(name for name in ("__row" + "_" * length for length in range(len(schema) + 1)) if name not in schema)
     shown = polars.col(source.value).cast(polars.String, strict=False).str.slice(0, SHOWN_CHARACTERS)
+    further = {}
+    if target is RUN and schema.get("tag") == polars.String:
+        further["tag"] = polars.col("tag")
+    if target.wants_text and options.queries is None:
+        further["query"] = polars.col(_text_column(source, list(schema), target, options)).cast(polars.String)
     wanted = frame.with_row_index(index).select(
         row=polars.col(index).cast(polars.Int64),
         at=polars.col(source.row_column or index).cast(polars.Int64),
@@ -347,10 +361,15 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
         doc_id=polars.col(options.doc).cast(polars.String),
         value=value,
         odd=polars.when(is_odd).then(shown),
-        **({"tag": polars.col("tag")} if target is RUN and schema.get("tag") == polars.String else {}),
+        **further,
     )
     with translate_polars_errors(source.path):
         found = wanted.collect(engine="streaming")
+    if target.wants_text and options.queries is not None:
+        queries = load_queries(options.queries, options.by, options.query, storage)
+        found = with_texts(polars, found, options.queries, queries)
+    if target.is_by_text:
+        found = found.with_columns(id=polars.col("query_id"), query_id=polars.col("query"))
     _check(
         polars,
         found,
@@ -359,6 +378,22 @@ def read_pairs(polars: Any, source: Source, target: Form, options: ConvertOption
         options,
     )
     return found.drop("at", "odd")
+
+
+def _text_column(source: Source, names: list[str], target: Form, options: ConvertOptions) -> str:
+    """The column of the query's text.
+
+    Raises:
+        InputError: there is none.
+    """
+    column = "query" if source.run is not None else options.query
+    if column not in names:
+        held = ", ".join(name for name in names if name != LINE)
+        raise InputError(
+            f"{source.path}: no column `{column}`, and {target.example} wants the texts of queries; it has {held}. "
+            "Name it with --query, or give a table of query ids and texts with --queries FILE."
+        )
+    return column
 
 
 def _value_of(polars: Any, source: Source, kind: Any) -> tuple[Any, Any]:
@@ -385,17 +420,17 @@ def _value_of(polars: Any, source: Source, kind: Any) -> tuple[Any, Any]:
 
 
 def _check(polars: Any, found: Any, source: Source, target: Form, options: ConvertOptions) -> None:
-    """Raise for the first row that is at fault, in the order of values, missing ids, ids that TREC can't hold."""
-    columns = {"query_id": options.by, "doc_id": options.doc, "tag": "tag"}
+    """Raise for the first row that is at fault, in the order of values, missing ids, ids that the target can't hold."""
+    names = {"query_id": options.by, "doc_id": options.doc, "query": options.query, "tag": "tag"}
+    wanted = ["query_id", "doc_id"]
+    if target.wants_text:
+        wanted.insert(0, "query")
     kept = found.filter(polars.col("value").is_not_null())
     faults = [("odd", found.filter(polars.col("odd").is_not_null()))]
-    faults += [(name, kept.filter(polars.col(name).is_null())) for name in ("query_id", "doc_id")]
-    if target in TREC:
-        faults += [
-            (name, kept.filter(polars.col(name).str.contains(UNWRITABLE)))
-            for name in ("query_id", "doc_id", "tag")
-            if name in found.columns
-        ]
+    faults += [(name, kept.filter(polars.col(name).is_null())) for name in wanted]
+    if target.unwritable:
+        texts = [name for name in (*wanted, "tag") if name in found.columns]
+        faults += [(name, kept.filter(polars.col(name).str.contains(target.unwritable))) for name in texts]
     for name, rows in faults:
         if not rows.height:
             continue
@@ -404,13 +439,28 @@ def _check(polars: Any, found: Any, source: Source, target: Form, options: Conve
         others = f" ({rows.height:,} such rows)" if rows.height > 1 else ""
         if name == "odd":
             raise InputError(f"{where}: {_odd_text(source, held['odd'], others)}")
+        if held[name] is None and name == "query" and options.queries is not None:
+            raise InputError(
+                f"{where}: {options.queries} has no text for query {held.get('id', held['query_id'])!r}{others}. Add "
+                "it, or leave the row out."
+            )
         if held[name] is None:
-            raise InputError(f"{where} has no `{columns[name]}`{others}. Give every row one, or leave the row out.")
+            raise InputError(f"{where} has no `{names[name]}`{others}. Give every row one, or leave the row out.")
         raise InputError(
-            f"{where}: `{columns[name]}` is {held[name][:SHOWN_CHARACTERS]!r}{others}, which a TREC file can't hold "
-            f"({target.example}: fields end at white space). Write it otherwise in the source, in all files that name "
-            "it, or convert to .jsonl or .parquet."
+            f"{where}: `{names[name]}` is {held[name][:SHOWN_CHARACTERS]!r}{others}, which {_kind_of_file(target)} "
+            f"can't hold ({target.example}: {target.limits}). {_how_to_write(source, target)}"
         )
+
+
+def _kind_of_file(target: Form) -> str:
+    return "a TREC file" if target in TREC else f"a file of {target.name}"
+
+
+def _how_to_write(source: Source, target: Form) -> str:
+    """What to do about a text that a target can't hold."""
+    if source.form is not None and source.form.is_by_text and not target.is_by_text:
+        return "Give the queries' ids with --queries FILE, or convert to .jsonl or .parquet."
+    return "Write it otherwise in the source, in all files that name it, or convert to .jsonl or .parquet."
 
 
 def _odd_text(source: Source, value: str, others: str) -> str:
@@ -423,7 +473,7 @@ def _odd_text(source: Source, value: str, others: str) -> str:
 
 
 # ------------------------------------------------------------------------------
-# Converts a source to TREC, JSON lines or Parquet: reads its pairs, settles duplicates, writes the target.
+# Converts a source: reads its pairs, settles duplicates, writes the target.
 
 
 SHOWN = 5
@@ -431,7 +481,7 @@ BATCH_ROWS = 1 << 16
 BATCH_BYTES = 16 << 20
 """Rows of a table that are written at a time, and of about how many bytes where rows are long."""
 _TREC_TYPES = {"grade": pa.int32(), "rank": pa.int64(), "score": pa.float64()}
-"""What the fields of TREC files are in a table; all others are text."""
+"""What the fields of forms that are no tables are in a table; all others are text."""
 
 
 @dataclass(frozen=True)
@@ -491,7 +541,8 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     form = source_form(source, options.from_format, storage)
     to = target_form(target, options.to_format)
     check_options(source, form, to, options)
-    check_free(target, (source,), storage, force=options.force)
+    heading = heading_of(target, to, options, storage)
+    check_free(target, (source, *filter(None, (options.queries, options.template))), storage, force=options.force)
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
         opened = open_source(
@@ -502,28 +553,28 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
             scratch=folder,
             storage=storage,
         )
-        pairs = read_pairs(polars, opened, to, options)
+        pairs = read_pairs(polars, opened, to, options, storage)
         valued = pairs.filter(polars.col("value").is_not_null())
         kept, conflicts = _settled(polars, opened, valued, options.duplicates)
         tag = options.tag
         if tag is None and to is RUN and "tag" not in pairs.columns:  # else rows have their own
             tag = opened.run.plan.name if opened.run else "relabel"
-        if tag is not None and re.search(UNWRITABLE, tag):
+        if tag is not None and re.search(RUN.unwritable, tag):
             raise UsageError(f"--tag {tag!r}: a field of a run file can't be empty or hold white space.")
         texts = BrokenTexts()
-        if to is QRELS:
-            schema, tables = _judgments(polars, kept)
-        elif to is RUN:
+        if to is RUN:
             schema, tables = _ranked(polars, kept, tag)
+        elif to.columns:
+            schema, tables = _judgments(polars, kept)
         else:
             has_means = options.duplicates == "mean" and conflicts > 0
             schema, tables = _batches(opened, kept, texts, has_means=has_means)
         assert to.write is not None
         with written(target, storage) as file:
-            to.write(file, schema, tables)
+            to.write(file, schema, tables, heading)
         texts.report()
         notes = list(opened.run.notes) if opened.run else []
-        if FROM_GOLD in opened.names and to in TREC:
+        if FROM_GOLD in opened.names and to.columns:
             notes.append(
                 f"{source} says which of its labels are gold's (`{FROM_GOLD}`), and {target} can't: do not judge it by "
                 "that gold"
@@ -552,28 +603,69 @@ def check_options(source: str, form: Form | None, target: Form, options: Convert
     Raises:
         UsageError: which, and what to give instead.
     """
-    if options.texts and (form is not None or target in TREC):
+    if options.texts and (form is not None or target.columns):
         raise UsageError(
             f"--texts: {source} is {_name_of(form)}, the target {target.name}. Texts are joined from a run's output "
             "folder (labels), which knows its input, into a table, .parquet or .jsonl."
         )
-    if options.duplicates == "keep" and target in TREC:
-        raise UsageError(f"--duplicates keep: a pair occurs once in a TREC file ({target.name}). Choose first or mean.")
+    if options.duplicates == "keep" and target.columns:
+        raise UsageError(
+            f"--duplicates keep: a pair occurs once in {_kind_of_file(target)} ({target.name}). Choose first or mean."
+        )
     if options.tag is not None and target is not RUN:
         raise UsageError("--tag: only run files have one.")
-    if options.score is not None and target is QRELS:
-        raise UsageError("--score: qrels hold grades. Name their column with --grade, or write a run file.")
+    if options.score is not None and target is not RUN and target.columns:
+        raise UsageError(f"--score: {target.name} holds grades. Name their column with --grade, or write a run file.")
     if options.grade is not None and target is RUN:
         raise UsageError(
             "--grade: a run file holds scores. Name their column with --score, which may be one of grades."
         )
-    if form is RUN and (target is QRELS or options.grade is not None):
+    if form is RUN and (options.grade is not None or (target is not RUN and target.columns)):
         raise UsageError(
             f"{source}: a TREC run is a ranking by scores, and has no grades. Convert it to a run file or a table "
             "(--score names the column); `relabel systems` compares rankings."
         )
     if options.grade is not None and options.score is not None:
         raise UsageError("--grade and --score: rows are kept by one column. Name the one that must not be null.")
+
+
+def heading_of(target: str, form: Form, options: ConvertOptions, storage: Storage) -> Heading:
+    """What the target says besides its rows.
+
+    Raises:
+        UsageError: an option is missing, or the form has no place for one.
+        InputError: the search request can't be read, or has no place for the query.
+    """
+    if options.index is not None and "index" not in form.needs:
+        raise UsageError(f"--index: {form.name} names none.")
+    if options.template is not None and not {"template", "request"} & set(form.needs):
+        raise UsageError(f"--template: {form.name} has none.")
+    if options.index is None and "index" in form.needs:
+        raise UsageError(f"--index: {form.name} names the index that its documents are in.")
+    if options.template is None and "template" in form.needs:
+        raise UsageError(f"--template: {form.name} names the file of the search request.")
+    if options.template is None and "request" in form.needs:
+        raise UsageError(
+            f"--template: {form.name} holds a search request. Give a file with one, in which {{{{query}}}} becomes the "
+            "query's text."
+        )
+    request = None
+    if options.template is not None and "request" in form.needs:
+        request = _request(options.template, storage)
+    name = PurePosixPath(target).name.split(".")[0]
+    template = None if options.template is None else PurePosixPath(options.template).name
+    return Heading(name, options.index, template, request)
+
+
+def _request(path: str, storage: Storage) -> Any:
+    text = read_text(path, storage)
+    try:
+        request = json.loads(text)
+    except ValueError as exc:
+        raise InputError(f"{path}: not readable as JSON: {exc}.") from exc
+    if "{{query}}" not in text:
+        raise InputError(f"{path}: {{{{query}}}} is not in it, so that all queries would ask the same.")
+    return request
 
 
 def _name_of(form: Form | None) -> str:
@@ -592,16 +684,17 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
     if rule == "keep" or num_pairs == rows.height:
         return rows, 0
     kept = rows.unique(pair, keep="first", maintain_order=True)
+    ids = polars.col("id" if "id" in rows.columns else "query_id").unique(maintain_order=True).alias("ids")
     groups = (
         rows.filter(polars.struct(pair).is_duplicated())
         .group_by(pair, maintain_order=True)
-        .agg("value")
+        .agg("value", ids)
         .filter(value.list.n_unique() > 1)
     )
     if groups.height and rule == "error":
         examples = [
-            f"query {query}, document {doc}: {', '.join(f'{one:g}' for one in values)}"
-            for query, doc, values in groups.head(SHOWN).iter_rows()
+            f"query {query}, document {doc}: {', '.join(f'{one:g}' for one in values)}{_ids_text(ids, query)}"
+            for query, doc, values, ids in groups.head(SHOWN).iter_rows()
         ]
         more = "; …" if groups.height > SHOWN else ""
         raise InputError(
@@ -618,9 +711,15 @@ def _settled(polars: Any, source: Source, rows: Any, rule: Rule) -> tuple[Any, i
     return kept, groups.height
 
 
+def _ids_text(ids: list[str], query: str) -> str:
+    """The ids of a query that is known by its text, where they are not that text."""
+    return "" if ids == [query] else f" (of ids {', '.join(ids[:SHOWN])})"
+
+
 def _judgments(polars: Any, rows: Any) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """The lines of qrels."""
-    judgments = rows.select("query_id", polars.lit("0").alias("iteration"), "doc_id", "value").to_arrow()
+    """Judgments as `Write` wants them."""
+    query = polars.col("query") if "query" in rows.columns else polars.lit(None, polars.String).alias("query")
+    judgments = rows.select("query_id", query, "doc_id", polars.col("value").alias("grade")).to_arrow()
     return judgments.schema, iter([judgments])
 
 
@@ -654,10 +753,11 @@ def _batches(source: Source, kept: Any, texts: BrokenTexts, *, has_means: bool) 
     held = pq.read_schema(source.files[0])
     schema = pa.schema([held.field(name) for name in source.names], metadata=held.metadata)
     typed = schema
-    is_read = has_means or source.form in TREC
-    if source.form in TREC:
+    has_fields = source.form is not None and bool(source.form.columns)
+    is_read = has_means or has_fields
+    if has_fields:
         typed = pa.schema([(name, _TREC_TYPES.get(name, pa.string())) for name in source.names])
-    if has_means and source.kind == "score":
+    if source.kind == "score" and (has_means or (has_fields and source.value == "grade")):
         typed = typed.set(typed.get_field_index(source.value), pa.field(source.value, pa.float64()))
 
     def tables() -> Iterator[pa.Table]:

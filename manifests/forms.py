@@ -1,7 +1,8 @@
 """The forms of tables that people bring along or take away: how each is known by its name, read and written.
 
 A form is one entry of `FORMS`. What reads judgments (`evaluate --qrels`, `report --gold`, `combine`) and what converts
-files asks there, so that a new form is a reader, a writer and an entry.
+files asks there, so that a new form is a reader, a writer and an entry; forms of search tools are read and written in
+`manifests/judgments.py`.
 
 Ids stay the text that they are (`007` is not 7) and rows are split at `\n` alone, since real ids and texts hold other
 line-like characters.
@@ -21,6 +22,22 @@ import pyarrow.parquet as pq
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
+from relabel.manifests.judgments import (
+    QUEPID_NAMES,
+    QUEPID_UNWRITABLE,
+    TEXT_COLUMNS,
+    Heading,
+    ReadText,
+    names_at_top,
+    read_opensearch,
+    read_quepid,
+    read_rank_eval,
+    read_rre,
+    write_opensearch,
+    write_quepid,
+    write_rank_eval,
+    write_rre,
+)
 from relabel.manifests.process import require
 from relabel.manifests.store import read_whole
 from relabel.manifests.tables import PARQUET_SUFFIXES, SCORES_RANK, Column, open_parquet, read_parquet, reading
@@ -31,8 +48,10 @@ Choice = Callable[[list[str]], Sequence[str]]
 Read = Callable[[str, Choice, Storage], dict[str, Column]]
 """Reads the chosen columns of a file, whole. Raises InputError: it can't be read, is not of this form, or lacks one."""
 
-Write = Callable[[Path, pa.Schema, Iterable[pa.Table]], None]
-"""Writes tables of a schema to a local file."""
+Write = Callable[[Path, pa.Schema, Iterable[pa.Table], Heading], None]
+"""Writes tables of a schema to a local file. Where a form has columns of its own, those of judgments are `query_id`,
+`query`, `doc_id` and `grade`.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,9 +63,15 @@ class Form:
         suffixes: of names of such files.
         read: what reads one.
         write: what writes one; None for a form that is only read.
-        columns: the fields of a line, of text without names; empty where a file names its columns.
-        example: such a line.
+        columns: what each row is made of; empty for a table, which names its columns.
+        example: a line, or what the file is.
         has_grades: whether it can hold judgments.
+        marks: names at the top of such a file, by which it is known where its suffix says less.
+        is_by_text: whether it knows a query by its text alone.
+        wants_text: whether the query's text is written.
+        unwritable: a pattern of what its texts can't hold; empty where they hold anything.
+        limits: why, in words.
+        needs: parts of `Heading` without which it is not written.
     """
 
     name: str
@@ -56,17 +81,50 @@ class Form:
     columns: tuple[str, ...] = ()
     example: str = ""
     has_grades: bool = True
+    marks: tuple[str, ...] = ()
+    is_by_text: bool = False
+    wants_text: bool = False
+    unwritable: str = ""
+    limits: str = ""
+    needs: tuple[str, ...] = ()
 
 
 def form_by_suffix(path: str, forms: Iterable[Form]) -> Form | None:
-    """The form among these that a name has by its suffix."""
+    """The form among these that a name has by its suffix, the longest that fits."""
+    name = PurePosixPath(path).name.lower()
+    fitting = [(len(suffix), form) for form in forms for suffix in form.suffixes if name.endswith(suffix)]
+    return max(fitting, key=lambda one: one[0])[1] if fitting else None
+
+
+SHARED_SUFFIXES = (".json", ".csv")
+"""Of names whose form shows inside."""
+
+
+def form_of(path: str, forms: Sequence[Form], storage: Storage) -> Form | None:
+    """The form among these of a file, by its suffix; where several forms share that, by the names at its top.
+
+    Raises:
+        InputError: the file can't be read, or names nothing that a form of its suffix would.
+    """
+    form = form_by_suffix(path, forms)
     suffix = PurePosixPath(path).suffix.lower()
-    return next((form for form in forms if suffix in form.suffixes), None)
+    if suffix not in SHARED_SUFFIXES or (form is not None and form.marks):
+        return form
+    marked = [one for one in forms if one.marks]
+    names = names_at_top(read_text(path, storage))
+    shown = next((one for one in marked if set(one.marks) <= names), form)
+    if shown is None:
+        known = "; ".join(f"{one.name}: {', '.join(one.marks)}" for one in marked)
+        raise InputError(
+            f"{path}: no form of judgments is known by what it names at its top ({', '.join(sorted(names))[:80]}). "
+            f"Known are {known}."
+        )
+    return shown
 
 
 def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
-    """Read some columns of a file of labels or judgments; its form is known by its suffix, and TREC qrels text
-    (`qid 0 docid grade`) is what has no known one.
+    """Read some columns of a file of labels or judgments; its form is known by its suffix or by what it names, and TREC
+    qrels text (`qid 0 docid grade`) is what has no known one.
 
     Args:
         path: local, or a URL.
@@ -74,7 +132,7 @@ def load_columns(path: str, choose: Choice, storage: Storage) -> dict[str, Colum
     Raises:
         InputError: the file is absent, is a ranking, is not what its suffix says, or lacks a column.
     """
-    form = form_by_suffix(path, FORMS) or QRELS
+    form = form_of(path, FORMS, storage) or QRELS
     if not form.has_grades:
         raise InputError(f"{path}: a TREC run is a ranking by scores, and grades are wanted. {SCORES_RANK}")
     return form.read(path, choose, storage)
@@ -87,7 +145,7 @@ def load_scores(path: str, choose: Choice, storage: Storage) -> dict[str, Column
     Raises:
         InputError: the file is absent, is not what its suffix says, or lacks a column.
     """
-    form = form_by_suffix(path, FORMS) or RUN
+    form = form_of(path, FORMS, storage) or RUN
     return form.read(path, choose, storage)
 
 
@@ -123,6 +181,10 @@ def _read_parquet(path: str, choose: Choice, storage: Storage) -> dict[str, Colu
         return {name: read_parquet(parquet, name) for name in names}
 
 
+def _write_parquet(file: Path, schema: pa.Schema, tables: Iterable[pa.Table], _heading: Heading) -> None:
+    write_grouped(file, schema, tables)
+
+
 def write_grouped(file: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
     """Write tables to a Parquet file, gathered to row groups of so many rows or bytes."""
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -156,7 +218,7 @@ def _read_jsonl(path: str, choose: Choice, storage: Storage) -> dict[str, Column
     return {name: [row.get(name) for row in rows] for name in choose(names)}
 
 
-def _write_jsonl(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+def _write_jsonl(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table], _heading: Heading) -> None:
     polars = require("polars", extra="eval", purpose="relabel convert")
     with file.open("wb") as out:
         for table in tables:
@@ -196,6 +258,10 @@ SHOWN_CHARS = 80
 """Of a line that can't be read."""
 
 
+TREC_UNWRITABLE = "[\\s\\x1c-\\x1f\ufeff]|^$"
+"""What an id can't hold: white space (Python counts four separators of ASCII too), and the mark of byte order, which
+readers drop at a file's beginning. Nor may it be empty.
+"""
 QRELS_COLUMNS = ("query_id", "iteration", "doc_id", "grade")
 RUN_COLUMNS = ("query_id", "q0", "doc_id", "rank", "score", "tag")
 
@@ -229,18 +295,35 @@ def is_run_line(fields: Sequence[str]) -> bool:
     return len(fields) == len(RUN_COLUMNS) and fields[RUN_COLUMNS.index("q0")].upper() == "Q0"
 
 
-def _write_trec(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+def _write_trec(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table], _heading: Heading) -> None:
     polars = require("polars", extra="eval", purpose="relabel convert")
     with file.open("wb") as out:
         for table in tables:
             polars.from_arrow(table).write_csv(out, include_header=False, separator=" ", quote_style="never")
 
 
+def _write_qrels(file: Path, schema: pa.Schema, tables: Iterable[pa.Table], heading: Heading) -> None:
+    with_iteration = (table.append_column("iteration", pa.repeat("0", len(table))) for table in tables)
+    lines = (table.select(["query_id", "iteration", "doc_id", "grade"]) for table in with_iteration)
+    _write_trec(file, schema, lines, heading)
+
+
+# ------------------------------------------------------------------------------
+# Judgments of search tools.
+
+
+def _read_judgments(path: str, choose: Choice, storage: Storage, *, read: ReadText) -> dict[str, Column]:
+    columns = read(path, read_text(path, storage))
+    if all(text is None for text in columns["query"]):
+        del columns["query"]
+    return {name: columns[name] for name in choose(list(columns))}
+
+
 # ------------------------------------------------------------------------------
 # The registry.
 
 
-PARQUET = Form("parquet", PARQUET_SUFFIXES, _read_parquet, write_grouped)
+PARQUET = Form("parquet", PARQUET_SUFFIXES, _read_parquet, _write_parquet)
 JSONL = Form("jsonl", (".jsonl", ".ndjson"), _read_jsonl, _write_jsonl)
 CSV = Form("csv", (".csv",), _read_delimited)
 TSV = Form("tsv", (".tsv",), _read_delimited)
@@ -248,9 +331,11 @@ QRELS = Form(
     "qrels",
     (".qrels", ".qrel"),
     partial(_read_trec, columns=QRELS_COLUMNS),
-    _write_trec,
+    _write_qrels,
     columns=QRELS_COLUMNS,
     example="`qid 0 docid grade`",
+    unwritable=TREC_UNWRITABLE,
+    limits="fields end at white space",
 )
 RUN = Form(
     "run",
@@ -260,9 +345,64 @@ RUN = Form(
     columns=RUN_COLUMNS,
     example="`qid Q0 docid rank score tag`",
     has_grades=False,
+    unwritable=TREC_UNWRITABLE,
+    limits="fields end at white space",
+)
+OPENSEARCH = Form(
+    "opensearch",
+    (".opensearch.json",),
+    partial(_read_judgments, read=read_opensearch),
+    write_opensearch,
+    columns=TEXT_COLUMNS,
+    example="OpenSearch's import of judgments",
+    marks=("judgmentRatings",),
+    is_by_text=True,
+    wants_text=True,
+    unwritable="^$",
+    limits="texts and ids are not empty",
+)
+RANK_EVAL = Form(
+    "rank_eval",
+    (".rank_eval.json",),
+    partial(_read_judgments, read=read_rank_eval),
+    write_rank_eval,
+    columns=("query_id", "doc_id", "grade"),
+    example="the body of `_rank_eval`",
+    marks=("requests",),
+    unwritable="^$",
+    wants_text=True,
+    limits="ids are not empty",
+    needs=("index", "request"),
+)
+QUEPID = Form(
+    "quepid",
+    (".quepid.csv",),
+    partial(_read_judgments, read=read_quepid),
+    write_quepid,
+    columns=TEXT_COLUMNS,
+    example="Quepid's CSV",
+    marks=QUEPID_NAMES,
+    is_by_text=True,
+    wants_text=True,
+    unwritable=QUEPID_UNWRITABLE,
+    limits="it drops white space at both ends",
+)
+RRE = Form(
+    "rre",
+    (".rre.json",),
+    partial(_read_judgments, read=read_rre),
+    write_rre,
+    columns=TEXT_COLUMNS,
+    example="RRE's ratings",
+    marks=("id_field", "index"),
+    is_by_text=True,
+    wants_text=True,
+    unwritable="^$",
+    limits="texts and ids are not empty",
+    needs=("index", "template"),
 )
 
-FORMS = (QRELS, RUN, JSONL, PARQUET, CSV, TSV)
+FORMS = (QRELS, RUN, JSONL, PARQUET, CSV, TSV, OPENSEARCH, RANK_EVAL, QUEPID, RRE)
 GRADED = tuple(form for form in FORMS if form.has_grades)
 """Those that judgments and labels come in."""
 TREC = (QRELS, RUN)

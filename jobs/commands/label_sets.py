@@ -20,7 +20,7 @@ from relabel.jobs.commands.options import (
     sigterm_ends,
 )
 from relabel.jobs.compare import CompareOptions, compare_runs, comparison_sections
-from relabel.jobs.convert import ConvertOptions
+from relabel.jobs.convert import LABELS, WRITABLE, ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.merge import MergeResult, merge_outputs
@@ -28,6 +28,7 @@ from relabel.jobs.output import Exit, Summary, emit_result
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
+from relabel.manifests.forms import FORMS
 from relabel.manifests.gold import parse_map
 from relabel.manifests.metrics.evaluation import parse_flag
 
@@ -448,13 +449,13 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
 @click.option(
     "--from",
     "from_format",
-    type=click.Choice(["labels", "qrels", "run", "jsonl", "parquet"]),
-    help="Form of SOURCE.  [default: by its suffix; a folder with a plan is labels]",
+    type=click.Choice([LABELS, *(form.name for form in FORMS)]),
+    help="Form of SOURCE.  [default: by its suffix, or what it names; a folder with a plan is labels]",
 )
 @click.option(
     "--to",
     "to_format",
-    type=click.Choice(["qrels", "run", "jsonl", "parquet"]),
+    type=click.Choice([form.name for form in WRITABLE]),
     help="Form of TARGET.  [default: by its suffix]",
 )
 @click.option(
@@ -470,6 +471,24 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     show_default=True,
     metavar="COL",
     help="Document column of a table.",
+)
+@click.option(
+    "--query",
+    default="query",
+    show_default=True,
+    metavar="COL",
+    help="Column of a query's text, for targets that hold it.",
+)
+@click.option(
+    "--queries",
+    metavar="FILE",
+    help="Table of query ids and texts, for a source with ids and a target with texts, or the other way round.",
+)
+@click.option("--index", metavar="NAME", help="Index of the documents, for rank_eval and rre.")
+@click.option(
+    "--template",
+    metavar="FILE",
+    help="Search request as JSON: rank_eval puts each query's text in place of {{query}}; rre names the file.",
 )
 @click.option("--grade", metavar="COL", help="Column of grades.  [default: grade]")
 @click.option(
@@ -491,11 +510,12 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
 @output_option
 @sigterm_ends()
 def convert(source: str, target: str, output: str, **values: Any) -> int:
-    """Turn labels into TREC files and tables, and these into each other.
+    """Turn labels into TREC files, judgments of search tools and tables, and these into each other.
 
     SOURCE is a finished run's output, TREC qrels (qid 0 docid grade), a TREC run file (qid Q0 docid rank score tag),
-    JSONL or Parquet; TARGET any of these but a run's output. Rows without a grade (or score) are left out and counted,
-    never written as 0. Both may be URLs.
+    judgments of OpenSearch, _rank_eval, Quepid or RRE, or a table (JSONL, Parquet, CSV, TSV); TARGET any of these but a
+    run's output, CSV and TSV. Rows without a grade (or score) are left out and counted, never written as 0. Both may be
+    URLs.
     """
     converted = convert_file(source, target, ConvertOptions(**values), Storage())
     for note in converted.notes:

@@ -249,6 +249,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
     "convert.md": lambda folder, _: two_prompts(folder),
+    "judgments.md": lambda folder, _: two_prompts(folder),
     "deploy.md": lambda folder, _: served_bundle(folder),
     "engines.md": lambda folder, _: write_pairs(folder),
     "evaluate.md": judged,

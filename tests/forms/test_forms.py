@@ -1,0 +1,268 @@
+"""What each form of judgments holds, as the tools that own them write and read it; what is merged, and what is refused
+with its place.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROWS = [
+    {"query_id": "q1", "query": "oak table", "doc_id": "a", "grade": 2},
+    {"query_id": "q1", "query": "oak table", "doc_id": "b", "grade": 0},
+    {"query_id": "q2", "query": "lamp", "doc_id": "a", "grade": 1},
+]
+AS_TEXT = [(row["query"], row["doc_id"], row["grade"]) for row in ROWS]
+
+OPENSEARCH = {
+    "name": "mine",
+    "description": "by hand",
+    "type": "IMPORT_JUDGMENT",
+    "judgmentRatings": [
+        {"query": "oak table", "ratings": [{"docId": "a", "rating": "2.0"}, {"docId": "b", "rating": "0"}]},
+        {"query": "lamp", "ratings": [{"docId": "a", "rating": 1}]},
+        {"query": "no ratings", "ratings": []},
+    ],
+}
+FETCHED = {"took": 1, "hits": {"total": {"value": 1}, "hits": [{"_id": "x", "_source": OPENSEARCH}]}}
+QUEPID = "query,docid,rating\noak table,a,2.0\noak table,b,0.0\nno ratings\npadded,,\n lamp , a,1\n"
+RRE_GROUPS = {
+    "index": "shop",
+    "id_field": "id",
+    "topics": [
+        {
+            "description": "furniture",
+            "query_groups": [
+                {
+                    "name": "oak",
+                    "queries": [{"template": "t.json", "placeholders": {"$query": "oak table"}}],
+                    "relevant_documents": {"a": {"gain": 2}, "b": {"gain": 0}},
+                }
+            ],
+        },
+        {
+            "query_groups": [
+                {"queries": [{"placeholders": {"$query": "lamp"}}], "relevant_documents": {"1": ["a"]}},
+                {"queries": [{"placeholders": {"$query": "no ratings"}}]},
+            ]
+        },
+    ],
+}
+RRE_OF_QUEPID = {
+    "id_field": "id",
+    "index": "case 1",
+    "template": "template.json",
+    "queries": [
+        {"placeholders": {"$query": "oak table"}, "relevant_documents": {"2.0": ["a"], "0.0": ["b"]}},
+        {"placeholders": {"$query": "lamp"}, "relevant_documents": {"1": ["a"]}},
+        {"placeholders": {"$query": "no ratings"}},
+    ],
+}
+RANK_EVAL = {
+    "requests": [
+        {
+            "id": "oak table",
+            "request": {"query": {"match": {"title": "oak table"}}},
+            "ratings": [{"_index": "shop", "_id": "a", "rating": 2}, {"_index": "shop", "_id": "b", "rating": 0}],
+        },
+        {"id": "lamp", "template_id": "t", "params": {}, "ratings": [{"_index": "shop", "_id": "a", "rating": 1}]},
+        {"id": "no ratings", "request": {}, "ratings": []},
+    ],
+    "metric": {"precision": {"k": 10}},
+}
+FILES = {
+    "a.json": json.dumps(OPENSEARCH),
+    "b.json": json.dumps(RRE_GROUPS),
+    "c.json": json.dumps(RRE_OF_QUEPID),
+    "d.json": json.dumps(RANK_EVAL),
+    "e.csv": QUEPID,
+    "f.quepid.csv": QUEPID,
+    "g.opensearch.json": json.dumps(FETCHED),
+}
+
+
+def rows_of(path: str) -> list[tuple[str, str, int]]:
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return [(row["query_id"], row["doc_id"], row["grade"]) for row in rows]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_a_tool_is_read_as_it_is_known_by_its_name_or_by_what_it_names(
+    folder: Path, convert: Callable[..., Any], name: str
+) -> None:
+    Path(name).write_text(FILES[name])
+    convert(name, "x.jsonl")
+    assert rows_of("x.jsonl") == AS_TEXT
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_judges_by_gold_takes_each_form(
+    folder: Path, relabel: Callable[..., Any], write_rows: Callable[..., str], name: str
+) -> None:
+    Path(name).write_text(FILES[name])
+    labels = write_rows([row | {"query_id": row["query"]} for row in ROWS])
+    found = relabel("evaluate", labels, "--qrels", name, "--output", "json").json
+    assert (found["counts"]["judged"], found["figures"]["accuracy"]["value"]) == (3, 1.0)
+    both = relabel("combine", labels, labels, "--gold", name, "--to", "both.parquet", "--output", "json").json
+    assert both["gold_pairs"] == 3
+
+
+def test_gold_by_texts_judges_labels_that_have_the_texts(
+    folder: Path, relabel: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    Path("gold.json").write_text(FILES["a.json"])
+    labels = write_rows(ROWS)
+    found = relabel("evaluate", labels, "--qrels", "gold.json", "--by", "query", "--output", "json").json
+    assert found["counts"]["judged"] == 3
+
+
+def test_a_page_shows_figures_by_gold_of_a_tool(
+    run: Callable[..., None], relabel: Callable[..., Any], convert: Callable[..., Any]
+) -> None:
+    """Out of a run, whose input has the texts, and back by them."""
+    run()
+    made = convert("out/ecom", "gold.opensearch.json")
+    assert made["written"] == 24
+    convert("gold.opensearch.json", "gold.qrels", "--queries", "pairs.parquet")
+    assert relabel("evaluate", "out/ecom", "--qrels", "gold.qrels", "--output", "json").json["counts"]["judged"] == 24
+    done = relabel("report", "out/ecom", "--gold", "gold.qrels", "--to", "page.html")
+    assert done.code == 0
+
+
+# Two ids of one text.
+
+
+@pytest.mark.parametrize("target", ["x.opensearch.json", "x.quepid.csv", "x.rre.json"])
+def test_two_ids_of_one_text_are_merged_where_they_agree_and_refused_by_name_where_not(
+    folder: Path, relabel: Callable[..., Any], convert: Callable[..., Any], write_rows: Callable[..., str], target: str
+) -> None:
+    settings = ("--index", "i", "--template", "t.json") if "rre" in target else ()
+    again = [{"query_id": "q9", "query": "lamp", "doc_id": doc, "grade": 1} for doc in ("a", "c")]
+    found = convert(write_rows([*ROWS, *again]), target, *settings)
+    assert (found["written"], found["duplicates"], found["conflicts"]) == (4, 1, 0)
+    convert(target, "back.jsonl")
+    assert sorted(rows_of("back.jsonl")) == sorted([*AS_TEXT, ("lamp", "c", 1)])
+    path = write_rows([*ROWS, again[0] | {"grade": 2}], "odd.jsonl")
+    relabel("convert", path, f"y.{target}", *settings).refused(
+        3, "odd.jsonl: 1 pairs have several grades", "query lamp, document a: 1, 2 (of ids q2, q9)"
+    )
+    assert not list(Path().glob("y.*"))
+
+
+def test_a_request_is_the_template_with_the_query_in_its_place(
+    folder: Path, convert: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    template = {"query": {"match": {"title": "{{query}}"}}, "ext": [{"id": "{{query_id}}: {{query}}"}, 5, None]}
+    Path("t.json").write_text(json.dumps(template))
+    rows = [{"query_id": "q1", "query": 'a "{{query_id}}" \\ b', "doc_id": "d", "grade": 1}]
+    convert(write_rows(rows), "x.rank_eval.json", "--index", "shop", "--template", "t.json")
+    found = json.loads(Path("x.rank_eval.json").read_text())
+    text = rows[0]["query"]
+    assert found["requests"] == [
+        {
+            "id": "q1",
+            "request": {"query": {"match": {"title": text}}, "ext": [{"id": f"q1: {text}"}, 5, None]},
+            "ratings": [{"_index": "shop", "_id": "d", "rating": 1}],
+        }
+    ]
+    assert found["metric"] == {"dcg": {"k": 10, "normalize": True}}
+
+
+def test_texts_of_ids_come_from_a_table_of_queries(
+    folder: Path, relabel: Callable[..., Any], convert: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    write_rows(ROWS, "queries.jsonl")
+    Path("gold.qrels").write_text("q1 0 a 2\nq1 0 b 0\nq2 0 a 1\n")
+    relabel("convert", "gold.qrels", "x.quepid.csv").refused(3, "no column `query`", "--queries FILE")
+    convert("gold.qrels", "x.quepid.csv", "--queries", "queries.jsonl")
+    assert Path("x.quepid.csv").read_text() == "query,docid,rating\noak table,a,2\noak table,b,0\nlamp,a,1\n"
+    convert("x.quepid.csv", "y.qrels", "--queries", "queries.jsonl")
+    assert Path("y.qrels").read_text() == Path("gold.qrels").read_text()
+    Path("gold.qrels").write_text("q1 0 a 2\nq7 0 b 0\n")
+    relabel("convert", "gold.qrels", "y.quepid.csv", "--queries", "queries.jsonl").refused(
+        3, "gold.qrels: line 2", "queries.jsonl has no text for query 'q7'"
+    )
+    Path("z.quepid.csv").write_text("query,docid,rating\nsofa,a,1\n")
+    relabel("convert", "z.quepid.csv", "z.qrels", "--queries", "queries.jsonl").refused(3, "row 0", "'sofa'")
+    write_rows([*ROWS, ROWS[0] | {"query": "oak  table"}], "queries.jsonl")
+    relabel("convert", "gold.qrels", "y.quepid.csv", "--queries", "queries.jsonl").refused(3, "'q1' has two texts")
+    assert not list(Path().glob("y.quepid*"))
+
+
+def test_a_query_that_a_spreadsheet_would_run_is_guarded_as_quepid_guards_it(
+    folder: Path, convert: Callable[..., Any], write_rows: Callable[..., str]
+) -> None:
+    convert(write_rows([{"query_id": "q", "query": "=1+1", "doc_id": "-d", "grade": 1}]), "x.quepid.csv")
+    assert Path("x.quepid.csv").read_text() == "query,docid,rating\n =1+1,-d,1\n"
+    convert("x.quepid.csv", "back.jsonl")
+    assert rows_of("back.jsonl") == [("=1+1", "-d", 1)]
+
+
+# Refused, with the place.
+
+
+def opensearch(**rating: Any) -> str:
+    return json.dumps({"judgmentRatings": [{"query": "q", "ratings": [rating]}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a.json", opensearch(docId="d", rating="0.7"), ("row 0: grade '0.7'", "whole number", "--score grade")),
+        ("a.json", opensearch(rating="1"), ("judgmentRatings[0].ratings[0].docId: a text is wanted, not nothing",)),
+        ("a.json", opensearch(docId=True, rating="1"), ("ratings[0].docId", "True")),
+        ("a.json", '{"judgmentRatings": {}}', ("a.json.judgmentRatings: a list is wanted",)),
+        ("a.json", '{"judgmentRatings": [}', ("a.json",)),
+        ("a.json", '{"ratings": []}', ("no form of judgments", "ratings", "opensearch: judgmentRatings")),
+        ("a.opensearch.json", json.dumps({"hits": {"hits": []}}), ("0 judgment lists",)),
+        ("a.rre.json", '{"queries": [{"placeholders": {}}]}', ("queries[0].placeholders.$query",)),
+        (
+            "a.rre.json",
+            '{"queries": [{"placeholders": {"$query": "q"}, "relevant_documents": {"1": ["a"], "1": ["b"]}}]}',
+            ("'1' twice", "would be lost"),
+        ),
+        ("a.quepid.csv", "query,docid\nq,d\n", ("its first line is 'query,docid'",)),
+        ("a.quepid.csv", "query,docid,rating\nq,d,1\nq,d,1,x\n", ("record 2 has 4 fields",)),
+        ("a.quepid.csv", "query,docid,rating\nq,,1\n", ("record 1 has a rating and no docid",)),
+        ("a.quepid.csv", 'query,docid,rating\n"q,d,1\n', ("can't be read",)),
+        ("a.rank_eval.json", '{"requests": [{"ratings": []}]}', ("requests[0].id",)),
+    ],
+)
+def test_what_is_off_in_a_file_is_named_with_its_place(
+    folder: Path, relabel: Callable[..., Any], name: str, text: str, parts: tuple[str, ...]
+) -> None:
+    Path(name).write_text(text)
+    relabel("convert", name, "x.jsonl").refused(3, name, *parts)
+    assert not list(Path().glob("x.*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (("x.rank_eval.json", "--template", "t.json"), 2, ("--index",)),
+        (("x.rank_eval.json", "--index", "i"), 2, ("--template", "{{query}}")),
+        (("x.rank_eval.json", "--index", "i", "--template", "plain.json"), 3, ("plain.json: {{query}} is not in it",)),
+        (("x.rank_eval.json", "--index", "i", "--template", "none.json"), 3, ("none.json: no such file",)),
+        (("x.rre.json", "--index", "i"), 2, ("--template",)),
+        (("x.quepid.csv", "--index", "i"), 2, ("--index: quepid",)),
+        (("x.jsonl", "--template", "t.json"), 2, ("--template: jsonl",)),
+        (("x.opensearch.json", "--score", "grade"), 2, ("--score: opensearch holds grades",)),
+        (("x.opensearch.json", "--duplicates", "keep"), 2, ("--duplicates keep",)),
+        (("x.opensearch.json", "--query", "text"), 3, ("no column `text`", "--query")),
+        (("x.json",), 2, ("its form is not clear", "--to", ".opensearch.json")),
+    ],
+)
+def test_options_that_a_form_lacks_or_has_no_place_for_are_named(
+    folder: Path,
+    relabel: Callable[..., Any],
+    write_rows: Callable[..., str],
+    arguments: tuple[str, ...],
+    code: int,
+    parts: tuple[str, ...],
+) -> None:
+    Path("t.json").write_text('{"query": "{{query}}"}')
+    Path("plain.json").write_text('{"query": "oak"}')
+    relabel("convert", write_rows(ROWS), *arguments).refused(code, *parts)
+    assert not list(Path().glob("x.*"))
