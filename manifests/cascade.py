@@ -11,6 +11,7 @@ another query is at most α.
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
@@ -52,30 +52,32 @@ def certified_threshold(
         alpha: bound of a query's mean loss.
         highest: B.
     Raises:
-        ConfigError: so few queries can't certify it; says how many can.
+        ConfigError: so few queries can't certify it; names how many can.
     """
     _, query_N, rows_Q = np.unique(query_N, return_inverse=True, return_counts=True)
     num_queries = len(rows_Q)
     needed = math.ceil(highest / alpha - 1e-9) - 1
     if num_queries < needed:
+        least_alpha = math.ceil(1e4 * highest / (num_queries + 1)) / 1e4
         raise ConfigError(
             f"cascade: {num_queries} calibration queries can't certify alpha = {alpha:g}: at least {needed} that the "
-            f"teacher and every cheap judge have answered are needed. Label more, or raise alpha to "
-            f"{math.ceil(1e4 * highest / (num_queries + 1)) / 1e4:g}."
+            f"teacher and every cheap judge have answered are needed. Label more, or raise alpha to {least_alpha:g}."
         )
     order = np.argsort(-confidence_N, kind="stable")
-    risk_N = np.cumsum((loss_N / rows_Q[query_N] / num_queries)[order])
-    above = np.flatnonzero(num_queries * risk_N + highest > alpha * (num_queries + 1) + 1e-9)
-    return float(confidence_N[order][above[0]]) if len(above) else 0.0
+    share_N = loss_N / rows_Q[query_N] / num_queries
+    risk_N = np.cumsum(share_N[order])
+    too_risky = np.flatnonzero(num_queries * risk_N + highest > alpha * (num_queries + 1) + 1e-9)
+    if not len(too_risky):
+        return 0.0
+    return float(confidence_N[order][too_risky[0]])
 
 
 def pair_keys(query_ids: Iterable[bytes], doc_ids: Iterable[bytes]) -> np.ndarray:
     """A digest of each pair's ids, uint64 [N, 2]; the first half is also its place in the draw of the audit."""
-    pairs = zip(query_ids, doc_ids, strict=True)
-    digests = (
-        blake2b(len(query).to_bytes(8, "little") + query + doc, digest_size=KEY_BYTES, person=_PERSON_CASCADE).digest()
-        for query, doc in pairs
-    )
+    digests = []
+    for query, doc in zip(query_ids, doc_ids, strict=True):
+        ids = len(query).to_bytes(8, "little") + query + doc
+        digests.append(blake2b(ids, digest_size=KEY_BYTES, person=_PERSON_CASCADE).digest())
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
@@ -98,7 +100,8 @@ class CheapAnswers:
         is_known_P = np.ones(len(judges[0].grades), dtype=bool)
         total_PK = _distributions(judges[0], grades)
         for judge in judges[1:]:
-            has_P, at_P = KeyIndex(keys_of(judge), np.arange(len(judge.grades), dtype=np.uint64)).find(keys_P2)
+            index = KeyIndex(keys_of(judge), np.arange(len(judge.grades), dtype=np.uint64))
+            has_P, at_P = index.find(keys_P2)
             is_known_P &= has_P
             total_PK[has_P] += _distributions(judge, grades)[at_P[has_P]]
         keys_P2 = keys_P2[is_known_P]
@@ -118,7 +121,9 @@ class CheapAnswers:
 
 def _distributions(labelled: Labelled, grades: int) -> np.ndarray:
     sure_NK = np.eye(grades)[labelled.grades]
-    return sure_NK if labelled.probs is None else np.where(np.isnan(labelled.probs), sure_NK, labelled.probs)
+    if labelled.probs is None:
+        return np.asarray(sure_NK)
+    return np.where(np.isnan(labelled.probs), sure_NK, labelled.probs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     """Read the cheap judges' answers and the calibration, and certify a threshold.
 
     Args:
-        parts: of the plan, which say what the teacher is.
+        parts: of the plan, which describe the teacher.
         rows: of the input.
         where: to look for the job, for errors.
     Raises:
@@ -197,20 +202,21 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     loss_KK = np.array(spec.loss or 1 - np.eye(grades), dtype=np.float64)
     if loss_KK.shape != (grades, grades):
         raise ConfigError(f"{where}: `cascade.loss` has {len(loss_KK)} rows; {grades} grades want {grades} of {grades}")
-    sets = [open_answers(path, storage, grades, f"{where}: `cascade.cheap`") for path in spec.cheap]
-    cheap = CheapAnswers([labels for _, labels in sets], loss_KK)
+    cheap_sets = [open_answers(path, storage, grades, f"{where}: `cascade.cheap`") for path in spec.cheap]
+    cheap = CheapAnswers([labelled for _, labelled in cheap_sets], loss_KK)
     teacher, answered = open_answers(spec.calibration, storage, grades, f"{where}: `cascade.calibration`")
     if teacher.plan is not None:
         _check_teacher(teacher.plan.parts, parts, f"{where}: `cascade.calibration` {spec.calibration}")
-    place_N = cheap.places(keys_of(answered))
+    answered_keys = keys_of(answered)
+    place_N = cheap.places(answered_keys)
     both_N = np.flatnonzero(place_N >= 0)
     place_N = place_N[both_N]
     grade_N = answered.grades[both_N]
-    query_N = answered.query_ids.dictionary_encode().indices.to_numpy()
+    query_N = answered.query_ids.dictionary_encode().indices.to_numpy()[both_N]
     confidence_N = cheap.confidence_P[place_N]
     try:
         threshold = certified_threshold(
-            query_N[both_N],
+            query_N,
             confidence_N,
             loss_KK[grade_N, cheap.grade_P[place_N]],
             alpha=spec.alpha,
@@ -218,36 +224,38 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
         )
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
-    share = float((confidence_N > threshold).mean())
+    cheap_share = float((confidence_N > threshold).mean())
+    cheap_rows = max(1.0, rows * cheap_share)
+    audit = min(1.0, max(spec.audit, spec.audit_pairs / cheap_rows))
     certificate = Certificate(
         alpha=spec.alpha,
         loss=loss_KK.tolist(),
-        queries=len(np.unique(query_N[both_N])),
+        queries=len(np.unique(query_N)),
         pairs=len(both_N),
         threshold=threshold,
-        cheap_share=round(share, _DIGITS),
-        audit=round(min(1.0, max(spec.audit, spec.audit_pairs / max(1.0, rows * share))), _DIGITS),
+        cheap_share=round(cheap_share, _DIGITS),
+        audit=round(audit, _DIGITS),
         cheap=cheap.digest,
-        calibration=hashlib.sha256(keys_of(answered).tobytes() + answered.grades.tobytes()).hexdigest(),
+        calibration=hashlib.sha256(answered_keys.tobytes() + answered.grades.tobytes()).hexdigest(),
     )
-    prints = [cheap.digest if found.plan is None else found.plan.fingerprint for found, _ in sets]
-    judges = [
-        ReusedRows(
-            path,
-            mark,
-            None,
-            cheap.digest,
-            0,
+    judges = []
+    for path, (labels, _) in zip(spec.cheap, cheap_sets, strict=True):
+        fingerprint = cheap.digest if labels.plan is None else labels.plan.fingerprint
+        judges.append(
+            ReusedRows(
+                output=path,
+                fingerprint=fingerprint,
+                manifest_sha256=None,
+                receipts_sha256=cheap.digest,
+                rows=0,
+            )
         )
-        for path, mark in zip(spec.cheap, prints, strict=True)
-    ]
-    origin = prints[0] if len(prints) == 1 else cheap.digest
     return Cascade(
-        certificate,
-        cheap,
-        judges,
-        origin,
-        frozenset(texts_of(answered.query_ids.unique())),
+        certificate=certificate,
+        cheap=cheap,
+        judges=judges,
+        origin=judges[0].fingerprint if len(judges) == 1 else cheap.digest,
+        queries=frozenset(texts_of(answered.query_ids.unique())),
     )
 
 
@@ -260,10 +268,10 @@ def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[La
         ConfigError: they are on another scale.
         InputError, ManifestError: as `open_labels`.
     """
-    found = open_labels(path, storage)
-    if found.grades not in (None, grades):
-        raise ConfigError(f"{key}: {path} has {found.grades} grades, and the job's labeler {grades}")
-    return found, gather(found.parts(), grades=grades, where=path)
+    labels = open_labels(path, storage)
+    if labels.grades not in (None, grades):
+        raise ConfigError(f"{key}: {path} has {labels.grades} grades, and the job's labeler {grades}")
+    return labels, gather(labels.parts(), grades=grades, where=path)
 
 
 def _check_teacher(was: dict[str, Any], now: dict[str, Any], what: str) -> None:
@@ -279,23 +287,23 @@ def audit_of(folder: RunFolder, labels: Sequence[FileRef]) -> CascadeAudit | Non
     """Who labelled the rows of some label files, and the mean loss a query of the cheap labels, with its 95 %
     interval over queries; None for a run without a cascade. Queries of the calibration are left out.
     """
-    held = folder.plan.parts.get("cascade")
-    if held is None:
+    certificate = folder.plan.parts.get("cascade")
+    if certificate is None:
         return None
     names = ["query_id", "grade", "answered_by", "cheap_grade"]
     tables = map_concurrent(folder.store, lambda file: read_labels(folder, file, names, check_bytes=False), labels)
     schema = pa.schema([field for field in file_schema(folder.plan.parts) if field.name in names])
-    return audit_of_rows(pa.concat_tables([schema.empty_table(), *tables]), held)
+    return audit_of_rows(pa.concat_tables([schema.empty_table(), *tables]), certificate)
 
 
-def audit_of_rows(table: pa.Table, held: dict[str, Any]) -> CascadeAudit:
+def audit_of_rows(table: pa.Table, certificate: dict[str, Any]) -> CascadeAudit:
     """As `audit_of`.
 
     Args:
         table: columns `query_id`, `grade`, `answered_by` and `cheap_grade`.
-        held: a `Certificate` as the plan holds it.
+        certificate: a `Certificate` as the plan holds it.
     """
-    loss_KK = np.array(held["loss"])
+    loss_KK = np.array(certificate["loss"])
     highest = loss_KK.max()
     query_N = table["query_id"].combine_chunks().dictionary_encode().indices.to_numpy()
     by_N = np.array(table["answered_by"].to_pylist(), dtype=object)
@@ -304,20 +312,28 @@ def audit_of_rows(table: pa.Table, held: dict[str, Any]) -> CascadeAudit:
     has_cheap_Q = np.bincount(query_N, (by_N == "cheap") | is_audit_N)
     is_held_out_Q = np.bincount(query_N, by_N == "calibration") == 0
     audited = pa.array(np.flatnonzero(is_audit_N))
-    teacher_A, cheap_A = (table[name].take(audited).to_numpy().astype(np.int64) for name in ("grade", "cheap_grade"))
+    teacher_A = table["grade"].take(audited).to_numpy().astype(np.int64)
+    cheap_A = table["cheap_grade"].take(audited).to_numpy().astype(np.int64)
     query_A = query_N[is_audit_N]
     lost_Q = np.bincount(query_A, loss_KK[teacher_A, cheap_A] / highest, len(rows_Q)) / rows_Q
     drawn_Q = np.bincount(query_A, minlength=len(rows_Q)) / rows_Q
     low, high = share_bounds(lost_Q, drawn_Q)
-    scale = highest * (has_cheap_Q / rows_Q)[is_held_out_Q].mean() if is_held_out_Q.any() else math.nan
-    counts = {one["values"]: one["counts"] for one in pc.value_counts(table["answered_by"]).to_pylist()}
-    found = [lost_Q.sum() / drawn_Q.sum() if len(query_A) else math.nan, float(low), float(high)]
-    is_known = not any(math.isnan(one * scale) for one in found)
-    figures = [round(float(one * scale), _DIGITS) if is_known else None for one in found]
+    mean = lost_Q.sum() / drawn_Q.sum() if len(query_A) else math.nan
+    scale = math.nan
+    if is_held_out_Q.any():
+        scale = highest * (has_cheap_Q / rows_Q)[is_held_out_Q].mean()
+    scaled = [round(float(share * scale), _DIGITS) for share in (mean, float(low), float(high))]
+    loss, loss_low, loss_high = (None, None, None) if any(map(math.isnan, scaled)) else scaled
+    counts = Counter(by_N.tolist())
     return CascadeAudit(
-        held["alpha"],
-        held["threshold"],
-        held["queries"],
-        *(counts.get(name, 0) for name in ("cheap", "teacher", "calibration", "audit")),
-        *figures,
+        alpha=certificate["alpha"],
+        threshold=certificate["threshold"],
+        queries=certificate["queries"],
+        cheap=counts["cheap"],
+        teacher=counts["teacher"],
+        calibration=counts["calibration"],
+        audited=counts["audit"],
+        loss=loss,
+        low=loss_low,
+        high=loss_high,
     )

@@ -1,5 +1,5 @@
 """A run's folder as a whole: what is committed, what its receipts add up to, whether every row is accounted for, and
-the manifest that says so.
+the manifest that states it.
 
 Counting and resuming look at receipts alone, so their cost grows with chunks and never with rows; proving conservation
 reads one narrow column of every committed file, once, when the last chunk is in.
@@ -71,7 +71,7 @@ class Tally(Fates):
     def tokens(self) -> tuple[int, int]:
         """Prompt and output tokens of all stages."""
         stages = self.stages.values()
-        return sum(one["prompt_tokens"] for one in stages), sum(one["output_tokens"] for one in stages)
+        return sum(stage["prompt_tokens"] for stage in stages), sum(stage["output_tokens"] for stage in stages)
 
 
 class Snapshot(NamedTuple):
@@ -101,7 +101,8 @@ class Snapshot(NamedTuple):
 
     @property
     def all_engines(self) -> list[dict[str, Any]]:
-        return engines_of(self.engines, [engine for source in self.reused_from for engine in source.engines])
+        reused = itertools.chain.from_iterable(source.engines for source in self.reused_from)
+        return engines_of(self.engines, reused)
 
 
 def digest_of_listing(etags: Mapping[str, str]) -> str:
@@ -117,12 +118,14 @@ def digest_of_listing(etags: Mapping[str, str]) -> str:
 
 
 def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags: Mapping[str, str]) -> Snapshot:
-    """What receipts say together, as found under these names and etags.
+    """What receipts add up to, as found under these names and etags.
 
     Args:
         chunks: of each all of its receipts, by attempt; the rows' states are those of the last.
     """
-    num_chunks = labelled = reused = 0
+    num_chunks = 0
+    labelled = 0
+    reused = 0
     quarantined = Counter[str]()
     stages = defaultdict[str, Counter[str]](Counter)
     labels = list[FileRef]()
@@ -135,33 +138,39 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
     digest = hashlib.sha256()
     for receipts in chunks:
         num_chunks += 1
-        quarantined.update({status: count for status, count in receipts[-1].statuses.items() if status != "ok"})
-        quarantine += [receipts[-1].quarantine] if receipts[-1].quarantine else []
+        latest = receipts[-1]
+        quarantined.update({status: count for status, count in latest.statuses.items() if status != "ok"})
+        if latest.quarantine:
+            quarantine.append(latest.quarantine)
         for receipt in receipts:
-            labels += [receipt.labels] if receipt.labels else []
-            answers += [receipt.answers] if receipt.answers else []
-            files = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
-            files += [receipt.answers.sha256] if receipt.answers else []
-            digest.update(f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(files)}\n".encode())
+            if receipt.labels:
+                labels.append(receipt.labels)
+            if receipt.answers:
+                answers.append(receipt.answers)
+            digest.update(_digest_line(receipt))
             labelled += receipt.statuses.get("ok", 0) - receipt.rows_reused
             reused += receipt.rows_reused
             for source in receipt.reused:
                 key = json.dumps(asdict(replace(source, rows=0)))
-                sources[key] = replace(source, rows=source.rows + (sources[key].rows if key in sources else 0))
+                rows_before = sources[key].rows if key in sources else 0
+                sources[key] = replace(source, rows=rows_before + source.rows)
             first, last = spans.get(receipt.worker, (receipt.started, receipt.committed))
             spans[receipt.worker] = min(first, receipt.started), max(last, receipt.committed)
             if receipt.engine:
                 engines.setdefault(json.dumps(receipt.engine, sort_keys=True), receipt.engine)
             for stage, counts in receipt.stages.items():
                 stages[stage].update(counts)
-    moments = ((datetime.fromisoformat(first), datetime.fromisoformat(last)) for first, last in spans.values())
+    seconds = []
+    for first, last in spans.values():
+        span = datetime.fromisoformat(last) - datetime.fromisoformat(first)
+        seconds.append(span.total_seconds())
     tally = Tally(
         labelled,
         reused,
         dict(quarantined),
         chunks_done=num_chunks,
         stages={stage: dict(counts) for stage, counts in stages.items()},
-        worker_seconds=round(sum((last - first).total_seconds() for first, last in moments), 3),
+        worker_seconds=round(sum(seconds), 3),
     )
     return Snapshot(
         tally=tally,
@@ -174,6 +183,14 @@ def sum_receipts(chunks: Iterable[Sequence[Receipt]], listing_digest: str, etags
         listing_digest=listing_digest,
         etags=etags,
     )
+
+
+def _digest_line(receipt: Receipt) -> bytes:
+    """What `Snapshot.digest` is made of: a receipt's id, and the digests of its files."""
+    digests = [file.sha256 if file else "-" for file in (receipt.labels, receipt.quarantine)]
+    if receipt.answers:
+        digests.append(receipt.answers.sha256)
+    return f"{receipt.shard} {receipt.chunk} {receipt.attempt} {' '.join(digests)}\n".encode()
 
 
 RECEIPTS_KEPT = 20_000
@@ -221,29 +238,33 @@ class RunFolder:
 
     def attempts_of_all(self, names: Iterable[str] | None = None) -> dict[int, dict[int, list[int]]]:
         """As `attempts`, for every shard that has any, from one listing: these names, or a new one."""
-        found: dict[int, dict[int, list[int]]] = {}
-        for name in self.listing() if names is None else names:
+        if names is None:
+            names = self.listing()
+        by_shard: dict[int, dict[int, list[int]]] = {}
+        for name in names:
             chunk = parse_receipt_name(name)
-            planned = self.plan.shards[chunk.shard : chunk.shard + 1] if chunk else []
-            if chunk is None or not planned or chunk.chunk >= len(planned[0].chunks):
+            if chunk is None or not self._is_planned(chunk):
                 raise ManifestError(
                     f"{self.store.root}/{name}: no such chunk in the plan. This file does not belong here; move it "
                     "away."
                 )
-            bisect.insort(found.setdefault(chunk.shard, {}).setdefault(chunk.chunk, []), chunk.attempt)
-        return found
+            attempts = by_shard.setdefault(chunk.shard, {}).setdefault(chunk.chunk, [])
+            bisect.insort(attempts, chunk.attempt)
+        return by_shard
+
+    def _is_planned(self, chunk: ChunkId) -> bool:
+        shards = self.plan.shards
+        return chunk.shard < len(shards) and chunk.chunk < len(shards[chunk.shard].chunks)
 
     def new_receipts(self, before: Attempts, now: Attempts, etags: Mapping[str, str]) -> Iterator[Receipt]:
         """Receipts among those listed now (a snapshot's etags, and the attempts in them) that were not there at an
         earlier look.
         """
-        names = [
-            ChunkId(shard, chunk, attempt).receipt_name
-            for shard, done in now.items()
-            for chunk, attempts in done.items()
-            for attempt in attempts
-            if attempt not in before.get(shard, {}).get(chunk, ())
-        ]
+        names = []
+        for shard, chunks in now.items():
+            for chunk, attempts in chunks.items():
+                seen = before.get(shard, {}).get(chunk, ())
+                names += [ChunkId(shard, chunk, attempt).receipt_name for attempt in attempts if attempt not in seen]
         return map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
 
     def lost_receipts(self) -> Iterator[Receipt]:
@@ -268,22 +289,21 @@ class RunFolder:
         """The receipts of these names, chunk by chunk in order; read several at a time where the store is slow to
         answer.
         """
-        chunks = [
-            [ChunkId(shard, chunk, attempt) for attempt in attempts]
-            for shard, found in sorted(self.attempts_of_all(etags).items())
-            for chunk, attempts in sorted(found.items())
-        ]
-        for ids in chunks:
-            attempts = [one.attempt for one in ids]
-            if attempts != list(range(1, len(attempts) + 1)):
-                name = ids[0]._replace(attempt=1).receipt_name
-                raise ManifestError(
-                    f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a copy."
-                )
-        names = [one.receipt_name for ids in chunks for one in ids]
+        names = []
+        num_attempts = []
+        for shard, chunks in sorted(self.attempts_of_all(etags).items()):
+            for chunk, attempts in sorted(chunks.items()):
+                if attempts != list(range(1, len(attempts) + 1)):
+                    name = ChunkId(shard, chunk).receipt_name
+                    raise ManifestError(
+                        f"{self.store.root}/{name}: attempts {attempts} are there; one is missing. Restore it from a "
+                        "copy."
+                    )
+                names += [ChunkId(shard, chunk, attempt).receipt_name for attempt in attempts]
+                num_attempts.append(len(attempts))
         receipts = map_concurrent(self.store, lambda name: self._receipt(name, etags[name]), names)
-        for ids in chunks:
-            yield self._checked(list(itertools.islice(receipts, len(ids))))
+        for count in num_attempts:
+            yield self._checked(list(itertools.islice(receipts, count)))
 
     def _checked(self, receipts: list[Receipt]) -> list[Receipt]:
         """A chunk's receipts, without those that a later one replaced; they agree with each other and with the plan."""
@@ -292,7 +312,7 @@ class RunFolder:
         planned = self.plan.shards[receipts[0].shard]
         if not agree(receipts, planned.chunks[receipts[0].chunk]):
             rows_by_chunk = chunk_row_ids(self.store, planned)
-            # raises, and says which rows
+            # raises, and names the rows
             self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=False)
         return receipts
 
@@ -303,41 +323,43 @@ class RunFolder:
         manifest: RunManifest | None = None,
         etags: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        """What all receipts say together.
+        """What all receipts add up to.
 
         Args:
             manifest: as it was read a moment ago; of a million receipts it is some hundred megabytes.
             etags: a `listing` of a moment ago, likewise.
-            believes_manifest: where the manifest was made of just these receipts (their names and etags say so), take
-                its word instead of reading them all again.
+            believes_manifest: where the manifest was made of just these receipts (by their names and etags), take its
+                word instead of reading them all again.
         """
         etags = self.listing() if etags is None else etags
         listing_digest = digest_of_listing(etags)
         if believes_manifest:
             manifest = manifest or load_manifest(self.store)
             if manifest is not None and manifest.receipts_listing_sha256 == listing_digest:
-                rows = manifest.rows
-                tally = Tally(
-                    rows.labelled,
-                    rows.reused,
-                    manifest.quarantined_by_status,
-                    chunks_done=self.plan.num_chunks,
-                    stages=manifest.stages,
-                    worker_seconds=manifest.worker_seconds,
-                )
-                files = manifest.labels, manifest.quarantine, manifest.answers
-                digest = manifest.receipts_sha256
-                sources = manifest.reused_from
-                return Snapshot(
-                    tally,
-                    *files,
-                    manifest.engines_asked,
-                    sources,
-                    digest,
-                    listing_digest,
-                    etags,
-                )
+                return self._snapshot_of(manifest, etags)
         return sum_receipts(self.receipts_in(etags), listing_digest, etags)
+
+    def _snapshot_of(self, manifest: RunManifest, etags: Mapping[str, str]) -> Snapshot:
+        """What the receipts add up to that a manifest was made of."""
+        tally = Tally(
+            manifest.rows.labelled,
+            manifest.rows.reused,
+            manifest.quarantined_by_status,
+            chunks_done=self.plan.num_chunks,
+            stages=manifest.stages,
+            worker_seconds=manifest.worker_seconds,
+        )
+        return Snapshot(
+            tally=tally,
+            labels=manifest.labels,
+            quarantine=manifest.quarantine,
+            answers=manifest.answers,
+            engines=manifest.engines_asked,
+            reused_from=manifest.reused_from,
+            digest=manifest.receipts_sha256,
+            listing_digest=manifest.receipts_listing_sha256,
+            etags=etags,
+        )
 
     def quarantined_rows(self, receipt: Receipt) -> list[dict[str, Any]]:
         """The rows of a receipt's quarantine file, as plain values; empty if it has none."""
@@ -359,54 +381,61 @@ class RunFolder:
             raise ManifestError(f"{path}: not readable as Parquet. {_RESTORE}") from exc
         if table.num_rows != file.rows:
             raise ManifestError(f"{path}: {table.num_rows} rows, committed were {file.rows}.")
-        if not table.schema.equals(schema if columns is None else pa.schema([schema.field(name) for name in columns])):
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        if not table.schema.equals(schema):
             raise ManifestError(f"{path}: its schema is not this version's. Read it with the relabel that wrote it.")
         return table
 
-    def prove(self, found: Snapshot, *, check_bytes: bool) -> Fates:
+    def prove(self, snapshot: Snapshot, *, check_bytes: bool) -> Fates:
         """Prove that every planned row is there and has exactly one state, from the files that these receipts name.
 
         Args:
-            found: the receipts; commits that came after it are not seen.
+            snapshot: of the receipts; commits that came after it are not seen.
             check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
         Raises:
             ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or
                 doubled.
         """
-        for shard, left in self.open_chunks(found).items():
+        unfinished = self.open_chunks(snapshot)
+        if unfinished:
+            shard = min(unfinished)
+            chunks = unfinished[shard]
             raise ManifestError(
-                f"{self.store.root}: shard {shard} is not finished: {len(left)} of "
+                f"{self.store.root}: shard {shard} is not finished: {len(chunks)} of "
                 f"{len(self.plan.shards[shard].chunks)} chunks have no "
-                f"receipt (the first is {left[0]}). Run the job again."
+                f"receipt (the first is {chunks[0]}). Run the job again."
             )
         total = Fates()
-        for shard, chunks in itertools.groupby(self.receipts_in(found.etags), key=lambda receipts: receipts[0].shard):
+        receipts_by_chunk = self.receipts_in(snapshot.etags)
+        for shard, of_shard in itertools.groupby(receipts_by_chunk, key=lambda receipts: receipts[0].shard):
             rows_by_chunk = chunk_row_ids(self.store, self.plan.shards[shard])
 
             def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
                 return self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=check_bytes)
 
-            total = functools.reduce(Fates.plus, map_concurrent(self.store, proved, chunks), total)
+            for fates in map_concurrent(self.store, proved, of_shard):
+                total = total.plus(fates)
         return total
 
     def _prove_chunk(self, receipts: list[Receipt], planned_R: np.ndarray, *, check_bytes: bool) -> Fates:
-        return prove_chunk(
-            receipts, planned_R, functools.partial(self.table, check_bytes=check_bytes), root=self.store.root
-        )
+        read = functools.partial(self.table, check_bytes=check_bytes)
+        return prove_chunk(receipts, planned_R, read, root=self.store.root)
 
-    def open_chunks(self, *found: Snapshot) -> dict[int, list[int]]:
+    def open_chunks(self, *snapshots: Snapshot) -> dict[int, list[int]]:
         """Chunks without a receipt, by shard; of several places where parts of this run were done, those that none of
         them has.
         """
-        done = {
-            (shard, chunk)
-            for one in found
-            for shard, chunks in self.attempts_of_all(one.etags).items()
-            for chunk in chunks
-        }
-        planned = ((shard, range(len(one.chunks))) for shard, one in enumerate(self.plan.shards))
-        left = {shard: [chunk for chunk in chunks if (shard, chunk) not in done] for shard, chunks in planned}
-        return {shard: chunks for shard, chunks in left.items() if chunks}
+        done = defaultdict[int, set[int]](set)
+        for snapshot in snapshots:
+            for shard, attempts_by_chunk in self.attempts_of_all(snapshot.etags).items():
+                done[shard].update(attempts_by_chunk)
+        unfinished = {}
+        for shard, planned in enumerate(self.plan.shards):
+            chunks = [chunk for chunk in range(len(planned.chunks)) if chunk not in done[shard]]
+            if chunks:
+                unfinished[shard] = chunks
+        return unfinished
 
     def _receipt(self, name: str, etag: str) -> Receipt:
         known = self._known.get(name)
@@ -448,7 +477,7 @@ def _plan_digest(folder: RunFolder) -> str:
 
 def build_manifest(
     folder: RunFolder,
-    found: Snapshot,
+    snapshot: Snapshot,
     *,
     spec: dict[str, Any],
     max_failed_fraction: float,
@@ -457,10 +486,10 @@ def build_manifest(
     allow_mixed: bool = False,
     cascade: CascadeAudit | None = None,
 ) -> RunManifest:
-    """Prove that every row is accounted for, and say so with all that a reader of the labels needs.
+    """Prove that every row is accounted for, and state it with all that a reader of the labels needs.
 
     Args:
-        found: the receipts, read under the manifest's lock.
+        snapshot: of the receipts, read under the manifest's lock.
         canaries: the outcome of asking labelled rows again.
         allow_mixed: the user allowed labels of different engines in one output.
         cascade: who labelled its rows, of a cascade.
@@ -468,8 +497,8 @@ def build_manifest(
         ManifestError: a row is lost or doubled, or a chunk is missing.
     """
     plan = folder.plan
-    tally = found.tally
-    fates = folder.prove(found, check_bytes=False)
+    tally = snapshot.tally
+    fates = folder.prove(snapshot, check_bytes=False)
     failed = fates.num_quarantined / fates.rows if fates.rows else 0.0
     return RunManifest(
         version=MANIFEST_VERSION,
@@ -477,8 +506,8 @@ def build_manifest(
         name=plan.name,
         fingerprint=plan.fingerprint,
         plan_sha256=_plan_digest(folder),
-        receipts_sha256=found.digest,
-        receipts_listing_sha256=found.listing_digest,
+        receipts_sha256=snapshot.digest,
+        receipts_listing_sha256=snapshot.listing_digest,
         rows=fates.by_kind(),
         quarantined_by_status=dict(fates.quarantined),
         conservation=(
@@ -489,16 +518,16 @@ def build_manifest(
         over_limit=failed > max_failed_fraction,
         stages=tally.stages,
         worker_seconds=tally.worker_seconds,
-        engines=found.all_engines,
-        engines_asked=found.engines,
-        mixed=EngineMix(allow_mixed, engines_differ(found.all_engines)),
+        engines=snapshot.all_engines,
+        engines_asked=snapshot.engines,
+        mixed=EngineMix(allow_mixed, engines_differ(snapshot.all_engines)),
         canary=list(canaries),
-        reused_from=found.reused_from,
+        reused_from=snapshot.reused_from,
         provenance=plan.parts,
         inputs=[file._asdict() for file in plan.files],
         spec=spec,
-        labels=found.labels,
-        quarantine=found.quarantine,
-        answers=found.answers,
+        labels=snapshot.labels,
+        quarantine=snapshot.quarantine,
+        answers=snapshot.answers,
         cascade=cascade,
     )

@@ -35,7 +35,7 @@ def file_schema(parts: dict[str, Any]) -> pa.Schema:
 
 
 def joined_form(plans: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-    """The parts that say how label files lie, for files with a place for all labels of some plans: the columns of each
+    """The parts that tell how label files lie, for files with a place for all labels of some plans: the columns of each
     after one another.
 
     Args:
@@ -116,17 +116,18 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
     no_run = f"{root}: a folder without {PLAN_NAME}, so no run's output. Give a run's output folder, or a label file."
     folder = open_planned(root, storage, InputError(no_run))
     manifest = load_manifest(folder.store)
-    found = folder.snapshot(manifest=manifest)
+    snapshot = folder.snapshot(manifest=manifest)
     advice = dict[str, str]()
-    if manifest is None or manifest.receipts_sha256 != found.digest:
+    if manifest is None or manifest.receipts_sha256 != snapshot.digest:
         older = "" if manifest is None else ", and its manifest is older than its receipts"
-        state = f"not finished: {found.tally.rows:,} of {folder.plan.rows:,} rows are done{older}"
+        state = f"not finished: {snapshot.tally.rows:,} of {folder.plan.rows:,} rows are done{older}"
         advice[state] = "Run the job again to finish it"
     if manifest is not None and manifest.over_limit:
-        share = f"{found.tally.num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine"
+        share = f"{snapshot.tally.num_quarantined:,} of {manifest.rows.in_:,} rows are in quarantine"
         state = f"over its quarantine limit: {share}, limit {manifest.max_failed_fraction:.0%}"
         advice[state] = "Complete it with `relabel retry`"
-    for state in () if allow_partial else advice:
+    if advice and not allow_partial:
+        state = next(iter(advice))
         raise ManifestError(
             f"{root}: {state}; no labels but those of the whole run are a fair sample. {advice[state]}, or judge what "
             "is there with --allow-partial."
@@ -135,6 +136,6 @@ def open_run_labels(root: str, storage: Storage, *, allow_partial: bool) -> RunL
         root,
         folder.plan,
         folder,
-        found,
+        snapshot,
         [f"{root} is {state}" for state in advice],
     )

@@ -2,8 +2,8 @@
 labels, and whether they are one.
 
 Labels of two engines, models or precisions in one set are two teachers under one name. So a run refuses to go on with
-another engine than the one that began it, and outputs of different ones are not merged, unless the user says so; then
-the manifest says so too.
+another engine than the one that began it, and outputs of different ones are not merged, unless the user allows it; then
+the manifest states it too.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ def engine_identity(facts: Mapping[str, Any]) -> dict[str, str]:
     return found | {"device": found["device"].partition(":")[0]}
 
 
-def engines_of(asked: Iterable[Mapping[str, Any]], taken: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def engines_of(asked: Iterable[Mapping[str, Any]], reused: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """All engines that made a set of labels: those that were asked, and the identities of those whose labels were
     reused.
     """
-    found = [dict(facts) for facts in asked if facts]
-    for identity in map(engine_identity, taken):
-        if identity not in map(engine_identity, found):
-            found.append(dict(identity))
-    return found
+    engines = [dict(facts) for facts in asked if facts]
+    for identity in map(engine_identity, reused):
+        if identity not in map(engine_identity, engines):
+            engines.append(dict(identity))
+    return engines
 
 
 def engines_differ(engines: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between engines, a phrase each (`version: 0.26.0 and 0.32.0`); empty for one engine or none."""
     identities = [engine_identity(facts) for facts in engines if facts]
-    values = {name: sorted({identity[name] for identity in identities}) for name in IDENTITY}
-    return [f"{name}: {' and '.join(one or 'none' for one in held)}" for name, held in values.items() if len(held) > 1]
+    differences = []
+    for name in IDENTITY:
+        values = sorted({identity[name] for identity in identities})
+        if len(values) > 1:
+            differences.append(f"{name}: {' and '.join(value or 'none' for value in values)}")
+    return differences
 
 
 MANIFEST_NAME = "manifest.json"
@@ -180,7 +184,8 @@ def load_manifest(store: Store) -> RunManifest | None:
 def _check_rows(manifest: RunManifest) -> None:
     """Raise ValueError unless its rows add up, and its files hold them."""
     rows = manifest.rows
-    labels, quarantine = (sum(file.rows for file in files) for files in (manifest.labels, manifest.quarantine))
+    labels = sum(file.rows for file in manifest.labels)
+    quarantine = sum(file.rows for file in manifest.quarantine)
     if (labels, quarantine, labels + quarantine) != (rows.labelled + rows.reused, rows.quarantined, rows.in_):
         in_files = {"labels": labels, "quarantine": quarantine}
         raise ValueError(f"its rows {plain(rows)} do not add up, or not to those of its files, {in_files}")

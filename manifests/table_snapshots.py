@@ -4,6 +4,7 @@ import gzip
 import io
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,15 +50,23 @@ def refuse_tables(files: Iterable[str], keys: Iterable[str]) -> None:
     Raises:
         InputError: names the folder of the table.
     """
-    marks = (_IN_A_TABLE.search(key) for key in keys if DELTA_LOG in key or "metadata" in key)
-    tables = {mark.string[: mark.start()]: "delta" if mark[1] else "iceberg" for mark in marks if mark is not None}
-    for path in files if tables else ():
-        table = next((folder for folder in (*folders_above(path), "") if folder in tables), None)
+    formats: dict[str, TableFormat] = {}
+    for key in keys:
+        mark = None
+        if DELTA_LOG in key or "metadata" in key:  # most keys have neither, and this is faster than the pattern
+            mark = _IN_A_TABLE.search(key)
+        if mark is not None:
+            formats[key[: mark.start()]] = "delta" if mark[1] else "iceberg"
+    if not formats:
+        return
+    for path in files:
+        table = next((folder for folder in (*folders_above(path), "") if folder in formats), None)
         if table is not None:
+            folder = table or "."
             raise InputError(
-                f"{table or '.'}: the folder of a table ({DELTA_LOG}/ or metadata/….metadata.json lies in it); read as "
+                f"{folder}: the folder of a table ({DELTA_LOG}/ or metadata/….metadata.json lies in it); read as "
                 "plain files it gives rows that the table has no more. In a job write "
-                f"`input: {{path: {table or '.'}, table: {tables[table]}}}`; other commands want the table's rows as "
+                f"`input: {{path: {folder}, table: {formats[table]}}}`; other commands want the table's rows as "
                 "plain Parquet files."
             )
 
@@ -118,15 +127,13 @@ class TableSnapshot:
         Raises:
             InputError: its size is another; or which column, and what it is called there.
         """
-        wanted = self.files[number][1]
-        if wanted != size_bytes:
+        committed_bytes = self.files[number][1]
+        if committed_bytes != size_bytes:
             raise InputError(
                 f"{path}: has {size_bytes:,} bytes, and snapshot {self.snapshot} of {self.folder} names "
-                f"a file of {wanted:,}. It was written over: restore it."
+                f"a file of {committed_bytes:,}. It was written over: restore it."
             )
-        ids = {one.name: int(one.metadata[FIELD_ID]) for one in schema if one.metadata and FIELD_ID in one.metadata}
-        ids = ids or {one: self.mapped[one] for one in schema.names if one in self.mapped}
-        held = {one: one for one in schema.names} | {number: one for one, number in ids.items()}
+        names_in_file = self._names_in_file(schema)
         for name in names:
             if name not in self.columns:
                 hint = nearest(name, list(self.columns))
@@ -134,18 +141,30 @@ class TableSnapshot:
                     f"{self.folder}: no column `{name}` in snapshot {self.snapshot} of this table; it has "
                     f"{', '.join(self.columns)}." + (f" Did you mean `{hint}`?" if hint else "")
                 )
-            found = held.get(self.columns[name])
-            if found is None:
+            name_in_file = names_in_file.get(self.columns[name])
+            if name_in_file is None:
                 raise InputError(
                     f"{path}: does not hold column `{name}` of the table {self.folder}: the column was added after "
                     "the file was written, or is a partition column of which the table alone knows. Write the table's "
                     "files again with it, or leave the column out."
                 )
-            if found != name:
+            if name_in_file != name:
                 raise InputError(
-                    f"{path}: column `{name}` of the table {self.folder} is called `{found}` there, since it was "
-                    "renamed. relabel reads columns by the names in the files: write the table's files again first."
+                    f"{path}: column `{name}` of the table {self.folder} is called `{name_in_file}` there, since it "
+                    "was renamed. relabel reads columns by the names in the files: write the table's files again first."
                 )
+
+    def _names_in_file(self, schema: pa.Schema) -> dict[int | str, str]:
+        """The columns of a file, each by its field id, if it has one, and by its name."""
+        ids = {}
+        for column in schema:
+            if column.metadata and FIELD_ID in column.metadata:
+                ids[column.name] = int(column.metadata[FIELD_ID])
+        if not ids:
+            ids = {name: self.mapped[name] for name in schema.names if name in self.mapped}
+        names: dict[int | str, str] = {name: name for name in schema.names}
+        names |= {field_id: name for name, field_id in ids.items()}
+        return names
 
 
 def name_below(folder: str, path: str) -> str:
@@ -171,8 +190,8 @@ def name_below(folder: str, path: str) -> str:
 
 def first_of(names: Iterable[str]) -> str:
     """The first, and how many more, for messages about files."""
-    names = sorted(names)
-    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+    first, *others = sorted(names)
+    return f"{first} and {len(others):,} more" if others else first
 
 
 # ------------------------------------------------------------------------------
@@ -194,16 +213,13 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
     library = require("deltalake", extra="delta", purpose="input.table: delta")
     folder = folder.rstrip("/")
     with tempfile.TemporaryDirectory(prefix="relabel-delta-") as temporary:
-        place = temporary if is_url(folder) else folder
+        local = folder
         if is_url(folder):
-            store = open_run_store(folder, storage)
-            names = store.names(DELTA_LOG)
-            for name, data in zip(names, map_concurrent(store, store.read, names), strict=True):
-                Path(temporary, name).parent.mkdir(parents=True, exist_ok=True)
-                Path(temporary, name).write_bytes(data)
-        if not any(Path(place, DELTA_LOG).glob("*.*")):
+            local = temporary
+            _fetch_log(folder, storage, Path(temporary))
+        if not any(Path(local, DELTA_LOG).glob("*.*")):
             raise InputError(f"{folder}: no Delta table: there is no {DELTA_LOG}/ with commits. Check `input.path`.")
-        table = library.DeltaTable(place)
+        table = library.DeltaTable(local)
         latest = table.version()
         version = latest if snapshot is None else snapshot
         if not 0 <= version <= latest:
@@ -226,31 +242,54 @@ def open_delta_snapshot(folder: str, snapshot: int | None, since: int | None, st
                 f"{folder}: version {version} has deleted rows (deletion vectors), which relabel does not read. Write "
                 "the files again first: REORG TABLE … APPLY (PURGE), or OPTIMIZE."
             )
-        metadata = table.metadata()
-        history = table.history(1)
-        is_mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
-        # without the commit's own file, the library gives another commit's time
-        has_commit = Path(place, DELTA_LOG, f"{version:020}.json").is_file()
-        written_ms = history[0].get("timestamp") if history and has_commit else None
+        data_files = []
+        for path in files.keys() - before:
+            name = unquote(path)
+            if not is_url(name) and not name.startswith("/"):
+                name = f"{folder}/{name}"
+            data_files.append((name_below(folder, name), files[path]))
         return TableSnapshot(
             format="delta",
             folder=folder,
-            table_id=str(metadata.id),
+            table_id=str(table.metadata().id),
             snapshot=version,
             since=since,
             latest=latest,
-            committed=None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC),
-            files=tuple(
-                sorted(
-                    (name_below(folder, name if is_url(name) or name.startswith("/") else f"{folder}/{name}"), size)
-                    for name, size in ((unquote(path), files[path]) for path in files.keys() - before)
-                )
-            ),
-            columns={
-                one.name: str(one.metadata.get("delta.columnMapping.physicalName" if is_mapped else "", one.name))
-                for one in table.schema().fields
-            },
+            committed=_delta_commit_time(table, Path(local, DELTA_LOG, f"{version:020}.json")),
+            files=tuple(sorted(data_files)),
+            columns=_delta_columns(table),
         )
+
+
+def _fetch_log(folder: str, storage: Storage, target: Path) -> None:
+    store = open_run_store(folder, storage)
+    names = store.names(DELTA_LOG)
+    for name, data in zip(names, map_concurrent(store, store.read, names), strict=True):
+        file = target / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+def _delta_commit_time(table: Any, commit: Path) -> datetime | None:
+    """When the version that a table is at was written.
+
+    Args:
+        commit: its own file; without it the library gives another commit's time.
+    """
+    history = table.history(1)
+    if not history or not commit.is_file():
+        return None
+    written_ms = history[0].get("timestamp")
+    return None if written_ms is None else datetime.fromtimestamp(written_ms / 1000, UTC)
+
+
+def _delta_columns(table: Any) -> dict[str, str]:
+    """What each column of a table is called in its files."""
+    columns = table.schema().fields
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
+        return {column.name: column.name for column in columns}
+    physical = "delta.columnMapping.physicalName"
+    return {column.name: str(column.metadata.get(physical, column.name)) for column in columns}
 
 
 def _delta_files(table: Any, version: int) -> dict[str, int]:
@@ -299,32 +338,47 @@ def open_iceberg_snapshot(path: str, snapshot: int | None, since: int | None, st
     parser = require("pyiceberg.table.metadata", extra="iceberg", purpose="input.table: iceberg")
     folder, name = _metadata_file(path.rstrip("/"), storage)
     data = read_whole(f"{folder}/{name}", storage)
-    metadata = parser.TableMetadataUtil.parse_raw((gzip.decompress(data) if ".gz" in name else data).decode())
-    wanted = metadata.current_snapshot_id if snapshot is None else snapshot
-    if wanted is None:
+    if ".gz" in name:
+        data = gzip.decompress(data)
+    metadata = parser.TableMetadataUtil.parse_raw(data.decode())
+    snapshot_id = metadata.current_snapshot_id if snapshot is None else snapshot
+    if snapshot_id is None:
         raise InputError(f"{path}: this table has no snapshot yet, so no rows. Write some to it first.")
-    found = metadata.snapshot_by_id(wanted)
-    if found is None:
-        known = ", ".join(str(one.snapshot_id) for one in metadata.snapshots[-5:])
-        raise InputError(f"{path}: no snapshot {wanted} in this table; it has {known}. Was it expired?")
-    schema = next((one for one in metadata.schemas if one.schema_id == found.schema_id), None) or metadata.schema_by_id(
-        metadata.current_schema_id
-    )
-    mapping = metadata.name_mapping()
+    chosen = metadata.snapshot_by_id(snapshot_id)
+    if chosen is None:
+        known = ", ".join(str(recent.snapshot_id) for recent in metadata.snapshots[-5:])
+        raise InputError(f"{path}: no snapshot {snapshot_id} in this table; it has {known}. Was it expired?")
+    added = None if since is None else _iceberg_added(metadata, since, chosen, path)
     return TableSnapshot(
         format="iceberg",
         folder=folder,
         table_id=str(metadata.table_uuid),
-        snapshot=wanted,
+        snapshot=snapshot_id,
         since=since,
-        latest=metadata.current_snapshot_id or wanted,
-        committed=datetime.fromtimestamp(found.timestamp_ms / 1000, UTC),
-        files=_data_files(
-            found, None if since is None else _iceberg_added(metadata, since, found, path), folder, storage
-        ),
-        columns={field.name: field.field_id for field in schema.fields},
-        mapped={} if mapping is None else {name: one.field_id for one in mapping.root for name in one.names},
+        latest=metadata.current_snapshot_id or snapshot_id,
+        committed=datetime.fromtimestamp(chosen.timestamp_ms / 1000, UTC),
+        files=_data_files(chosen, added, folder, storage),
+        columns={column.name: column.field_id for column in _schema_of(metadata, chosen).fields},
+        mapped=_mapped_ids(metadata),
     )
+
+
+def _schema_of(metadata: Any, snapshot: Any) -> Any:
+    """The schema that a snapshot was written with, else the table's current one."""
+    for schema in metadata.schemas:
+        if schema.schema_id == snapshot.schema_id:
+            return schema
+    return metadata.schema_by_id(metadata.current_schema_id)
+
+
+def _mapped_ids(metadata: Any) -> dict[str, int]:
+    """Field ids by name, of a table's name mapping."""
+    mapping = metadata.name_mapping()
+    ids: dict[str, int] = {}
+    if mapping is not None:
+        for column in mapping.root:
+            ids |= dict.fromkeys(column.names, column.field_id)
+    return ids
 
 
 def _metadata_file(path: str, storage: Storage) -> tuple[str, str]:
@@ -334,20 +388,25 @@ def _metadata_file(path: str, storage: Storage) -> tuple[str, str]:
     above, _, name = path.rpartition("/")
     if ICEBERG_METADATA.fullmatch(name) or name.endswith(".metadata.json"):
         folder, _, inside = above.rpartition("/")
-        return (folder, f"metadata/{name}") if inside == "metadata" and folder else (above or ".", name)
+        if folder and inside == "metadata":
+            return folder, f"metadata/{name}"
+        return above or ".", name
     store = open_run_store(path, storage, single_writer=True)
-    names = [one.rpartition("/")[2] for one in store.names("metadata") if one.count("/") == 1]
+    names = [key.removeprefix("metadata/") for key in store.names("metadata") if key.count("/") == 1]
     if HINT in names:
         hint = store.read(f"metadata/{HINT}").decode().strip()
-        meant = [f"v{hint}.metadata.json", f"v{hint}.gz.metadata.json", f"{hint}.metadata.json", hint]
-        hinted = next((one for one in meant if one in names), None)
-        if hinted is None:
-            raise InputError(f"{path}: metadata/{HINT} names {hint!r}, which is not there. Name a metadata file.")
-        return path, f"metadata/{hinted}"
-    numbered = [(int(found[1]), one) for one in names if (found := ICEBERG_METADATA.fullmatch(one))]
-    if not numbered:
+        for name in (f"v{hint}.metadata.json", f"v{hint}.gz.metadata.json", f"{hint}.metadata.json", hint):
+            if name in names:
+                return path, f"metadata/{name}"
+        raise InputError(f"{path}: metadata/{HINT} names {hint!r}, which is not there. Name a metadata file.")
+    by_number = defaultdict[int, list[str]](list)
+    for name in names:
+        match = ICEBERG_METADATA.fullmatch(name)
+        if match:
+            by_number[int(match[1])].append(name)
+    if not by_number:
         raise InputError(f"{path}: no Iceberg table: there is no metadata/….metadata.json. Check `input.path`.")
-    newest = sorted(one for number, one in numbered if number == max(numbered)[0])
+    newest = sorted(by_number[max(by_number)])
     if len(newest) > 1:
         raise InputError(
             f"{path}: {' and '.join(newest)} have one number, and only the table's catalog knows which counts. Give "
@@ -368,15 +427,15 @@ def _iceberg_added(metadata: Any, since: int, snapshot: Any, path: str) -> set[i
                 "snapshot."
             )
         between.append(parent)
-    for one in reversed(between):
-        did = "unknown" if one.summary is None else str(one.summary.operation.value)
-        if did != "append":
+    for later in reversed(between):
+        operation = "unknown" if later.summary is None else str(later.summary.operation.value)
+        if operation != "append":
             raise InputError(
-                f"{path}: snapshot {one.snapshot_id}, after input.since {since}, is no append but {did}: which rows "
-                f"are new can't be determined from its files. Give input.since {one.snapshot_id} or a later one, or "
-                "label the whole snapshot."
+                f"{path}: snapshot {later.snapshot_id}, after input.since {since}, is no append but {operation}: which "
+                f"rows are new can't be determined from its files. Give input.since {later.snapshot_id} or a later "
+                "one, or label the whole snapshot."
             )
-    return {one.snapshot_id for one in between}
+    return {later.snapshot_id for later in between}
 
 
 def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Storage) -> tuple[tuple[str, int], ...]:
@@ -386,22 +445,25 @@ def _data_files(snapshot: Any, added: set[int] | None, folder: str, storage: Sto
         return _InputFile(read_whole(f"{folder}/{name_below(folder, location)}", storage))
 
     files = SimpleNamespace(new_input=new_input)  # what pyiceberg takes for a FileIO
-    held = [
-        (entry.snapshot_id, one.file_path, one.file_size_in_bytes, one.content.name, one.file_format.name)
-        for manifest in snapshot.manifests(files)
-        for entry in manifest.fetch_manifest_entry(files)
-        for one in (entry.data_file,)
-    ]
-    deletes = {path for _, path, _, content, _ in held if content != "DATA"}
+    wanted = []
+    deletes = set()
+    other = set()
+    for manifest in snapshot.manifests(files):
+        for entry in manifest.fetch_manifest_entry(files):
+            file = entry.data_file
+            if file.content.name != "DATA":
+                deletes.add(file.file_path)
+            if file.file_format.name != "PARQUET":
+                other.add(file.file_path)
+            if added is None or entry.snapshot_id in added:
+                wanted.append((file.file_path, file.file_size_in_bytes))
     if deletes:
         raise InputError(
             f"{folder}: snapshot {snapshot.snapshot_id} has deleted rows in {first_of(deletes)} (delete files), which "
             "relabel does not read. Write the data files again first: rewrite_data_files with delete-file-threshold 1."
         )
-    other = {path for _, path, _, _, kind in held if kind != "PARQUET"}
     if other:
         raise InputError(f"{folder}: {first_of(other)} is no Parquet. Write the table's files again as Parquet.")
-    wanted = ((path, size) for number, path, size, _, _ in held if added is None or number in added)
     return tuple(sorted((name_below(folder, path), size) for path, size in wanted))
 
 
