@@ -44,9 +44,17 @@ def token_f1(answers: Sequence[str], gold: Sequence[str]) -> float:
 
     The paper has one gold answer; of several, all are wanted, as `exact_match` has it.
     """
-    said, wanted = (Counter(word for one in texts for word in normal_answer(one).split()) for texts in (answers, gold))
-    common = (said & wanted).total()
-    return 2 * common / (said.total() + wanted.total()) if common else 0.0
+    given = _word_counts(answers)
+    wanted = _word_counts(gold)
+    common = (given & wanted).total()
+    return 2 * common / (given.total() + wanted.total()) if common else 0.0
+
+
+def _word_counts(texts: Sequence[str]) -> Counter[str]:
+    counts = Counter[str]()
+    for text in texts:
+        counts.update(normal_answer(text).split())
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +74,18 @@ PAPER_WEIGHTS = RewardWeights()
 
 def over_budget(num_selected: int, num_chunks: int) -> float:
     """φ of one document: 0 up to √N chunks, 0.5 up to N, 1 beyond."""
-    # S ≤ √N exactly where S ≤ ⌊√N⌋
-    return 0.0 if num_selected <= math.isqrt(num_chunks) else 0.5 if num_selected <= num_chunks else 1.0
+    if num_selected <= math.isqrt(num_chunks):  # S ≤ √N exactly where S ≤ ⌊√N⌋
+        return 0.0
+    return 0.5 if num_selected <= num_chunks else 1.0
 
 
 def set_f1(selected: Collection[int], gold: Collection[int]) -> float:
     """F1 of two sets: 1 where both are empty, 0 where one is."""
-    found = set(selected)
+    chosen = set(selected)
     wanted = set(gold)
-    return 2 * len(found & wanted) / (len(found) + len(wanted)) if found or wanted else 1.0
+    if not chosen and not wanted:
+        return 1.0
+    return 2 * len(chosen & wanted) / (len(chosen) + len(wanted))
 
 
 class EvidenceReward(NamedTuple):

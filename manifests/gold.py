@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from relabel.manifests.tables import (
 )
 
 # The columns beyond grades by which labelers that see a query's documents together are judged: those that they declare
-# for their labels, and those of gold that say what is wanted.
+# for their labels, and those of gold that state what is wanted.
 #
 # Nothing of this is read for labelers that declare none of them.
 
@@ -63,13 +63,16 @@ class GoldColumn(NamedTuple):
             InputError: a row holds something else.
         """
         try:
-            held = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
-            items = held.flatten() if pa.types.is_list(held.type) or pa.types.is_large_list(held.type) else held
+            values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+            is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
+            items = values.flatten() if is_list else values
             wanted = getattr(self.kind, "value_type", self.kind)
             is_alike = any(kind(items.type) and kind(wanted) for kind in _KINDS) or pa.types.is_null(items.type)
-            if not is_alike or (items is not held and items.null_count):
-                raise pa.ArrowTypeError(f"it holds {held.type}" + ", with null items" * is_alike)
-            return held.cast(self.kind)
+            if not is_alike:
+                raise pa.ArrowTypeError(f"it holds {values.type}")
+            if is_list and items.null_count:
+                raise pa.ArrowTypeError(f"it holds {values.type}, with null items")
+            return values.cast(self.kind)
         except (pa.ArrowException, OverflowError, UnicodeEncodeError) as exc:
             raise InputError(
                 f"{path}: column `{self.name}`: {self.wanted} a row is wanted, or null: {shortened(str(exc), 200)}. "
@@ -97,7 +100,7 @@ _JUDGED_BY: tuple[tuple[Mapping[str, str], tuple[GoldColumn, ...]], ...] = (
         (GoldColumn(ANSWER_IDS, *_NUMBERS), GoldColumn(EXPAND_IDS, *_NUMBERS)),
     ),
 )
-"""Columns that a labeler declares, by kind, and what gold may say of such labels: of `evidence-set`, of `review`, of
+"""Columns that a labeler declares, by kind, and what gold may hold for such labels: of `evidence-set`, of `review`, of
 `route`.
 """
 
@@ -108,13 +111,21 @@ def label_columns(own: Mapping[str, str]) -> list[str]:
     Args:
         own: all that it declares, name → kind.
     """
-    return [name for declared, _ in _JUDGED_BY if declared.items() <= own.items() for name in declared]
+    names: list[str] = []
+    for declared, _ in _JUDGED_BY:
+        if declared.items() <= own.items():
+            names += declared
+    return names
 
 
 def gold_columns(labels: Iterable[str]) -> list[GoldColumn]:
-    """What gold may say of labels with these columns."""
-    held = set(labels)
-    return [column for declared, columns in _JUDGED_BY if declared.keys() <= held for column in columns]
+    """What gold may hold for labels with these columns."""
+    names = set(labels)
+    further: list[GoldColumn] = []
+    for declared, columns in _JUDGED_BY:
+        if declared.keys() <= names:
+            further += columns
+    return further
 
 
 FROM_GOLD = "from_gold"
@@ -126,7 +137,7 @@ judge the query.
 
 
 class GoldRows(NamedTuple):
-    """What gold says of some rows.
+    """Gold for some rows.
 
     Args:
         how: they are joined with gold, in words.
@@ -155,16 +166,18 @@ class GoldRows(NamedTuple):
         """Rows that are `judged`, that gold does not have, and whose grade is null; `from_gold` where some are."""
         num_known = int(self.is_known.sum())
         num_judged = len(self.columns[GOLD]) - self.columns[GOLD].null_count
-        found = {
+        counts = {
             "judged": num_judged,
             "unjudged": len(self.is_known) - num_known,
             "gold_null": num_known - num_judged - self.num_from_gold,
         }
-        return found | ({"from_gold": self.num_from_gold} if self.num_from_gold else {})
+        if self.num_from_gold:
+            counts["from_gold"] = self.num_from_gold
+        return counts
 
 
 def implied_grades(columns: Mapping[str, pa.Array]) -> pa.Int64Array:
-    """Gold grades of rows that say no more than what is wanted, by the first column of `GRADING` that is there.
+    """Gold grades of rows that state only what is wanted, by the first column of `GRADING` that is there.
 
     A document with a wanted chunk is 1, one with none 0. A row with a node that answers is 2; one with none is 1 where
     a heading is to be unfolded, 0 where none is, and null where the headings are not known. Null stays null.
@@ -202,7 +215,8 @@ def check_chunks(
     if len(wrong):
         first = wrong[0]
         row = slice(int(row_M[first]), int(row_M[first]) + 1)
-        query, doc = ("" if ids is None else texts_of(ids[row])[0] for ids in (query_ids, doc_ids))
+        query = "" if query_ids is None else texts_of(query_ids[row])[0]
+        doc = "" if doc_ids is None else texts_of(doc_ids[row])[0]
         raise InputError(
             f"{where}: column `{CHUNKS}` names chunk {number_M[first]} of document {doc} of query {query}, which has "
             f"{most_M[first]} chunks, numbered from 1. Take the numbers `n` of the column `chunks` that was labelled."
@@ -241,9 +255,9 @@ def load_qrels(
     """
 
     def choose(names: list[str]) -> list[str]:
-        held = [one.name for one in further if one.name in names]
-        if not has_implied_grades(grade, names, held):
-            held.append(
+        further_columns = [column.name for column in further if column.name in names]
+        if not has_implied_grades(grade, names, further_columns):
+            further_columns.append(
                 require_column(
                     grade,
                     names,
@@ -253,7 +267,7 @@ def load_qrels(
                 )
             )
         if is_by_row:
-            return held
+            return further_columns
         require_column(
             by,
             names,
@@ -268,22 +282,23 @@ def load_qrels(
             role="the document id",
             option="--doc",
         )
-        return [by, doc, *held]
+        return [by, doc, *further_columns]
 
     columns = load_columns(path, choose, storage)
-    held = {one.name: one.read(columns[one.name], path) for one in further if one.name in columns}
-    ids = {} if is_by_row else {"query_id": by, "doc_id": doc}
-    return {
-        **{name: as_ids(columns[column], path=path, name=column) for name, column in ids.items()},
-        GOLD: graded(
-            columns.get(grade),
-            held,
-            grade,
-            grade_map,
-            path=path,
-        ),
-        **held,
-    }
+    present = [column for column in further if column.name in columns]
+    further_columns = {column.name: column.read(columns[column.name], path) for column in present}
+    qrels = {}
+    if not is_by_row:
+        qrels["query_id"] = as_ids(columns[by], path=path, name=by)
+        qrels["doc_id"] = as_ids(columns[doc], path=path, name=doc)
+    qrels[GOLD] = graded(
+        columns.get(grade),
+        further_columns,
+        grade,
+        grade_map,
+        path=path,
+    )
+    return qrels | further_columns
 
 
 def has_implied_grades(grade: str, names: Collection[str], further: Collection[str]) -> bool:
@@ -302,8 +317,8 @@ def graded(
     if column is None:
         return implied_grades(further)
     advice = " Name another column with --grade, or leave those rows empty."
-    found = read_grades(column).readable(path, name, advice=advice)
-    return mapped(found, grade_map, where=f"{path}, column `{name}`", option="--map")
+    grades = read_grades(column).readable(path, name, advice=advice)
+    return mapped(grades, grade_map, where=f"{path}, column `{name}`", option="--map")
 
 
 def parse_map(text: str | None, option: str) -> dict[int, int] | None:
@@ -316,15 +331,15 @@ def parse_map(text: str | None, option: str) -> dict[int, int] | None:
         return None
     pairs = [item.partition("=")[::2] for item in text.split(",")]
     try:
-        found = {int(old): int(new) for old, new in pairs}
+        grade_map = {int(old): int(new) for old, new in pairs}
     except ValueError:
-        found = {}
-    if len(found) < len(pairs) or not all(0 <= new <= MOST_GRADE for new in found.values()):
+        grade_map = {}
+    if len(grade_map) < len(pairs) or not all(0 <= new <= MOST_GRADE for new in grade_map.values()):
         raise UsageError(
             f"{option} {text}: want each grade once and what it becomes, 0 to {MOST_GRADE}, for instance {option} "
             "0=0,1=1,2=2,3=2"
         )
-    return found
+    return grade_map
 
 
 def grades_seen(grades: pa.Int64Array) -> set[int]:
@@ -360,8 +375,10 @@ def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str | N
     all_seen = sorted(set(seen))
     off = [grade for grade in all_seen if not 0 <= grade < grades]
     if off:
-        # cut at both ends; for two grades, the upper half is 1
-        new = [int(2 * one > all_seen[-1]) if grades == 2 else min(max(one, 0), grades - 1) for one in all_seen]
+        if grades == 2:  # the upper half is 1
+            new = [int(2 * grade > all_seen[-1]) for grade in all_seen]
+        else:  # cut at both ends
+            new = [min(max(grade, 0), grades - 1) for grade in all_seen]
         suggestion = ",".join(f"{old}={grade}" for old, grade in zip(all_seen, new, strict=True))
         advice = (
             f"Say what each grade becomes, for instance {option}" if option else "Bring the labels to it, for instance"
@@ -400,10 +417,8 @@ class PairGrades:
 
     def places(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
         """Where in `columns` each pair is: int64 [N], -1 for one that is not there."""
-        query_N, doc_N = (
-            pc.index_in(ids, value_set=known).fill_null(-1).to_numpy().astype(np.int64)
-            for ids, known in ((query_ids, self.queries), (doc_ids, self.docs))
-        )
+        query_N = pc.index_in(query_ids, value_set=self.queries).fill_null(-1).to_numpy().astype(np.int64)
+        doc_N = pc.index_in(doc_ids, value_set=self.docs).fill_null(-1).to_numpy().astype(np.int64)
         key_N = np.where((query_N < 0) | (doc_N < 0), -1, query_N * len(self.docs) + doc_N)
         place_N = np.searchsorted(self.keys, key_N)
         is_known_N = np.append(self.keys, -2)[place_N] == key_N
@@ -442,10 +457,12 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
     doc = qrels["doc_id"].dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
     rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels[GOLD]})
-    wanted = [("row", "min"), *(("grade", how) for how in ("first", "min", "max", "sum", "count"))]
+    wanted = [("row", "min")]
+    wanted += [("grade", how) for how in ("first", "min", "max", "sum", "count")]
     pairs = rows.group_by("key", use_threads=False).aggregate(wanted).sort_by("key")
     first_P = pairs["row_min"].combine_chunks()
-    conflicts = np.sort(pairs.filter(pc.less(pairs["grade_min"], pairs["grade_max"]))["row_min"].to_numpy())
+    in_conflict = pairs.filter(pc.less(pairs["grade_min"], pairs["grade_max"]))
+    conflicts = np.sort(in_conflict["row_min"].to_numpy())
     if duplicates == "error":
         _check_duplicates(
             qrels,
@@ -485,21 +502,26 @@ def _check_duplicates(
     """
 
     def named(row: int) -> str:
-        query, doc = (texts_of(qrels[name][row : row + 1])[0] for name in ("query_id", "doc_id"))
+        query = texts_of(qrels["query_id"][row : row + 1])[0]
+        doc = texts_of(qrels["doc_id"][row : row + 1])[0]
         return f"query {query}, document {doc}"
 
     if len(conflicts):
-        grades = [qrels[GOLD].filter(pa.array(key_N == key_N[row])).drop_null() for row in conflicts[:SHOWN]]
-        examples = [f"{named(row)}: {', '.join(map(str, held))}" for row, held in zip(conflicts, grades, strict=False)]
+        examples = []
+        for row in conflicts[:SHOWN]:
+            grades = qrels[GOLD].filter(pa.array(key_N == key_N[row])).drop_null()
+            examples.append(f"{named(row)}: {', '.join(map(str, grades))}")
         raise InputError(
             f"{path}: {len(conflicts)} pairs have several grades that differ "
             f"({'; '.join(examples)}{'; …' if len(conflicts) > SHOWN else ''}). "
             "Correct the file, or choose: --duplicates mean or --duplicates first."
         )
-    for name in [name for name in qrels if name not in ("query_id", "doc_id", GOLD)]:
-        theirs = qrels[name].take(first_N).to_pylist()
-        for row, (one, other) in enumerate(zip(qrels[name].to_pylist(), theirs, strict=True)):
-            if one != other:
+    for name, column in qrels.items():
+        if name in ("query_id", "doc_id", GOLD):
+            continue
+        first_values = column.take(first_N).to_pylist()
+        for row, (value, first) in enumerate(zip(column.to_pylist(), first_values, strict=True)):
+            if value != first:
                 raise InputError(
                     f"{path}: rows of {named(row)} differ in column `{name}`. "
                     "Correct the file, or take the first with --duplicates first."
@@ -518,14 +540,15 @@ def own_input(plan: Plan, path: str, grade: str | None, storage: Storage) -> tup
     columns = plan.facts.columns
     try:
         spec = InputSpec(path=(path,), columns=columns.model_copy(update={"gold": None}))
-        found = open_dataset(spec, storage) if list_input(path, storage).files else None
+        dataset = open_dataset(spec, storage) if list_input(path, storage).files else None
     except InputError:
         if not is_url(path) and Path(path).is_dir():
             # grades lie in files: a folder can be nothing else, so its fault is reported
             raise
         return None
-    is_own = found is not None and not changed_files(plan.files, found.files)
-    return ([file.path for file in found.files], grade or columns.gold or "grade") if found and is_own else None
+    if dataset is None or changed_files(plan.files, dataset.files):
+        return None
+    return [file.path for file in dataset.files], grade or columns.gold or "grade"
 
 
 def load_gold_by_row(
@@ -550,8 +573,14 @@ def load_gold_by_row(
             )
             parts.append(read_parquet(parquet, column))
     if len({part.type for part in parts}) > 1:
-        return [value for part in parts for value in part.to_pylist()]
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+        values: list[Any] = []
+        for part in parts:
+            values += part.to_pylist()
+        return values
+    chunks: list[pa.Array] = []
+    for part in parts:
+        chunks += part.chunks
+    return pa.chunked_array(chunks, parts[0].type)
 
 
 def column_names(path: str, storage: Storage) -> list[str]:
@@ -570,18 +599,20 @@ def further_of_input(
     Raises:
         InputError: some of the files have one and others not, or a row holds something else.
     """
-    names = [column_names(path, storage) for path in files] if further else []
-    return {
-        one.name: one.read(
-            load_gold_by_row(
+    if not further:
+        return {}
+    names: set[str] = set()
+    for path in files:
+        names.update(column_names(path, storage))
+    columns = {}
+    for column in further:
+        if column.name in names:
+            values = load_gold_by_row(
                 files,
-                one.name,
+                column.name,
                 storage,
                 role="of the input's other files",
                 option="",
-            ),
-            where,
-        )
-        for one in further
-        if any(one.name in held for held in names)
-    }
+            )
+            columns[column.name] = column.read(values, where)
+    return columns

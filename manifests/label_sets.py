@@ -68,7 +68,7 @@ class LabelSet:
     Args:
         kind: a teacher's run, a student's scores (which lie like a run's labels), a file, or a ranking by scores, whose
             parts have `SCORE` in place of a grade.
-        grades: K, where the source says; None for a file.
+        grades: K, where the source states it; None for a file.
         num_quarantined: rows of a run that have no label; None for a file.
         origin: of a run its name, labeler, model and fingerprint (digests); of a file the label column, and by which
             columns its rows were picked.
@@ -135,7 +135,10 @@ def open_labels(
     grades.check_not_scores(path, label)
     part = {"row_id": pa.array(rows.kept), "grade": grades.values, **rows.ids}
     for name, item in (("probs", pa.float64()), ("samples", pa.int64())):
-        if name in columns and (lists := _lists(columns[name], item, f"{path}: column `{name}`")) is not None:
+        if name not in columns:
+            continue
+        lists = _lists(columns[name], item, f"{path}: column `{name}`")
+        if lists is not None:
             part[name] = lists
     if rows.is_gold_query is not None:
         part[FROM_GOLD] = _flags(columns[FROM_GOLD])
@@ -355,20 +358,22 @@ def label_set(run: RunLabels) -> LabelSet:
 
 
 def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    held: list[pa.Table] = []
+    tables: list[pa.Table] = []
     schema = file_schema(folder.plan.parts) if further else LABELS
     names = [*_COLUMNS, "outside_mass", *further]
     for number, file in enumerate(files, start=1):
-        held.append(folder.table(file, schema, names))
-        if number == len(files) or sum(table.num_rows for table in held) >= PART_ROWS:
-            table = pa.concat_tables(held)
-            held = []
+        tables.append(folder.table(file, schema, names))
+        if number == len(files) or sum(table.num_rows for table in tables) >= PART_ROWS:
+            table = pa.concat_tables(tables)
+            tables = []
             part = {name: table[name].combine_chunks() for name in names}
             part |= {name: part[name].cast(kind) for name, kind in _TYPES.items()}
             part["probs"] = part["probs"].cast(pa.large_list(pa.float32()))
             part["samples"] = _grades_of(part["samples"])
             empty = [name for name in ("probs", "samples", "outside_mass") if part[name].null_count == len(part[name])]
-            yield pa.RecordBatch.from_pydict({name: one for name, one in part.items() if name not in empty})
+            for name in empty:
+                del part[name]
+            yield pa.RecordBatch.from_pydict(part)
 
 
 def is_run(path: str, storage: Storage) -> bool:
@@ -386,8 +391,8 @@ def _lists(column: Column, item: pa.DataType, what: str) -> pa.LargeListArray | 
         InputError: a row holds something else.
     """
     try:
-        held = _plain_array(column)
-        lists = _grades_of(held) if item == pa.int64() else held.cast(pa.large_list(item))
+        values = _plain_array(column)
+        lists = _grades_of(values) if item == pa.int64() else values.cast(pa.large_list(item))
     except (pa.ArrowException, AttributeError, KeyError, OverflowError, UnicodeEncodeError) as exc:
         raise InputError(f"{what}: a list a row is wanted, of numbers: {shortened(str(exc), 200)}.") from exc
     return lists if lists.null_count < len(lists) else None
@@ -416,10 +421,10 @@ def map_labels(part: pa.RecordBatch, label_map: GradeMap | None, *, where: str) 
     if label_map is None:
         return part
     option = "--map-labels"
-    found = {"grade": mapped(part["grade"], label_map, where=where, option=option)}
+    columns = {"grade": mapped(part["grade"], label_map, where=where, option=option)}
     if "samples" in part.schema.names:
         samples = pc.list_flatten(part["samples"])
-        found["samples"] = _refilled(part["samples"], mapped(samples, label_map, where=where, option=option))
+        columns["samples"] = _refilled(part["samples"], mapped(samples, label_map, where=where, option=option))
     if "probs" in part.schema.names:
         size_N = pc.list_value_length(part["probs"]).fill_null(0).to_numpy()
         row_M = pc.list_parent_indices(part["probs"]).to_numpy()
@@ -432,8 +437,8 @@ def map_labels(part: pa.RecordBatch, label_map: GradeMap | None, *, where: str) 
         merged_NK = np.bincount(row_M * grades + new_K[place_M], mass_M, minlength=len(size_N) * grades)
         offsets = pa.array(np.append(0, np.cumsum(has_N * grades)), mask=np.append(~has_N, False))
         values = merged_NK.reshape(-1, grades)[has_N].ravel()
-        found["probs"] = pa.LargeListArray.from_arrays(offsets, values)
-    return with_columns(part, found)
+        columns["probs"] = pa.LargeListArray.from_arrays(offsets, values)
+    return with_columns(part, columns)
 
 
 def labelled_parts(
@@ -471,20 +476,17 @@ def gather(parts: Iterable[pa.RecordBatch], *, grades: int, where: str, option: 
         InputError: a grade off the scale, or a distribution that does not sum to 1.
     """
     counts = Counter[str]()
-    rows = put_together(
-        [
-            no_labels(),
-            *labelled_parts(
-                parts,
-                counts,
-                grades=grades,
-                where=where,
-                option=option,
-            ),
-        ]
+    labelled = labelled_parts(
+        parts,
+        counts,
+        grades=grades,
+        where=where,
+        option=option,
     )
+    rows = put_together([no_labels(), *labelled])
     rows = rows.take(pa.array(np.argsort(rows["row_id"].to_numpy(), kind="stable")))
-    return Labelled(where, rows, distributions(column_of(rows, "probs"), grades, where=where), counts["without_label"])
+    probs = distributions(column_of(rows, "probs"), grades, where=where)
+    return Labelled(where, rows, probs, counts["without_label"])
 
 
 def join_texts(run: RunLabels, storage: Storage) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -527,10 +529,11 @@ def _tables(run: RunLabels, dataset: Dataset, schema: pa.Schema, gold: pa.Chunke
         for chunk in read_chunks(dataset, shard, row_ids, range(len(shard.chunks))):
             pairs = {pair.row_id: (pair.query, pair.document) for pair in chunk.pairs}
             while table is not None and table["row_id"][0].as_py() in pairs:
-                texts = map(list, zip(*(pairs[row] for row in table["row_id"].to_pylist()), strict=True))
-                yield pa.table(
-                    [*table.columns, *texts, *([] if gold is None else [gold.take(table["row_id"])])], schema=schema
-                )
+                texts = [pairs[row] for row in table["row_id"].to_pylist()]
+                columns = [*table.columns, [query for query, _ in texts], [document for _, document in texts]]
+                if gold is not None:
+                    columns.append(gold.take(table["row_id"]))
+                yield pa.table(columns, schema=schema)
                 table = next(tables, None)
     if table is not None:
         raise ManifestError(f"{run.root}: its label files are not in the order of its plan. Restore manifest.json.")

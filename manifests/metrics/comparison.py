@@ -12,7 +12,7 @@ import pyarrow as pa
 from relabel.manifests.gold import GoldRows
 from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.evaluation import BothByGold, evaluate_both
-from relabel.manifests.metrics.judged import judged_rows, with_columns
+from relabel.manifests.metrics.judged import Judged, judged_rows, with_columns
 from relabel.manifests.metrics.metric import (
     TINY,
     Formula,
@@ -99,20 +99,20 @@ def match_rows(teacher: Labelled, student: Labelled, *, is_same_input: bool) -> 
     if is_same_input:
         _, ours, theirs = np.intersect1d(teacher.row_ids, student.row_ids, assume_unique=True, return_indices=True)
         return Match(BY_ROW, ours, theirs, 0)
-    codes = pair_codes(
-        *(
-            pa.concat_arrays([ours, theirs])
-            for ours, theirs in ((teacher.query_ids, student.query_ids), (teacher.doc_ids, student.doc_ids))
-        )
-    )
-    sides = np.split(np.unique(codes, return_inverse=True)[1], [len(teacher.grades)])
+    query_ids = pa.concat_arrays([teacher.query_ids, student.query_ids])
+    doc_ids = pa.concat_arrays([teacher.doc_ids, student.doc_ids])
+    codes = np.unique(pair_codes(query_ids, doc_ids), return_inverse=True)[1]
+    pair_N, pair_M = np.split(codes, [len(teacher.grades)])
     # the same pair's first row, second row, …
-    number_N, number_M = (_numbers(pair) for pair in sides)
+    number_N = _numbers(pair_N)
+    number_M = _numbers(pair_M)
     most = max(number_N.max(initial=0), number_M.max(initial=0)) + 1
-    keys = sides[0] * most + number_N, sides[1] * most + number_M
-    _, ours, theirs = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    key_N = pair_N * most + number_N
+    key_M = pair_M * most + number_M
+    _, ours, theirs = np.intersect1d(key_N, key_M, assume_unique=True, return_indices=True)
     order = np.argsort(ours)
-    return Match(BY_IDS, ours[order], theirs[order], int((number_N[ours] > 0).sum()))
+    num_repeated = int((number_N[ours] > 0).sum())
+    return Match(BY_IDS, ours[order], theirs[order], num_repeated)
 
 
 def _numbers(pair_N: np.ndarray) -> np.ndarray:
@@ -126,12 +126,13 @@ def _numbers(pair_N: np.ndarray) -> np.ndarray:
 
 def match_notes(teacher: Labelled, student: Labelled, match: Match) -> list[str]:
     counts = {}
-    for labels, taken in ((teacher, match.teacher), (student, match.student)):
+    for labels, matched in ((teacher, match.teacher), (student, match.student)):
         counts[f"rows of {labels.where} without a readable label, left out"] = labels.num_without_label
-        left = len(labels.grades) - len(taken)
-        counts[f"labels of {labels.where} that the other set has no row for, left out"] = left
+        unmatched = len(labels.grades) - len(matched)
+        counts[f"labels of {labels.where} that the other set has no row for, left out"] = unmatched
     repeated = "pairs that occur several times in both sets are matched in order; rows beyond the first"
-    return [f"{what}: {count:,}" for what, count in [*counts.items(), (repeated, match.num_repeated)] if count]
+    counts[repeated] = match.num_repeated
+    return [f"{what}: {count:,}" for what, count in counts.items() if count]
 
 
 # ------------------------------------------------------------------------------
@@ -173,15 +174,18 @@ class PairedRows:
 
 def paired_rows(first: Labelled, second: Labelled, match: Match, grades: int) -> tuple[PairedRows, pa.LargeBinaryArray]:
     """Matched rows as arrays, and the ids of their queries, by number."""
-    named = pa.array(match.teacher)
-    query_N, names = codes_of(first.query_ids.take(named))
-    found = PairedRows(
-        query_N,
-        codes_of(first.doc_ids.take(named))[0],
-        (first.grades[match.teacher], second.grades[match.student]),
-        (_taken(first.probs, match.teacher, grades), _taken(second.probs, match.student, grades)),
+    rows = pa.array(match.teacher)
+    query_N, query_names = codes_of(first.query_ids.take(rows))
+    doc_N, _ = codes_of(first.doc_ids.take(rows))
+    first_probs_NK = _probs_of(first, match.teacher, grades)
+    second_probs_NK = _probs_of(second, match.student, grades)
+    paired = PairedRows(
+        query=query_N,
+        docs=doc_N,
+        grades=(first.grades[match.teacher], second.grades[match.student]),
+        probs=(first_probs_NK, second_probs_NK),
     )
-    return found, names
+    return paired, query_names
 
 
 class TeacherStatistics:
@@ -206,8 +210,8 @@ class TeacherStatistics:
             )
 
 
-def _distance(place: int) -> Callable[[Any], Mapping[str, Measured]]:
-    return measured(lambda rows: rows.distances[place] if rows.distances[place].over else None, mean)
+def _distance(number: int) -> Callable[[Any], Mapping[str, Measured]]:
+    return measured(lambda rows: rows.distances[number] if rows.distances[number].over else None, mean)
 
 
 TAU = measured(lambda rows: rows.tau, mean)
@@ -250,8 +254,11 @@ AGAINST_TEACHER = (
 """Metrics of a student against its teacher, in the order in which they are shown."""
 
 
-def _taken(probs_NK: np.ndarray | None, rows: np.ndarray, grades: int) -> np.ndarray:
-    return np.full((len(rows), grades), np.nan) if probs_NK is None else probs_NK[rows]
+def _probs_of(labelled: Labelled, rows: np.ndarray, grades: int) -> np.ndarray:
+    """Distributions of some rows, [N, K]; NaN where there are none."""
+    if labelled.probs is None:
+        return np.full((len(rows), grades), np.nan)
+    return np.asarray(labelled.probs[rows])
 
 
 def _scores(grades_N: np.ndarray, probs_NK: np.ndarray) -> np.ndarray:
@@ -306,7 +313,8 @@ def js_rows(first_NK: np.ndarray, second_NK: np.ndarray) -> np.ndarray:
         Lin 1991: ½ KL(p ‖ m) + ½ KL(q ‖ m), m = ½ (p + q).
     """
     middle_NK = (first_NK + second_NK) / 2
-    return np.asarray(np.clip((kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2, 0.0, math.log(2.0)))
+    divergence_N = (kl_rows(first_NK, middle_NK) + kl_rows(second_NK, middle_NK)) / 2
+    return np.asarray(np.clip(divergence_N, 0.0, math.log(2.0)))
 
 
 # ------------------------------------------------------------------------------
@@ -326,25 +334,29 @@ class PairedStatistics(TeacherStatistics):
     def __init__(self, rows: PairedRows, num_queries: int, grades: int, *, depth: int) -> None:
         super().__init__(rows, num_queries, grades)
         self.depth = depth
-        self.moves = moves = query_moves(rows, self.tau_by_query, depth=depth)
+        self.moves = query_moves(rows, self.tau_by_query, depth=depth)
         has_probs = ~np.isnan(rows.probs[0][:, 0]) & ~np.isnan(rows.probs[1][:, 0])
         query_M = rows.query[has_probs]
-        probs = [side[has_probs] for side in rows.probs]
-        means = [side @ np.arange(grades) for side in probs]
-        sums = [np.bincount(query_M, one, minlength=num_queries) for one in (np.ones(len(query_M)), *means)]
+        first_MK = rows.probs[0][has_probs]
+        second_MK = rows.probs[1][has_probs]
+        grade_K = np.arange(grades)
+        values = (np.ones(len(query_M)), first_MK @ grade_K, second_MK @ grade_K)
+        sums = [np.bincount(query_M, value_M, minlength=num_queries) for value_M in values]
         self.expected = Sums(np.stack(sums, axis=1), len(query_M))
         """Rows with distributions in both sets, sum of the expected grades of the first, of the second."""
-        others = (kl_rows(*reversed(probs)), js_rows(*probs))
-        self.distances += [mean_of_rows(one, query_M, num_queries) for one in others]
+        self.distances.append(mean_of_rows(kl_rows(second_MK, first_MK), query_M, num_queries))
+        self.distances.append(mean_of_rows(js_rows(first_MK, second_MK), query_M, num_queries))
         """KL(A ‖ B), KL(B ‖ A) and JS, of these rows."""
-        self.stayed = mean_of_queries(1 - moves["entered_top"] / np.maximum(moves["top"], 1))
-        self.first_changed = mean_of_queries(moves["first_changed"].astype(float))
+        entered_share = self.moves["entered_top"] / np.maximum(self.moves["top"], 1)
+        self.stayed = mean_of_queries(1 - entered_share)
+        self.first_changed = mean_of_queries(self.moves["first_changed"].astype(float))
 
     def figures(self, *, resamples: int, seed: int) -> dict[str, MetricValue]:
         """Every metric with its 95 % interval over queries."""
-        queries = len(self.tau_by_query)
-        metrics = MetricSet(PAIRED, self, num_groups=queries)
-        return metrics.with_intervals(bootstrap(metrics.resampled, num_groups=queries, resamples=resamples, seed=seed))
+        num_queries = len(self.tau_by_query)
+        metrics = MetricSet(PAIRED, self, num_groups=num_queries)
+        intervals = bootstrap(metrics.resampled, num_groups=num_queries, resamples=resamples, seed=seed)
+        return metrics.with_intervals(intervals)
 
 
 def _of_expected(formula: Formula) -> Callable[[Any], Mapping[str, Measured]]:
@@ -483,7 +495,7 @@ class StudentComparison:
 
     Args:
         counts: labels of both sets (`teacher`, `student`), rows by which set has them, their `queries`, rows
-            `with_distributions` on both sides, and what gold says of them.
+            `with_distributions` on both sides, and how many gold judges.
         against_teacher: those of `AGAINST_TEACHER`.
         confusion: rows teacher, columns student.
         against_gold: None without gold.
@@ -521,21 +533,21 @@ def judge_both(
     Raises:
         InputError: too few samples for a k, or a gold chunk is not one of its document's.
     """
-    named = pa.array(match.teacher)
-    shared = {"query_id": teacher.query_ids.take(named), "doc_id": teacher.doc_ids.take(named), **gold.columns}
-    ours, theirs = (
-        judged_rows(
-            with_columns(one.rows.take(pa.array(places)), shared),
+    matched = pa.array(match.teacher)
+    shared = {"query_id": teacher.query_ids.take(matched), "doc_id": teacher.doc_ids.take(matched), **gold.columns}
+
+    def judge(labels: Labelled, rows: np.ndarray) -> Judged:
+        return judged_rows(
+            with_columns(labels.rows.take(pa.array(rows)), shared),
             grades,
-            where=one.where,
+            where=labels.where,
             qrels=qrels,
             lexical=lexical,
         )
-        for one, places in ((teacher, match.teacher), (student, match.student))
-    )
+
     return evaluate_both(
-        ours,
-        theirs,
+        judge(teacher, match.teacher),
+        judge(student, match.student),
         resamples=resamples,
         seed=seed,
         pass_at=pass_at,
@@ -566,13 +578,14 @@ def compare(
     notes = [*statistics.notes, *match_notes(teacher, student, match)]
     against_gold = None
     if gold is not None and gold.counts["judged"]:
-        drawn: dict[str, Any] = {"grades": grades, "resamples": resamples, "seed": seed}
         against_gold = judge_both(
             teacher,
             student,
             match,
             gold,
-            **drawn,
+            grades=grades,
+            resamples=resamples,
+            seed=seed,
             **judging,
         )
         notes += dict.fromkeys([*against_gold.teacher.notes, *against_gold.student.notes])
@@ -584,8 +597,8 @@ def compare(
         "only_student": len(student.grades) - len(match.student),
         "with_distributions": metrics.over("kl"),
         "queries": num_queries,
-        **(gold.counts if gold else {"judged": 0, "unjudged": 0, "gold_null": 0}),
     }
+    counts |= gold.counts if gold else {"judged": 0, "unjudged": 0, "gold_null": 0}
     confusion = statistics.counts.by_group.sum(0).tolist()
     return StudentComparison(
         matched_by=match.how,

@@ -63,8 +63,12 @@ class Baselines:
 
     def of(self, figure: str) -> dict[str, float]:
         """The baselines that have a figure, by name."""
-        kinds = {"constant": self.constant, "random": self.random, "lexical": self.lexical}
-        return {kind: value for kind, held in kinds.items() if (value := held.get(figure)) is not None}
+        values = {}
+        for kind, figures in (("constant", self.constant), ("random", self.random), ("lexical", self.lexical)):
+            value = figures.get(figure)
+            if value is not None:
+                values[kind] = value
+        return values
 
     def text(self, figure: str) -> str:
         """The baselines of a figure in words; empty where it has none."""
@@ -82,8 +86,9 @@ def baselines(judged: Judged) -> Baselines:
     counts_KK[:, grade] = gold_K
     share_K = gold_K / gold_K.sum()
     constant = {name: float(value) for name, value in count_metrics(counts_KK).items()}
+    constant["brier"] = float(1 - share_K @ share_K)
     cuts = [(f"auc_{name}", cut) for cut, name in enumerate(cut_names(grades), start=1)]
-    random = dict.fromkeys((name for name, _ in cuts), 0.5)
+    random = {name: 0.5 for name, _ in cuts}
     lexical = dict[str, float]()
     if query_N is not None:
         random |= _ranked(random_order(query_N, judged.docs, gold_N, num_queries=judged.num_queries))
@@ -98,12 +103,15 @@ def baselines(judged: Judged) -> Baselines:
                 num_queries=judged.num_queries,
             )
             lexical |= _ranked(ranked)
-    found = ({**constant, "brier": float(1 - share_K @ share_K)}, random, lexical)
-    return Baselines(grade, *({name: finite(value) for name, value in one.items()} for one in found))
+    return Baselines(grade, constant=_finite(constant), random=_finite(random), lexical=_finite(lexical))
 
 
-def _ranked(found: QueryRanking) -> dict[str, float]:
-    means = {f"ndcg@{DEPTH}": found.ndcg, "kendall_tau": found.tau, "bad_case_rate": found.bad_case}
+def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: finite(value) for name, value in figures.items()}
+
+
+def _ranked(ranking: QueryRanking) -> dict[str, float]:
+    means = {f"ndcg@{DEPTH}": ranking.ndcg, "kendall_tau": ranking.tau, "bad_case_rate": ranking.bad_case}
     return {name: float(np.nanmean(value_G)) for name, value_G in means.items() if not np.isnan(value_G).all()}
 
 
@@ -118,16 +126,18 @@ def bm25(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     counts = {text: Counter(_words(text)) for _, text in pairs}
     length = {text: count.total() for text, count in counts.items()}
     mean = max(1, sum(length.values())) / max(1, len(length))
-    num_with = Counter(word for count in counts.values() for word in count)
-    found = np.zeros(len(pairs))
+    num_with = Counter[str]()
+    for count in counts.values():
+        num_with.update(count.keys())
+    score_N = np.zeros(len(pairs))
     for row, (query, text) in enumerate(pairs):
         norm = BM25_K1 * (1 - BM25_B + BM25_B * length[text] / mean)
         for word in _words(query):
             times = counts[text][word]
             if times:
                 rarity = math.log(1 + (len(counts) - num_with[word] + 0.5) / (num_with[word] + 0.5))
-                found[row] += rarity * times * (BM25_K1 + 1) / (times + norm)
-    return np.round(found, 9)
+                score_N[row] += rarity * times * (BM25_K1 + 1) / (times + norm)
+    return np.round(score_N, 9)
 
 
 def _words(text: str) -> list[str]:
@@ -158,22 +168,24 @@ class NotBeaten:
     bound: float
 
 
-def baselines_not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[NotBeaten]:
+def baselines_not_beaten(figures: Mapping[str, float | None], baselines: Baselines) -> list[NotBeaten]:
     """Which baselines some labels are below; of kappa, where every constant has 0, not above."""
     missed = []
     for name, kind in BOUNDS:
         value = figures.get(name)
-        bound = found.of(name).get(kind, 0.0 if name == "kappa" else None)
-        if value is not None and bound is not None and (value <= bound if name == "kappa" else value < bound):
+        bound = baselines.of(name).get(kind, 0.0 if name == "kappa" else None)
+        if value is None or bound is None:
+            continue
+        if value < bound or (name == "kappa" and value == bound):
             missed.append(NotBeaten(name, value, kind, bound))
     return missed
 
 
-def not_beaten(figures: Mapping[str, float | None], found: Baselines) -> list[str]:
+def not_beaten(figures: Mapping[str, float | None], baselines: Baselines) -> list[str]:
     """The same in words."""
     return [
-        f"{one.figure} {one.value:.4f}, the {one.kind} baseline {one.bound:.4f}"
-        for one in baselines_not_beaten(figures, found)
+        f"{missed.figure} {missed.value:.4f}, the {missed.kind} baseline {missed.bound:.4f}"
+        for missed in baselines_not_beaten(figures, baselines)
     ]
 
 
@@ -223,8 +235,8 @@ def evaluate(
     Raises:
         InputError: a k without so many samples.
     """
-    (found,), _ = _evaluated([judged], resamples, seed, pass_at)
-    return found
+    (evaluation,), _ = _evaluated([judged], resamples, seed, pass_at)
+    return evaluation
 
 
 def _evaluated(
@@ -244,41 +256,49 @@ def _evaluated(
         )
     release_unused()  # what the rows were read and joined with
     sets = [replace(judged, pass_at=pass_at) for judged in sets]
-    metrics = [MetricSet(METRICS, one, num_groups=one.num_groups) for one in sets]
+    metrics = [MetricSet(METRICS, judged, num_groups=judged.num_groups) for judged in sets]
     release_unused()
     num_groups = sets[0].num_groups
     same = baselines(sets[0])
 
     def values(weight_RG: np.ndarray) -> dict[tuple[int, str], np.ndarray]:
-        drawn = (one.resampled(weight_RG) for one in metrics)
-        return {(number, name): value for number, one in enumerate(drawn) for name, value in one.items()}
+        by_metric = {}
+        for number, measured in enumerate(metrics):
+            for name, value_R in measured.resampled(weight_RG).items():
+                by_metric[number, name] = value_R
+        return by_metric
 
     drawn = resampled(values, num_groups=num_groups, resamples=resamples, seed=seed)
-    evaluations = [
-        Evaluation(
-            grades=judged.grades,
-            figures=measured.with_intervals(
-                {name: interval_of(one) for (of, name), one in drawn.items() if of == number}
-            ),
-            confusion=[] if judged.counts is None else judged.counts.by_group.sum(0).tolist(),
-            resampled="rows" if judged.queries is None else "queries",
-            num_groups=num_groups,
-            reliability=None if judged.reliability is None else reliability_table(judged.reliability.by_group.sum(0)),
-            notes=_notes(judged, measured),
-            baselines=same,
+    evaluations = []
+    for number, (judged, measured) in enumerate(zip(sets, metrics, strict=True)):
+        intervals = {name: interval_of(value_R) for (of, name), value_R in drawn.items() if of == number}
+        reliability = None
+        if judged.reliability is not None:
+            reliability = reliability_table(judged.reliability.by_group.sum(0))
+        evaluations.append(
+            Evaluation(
+                grades=judged.grades,
+                figures=measured.with_intervals(intervals),
+                confusion=[] if judged.counts is None else judged.counts.by_group.sum(0).tolist(),
+                resampled="rows" if judged.queries is None else "queries",
+                num_groups=num_groups,
+                reliability=reliability,
+                notes=_notes(judged, measured),
+                baselines=same,
+            )
         )
-        for number, (judged, measured) in enumerate(zip(sets, metrics, strict=True))
-    ]
     return evaluations, drawn
 
 
 def intervals_of(figures: Mapping[str, MetricValue], names: Collection[str]) -> dict[str, tuple[float, float]]:
     """The intervals of figures that are named, without those that are the same in every draw."""
-    return {
-        name: (one.low, one.high)
-        for name, one in figures.items()
-        if name in names and one.low is not None and one.high is not None and one.low < one.high
-    }
+    intervals = {}
+    for name, figure in figures.items():
+        if name not in names or figure.low is None or figure.high is None:
+            continue
+        if figure.low < figure.high:
+            intervals[name] = figure.low, figure.high
+    return intervals
 
 
 def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
@@ -296,13 +316,13 @@ def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
     ]
 
 
-def _notes(found: Judged, metrics: MetricSet) -> list[str]:
+def _notes(judged: Judged, metrics: MetricSet) -> list[str]:
     """What of the rows is in no metric, or not in all."""
-    rows = len(found.gold)
-    groups = found.num_groups
-    num_without = rows - int(found.has_probs.sum())
+    rows = len(judged.gold)
+    groups = judged.num_groups
+    num_without = rows - int(judged.has_probs.sum())
     notes = []
-    if found.ranked_by is not None:
+    if judged.ranked_by is not None:
         notes.append("scores only rank: there are no figures of grades")
     elif num_without == rows:
         notes.append(
@@ -312,26 +332,32 @@ def _notes(found: Judged, metrics: MetricSet) -> list[str]:
     elif num_without:
         without = f"{num_without:,} of {rows:,} judged labels have no distribution"
         notes.append(f"{without}: AUC, ECE and Brier are over those that have one; ranking takes the label for a score")
-    if found.ranking is None:
+    if judged.ranking is None:
         notes.append("labels name no query: rows are resampled as if independent, and nothing is ranked")
     else:
-        short = int((np.bincount(found.groups, minlength=groups) < DEPTH).sum())
+        short = int((np.bincount(judged.groups, minlength=groups) < DEPTH).sum())
         if short:
             notes.append(
                 f"queries with fewer than {DEPTH} judged rows, whose top {DEPTH} is all they have: {short:,} of "
                 f"{groups:,}"
             )
-        without_relevant, flat = (int(np.isnan(value_G).sum()) for value_G in (found.ranking.ndcg, found.ranking.tau))
+        without_relevant = int(np.isnan(judged.ranking.ndcg).sum())
+        flat = int(np.isnan(judged.ranking.tau).sum())
         if without_relevant:
             notes.append(f"queries without a relevant document, left out of nDCG: {without_relevant:,}")
         if flat:
             notes.append(f"queries with equal scores or equal grades throughout, left out of Kendall tau: {flat:,}")
-    if found.passes and (lacking := rows - next(iter(found.passes.values())).over):
-        notes.append(f"judged labels without samples, left out of pass@k: {lacking:,}")
+    if judged.passes:
+        lacking = rows - next(iter(judged.passes.values())).over
+        if lacking:
+            notes.append(f"judged labels without samples, left out of pass@k: {lacking:,}")
     if groups < 2:
         notes.append("one query or row alone: there is nothing to resample, so no intervals")
-    whole = {one.title: groups - metrics.over(one.name) for one in QUERY_METRICS if one.name in metrics.values}
-    return notes + [f"queries without a value, left out of {title}: {left:,}" for title, left in whole.items() if left]
+    for metric in QUERY_METRICS:
+        lacking = groups - metrics.over(metric.name) if metric.name in metrics.values else 0
+        if lacking:
+            notes.append(f"queries without a value, left out of {metric.title}: {lacking:,}")
+    return notes
 
 
 # ------------------------------------------------------------------------------
@@ -360,21 +386,27 @@ def evaluate_both(
         pass_at: see `evaluate`; of the sets that have samples.
     """
     (ours, theirs), drawn = _evaluated([first, second], resamples, seed, pass_at)
-    found = BothByGold(ours, theirs, {})
-    both = {name: (one, theirs.figures[name]) for name, one in ours.figures.items() if name in theirs.figures}
-    for name, (one, other) in both.items():
-        if one.is_by_grade != other.is_by_grade:
+    differences: dict[str, Difference] = {}
+    are_all_alike = True
+    for name, our_figure in ours.figures.items():
+        their_figure = theirs.figures.get(name)
+        if their_figure is None:
+            continue
+        if our_figure.is_by_grade != their_figure.is_by_grade:
+            are_all_alike = False
             continue
         low, high = interval_of(drawn[1, name] - drawn[0, name]) if drawn else NOTHING_DRAWN
-        step = None if one.value is None or other.value is None else other.value - one.value
-        found.difference[name] = Difference(step, finite(low), finite(high))
-    if found.difference.keys() != both.keys():
+        step = None
+        if our_figure.value is not None and their_figure.value is not None:
+            step = their_figure.value - our_figure.value
+        differences[name] = Difference(step, finite(low), finite(high))
+    if not are_all_alike:
         theirs.notes.append("one set's AUC is by distributions, the other's by written grades: they are not subtracted")
-    return found
+    return BothByGold(ours, theirs, differences)
 
 
 # ------------------------------------------------------------------------------
-# Gates: what a figure must reach before work goes on, as a spec (`macro_f1: ">=0.9*teacher"`) or a flag says it.
+# Gates: what a figure must reach before work goes on, as a spec (`macro_f1: ">=0.9*teacher"`) or a flag has it.
 # `parse_gate(name, text)` reads one, `judge_gate(gate, figures, teacher)` holds it against figures. A figure that
 # falls short raises nothing: the caller keeps what was made, shows the verdict and ends with exit code 5.
 

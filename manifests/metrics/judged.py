@@ -196,12 +196,12 @@ class Judged:
             return {}
         most = self.fewest_samples
         has_N = self.num_samples > 0
-        found = {}
+        passes_by_k = {}
         for k in sorted(set(self.pass_at) or {most, *(2**power for power in range(most.bit_length()))}):
             passed_N = np.full(len(has_N), np.nan)
             passed_N[has_N] = pass_at_k(self.num_correct[has_N], self.num_samples[has_N], k)
-            found[str(k)] = self.mean_of_rows(passed_N)
-        return found
+            passes_by_k[str(k)] = self.mean_of_rows(passed_N)
+        return passes_by_k
 
 
 SCORE = "score"
@@ -223,7 +223,7 @@ def with_columns(rows: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.Re
 def judged_rows(
     rows: pa.RecordBatch, grades: int, *, where: str, qrels: str, lexical: np.ndarray | None = None
 ) -> Judged:
-    """Rows with a gold grade, of which there is at least one; of the others what they say of these rows' queries.
+    """Rows with a gold grade, of which there is at least one; of the others what they add to these rows' queries.
 
     Args:
         rows: labels with the column `GOLD`, and gold's further ones.
@@ -232,9 +232,10 @@ def judged_rows(
         InputError: a distribution does not sum to 1, or a gold chunk is not one of its document's.
     """
     is_judged = rows[GOLD].is_valid()
-    others, rows = (
-        (rows.filter(pc.invert(is_judged)), rows.filter(is_judged)) if rows[GOLD].null_count else (None, rows)
-    )
+    others = None
+    if rows[GOLD].null_count:
+        others = rows.filter(pc.invert(is_judged))
+        rows = rows.filter(is_judged)
     columns = {name: rows[name] for name in rows.schema.names if name not in _OWN}
     query_ids = column_of(rows, "query_id")
     doc_ids = column_of(rows, "doc_id")
@@ -250,22 +251,26 @@ def judged_rows(
             others = others.filter(number_M.is_valid())
             number_M = number_M.drop_null().to_numpy().astype(np.int64)
             unjudged = number_M, {name: others[name] for name in columns}
-    doc_N = np.zeros(len(gold_N), np.int64) if doc_ids is None else codes_of(doc_ids.fill_null(b""))[0]
+    doc_N = np.zeros(len(gold_N), np.int64)
+    if doc_ids is not None:
+        doc_N, _ = codes_of(doc_ids.fill_null(b""))
     release_unused()
+    num_correct_N, num_samples_N = sample_counts(column_of(rows, "samples"), gold_N)
     ranked_by = column_of(rows, SCORE)
     return Judged(
-        grades,
-        gold_N,
-        rows["grade"].to_numpy() if ranked_by is None else None,
-        query_N,
-        0 if query_names is None else len(query_names),
-        doc_N,
-        distributions(column_of(rows, "probs"), grades, where=where),
-        *sample_counts(column_of(rows, "samples"), gold_N),
-        query_names,
-        columns,
-        unjudged,
-        lexical,
+        grades=grades,
+        gold=gold_N,
+        labels=rows["grade"].to_numpy() if ranked_by is None else None,
+        queries=query_N,
+        num_queries=0 if query_names is None else len(query_names),
+        docs=doc_N,
+        probs=distributions(column_of(rows, "probs"), grades, where=where),
+        num_correct=num_correct_N,
+        num_samples=num_samples_N,
+        query_names=query_names,
+        columns=columns,
+        unjudged=unjudged,
+        lexical=lexical,
         ranked_by=None if ranked_by is None else ranked_by.to_numpy(),
     )
 
@@ -283,14 +288,14 @@ def distributions(lists: pa.LargeListArray | None, grades: int, *, where: str) -
         size = next(size for size in sizes if size != grades)
         raise InputError(f"{where}: a distribution has {size} entries, the scale {grades} grades.")
     flat = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
-    held: np.ndarray = flat.astype(np.float64).reshape(-1, grades)
-    sums = held.sum(1)
-    if not ((held >= 0).all() and np.allclose(sums, 1, atol=1e-3)):
+    given_MK: np.ndarray = flat.astype(np.float64).reshape(-1, grades)
+    sum_M = given_MK.sum(1)
+    if not ((given_MK >= 0).all() and np.allclose(sum_M, 1, atol=1e-3)):
         raise InputError(
             f"{where}, probs: a distribution does not sum to 1 within 0.001, or holds a negative number or NaN."
         )
     probs_NK = np.full((len(lists), grades), np.nan)
-    probs_NK[lists.is_valid().to_numpy(zero_copy_only=False)] = held / sums[:, None]  # float32 misses 1 by 1e-7
+    probs_NK[lists.is_valid().to_numpy(zero_copy_only=False)] = given_MK / sum_M[:, None]  # float32 misses 1 by 1e-7
     return probs_NK
 
 
@@ -340,7 +345,7 @@ def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
 
     chunks_G = total(_sizes(selected))
     tokens_G = total(_numbers(judged.columns["selected_tokens"]))
-    found: dict[str, Statistic] = {
+    statistics: dict[str, Statistic] = {
         "chunks_mean": mean_of_queries(chunks_G),
         "chunks_max": Largest(chunks_G),
         "tokens_mean": mean_of_queries(tokens_G),
@@ -352,13 +357,13 @@ def evidence_statistics(judged: Judged) -> dict[str, Statistic]:
         has_both_N = pc.and_(selected.is_valid(), gold.is_valid()).to_numpy(zero_copy_only=False)
         f1_N = _scored(selected, gold, has_both_N, set_f1)
         total_G, count_G = mean_of_rows(f1_N, judged.queries, judged.num_queries).by_group.T
-        found["evidence_f1"] = mean_of_queries(total_G / np.where(count_G > 0, count_G, np.nan))
+        statistics["evidence_f1"] = mean_of_queries(total_G / np.where(count_G > 0, count_G, np.nan))
     if {"answers", "gold_answers"} <= judged.columns.keys():
         answered = list(zip(of_queries(judged, "answers"), of_queries(judged, "gold_answers"), strict=True))
         for name, score in (("exact_match", exact_match), ("hit@1", hit_at_1)):
             scores = [score(given, gold) if given is not None and gold else np.nan for given, gold in answered]
-            found[name] = mean_of_queries(np.array(scores))
-    return found
+            statistics[name] = mean_of_queries(np.array(scores))
+    return statistics
 
 
 def _sizes(lists: pa.ListArray) -> np.ndarray:
@@ -382,9 +387,9 @@ def _scored(first: pa.Array, second: pa.Array, has_N: np.ndarray, score: Callabl
         zip(first[at : at + BATCH_ROWS].to_pylist(), second[at : at + BATCH_ROWS].to_pylist(), strict=True)
         for at in range(0, len(rows), BATCH_ROWS)
     )
-    found_N = np.full(len(has_N), np.nan)
-    found_N[has_N] = np.fromiter(itertools.starmap(score, pairs), np.float64, len(rows))
-    return found_N
+    score_N = np.full(len(has_N), np.nan)
+    score_N[has_N] = np.fromiter(itertools.starmap(score, pairs), np.float64, len(rows))
+    return score_N
 
 
 def of_queries(judged: Judged, name: str) -> list[Any]:
@@ -395,28 +400,31 @@ def of_queries(judged: Judged, name: str) -> list[Any]:
         InputError: rows of a query differ; names the query and two values.
     """
     assert judged.queries is not None
-    found: list[Any] = [None] * judged.num_queries
-    held = [(judged.queries, judged.columns[name])]
-    if judged.unjudged is not None and name in judged.unjudged[1]:
-        held.append((judged.unjudged[0], judged.unjudged[1][name]))
-    for query_N, column in held:
+    value_by_query: list[Any] = [None] * judged.num_queries
+    columns = [(judged.queries, judged.columns[name])]
+    if judged.unjudged is not None:
+        unjudged_queries, unjudged_columns = judged.unjudged
+        if name in unjudged_columns:
+            columns.append((unjudged_queries, unjudged_columns[name]))
+    for query_N, column in columns:
         rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         for query, value in zip(query_N[rows].tolist(), column.take(pa.array(rows)).to_pylist(), strict=True):
-            if found[query] is None:
-                found[query] = value
-            elif found[query] != value:
+            if value_by_query[query] is None:
+                value_by_query[query] = value
+            elif value_by_query[query] != value:
                 called = query if judged.query_names is None else texts_of(judged.query_names[query : query + 1])[0]
-                first, second = (str(one)[:SHOWN_CHARS] for one in (found[query], value))
+                first = str(value_by_query[query])[:SHOWN_CHARS]
+                second = str(value)[:SHOWN_CHARS]
                 raise InputError(
                     f"column `{name}`: rows of query {called} differ: {first} and {second}. Give all rows of a query "
                     "the same value, or null to all but one."
                 )
-    return found
+    return value_by_query
 
 
 def review_statistics(judged: Judged) -> dict[str, Statistic]:
     """What the metrics of `review` are computed from, by metric: of the documents named useful and of those that are,
-    and of queries by P(yes), where gold says whether the documents suffice. Empty where the labels are no reviews.
+    and of queries by P(yes), where gold knows whether the documents suffice. Empty where the labels are no reviews.
 
     Raises:
         InputError: rows of a query differ in whether its documents suffice.
@@ -425,24 +433,30 @@ def review_statistics(judged: Judged) -> dict[str, Statistic]:
         return {}
     is_named_N = judged.labels > 0
     is_useful_N = judged.gold > 0
-    both_G, named_G, useful_G = (
-        np.bincount(judged.queries, is_one_N, minlength=judged.num_queries)
-        for is_one_N in (is_named_N & is_useful_N, is_named_N, is_useful_N)
-    )
-    found: dict[str, Statistic] = {
+    both_G = np.bincount(judged.queries, is_named_N & is_useful_N, minlength=judged.num_queries)
+    named_G = np.bincount(judged.queries, is_named_N, minlength=judged.num_queries)
+    useful_G = np.bincount(judged.queries, is_useful_N, minlength=judged.num_queries)
+    statistics: dict[str, Statistic] = {
         "useful_precision": mean_of_queries(both_G / np.where(named_G > 0, named_G, np.nan)),
         "useful_recall": mean_of_queries(both_G / np.where(useful_G > 0, useful_G, np.nan)),
     }
     if "gold_sufficient" in judged.columns:
-        probs, golds = (of_queries(judged, name) for name in ("sufficient_probs", "gold_sufficient"))
-        both = [
-            (query, pair[1], gold)
-            for query, (pair, gold) in enumerate(zip(probs, golds, strict=True))
-            if pair is not None and gold is not None
-        ]
-        held = np.array(both, dtype=[("query", np.int64), ("prob", np.float64), ("is_enough", np.bool_)])
-        found["sufficient_auc"] = Order(held["prob"], held["is_enough"], held["query"])
-    return found
+        all_probs = of_queries(judged, "sufficient_probs")
+        all_gold = of_queries(judged, "gold_sufficient")
+        queries = []
+        yes_probs = []
+        is_enough = []
+        for query, (probs, gold) in enumerate(zip(all_probs, all_gold, strict=True)):
+            if probs is not None and gold is not None:
+                queries.append(query)
+                yes_probs.append(probs[1])
+                is_enough.append(gold)
+        statistics["sufficient_auc"] = Order(
+            np.array(yes_probs, np.float64),
+            np.array(is_enough, np.bool_),
+            np.array(queries, np.int64),
+        )
+    return statistics
 
 
 # ------------------------------------------------------------------------------
@@ -459,22 +473,22 @@ def routing_values(judged: Judged) -> dict[str, np.ndarray]:
     where gold has neither; `expelled_mean` counts lines meant as an action that were not legal; `collapse_rate` is 1
     where no line was an action.
     """
-    held = judged.columns
-    if "answer_ids" not in held:
+    columns = judged.columns
+    if "answer_ids" not in columns:
         return {}
-    num_ids_N = _lengths(held["answer_ids"]) + _lengths(held["expand_ids"])  # NaN in rows of another labeler
-    expelled_N = _numbers(held["expelled"])
-    refused_N = held["refused"].fill_null(False).to_numpy(zero_copy_only=False)
-    says_nothing_N = (num_ids_N == 0) & ~refused_N & (expelled_N == 0)
-    found = {"expelled_mean": expelled_N, "collapse_rate": np.where(np.isnan(num_ids_N), np.nan, says_nothing_N)}
+    num_ids_N = _lengths(columns["answer_ids"]) + _lengths(columns["expand_ids"])  # NaN in rows of another labeler
+    expelled_N = _numbers(columns["expelled"])
+    refused_N = columns["refused"].fill_null(False).to_numpy(zero_copy_only=False)
+    is_silent_N = (num_ids_N == 0) & ~refused_N & (expelled_N == 0)
+    values = {"expelled_mean": expelled_N, "collapse_rate": np.where(np.isnan(num_ids_N), np.nan, is_silent_N)}
     for name, ids, score in (("answer_f1", "answer_ids", set_f1), ("expand_precision", "expand_ids", _precision)):
-        if f"gold_{ids}" in held:
-            has_N = ~np.isnan(_lengths(held[ids])) & (_lengths(held[f"gold_{ids}"]) > 0)
-            found[name] = _scored(held[ids], held[f"gold_{ids}"], has_N, score)
-    if {"gold_answer_ids", "gold_expand_ids"} <= held.keys():
-        num_gold_N = _lengths(held["gold_answer_ids"]) + _lengths(held["gold_expand_ids"])
-        found["refusal_accuracy"] = np.where((num_gold_N == 0) & ~np.isnan(num_ids_N), num_ids_N == 0, np.nan)
-    return found
+        if f"gold_{ids}" in columns:
+            has_N = ~np.isnan(_lengths(columns[ids])) & (_lengths(columns[f"gold_{ids}"]) > 0)
+            values[name] = _scored(columns[ids], columns[f"gold_{ids}"], has_N, score)
+    if {"gold_answer_ids", "gold_expand_ids"} <= columns.keys():
+        num_gold_N = _lengths(columns["gold_answer_ids"]) + _lengths(columns["gold_expand_ids"])
+        values["refusal_accuracy"] = np.where((num_gold_N == 0) & ~np.isnan(num_ids_N), num_ids_N == 0, np.nan)
+    return values
 
 
 def _lengths(lists: pa.Array) -> np.ndarray:
@@ -483,8 +497,8 @@ def _lengths(lists: pa.Array) -> np.ndarray:
 
 
 def _precision(chosen: list[int], wanted: list[int]) -> float:
-    found = set(chosen)
-    return len(found & set(wanted)) / len(found) if found else 0.0
+    different = set(chosen)
+    return len(different & set(wanted)) / len(different) if different else 0.0
 
 
 # ------------------------------------------------------------------------------
@@ -675,17 +689,18 @@ def count_metrics(counts_KK: np.ndarray) -> dict[str, np.ndarray]:
     """
     counts_KK = np.asarray(counts_KK, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return {
-            metric.name.format(member): formula(counts_KK)
-            for metric in METRICS
-            if isinstance(metric.measure, OfCounts)
-            for member, formula in metric.measure.by_member(counts_KK.shape[-1]).items()
-        }
+        values = {}
+        for metric in METRICS:
+            if isinstance(metric.measure, OfCounts):
+                for member, formula in metric.measure.by_member(counts_KK.shape[-1]).items():
+                    values[metric.name.format(member)] = formula(counts_KK)
+        return values
 
 
 def _mean_absolute_error(counts_KK: np.ndarray) -> np.ndarray:
     grade_K = np.arange(counts_KK.shape[-1])
-    return np.asarray((counts_KK * np.abs(np.subtract.outer(grade_K, grade_K))).sum((-2, -1)) / counts_KK.sum((-2, -1)))
+    error_KK = np.abs(np.subtract.outer(grade_K, grade_K))
+    return np.asarray((counts_KK * error_KK).sum((-2, -1)) / counts_KK.sum((-2, -1)))
 
 
 def _auc(rows: Judged) -> Mapping[str, Measured]:
