@@ -86,16 +86,23 @@ def _list_local(pattern: str) -> Listing:
         if not Path(root or ".").is_dir():
             return Listing([] if parts else [pattern], Counter())
     keys = list(_keys_below(root, (), parts, frozenset()))
-    found = _picked(keys, root, parts)
-    refuse_tables(found.files, keys)
-    read = {folder for file in found.files for folder in folders_above(file)}
-    for folder in (key.rstrip("/") for key in keys if key.endswith(tuple(f"{one}/" for one in PARQUET_SUFFIXES))):
-        if folder not in read and not any(step.startswith(HIDDEN) for step in folder[len(root) :].split("/")):
+    listing = _picked(keys, root, parts)
+    refuse_tables(listing.files, keys)
+    read: set[str] = set()
+    for file in listing.files:
+        read.update(folders_above(file))
+    like_files = tuple(f"{suffix}/" for suffix in PARQUET_SUFFIXES)
+    for key in keys:
+        if not key.endswith(like_files):
+            continue
+        folder = key.rstrip("/")
+        is_hidden = any(step.startswith(HIDDEN) for step in folder[len(root) :].split("/"))
+        if folder not in read and not is_hidden:
             raise InputError(
                 f"{folder}: a folder that is named like a data file and holds none. Was its writer cut off? Write "
                 "it again, or remove it."
             )
-    return found
+    return listing
 
 
 def _split_glob(pattern: str) -> tuple[str, list[str]]:
@@ -135,12 +142,15 @@ def _keys_below(folder: str, steps: tuple[str, ...], parts: list[str], above: fr
         InputError: something can't be read, or a link leads to nothing or back to where it lies.
     """
     with reading(folder or "."), os.scandir(folder or ".") as entries:
-        held = list(entries)
-        place = os.path.realpath(folder)
-    if place in above:
-        raise InputError(f"{folder}: a link back to {place}, which contains it: reading it would not end. Remove it.")
-    for entry in held:
-        path, inner = os.path.join(folder, entry.name), (*steps, entry.name)  # noqa: PTH118 (as the pattern spells it)
+        children = list(entries)
+        real_path = os.path.realpath(folder)
+    if real_path in above:
+        raise InputError(
+            f"{folder}: a link back to {real_path}, which contains it: reading it would not end. Remove it."
+        )
+    for entry in children:
+        path = os.path.join(folder, entry.name)  # noqa: PTH118 (as the pattern spells it)
+        inner = (*steps, entry.name)
         if len(inner) > len(parts) and "**" not in parts and entry.name.startswith(HIDDEN) and entry.name != DELTA_LOG:
             yield path + "/" * entry.is_dir(follow_symlinks=False)  # left out, and not looked into
         elif _may_match(inner, parts):
@@ -153,7 +163,7 @@ def _keys_below(folder: str, steps: tuple[str, ...], parts: list[str], above: fr
                 is_folder = entry.is_dir()
             yield path + "/" * is_folder
             if is_folder:
-                yield from _keys_below(path, inner, parts, above | {place})
+                yield from _keys_below(path, inner, parts, above | {real_path})
 
 
 def _may_match(steps: Sequence[str], parts: list[str]) -> bool:
@@ -177,9 +187,9 @@ def _list_url(pattern: str, storage: Storage) -> Listing:
     keys = [f"{folder}/{name}" for name in store.etags("")]
     if not parts and not keys:
         return Listing([folder], Counter())
-    found = _picked(keys, folder, parts)
-    refuse_tables(found.files, keys)
-    return found
+    listing = _picked(keys, folder, parts)
+    refuse_tables(listing.files, keys)
+    return listing
 
 
 def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
@@ -306,20 +316,25 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
     """
     table = spec.table and open_table(spec, storage)
     where = f"input.path {', '.join(spec.path)}"
-    listings = [list_input(pattern, storage) for pattern in spec.path] if table is None else []
-    paths = [path for listing in listings for path in listing.files] if table is None else table.paths
-    left_out = sum((listing.left_out for listing in listings), Counter[str]()).most_common()
+    paths: list[str] = []
+    left_out = Counter[str]()
+    if table is not None:
+        paths = table.paths
+    else:
+        for pattern in spec.path:
+            listing = list_input(pattern, storage)
+            paths += listing.files
+            left_out += listing.left_out
     if not paths:
+        without = f" (left out: {left_out_text(left_out.most_common())})" if left_out else ""
         raise InputError(
-            f"{where}: no Parquet file there"
-            + (f" (left out: {left_out_text(left_out)})" if left_out else "")
-            + ". Give a .parquet file, a folder that holds some, or a glob."
+            f"{where}: no Parquet file there{without}. Give a .parquet file, a folder that holds some, or a glob."
         )
     check_single(paths, where)
     files = list[InputFile]()
     groups = list[tuple[tuple[int, int], ...]]()
     columns = spec.columns
-    found = reads
+    reads_here = reads
     first_types = dict[str, str]()
     for number, (file, metadata, schema) in enumerate(_footers(paths, storage)):
         path = file.path
@@ -328,25 +343,26 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
             if number == 0:
                 names = [*schema.names, *folders] if table is None else list(table.columns)
                 columns = resolve_columns(spec.columns, names, path, reads_context=reads.context)
-                found = reads._replace(columns=tuple(c for c in reads.columns if c.is_required or c.name in names))
+                present = tuple(column for column in reads.columns if column.is_required or column.name in names)
+                reads_here = reads._replace(columns=present)
             if table is not None:
                 table.check_file(
                     number,
                     path,
                     file.size_bytes,
-                    _read_columns(columns, found, gold=True),
+                    _read_columns(columns, reads_here, gold=True),
                     schema,
                 )
             check_types(
                 columns,
-                found,
+                reads_here,
                 schema,
                 path,
                 first_types,
                 first_path=paths[0],
                 folders=folders,
             )
-            names = _read_columns(columns, found)
+            names = _read_columns(columns, reads_here)
             groups.append(_group_bytes(metadata, {*names}))
         files.append(file._replace(footer_sha256=_with_folders(file.footer_sha256, path, names)))
     rows = sum(file.rows for file in files)
@@ -359,8 +375,8 @@ def open_dataset(spec: InputSpec, storage: Storage, *, reads: Reads = QUERY_AND_
         rows=used,
         group_bytes=tuple(groups),
         storage=storage,
-        left_out=tuple(left_out),
-        reads=found,
+        left_out=tuple(left_out.most_common()),
+        reads=reads_here,
         table=table,
     )
 
@@ -429,9 +445,11 @@ def check_single(paths: list[str], where: str) -> None:
 def _place(path: str) -> Any:
     """What is equal for all names of one file."""
     place = place_of(path) if is_url(path) else path
-    with contextlib.suppress(OSError):  # opening it says why
-        if not is_url(place) and (found := Path(place).stat()).st_ino:  # some network disks number no file
-            return found.st_dev, found.st_ino
+    if not is_url(place):
+        with contextlib.suppress(OSError):  # opening it reports why
+            state = Path(place).stat()
+            if state.st_ino:  # some network disks number no file
+                return state.st_dev, state.st_ino
     return place_of(place)
 
 
@@ -489,35 +507,49 @@ def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
 def _read_columns(columns: Columns, reads: Reads, *, gold: bool = False) -> list[str]:
     """What a run reads, each once; with gold, which is read later alone."""
     names = [columns.query_id, columns.query, columns.doc_id, *columns.document]
-    more = [name for name in (columns.context, columns.gold if gold else None) if name]
-    return list(dict.fromkeys([*names, *more, *(one.name for one in reads.columns)]))
+    if columns.context:
+        names.append(columns.context)
+    if gold and columns.gold:
+        names.append(columns.gold)
+    names += [column.name for column in reads.columns]
+    return list(dict.fromkeys(names))
 
 
 def _group_bytes(metadata: pq.FileMetaData, names: set[str]) -> tuple[tuple[int, int], ...]:
     """Of each row group: its rows, and the uncompressed bytes of these columns."""
     paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     leaves = [leaf for leaf, path in enumerate(paths) if path in names or path.partition(".")[0] in names]
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    return tuple((one.num_rows, sum(one.column(leaf).total_uncompressed_size for leaf in leaves)) for one in groups)
+    groups = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size_bytes = sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+        groups.append((group.num_rows, size_bytes))
+    return tuple(groups)
 
 
 # ------------------------------------------------------------------------------
 # Which of an input's files are others than they were.
 
 
-def changed_files(planned: list[InputFile], found: tuple[InputFile, ...]) -> list[str]:
+def changed_files(planned: list[InputFile], current: tuple[InputFile, ...]) -> list[str]:
     """What differs between the files that were planned and those that are there, a sentence each; empty if nothing
     does.
     """
-    if [file.identity for file in planned] == [file.identity for file in found]:
+    if [file.identity for file in planned] == [file.identity for file in current]:
         return []
-    before, after = ({absolute_path(file.path): file for file in files} for files in (planned, found))
-    remarks = [f"{key}: planned, now missing" for key in before if key not in after]
-    remarks += [f"{now.path}: new since the plan" for key, now in after.items() if key not in before]
-    remarks += [
-        f"{now.path}: changed since the plan ({was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows in "
-        f"{now.size_bytes} bytes)"
-        for key, now in after.items()
-        if (was := before.get(key)) is not None and was.identity != now.identity
-    ]
-    return remarks or [f"{found[0].path} and the others: read in another order than planned, or a file twice"]
+    before = {absolute_path(file.path): file for file in planned}
+    after = {absolute_path(file.path): file for file in current}
+    missing = [f"{key}: planned, now missing" for key in before if key not in after]
+    new = []
+    changed = []
+    for key, now in after.items():
+        was = before.get(key)
+        if was is None:
+            new.append(f"{now.path}: new since the plan")
+        elif was.identity != now.identity:
+            changed.append(
+                f"{now.path}: changed since the plan ({was.rows} rows in {was.size_bytes} bytes, now {now.rows} rows "
+                f"in {now.size_bytes} bytes)"
+            )
+    remarks = missing + new + changed
+    return remarks or [f"{current[0].path} and the others: read in another order than planned, or a file twice"]

@@ -27,7 +27,7 @@ _PERSON_ANSWER = b"relabel answer 1"
 
 
 def stage_digests(asks: Sequence[Ask]) -> dict[str, str]:
-    """A digest of each stage's ask, by stage: made of a labeler's `probe`, it says what a labeler
+    """A digest of each stage's ask, by stage: made of a labeler's `probe`, it shows what a labeler
     asks without any row.
     """
     found = {}
@@ -67,10 +67,10 @@ class LabelKeys:
             for row_id, _, query, _, document, context, columns, siblings, _ in rows:
                 if head is None:
                     head = self._query_head(query, context, siblings)
-                    places = {sibling.row_id: place for place, sibling in enumerate(siblings)}
+                    positions = {sibling.row_id: position for position, sibling in enumerate(siblings)}
                 digest = head.copy()
                 if reads_siblings:
-                    _add_text(digest, str(places.get(row_id)))
+                    _add_text(digest, str(positions.get(row_id)))
                 for column in reads_columns:
                     _add_text(digest, repr(columns.get(column.name) or None))
                 if reads_document:
@@ -79,7 +79,9 @@ class LabelKeys:
         return keys
 
     def _query_head(self, query: str, context: tuple[str, ...], siblings: tuple[Pair, ...]) -> blake2b:
-        texts = (normalise_query(query), *(context if self._reads.context else ()))
+        texts = [normalise_query(query)]
+        if self._reads.context:
+            texts += context
         digest = self._base.copy()
         digest.update(len(texts).to_bytes(8, "little"))
         for text in texts:

@@ -27,8 +27,8 @@ class Pair(NamedTuple):
     `document` is the named columns that are not empty, joined by a blank line; it may be empty. `context` holds up to
     four high-click documents of the query. `columns` holds, by name, those of the labeler's `input_columns` that the
     input has; a null is `""` or `()`. `siblings` holds all rows of the query that the input has, this one too, in row
-    order, for labelers with `uses_siblings`; they have no siblings of their own. `broken_text` says which column is not
-    UTF-8, and where, and is empty for most: such a pair is quarantined, and a labeler sees it among siblings alone,
+    order, for labelers with `uses_siblings`; they have no siblings of their own. `broken_text` names the column that is
+    not UTF-8, and where, and is empty for most: such a pair is quarantined, and a labeler sees it among siblings alone,
     with U+FFFD for what can't be read.
     """
 
@@ -311,15 +311,16 @@ def parquet_bytes(rows: Sequence[LabelRow] | Sequence[QuarantineRow] | Sequence[
     Raises:
         ValueError: a label has a column of its own that the schema does not name.
     """
-    fields = [*rows[0]] if isinstance(rows[0], dict) else rows[0]._fields
-    table = (one.values() if isinstance(one, dict) else one for one in rows)
-    values: dict[str, Sequence[Any]] = dict(zip(fields, zip(*table, strict=True), strict=True))
-    own = values.pop("columns", ())
-    names = schema.names[len(values) :]
-    strange = {name for row in own for name in row}.difference(names)
-    if strange:
-        raise ValueError(f"no column for {', '.join(sorted(strange))}")
-    values |= {name: [row.get(name) for row in own] for name in names}
+    fields = list(rows[0]) if isinstance(rows[0], dict) else rows[0]._fields
+    plain_rows = (row.values() if isinstance(row, dict) else row for row in rows)
+    values: dict[str, Sequence[Any]] = dict(zip(fields, zip(*plain_rows, strict=True), strict=True))
+    own_columns = values.pop("columns", ())
+    own_names = schema.names[len(values) :]
+    unknown = set().union(*own_columns).difference(own_names)
+    if unknown:
+        raise ValueError(f"no column for {', '.join(sorted(unknown))}")
+    for name in own_names:
+        values[name] = [columns.get(name) for columns in own_columns]
     arrays = [_array(list(values[field.name]), field.type) for field in schema]
     return table_bytes(pa.Table.from_arrays(arrays, schema=schema))
 
@@ -328,8 +329,7 @@ def table_bytes(table: pa.Table) -> bytes:
     """The Parquet file of a table, the same bytes for the same rows."""
     sink = io.BytesIO()
     # No dictionaries and no statistics for a file of a few hundred rows: measured at half the writer's time. Page
-    # checksums, so that a
-    # flipped bit is an error and not a label.
+    # checksums, so that a flipped bit is an error and not a label.
     with pq.ParquetWriter(
         sink,
         table.schema,
@@ -398,7 +398,7 @@ def codes_of(ids: pa.LargeBinaryArray) -> tuple[np.ndarray, pa.LargeBinaryArray]
 
 
 def pair_codes(query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
-    """A number for each (query, document), equal pairs alike: int64 [N]; which one says nothing."""
+    """A number for each (query, document), equal pairs alike: int64 [N]; which one means nothing."""
     query = query_ids.dictionary_encode()
     doc = doc_ids.dictionary_encode()
     return np.asarray(query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy())

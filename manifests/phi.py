@@ -1,6 +1,6 @@
 """The rule map φ(s, a) → grade, as data: which grade follows from how well the subject and the attribute match.
 
-The labeler says with it whether a teacher's own grade agrees with its two scores; a student's induced grade
+The labeler checks with it whether a teacher's own grade agrees with its two scores; a student's induced grade
 distribution sums over it.
 
 Source: Graph-GRPO, "mapping function over the two scores"; the paper leaves the map open, the default is ours
@@ -40,23 +40,25 @@ def default_phi(grades: int, *, key: str) -> PhiTable:
         grades: number of grades K.
         key: what the user calls the table, for messages.
     Raises:
-        ConfigError: K is not 3; says what to write, with a table of the same rule for K grades.
+        ConfigError: K is not 3; shows what to write, with a table of the same rule for K grades.
     """
     if grades == DEFAULT_GRADES:
         return DEFAULT_PHI
     # the default's rule over K grades: 0 counts as 4, the weaker score decides, 1 to 4 spread evenly over the scale
-    weaker = [[min(s or 4, a or 4) for a in range(NODE_SCORES)] for s in range(NODE_SCORES)]
-    rows = ", ".join(str([(score - 1) * (grades - 1) // 3 for score in row]) for row in weaker)
+    rows = []
+    for subject in range(NODE_SCORES):
+        weaker = [min(subject or 4, attribute or 4) for attribute in range(NODE_SCORES)]
+        rows.append(str([(score - 1) * (grades - 1) // 3 for score in weaker]))
     raise ConfigError(
         f"`{key}` is missing: the built-in rule map gives grades 0 to {DEFAULT_GRADES - 1}, and there are {grades}. "
         "Say which grade follows from each pair of scores: five rows (subject score 0..4) of five grades "
-        f"0..{grades - 1} (attribute score 0..4), for instance phi: [{rows}]"
+        f"0..{grades - 1} (attribute score 0..4), for instance phi: [{', '.join(rows)}]"
     )
 
 
 def unreached_grades(table: PhiTable, grades: int) -> list[int]:
     """Grades that no pair of scores gives."""
-    return sorted(set(range(grades)) - {grade for row in table for grade in row})
+    return sorted(set(range(grades)).difference(*table))
 
 
 def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
@@ -69,7 +71,7 @@ def check_phi(table: Sequence[Sequence[int]], *, grades: int) -> PhiTable:
         ConfigError: a wrong number of rows or columns, or a cell that is not a grade.
     """
     sizes = [len(row) for row in table]
-    cells = {grade for row in table for grade in row}
+    cells = set[int]().union(*table)
     if sizes != [NODE_SCORES] * NODE_SCORES or not cells <= set(range(grades)):
         raise ConfigError(
             f"phi has rows of {sizes} cells, {sorted(cells)} among them; expected {NODE_SCORES} rows (subject score 0 "

@@ -442,15 +442,15 @@ def agree(receipts: Sequence[Receipt], num_planned: int) -> bool:
     for receipt in receipts:
         labels, quarantine = (file.rows if file else 0 for file in (receipt.labels, receipt.quarantine))
         by_status = receipt.statuses.get("ok", 0), sum(receipt.statuses.values())
-        is_as_said = receipt.rows == labels + quarantine and by_status == (labels, receipt.rows)
-        if receipt.rows != waiting or not is_as_said or receipt.rows_reused > labels:
+        adds_up = receipt.rows == labels + quarantine and by_status == (labels, receipt.rows)
+        if receipt.rows != waiting or not adds_up or receipt.rows_reused > labels:
             return False
         waiting = quarantine
     return True
 
 
 def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadColumns, *, root: str) -> Fates:
-    """Prove that each planned row has exactly one state, and that the receipts say so.
+    """Prove that each planned row has exactly one state, and that the receipts state it.
 
     Args:
         receipts: of one chunk, by attempt.
@@ -458,7 +458,8 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
     Raises:
         ManifestError: names the receipt, the files and up to ten row ids that are lost, doubled or foreign.
     """
-    labelled = reused = 0
+    labelled = 0
+    reused = 0
     quarantined: Counter[str] = Counter()
     waiting_R = planned_R
     odd_as = "doubled or foreign ({})"
@@ -466,24 +467,28 @@ def prove_chunk(receipts: Sequence[Receipt], planned_R: np.ndarray, read: ReadCo
         where = f"{root}/{receipt.id.receipt_name}"
         labels = _read(receipt.labels, LABELS, ["row_id", "status", "reused"], read)
         failures = _read(receipt.quarantine, QUARANTINE, ["row_id", "status"], read)
-        files = (receipt.labels, labels), (receipt.quarantine, failures)
-        found = {file.path: table["row_id"].to_numpy() for file, table in files if file}
-        _compare(waiting_R, found, where, odd_as)
+        rows_by_file = {}
+        for file, table in ((receipt.labels, labels), (receipt.quarantine, failures)):
+            if file:
+                rows_by_file[file.path] = table["row_id"].to_numpy()
+        _compare(waiting_R, rows_by_file, where, odd_as)
         quarantined = Counter(failures["status"].to_pylist())
         statuses = Counter(labels["status"].to_pylist())
         if statuses.keys() - {"ok"} or "ok" in quarantined:
             raise ManifestError(
                 f"{where}: its labels have the status {dict(statuses)}, its quarantine {dict(quarantined)}. {_REDO}"
             )
-        taken = pc.sum(labels["reused"]).as_py() or 0
-        held = statuses + quarantined
-        if (receipt.rows, Counter(receipt.statuses), receipt.rows_reused) != (held.total(), held, taken):
+        num_reused = pc.sum(labels["reused"]).as_py() or 0
+        by_status = statuses + quarantined
+        stated = receipt.rows, Counter(receipt.statuses), receipt.rows_reused
+        if stated != (by_status.total(), by_status, num_reused):
             raise ManifestError(
                 f"{where}: says {receipt.rows:,} rows, {receipt.statuses}, {receipt.rows_reused:,} reused; its "
-                f"files ({', '.join(found)}) hold {held.total():,}, {dict(held)}, {taken:,} reused. {_REDO}"
+                f"files ({', '.join(rows_by_file)}) hold {by_status.total():,}, {dict(by_status)}, {num_reused:,} "
+                f"reused. {_REDO}"
             )
-        labelled += labels.num_rows - taken
-        reused += taken
+        labelled += labels.num_rows - num_reused
+        reused += num_reused
         waiting_R = failures["row_id"].to_numpy()
         odd_as = "doubled or not in quarantine: {}"
     return Fates(labelled, reused, quarantined)
@@ -503,31 +508,31 @@ def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd
     """Raise unless the files of an attempt hold exactly the rows that it was to ask. `odd_as` is
     what to call others.
     """
-    found_R = np.concatenate([np.zeros(0, np.int64), *files.values()])
-    if np.array_equal(np.sort(wanted_R), np.sort(found_R)):
+    held_R = np.concatenate([np.zeros(0, np.int64), *files.values()])
+    if np.array_equal(np.sort(wanted_R), np.sort(held_R)):
         return
     want = Counter(wanted_R.tolist())
-    have = Counter(found_R.tolist())
+    have = Counter(held_R.tolist())
     lost = want - have
     odd = have - want
-    named = [path for path, rows_R in files.items() if not odd.keys().isdisjoint(rows_R.tolist())] or list(files)
+    to_blame = [path for path, rows_R in files.items() if not odd.keys().isdisjoint(rows_R.tolist())] or list(files)
     raise ManifestError(
         f"{where}: {lost.total()} rows lost (row ids {sorted(lost)[:SHOWN]}), {odd.total()} "
         f"{odd_as.format(sorted(odd)[:SHOWN])}, "
-        f"by {' and '.join(named) or 'its files, of which it has none'}. {_REDO}"
+        f"by {' and '.join(to_blame) or 'its files, of which it has none'}. {_REDO}"
     )
 
 
 # ------------------------------------------------------------------------------
 # A recipe: what a run settles once about how its labels are made (labeler, templates, model, sampling, engine), as the
-# `parts` of its plan say it; and how two of them differ.
+# `parts` of its plan hold it; and how two of them differ.
 
 
 PERSON_LABEL = b"relabel label 1"
 SETTLED = ("model", "engine", "overlong")
 """Parts of a plan that every answer depends on."""
 _NOT_IN_A_LABEL = frozenset({"attempts"})
-"""Options that decide how often an unreadable answer is asked again, and never what a readable one says."""
+"""Options that decide how often an unreadable answer is asked again, and never how a readable one is read."""
 BY_CONTENT = "by its files"
 """Replaces a path among an engine's options in the fingerprint: its content is part of the model's digest, and where
 it lies is no part of a label.
@@ -535,7 +540,7 @@ it lies is no part of a label.
 
 
 def recipe_parts(parts: dict[str, Any]) -> dict[str, Any]:
-    """What a plan's `parts` say about how a label is made: everything but the input and how the work is cut.
+    """What a plan's `parts` hold about how a label is made: everything but the input and how the work is cut.
 
     The prompt's limit stays in (`engine.max_prompt_tokens`, `overlong`): which documents it would cut is known only
     once they are encoded.
@@ -560,11 +565,11 @@ def recipe_differences(was: dict[str, Any], now: dict[str, Any]) -> dict[str, li
     """What differs between two plans' recipes, by part (`labeler`, `templates`, …): the names of the settings that
     changed.
     """
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for path, *_ in differing(recipe_parts(was), recipe_parts(now)):
         part, _, name = path.partition(".")
-        found.setdefault(part, []).append(name or part)
-    return found
+        names.setdefault(part, []).append(name or part)
+    return names
 
 
 def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -573,8 +578,11 @@ def stages_changed(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     A stage goes on from the answers before it, which its own ask shows, so a changed first stage changes those after
     it.
     """
-    held = {} if any(was[part] != now[part] for part in SETTLED) else was.get("stages") or {}
-    return [stage for stage, digest in now["stages"].items() if held.get(stage) != digest]
+    stages = list(now["stages"])
+    if any(was[part] != now[part] for part in SETTLED):
+        return stages
+    before = was.get("stages") or {}
+    return [stage for stage in stages if before.get(stage) != now["stages"][stage]]
 
 
 # ------------------------------------------------------------------------------
@@ -708,7 +716,10 @@ class Plan:
     @property
     def chunk_rows(self) -> int:
         """Rows of a chunk: as the job had them, else those of the largest one."""
-        return self.facts.cut["chunk_rows"] or max((max(shard.chunks, default=1) for shard in self.shards), default=1)
+        chunk_rows = self.facts.cut["chunk_rows"]
+        if chunk_rows:
+            return chunk_rows
+        return max((max(shard.chunks, default=1) for shard in self.shards), default=1)
 
     @property
     def num_chunks(self) -> int:
@@ -731,8 +742,8 @@ def write_plan(store: Store, plan: Plan, plan_files: Mapping[str, bytes]) -> boo
     for name, data in plan_files.items():
         store.put(name, data)
     failpoints.hit("before_plan")
-    held = replace(plan, files=[file._replace(path=absolute_path(file.path)) for file in plan.files])
-    was_created = store.create(PLAN_NAME, readable_json({"version": PLAN_VERSION, **plain(held)}))
+    planned = replace(plan, files=[file._replace(path=absolute_path(file.path)) for file in plan.files])
+    was_created = store.create(PLAN_NAME, readable_json({"version": PLAN_VERSION, **plain(planned)}))
     failpoints.hit("after_plan")
     return was_created
 
@@ -755,13 +766,11 @@ def refuse_rounds(store: Store) -> None:
     """
     if read_if_there(store, ROUNDS_NAME) is None:
         return
-    places = (f"round-{number}" for number in itertools.count(1))
-    begun = list(itertools.takewhile(lambda place: read_if_there(store, f"{place}/{PLAN_NAME}") is not None, places))
-    named = ", ".join(f"{store.root}/{place}" for place in begun)
-    raise ManifestError(
-        f"{store.root}: the output of a search in rounds, each of which is a run of its own. "
-        + (f"Name one: {named}." if named else "None is begun: run `relabel rounds` with its job file.")
-    )
+    rounds: list[str] = []
+    while read_if_there(store, f"round-{len(rounds) + 1}/{PLAN_NAME}") is not None:
+        rounds.append(f"{store.root}/round-{len(rounds) + 1}")
+    advice = f"Name one: {', '.join(rounds)}." if rounds else "None is begun: run `relabel rounds` with its job file."
+    raise ManifestError(f"{store.root}: the output of a search in rounds, each of which is a run of its own. {advice}")
 
 
 def parse_plan(data: bytes, where: str) -> Plan:
@@ -806,8 +815,8 @@ def chunk_row_ids(store: Store, shard: ShardPlan) -> list[np.ndarray]:
 
 
 def row_id_file(number: int, rows: np.ndarray) -> tuple[FileRef, dict[str, bytes]]:
-    """The file of a scattered shard's row ids, int64, that must lie next to its plan: what the plan says of it, and its
-    bytes by name.
+    """The file of a scattered shard's row ids, int64, that must lie next to its plan: its reference in the plan, and
+    its bytes by name.
     """
     sink = io.BytesIO()
     pq.write_table(
@@ -843,7 +852,7 @@ def fingerprint_parts(
 ) -> dict[str, Any]:
     """What ties an output to one job, as plain values whose differences a person can read.
 
-    Input paths are not part of it: a data set may move, its identity is what its footers say.
+    Input paths are not part of it: a data set may move, its identity is in its footers.
 
     Args:
         label_columns: those that the labeler declares, name → kind, in their order in the label files.
@@ -867,7 +876,7 @@ def fingerprint_parts(
     if dataset.table is not None:
         parts["table"] = dataset.table.identity
     if dataset.reads.columns:
-        parts["input_columns"] = [one.name for one in dataset.reads.columns]
+        parts["input_columns"] = [column.name for column in dataset.reads.columns]
     if dataset.reads.siblings:  # a chunk that cut a query would hold some of its siblings
         parts["whole_queries"] = True
     return dict(json.loads(canonical_json(parts)))  # as a plan that was written and read back holds them
@@ -885,11 +894,15 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
         StaleRunError: names every file that changed, or every setting that differs.
     """
     # a job's parts as a plan's: where the job names no chunk size, that of the plan holds
-    held = plan.parts.get("cut")
-    now = {**parts, "cut": held} if held and parts.get("cut") == {**held, "chunk_rows": None} else parts
+    now = parts
+    planned_cut = plan.parts.get("cut")
+    if planned_cut and parts.get("cut") == {**planned_cut, "chunk_rows": None}:
+        now = {**parts, "cut": planned_cut}
     if plan.parts == now:
         return
-    changed = changed_files(plan.files, dataset.files) if plan.parts.get("inputs") != parts.get("inputs") else []
+    changed = []
+    if plan.parts.get("inputs") != parts.get("inputs"):
+        changed = changed_files(plan.files, dataset.files)
     changes = list(_changes(plan.parts, now))
     if changed:
         also = f"\n   Settings differ too:{_listed(changes)}" if changes else ""
@@ -903,8 +916,10 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
 
 
 def _listed(lines: list[str]) -> str:
-    more = [f"… and {len(lines) - 20} more"] if len(lines) > 20 else []
-    return "".join(f"\n  {line}" for line in (*lines[:20], *more))
+    shown = lines[:20]
+    if len(lines) > 20:
+        shown.append(f"… and {len(lines) - 20} more")
+    return "".join(f"\n  {line}" for line in shown)
 
 
 def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
@@ -913,7 +928,11 @@ def _changes(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """
     is_asked_otherwise = any(was.get(key) != now.get(key) for key in ("labeler", "templates"))
     is_other_labeler = was.get("labeler", {}).get("name") != now.get("labeler", {}).get("name")
-    left_out = {"inputs", "stages" if is_asked_otherwise else "", "templates" if is_other_labeler else ""}
+    left_out = {"inputs"}
+    if is_asked_otherwise:
+        left_out.add("stages")
+    if is_other_labeler:
+        left_out.add("templates")
     for key in sorted({*was, *now} - left_out):
         for path, before, after in differing(was.get(key), now.get(key), key):
             if path.startswith("templates."):

@@ -48,7 +48,7 @@ def _package(frame: FrameType) -> str:
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import `module`, or say which extra brings it.
+    """Import `module`, or raise with the extra that brings it.
 
     Args:
         module: dotted name to import.
@@ -60,50 +60,52 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
             not ours to hide.
     """
     try:
-        found = importlib.import_module(module)
+        package = importlib.import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(
             f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
         ) from exc
-    if module == "transformers" and any(isinstance(one, _NoPandasForArrow) for one in sys.meta_path):  # `own_process`
+    is_own_process = any(isinstance(finder, _NoPandasForArrow) for finder in sys.meta_path)
+    if module == "transformers" and is_own_process:
         answers = dict.fromkeys(("is_sklearn_available", "is_scipy_available"), lambda: False)
         vars(importlib.import_module("transformers.utils")).update(answers)
     if module == "transformers" and not (sys.stdin and sys.stdin.isatty()):
         # no pipe may answer its question whether to run a model's own code: refused without asking
         setattr(importlib.import_module("transformers.dynamic_module_utils"), "TIME_OUT_REMOTE_CODE", 0)  # noqa: B010
-    return found
+    return package
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Version by distribution, of those that are installed."""
     from importlib.metadata import PackageNotFoundError, version  # a third of what `relabel run --help` imports
 
-    found = {}
+    versions = {}
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the kernel says of the first core: `avx2`, `amx_bf16`, ...; empty where it does not say it (not Linux, or
+    """The first core's flags by the kernel: `avx2`, `amx_bf16`, ...; empty where it does not list them (not Linux, or
     not x86).
     """
-    return frozenset(_said(Path("/proc/cpuinfo"), "flags").split())
+    return frozenset(_first_value(Path("/proc/cpuinfo"), "flags").split())
 
 
 def device_names() -> list[str]:
     """The CPU with the number of usable cores, and each kind of NVIDIA GPU that the driver reports: machines of one
     kind have the same.
     """
-    gpus = {_said(path, "Model") for path in Path("/proc/driver/nvidia/gpus").glob("*/information")}
-    return [f"{_said(Path('/proc/cpuinfo'), 'model name')}, {usable_cores()} cores", *sorted(gpus)]
+    cpu = _first_value(Path("/proc/cpuinfo"), "model name")
+    gpus = {_first_value(path, "Model") for path in Path("/proc/driver/nvidia/gpus").glob("*/information")}
+    return [f"{cpu}, {usable_cores()} cores", *sorted(gpus)]
 
 
-def _said(path: Path, name: str) -> str:
-    """What the first line `name: …` of a file of the kernel says; empty where there is none."""
+def _first_value(path: Path, name: str) -> str:
+    """The value of the first line `name: …` of a file of the kernel; empty where there is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -118,7 +120,9 @@ def multiplies_bfloat16(flags: Set[str]) -> bool:
 
 def usable_cores() -> int:
     """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 # SIGTERM or Ctrl-C that came while a command makes something.

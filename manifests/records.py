@@ -134,7 +134,7 @@ def read_record(
     version: int | None = None,
     check: Callable[[RecordT], None] | None = None,
 ) -> RecordT:
-    """`checked`, with a message that says what is wrong and what to do.
+    """`checked`, with a message that reports what is wrong and what to do.
 
     Args:
         held: plain JSON values, or a file's bytes.
@@ -147,8 +147,8 @@ def read_record(
     """
     try:
         values = unsealed(held) if isinstance(held, bytes) else held
-        if version is not None and (found := version_of(values)) != version:
-            raise ValueError(f"written as version {found}; this relabel reads {version}")
+        if version is not None and version_of(values) != version:
+            raise ValueError(f"written as version {version_of(values)}; this relabel reads {version}")
         record = checked(kind, values)
         if check is not None:
             check(record)
@@ -163,10 +163,10 @@ def version_of(values: Any) -> int:
     Raises:
         ValueError: they state none.
     """
-    found = values.get("version") if isinstance(values, dict) else None
-    if type(found) is not int:
+    version = values.get("version") if isinstance(values, dict) else None
+    if type(version) is not int:
         raise ValueError("`version` is missing")
-    return found
+    return version
 
 
 def plain(record: Any) -> Any:
@@ -176,18 +176,20 @@ def plain(record: Any) -> Any:
     """
     if is_dataclass(record):
         aliases = _aliases(cast("type", type(record)))
-        return {
-            aliases.get(field.name, field.name.removesuffix("_")): plain(value)
-            for field in fields(record)
-            if (value := getattr(record, field.name)) is not None or not field.metadata.get("is_left_out")
-        }
+        values = {}
+        for field in fields(record):
+            value = getattr(record, field.name)
+            if value is None and field.metadata.get("is_left_out"):
+                continue
+            key = aliases.get(field.name, field.name.removesuffix("_"))
+            values[key] = plain(value)
+        return values
     if isinstance(record, dict):
         return {key: plain(value) for key, value in record.items()}
     if isinstance(record, list | tuple):
+        items = [plain(item) for item in record]
         names = getattr(record, "_fields", None)
-        return (
-            [plain(value) for value in record] if names is None else dict(zip(names, map(plain, record), strict=True))
-        )
+        return items if names is None else dict(zip(names, items, strict=True))
     return record
 
 
@@ -203,8 +205,12 @@ def _aliases(kind: Any) -> dict[str, str]:
     if not any("alias=" in str(field.type) for field in fields(kind)):
         return {}  # types that are known to the type checker alone can't be resolved, and need not be
     hints = get_type_hints(kind, include_extras=True)
-    notes = [(name, note) for name, hint in hints.items() for note in getattr(hint, "__metadata__", ())]
-    return {name: note.alias for name, note in notes if isinstance(note, FieldInfo) and note.alias}
+    aliases = {}
+    for name, hint in hints.items():
+        for note in getattr(hint, "__metadata__", ()):
+            if isinstance(note, FieldInfo) and note.alias:
+                aliases[name] = note.alias
+    return aliases
 
 
 def fault_of(error: Exception) -> str:
@@ -227,7 +233,7 @@ class BatchRecord:
         created: when, in seconds since 1970; of two that hold an ask the later one is read first.
         file: the provider's name for the file of its requests; empty until that was uploaded.
         reply: the beginning of what the provider answered, of a batch that it took and did not name.
-        unread: what names those of its requests, whatever their seed, of which an earlier batch said nothing that could
+        unread: what names those of its requests, whatever their seed, of which an earlier batch gave nothing that could
             be read, though it did of others.
     """
 

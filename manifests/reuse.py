@@ -58,7 +58,7 @@ class EarlierOutput:
         return bool(self.plan.parts.get("schema") == SCHEMA_VERSION)
 
     def taken(self, rows: int) -> ReusedRows:
-        """What a receipt says of rows that came from here."""
+        """What a receipt holds of rows that came from here."""
         engines = [engine_identity(facts) for facts in self.found.all_engines]
         return ReusedRows(
             output=self.path,
@@ -102,8 +102,8 @@ def columns_lacking(earlier: EarlierOutput, columns: Mapping[str, str]) -> list[
     """Which of these columns, name → kind, an output's labels do not have: reused, they would be without a value
     there.
     """
-    held = own_columns(earlier.plan.parts)
-    return [name for name, kind in columns.items() if held.get(name) != kind]
+    there = own_columns(earlier.plan.parts)
+    return [name for name, kind in columns.items() if there.get(name) != kind]
 
 
 def recipes_of(parts: dict[str, Any]) -> set[bytes]:
@@ -184,15 +184,19 @@ class KnownLabels:
                 keys.append(keys_R2[rows_R])
                 values.append(rows_R | np.uint64(len(self._files) << _ROW_BITS))
                 self._files.append((number, file))
-        whole = np.concatenate(keys), np.concatenate(values)
+        all_keys = np.concatenate(keys)
+        all_values = np.concatenate(values)
         del keys, values  # held twice while the index sorts, and not three times
-        self._index = KeyIndex(*whole)
+        self._index = KeyIndex(all_keys, all_values)
 
     def find(self, keys: Sequence[bytes]) -> list[RowPlace | None]:
         """Where the label of each key lies; None for a key that is not known."""
         is_known_N, values_N = self._index.find(np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2))
-        values = zip(is_known_N.tolist(), *(one.tolist() for one in np.divmod(values_N, 1 << _ROW_BITS)), strict=True)
-        return [RowPlace(self._files[file][0], file, row) if is_known else None for is_known, file, row in values]
+        file_N, row_N = np.divmod(values_N, 1 << _ROW_BITS)
+        places: list[RowPlace | None] = []
+        for is_known, file, row in zip(is_known_N.tolist(), file_N.tolist(), row_N.tolist(), strict=True):
+            places.append(RowPlace(self._files[file][0], file, row) if is_known else None)
+        return places
 
     def take(self, places: Sequence[RowPlace]) -> list[LabelRow]:
         """The labels at some places, as the runs before left them, with `origin` filled in: the run that asked each.
@@ -203,22 +207,23 @@ class KnownLabels:
         rows: dict[int, LabelRow] = {}
         for file in dict.fromkeys(place.file for place in places):
             wanted = [at for at, place in enumerate(places) if place.file == file]
-            taken = self._table(file).take(pa.array([places[at].row for at in wanted]))
+            table = self._table(file).take(pa.array([places[at].row for at in wanted]))
             fingerprint = self.outputs[self._files[file][0]].plan.fingerprint
-            for at, row in zip(wanted, label_rows(taken), strict=True):
+            for at, row in zip(wanted, label_rows(table), strict=True):
                 rows[at] = row if row.origin else row._replace(origin=fingerprint)
         return [rows[at] for at in range(len(places))]
 
     def _table(self, file: int) -> pa.Table:
-        held = self._tables.pop(file, None)
-        if held is None:
+        table = self._tables.pop(file, None)
+        if table is None:
             output, ref = self._files[file]
-            held = conformed(read_labels(self.outputs[output].folder, ref), self._schema)
-            self._tables_bytes += held.nbytes
-        self._tables[file] = held  # the last one of those that are kept
+            table = conformed(read_labels(self.outputs[output].folder, ref), self._schema)
+            self._tables_bytes += table.nbytes
+        self._tables[file] = table  # the last one of those that are kept
         while self._tables_bytes > FILES_KEPT_BYTES and len(self._tables) > 1:
-            self._tables_bytes -= self._tables.pop(next(iter(self._tables))).nbytes
-        return held
+            oldest = next(iter(self._tables))
+            self._tables_bytes -= self._tables.pop(oldest).nbytes
+        return table
 
 
 def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:
@@ -226,32 +231,37 @@ def _key_columns(earlier: EarlierOutput) -> Iterable[np.ndarray]:
 
     def read(file: FileRef) -> np.ndarray:
         column = earlier.folder.table(file, LABELS, ["key"], check_bytes=False)["key"]
-        return np.frombuffer(b"".join(one or bytes(KEY_BYTES) for one in column.to_pylist()), np.uint64).reshape(-1, 2)
+        keys = [key or bytes(KEY_BYTES) for key in column.to_pylist()]
+        return np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
 
     return map_concurrent(earlier.folder.store, read, earlier.found.labels)
 
 
 def shared_answers(outputs: Sequence[EarlierOutput]) -> dict[bytes, AnswerRow]:
     """Answers that rows shared in earlier outputs, by key."""
-    found: dict[bytes, AnswerRow] = {}
-    for earlier in (one for one in outputs if one.is_readable):
+    answers: dict[bytes, AnswerRow] = {}
+    for earlier in outputs:
+        if not earlier.is_readable:
+            continue
         read = functools.partial(earlier.folder.table, schema=ANSWERS)
         for table in map_concurrent(earlier.folder.store, read, earlier.found.answers):
             for row in table.to_pylist():
-                found.setdefault(row["key"], {**row, "origin": row["origin"] or earlier.plan.fingerprint})
-    return found
+                answers.setdefault(row["key"], {**row, "origin": row["origin"] or earlier.plan.fingerprint})
+    return answers
 
 
 def answer_of(row: AnswerRow) -> Answer:
     """A kept answer as an engine would give it; its request is nobody's."""
-    held = {one["name"]: Distribution(tuple(one["probs"]), one["outside_mass"]) for one in row["distributions"]}
-    tokens = row["prompt_tokens"], row["output_tokens"]
+    distributions = {}
+    for stored in row["distributions"]:
+        distributions[stored["name"]] = Distribution(tuple(stored["probs"]), stored["outside_mass"])
     return Answer(
         -1,
         row["text"],
         row["finish"],
-        held,
-        *tokens,
+        distributions,
+        prompt_tokens=row["prompt_tokens"],
+        output_tokens=row["output_tokens"],
         flags=tuple(row["flags"]),
     )
 
@@ -264,8 +274,8 @@ def answer_row(key: bytes, stage: str, answer: Answer) -> AnswerRow:
         "text": answer.text,
         "finish": answer.finish,
         "distributions": [
-            {"name": name, "probs": list(found.probs), "outside_mass": found.outside_mass}
-            for name, found in answer.distributions.items()
+            {"name": name, "probs": list(distribution.probs), "outside_mass": distribution.outside_mass}
+            for name, distribution in answer.distributions.items()
         ],
         "prompt_tokens": answer.prompt_tokens,
         "output_tokens": answer.output_tokens,

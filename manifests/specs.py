@@ -96,7 +96,7 @@ class Spec(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _means_what_it_says(cls, value: Any, info: ValidationInfo) -> Any:
+    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse a truth where a number belongs, which pydantic would take for 0 or 1; where anything goes, a disputed
         word and NaN.
         """
@@ -425,7 +425,9 @@ def _kinds(model: type[BaseModel], field: str) -> frozenset[Any]:
         if get_origin(annotation) is Annotated:
             return leaves(get_args(annotation)[0])
         parts = get_args(annotation)
-        return {leaf for part in parts for leaf in leaves(part)} if parts else {annotation}
+        if not parts:
+            return {annotation}
+        return set().union(*map(leaves, parts))
 
     return frozenset(leaves(model.model_fields[field].annotation))
 
@@ -501,7 +503,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> str:
 
 
 def validate_spec(model: type[SpecT], values: Mapping[str, Any], *, where: str) -> SpecT:
-    """Build `model` from plain values, or say what is off.
+    """Build `model` from plain values, or raise with what is off.
 
     Args:
         values: parsed YAML; may hold ready-made model instances.
@@ -562,8 +564,12 @@ def _known_keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     """The models of a field, or of the entries of a list; None is passed over."""
-    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return [annotation] if is_model else [model for part in get_args(annotation) for model in _models_in(part)]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    models: list[type[BaseModel]] = []
+    for part in get_args(annotation):
+        models += _models_in(part)
+    return models
 
 
 def _shown(value: Any) -> str:
@@ -632,7 +638,7 @@ class ObjectSchema:
         self.keys[key] = {"const": value}
 
     def offer(self, key: str, **alternatives: Sequence[Schema]) -> None:
-        """Alternatives (`oneOf`, `anyOf`) in place of what the model says; its description stays."""
+        """Alternatives (`oneOf`, `anyOf`) in place of what the model gives; its description stays."""
         self.keys[key] = {"description": self._model.model_fields[key].description, **alternatives}
 
     def require(self, key: str) -> None:

@@ -251,14 +251,14 @@ class LocalStore(_Listed):
         with translate_errors("list", top):
             for path in _files_below(top):
                 try:
-                    held = path.stat()
+                    state = path.stat()
                 except FileNotFoundError:
                     if path.is_symlink():
                         raise
                     continue  # it was removed since
                 if not path.name.startswith(TEMP_PREFIX):
-                    tag = f"{held.st_size}-{held.st_ino}-{held.st_mtime_ns}"
-                    yield Entry(path.relative_to(self._folder).as_posix(), held.st_size, held.st_mtime, tag)
+                    tag = f"{state.st_size}-{state.st_ino}-{state.st_mtime_ns}"
+                    yield Entry(path.relative_to(self._folder).as_posix(), state.st_size, state.st_mtime, tag)
 
     def put(self, name: str, data: bytes, *, is_synced: bool = True) -> None:
         """Write a file, replacing what has that name in one step.
@@ -282,7 +282,7 @@ class LocalStore(_Listed):
                 # a network file system that lost the first reply and asked again meets its own link
                 return temp.samefile(path)
             except OSError as exc:
-                # what vfat, exfat, SMB and many in user space say, which have no hard links
+                # of vfat, exfat, SMB and many in user space, which have no hard links
                 if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
                 return _create_in_place(path, data)
@@ -489,7 +489,7 @@ class ObjectStore(_Listed):
         """Whether an object is this one. Raises FileNotFoundError.
 
         The store's own checksum can prove that it is. That it is not is proven by reading it alone: some servers give
-        the checksum of a multipart object's parts, and no mark with it that says so.
+        the checksum of a multipart object's parts, and no mark with it that shows it.
 
         Args:
             rereads: read it in any case.
@@ -513,8 +513,8 @@ class ObjectStore(_Listed):
         after: str | None = None
         with contextlib.suppress(FileNotFoundError):
             while True:
-                found, after = self._retried(self._objects.page, folder or None, "listing it", after=after)
-                for entry in found:
+                page, after = self._retried(self._objects.page, folder or None, "listing it", after=after)
+                for entry in page:
                     name = entry.name[len(self._prefix) + 1 :]
                     if not name.endswith("/") and not name.startswith(f"{LOCKS}/"):
                         yield entry._replace(name=name)
@@ -626,19 +626,19 @@ class ObjectStore(_Listed):
     def sweep_uploads(self, older_s: float) -> int:
         """End what killed uploads left and that is older than so many seconds; returns how many."""
         now = self.now_s()
-        found = []
+        uploads = []
         marks = {"Prefix": f"{self._prefix.partition('/')[2]}/"}
         while True:  # all of them first: an upload that is ended shifts the next pages
             page = self._request("list_multipart_uploads", None, "listing it", **marks)
-            found += page.get("Uploads", ())
+            uploads += page.get("Uploads", ())
             # SeaweedFS orders by the upload's id and names that alone as the marker
             more = {mark: page[f"Next{mark}"] for mark in ("KeyMarker", "UploadIdMarker") if page.get(f"Next{mark}")}
             if not page.get("IsTruncated") or not more:
                 break
             marks |= more
-        old = [one for one in found if now - one["Initiated"].timestamp() >= older_s]
-        for one in old:
-            self._abort(one["Key"].removeprefix(marks["Prefix"]), one["UploadId"])
+        old = [upload for upload in uploads if now - upload["Initiated"].timestamp() >= older_s]
+        for upload in old:
+            self._abort(upload["Key"].removeprefix(marks["Prefix"]), upload["UploadId"])
         return len(old)
 
     def now_s(self) -> float:
@@ -690,7 +690,7 @@ class ObjectStore(_Listed):
     def _retried(
         self, verb: Callable[..., ResultT], name: str | None, doing: str, *arguments: Any, **options: Any
     ) -> ResultT:
-        """A verb of the storage on an object (None: on the root), tried again as the policy says."""
+        """A verb of the storage on an object (None: on the root), tried again by the policy."""
         key, where = (self._prefix, self.root) if name is None else (self._key(name), f"{self.root}/{name}")
         return retried(lambda: verb(key, *arguments, **options), f"{where}: {doing}", self._storage.retry_s)
 

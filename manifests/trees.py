@@ -79,16 +79,16 @@ def read_tree(values: Sequence[Mapping[str, Any]], document: str) -> Tree:
     """The tree that a column or JSON holds, checked with the document.
 
     Raises:
-        InputError: it is no tree of this document; says at which node, and why.
+        InputError: it is no tree of this document; names the node, and why.
     """
-    nodes = [_read_node(place, value) for place, value in enumerate(values)]
+    nodes = [_read_node(number, value) for number, value in enumerate(values)]
     if not nodes:
         raise InputError("the tree has no node; it wants a root at least.")
     children: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        if not _is_sound(place, nodes, document):
+    for number, node in enumerate(nodes):
+        if not _is_sound(number, nodes, document):
             raise InputError(
-                f"node {place} of the tree is not one of this document: {node!r:.200}. Ids count from 0 in document "
+                f"node {number} of the tree is not one of this document: {node!r:.200}. Ids count from 0 in document "
                 "order, a node is one level below its parent, a heading is under headings alone, and the text is the "
                 "document's from `start` to `end`. Tree and document must come from one `relabel pairs tree`."
             )
@@ -100,28 +100,30 @@ def read_tree(values: Sequence[Mapping[str, Any]], document: str) -> Tree:
 _KINDS: dict[str, type] = {name: str if name in ("type", "text") else int for name in Node._fields}
 
 
-def _read_node(place: int, value: Mapping[str, Any]) -> Node:
+def _read_node(number: int, value: Mapping[str, Any]) -> Node:
     for name, kind in _KINDS.items():
         if type(value.get(name)) is not kind:
-            found = f"{value[name]!r:.40}" if name in value else "missing"
-            raise InputError(f"node {place} of the tree: `{name}` is {found}, expected {kind.__name__}.")
-    return Node(*(value[name] for name in _KINDS))
+            got = f"{value[name]!r:.40}" if name in value else "missing"
+            raise InputError(f"node {number} of the tree: `{name}` is {got}, expected {kind.__name__}.")
+    return Node(**{name: value[name] for name in _KINDS})
 
 
-def _is_sound(place: int, nodes: Sequence[Node], document: str) -> bool:
+def _is_sound(number: int, nodes: Sequence[Node], document: str) -> bool:
     """Whether a node is as it should be, where those before it are."""
-    node = nodes[place]
-    is_inside = 0 <= node.start <= node.end <= len(document)
-    if place == ROOT:
-        return is_inside and (node.id, node.type, node.level, node.parent) == (ROOT, STRUCTURE, 0, NO_PARENT)
-    if node.id != place or not ROOT <= node.parent < place:
+    node = nodes[number]
+    if not 0 <= node.start <= node.end <= len(document):
+        return False
+    if number == ROOT:
+        return (node.id, node.type, node.level, node.parent) == (ROOT, STRUCTURE, 0, NO_PARENT)
+    if node.id != number or not ROOT <= node.parent < number:
+        return False
+    if document[node.start : node.end] != node.text:
         return False
     parent = nodes[node.parent]
-    before = nodes[place - 1]
-    return (
-        is_inside
-        and document[node.start : node.end] == node.text
-        and node.level == parent.level + 1
-        and node.type in ((STRUCTURE, CONTENT) if not parent.is_content else (CONTENT,))
-        and (node.start >= before.start or before.id == ROOT)
-    )
+    if node.level != parent.level + 1:
+        return False
+    kinds = (CONTENT,) if parent.is_content else (STRUCTURE, CONTENT)
+    if node.type not in kinds:
+        return False
+    before = nodes[number - 1]
+    return before.id == ROOT or node.start >= before.start
