@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Text:
     """Free text, at most `max_tokens` tokens long. Its closing tag is the first one that follows.
 
-    `only_with` names a section before it and what that says, `""` for anything at all: the text is there if and
-    only if it says that. A reader holds it to this, no grammar does.
+    `only_with` names a section before it and its text, `""` for any text at all: this section is there if and
+    only if the other has that text. A reader holds it to this, no grammar does.
     """
 
     tag: str
@@ -298,9 +298,9 @@ class Answer:
     Args:
         request_id: the request's id.
         text: the model's own words, without the prefill and without control tokens.
-        finish: `stop` (the model or the format ended it), `length` (max_tokens reached first), `refused` (the server
-            said so), `overlong` (the prompt does not fit and may not be cut; nothing was generated), `error` (`detail`
-            says what).
+        finish: `stop` (the model or the format ended it), `length` (max_tokens reached first), `refused` (by the
+            server), `overlong` (the prompt does not fit and may not be cut; nothing was generated), `error` (`detail`
+            reports which).
         distributions: by decision name; a decision whose place was not found, or that the engine can't give, is absent.
         prompt_tokens, output_tokens: tokens of the request, whether cached or not.
         cached_tokens: prompt tokens that came from the engine's prefix cache.
@@ -339,7 +339,7 @@ class EngineFacts:
 
 
 TEMPLATE_TOKENS = 256
-"""Room for what a chat template says by itself: the system prompts that models bring take up to 70 tokens."""
+"""Room for what a chat template adds by itself: the system prompts that models bring take up to 70 tokens."""
 TURN_TOKENS = 16
 """Room for the control tokens around a turn."""
 
@@ -494,7 +494,7 @@ class Engine(ABC):
 
     def most(self, ask: Ask) -> Charge | None:
         """What an ask is charged for at most, if each of its requests is answered at the first try; None where its
-        tokens say so.
+        tokens decide that.
 
         Raises:
             ConfigError: its answer has no limit.

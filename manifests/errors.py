@@ -22,11 +22,11 @@
         ├── MissingExtraError     an optional package or device is absent
         ├── EngineLostError       the engine goes down again and again; committed work is safe
         ├── TrainingError         training can't go on: the loss is not finite, or memory is full
-        │   └── SaidElsewhereError another of the processes that train together says why
-        ├── GateError             what is there is whole, and a rule says no: signature, downgrade, parity
+        │   └── SaidElsewhereError another of the processes that train together reports why
+        ├── GateError             what is there is whole, and a rule forbids it: signature, downgrade, parity
         └── VerdictError          one answer holds no readable label (a row's fate, never a run's)
 
-A message says what, where, what was got against what was expected, and what to do. Lower-level text goes in the chain.
+A message reports what, where, what was got and expected, and what to do. Lower-level text goes in the chain.
 """
 
 from typing import Literal
@@ -133,11 +133,11 @@ class TrainingError(TerminalError):
 
 
 class SaidElsewhereError(TrainingError):
-    """Another of the processes that train together has said why all of them end: here there is nothing to report."""
+    """Another of the processes that train together reported why all of them end: here there is nothing to report."""
 
 
 class GateError(TerminalError):
-    """A rule that was asked for says no: an unsigned or downgraded bundle, a figure beyond its bound."""
+    """A rule that was asked for forbids it: an unsigned or downgraded bundle, a figure beyond its bound."""
 
 
 class VerdictError(TerminalError, ValueError):

@@ -92,7 +92,7 @@ def is_full(error: OSError) -> bool:
 
 
 def out_of_files(error: BaseException) -> str | None:
-    """What to say if an error comes of the limit of open files, wherever in its chain; None if it does not.
+    """What to advise if an error comes of the limit of open files, wherever in its chain; None if it does not.
 
     Libraries wrap it in errors of their own, and some keep its words alone.
     """
@@ -128,10 +128,10 @@ def check_kind(path: str, found: os.stat_result, *, takes_pipes: bool = False) -
     end.
 
     Args:
-        found: what the system says about it.
+        found: what the system has there.
         takes_pipes: it is read from its beginning to its end, which a pipe can do.
     Raises:
-        InputError: says what it is.
+        InputError: names what it is.
     """
     kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(found.st_mode)), None)
     if kind is not None and not (takes_pipes and kind == "a pipe"):
@@ -339,7 +339,7 @@ _OPEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How storage is reached. `Storage()` knows what the environment says: the usual variables and profiles of each
+    """How storage is reached. `Storage()` knows the environment: the usual variables and profiles of each
     scheme.
 
     Args:
