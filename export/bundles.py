@@ -48,7 +48,7 @@ def translate_refusals(note: str = "") -> Iterator[None]:
         raise _ERRORS.get(exc.code, ManifestError)(exc.text + note) from exc
 
 
-# A bundle: one folder with a student ready to deploy, and `manifest.json`, which says what every file in it must be.
+# A bundle: one folder with a student ready to deploy, and `manifest.json`, which lists what every file in it must be.
 #
 # `seal_bundle` writes the manifest last; `open_bundle` believes a folder only after it checked each name, size and
 # digest. The manifest holds no time, so that the same files and facts make the same bytes, and so the same version.
@@ -119,7 +119,7 @@ def open_bundle(folder: Path) -> Bundle:
     Links in the folder are followed, wherever they lead, as those of a hub's cache: what counts are the bytes.
 
     Raises:
-        ManifestError: says what is missing, strange or damaged.
+        ManifestError: names what is missing, strange or damaged.
     """
     path = folder / MANIFEST_NAME
     if not os.path.lexists(path):
@@ -213,10 +213,10 @@ def new_folder_for(folder: Path, *, is_replacing: bool = True) -> Iterator[Path]
     making = _hidden(folder, "making")
     for left in folder.parent.glob(f"{glob.escape(making.name)}-*"):
         remove_abandoned(left, older_s=ABANDONED_S)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with translate_errors("write", making):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            part, _ = held.enter_context(held_temp(folder.parent, f"{making.name}-", is_folder=True))
+            part, _ = stack.enter_context(held_temp(folder.parent, f"{making.name}-", is_folder=True))
         yield part
         open_to_readers(part)
         with FileLock(_hidden(folder, "lock"), f"The bundle {folder}").held():

@@ -99,16 +99,17 @@ class RerankServer:
         self._key = key
         self._encoder = encoder
         self.api = api
+        if api != "auto":
+            return
         faults = []
         tried = (KSERVE,) if self._url.endswith("/infer") else APIS
-        for self.api in tried if api == "auto" else ():
+        for self.api in tried:
             try:
                 self.scores("wool", ["wool socks"])
                 return
             except InputError as exc:
                 faults.append(f"{self.api}: {exc}")
-        if faults:
-            raise InputError(f"{redacted(url)}: no rerank API answers there. " + " ".join(faults))
+        raise InputError(f"{redacted(url)}: no rerank API answers there. {' '.join(faults)}")
 
     def scores(self, query: str, documents: Sequence[str]) -> np.ndarray:
         """A score a document, float64 [N], in their order.
@@ -121,12 +122,13 @@ class RerankServer:
         path, body, results, score = APIS[self.api]
         reply = self._post(path, body(query, documents, self._model))
         try:
-            found = sorted((int(one["index"]), float(one[score])) for one in (reply[results] if results else reply))
+            entries = reply[results] if results else reply
+            ranked = sorted((int(entry["index"]), float(entry[score])) for entry in entries)
         except (KeyError, TypeError, ValueError) as exc:
             raise InputError(f"its reply is not one of {self.api}: {shortened(json.dumps(reply), 200)}") from exc
-        if [place for place, _ in found] != list(range(len(documents))):
-            raise InputError(f"{len(documents)} documents were sent, and its reply scores {len(found)}")
-        scores_N = np.array([score for _, score in found])
+        if [index for index, _ in ranked] != list(range(len(documents))):
+            raise InputError(f"{len(documents)} documents were sent, and its reply scores {len(ranked)}")
+        scores_N = np.array([score for _, score in ranked])
         if not np.isfinite(scores_N).all():
             raise InputError("its reply holds scores that are not finite")
         return scores_N
@@ -168,7 +170,7 @@ class RerankServer:
 
 @dataclass(frozen=True)
 class Question:
-    """Documents of one query that go to the server together; `kind` says what they try."""
+    """Documents of one query that go to the server together; `kind` names what they try."""
 
     kind: str
     query: str
@@ -289,7 +291,8 @@ def _long_pairs(sealed: list[Pair], student: Student) -> list[Pair]:
         return " ".join(itertools.islice(itertools.cycle(filler), number))
 
     pairs = []
-    for query in [queries[place * len(queries) // LONG_QUERIES] for place in range(min(LONG_QUERIES, len(queries)))]:
+    for number in range(min(LONG_QUERIES, len(queries))):
+        query = queries[number * len(queries) // LONG_QUERIES]
         ranked = np.argsort(student.expected_grades([(query, document) for document in documents]), kind="stable")
         worst = documents[ranked[0]]
         best = documents[ranked[-1]]
@@ -334,8 +337,11 @@ def _judged(
         student: the bundle in its default precision.
         tolerances: of each precision, as sealed.
     """
-    pairs = [pair for question in asked for pair in question.pairs]
-    kinds = [question.kind for question in asked for _ in question.documents]
+    pairs: list[Pair] = []
+    kinds: list[str] = []
+    for question in asked:
+        pairs += question.pairs
+        kinds += [question.kind] * len(question.documents)
     answers = _answers_by_precision(student, pairs)
     match = _nearest_match(answers, student.heads["relevance"], served_N)
     apart_N = match.apart
@@ -353,7 +359,7 @@ def _judged(
     if furthest > SAME:
         noise = [_rms(scores_N - answers[student.precision]) for scores_N in answers.values()]
         compared = Comparison(
-            [one.pairs for one in asked],
+            [question.pairs for question in asked],
             served_N,
             apart_N,
             counts_N,
@@ -397,23 +403,24 @@ def _judged(
 
 def _answers_by_precision(student: Student, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
     """The scores [N] that the bundle gives in its default precision and in those of int8, which may serve as well."""
-    served = [one["precision"] for one in student.manifest["models"] if FAMILY.get(one["precision"]) == "int8"]
     students = [student]
-    for precision in served:
-        if precision != student.precision:
+    for model in student.manifest["models"]:
+        precision = model["precision"]
+        if FAMILY.get(precision) == "int8" and precision != student.precision:
             students.append(Student(student.folder, provider="cpu", precision=precision, check_digests=False))
-    return {
-        one.precision: expected_share(one.probabilities(pairs, batch_tokens=1)["relevance"].astype(float))
-        for one in students
-    }
+    answers = {}
+    for loaded in students:
+        probs_NK = loaded.probabilities(pairs, batch_tokens=1)["relevance"]
+        answers[loaded.precision] = expected_share(probs_NK.astype(float))
+    return answers
 
 
 def _nearest_match(answers: Mapping[str, np.ndarray], num_grades: int, served_N: np.ndarray) -> Match:
-    matches = [
-        Match(precision, scale, expected_N, np.abs(expected_N - scale.share(served_N)))
-        for precision, expected_N in answers.items()
-        for scale in scales_of(num_grades)
-    ]
+    matches = []
+    for precision, expected_N in answers.items():
+        for scale in scales_of(num_grades):
+            apart_N = np.abs(expected_N - scale.share(served_N))
+            matches.append(Match(precision, scale, expected_N, apart_N))
     return min(matches, key=lambda match: float(match.apart.mean()))
 
 

@@ -170,21 +170,21 @@ class StoredRecord:
         """Read a record; None if there is none.
 
         Raises:
-            ManifestError: it is damaged, hostile, or of another version or channel than its name says.
+            ManifestError: it is damaged, hostile, or of another version or channel than its name.
         """
         path = cls.path_of(name, at)
         try:
             data, tag, _ = bundle_store.read_tagged(path)
         except FileNotFoundError:
             return None
-        found = puller.parse_record(
+        parsed = puller.parse_record(
             data,
             cls.kind,
             name,
             at,
             f"{bundle_store.url}/{path}",
         )
-        return cls(found.body, tuple(found.signatures), tag)
+        return cls(parsed.body, tuple(parsed.signatures), tag)
 
     @classmethod
     def load(cls, bundle_store: Store, name: str, at: str) -> Self:
@@ -194,11 +194,11 @@ class StoredRecord:
             InputError: there is none.
             ManifestError: as `find`.
         """
-        found = cls.find(bundle_store, name, at)
-        if found is None:
+        record = cls.find(bundle_store, name, at)
+        if record is None:
             where = f"{bundle_store.url}/{name}"
             raise InputError(f"{where}: no {cls.kind} {at} there. See what there is: relabel show {where}.")
-        return found
+        return record
 
     @classmethod
     def load_all(cls, bundle_store: Store, name: str) -> list[Self]:
@@ -208,7 +208,7 @@ class StoredRecord:
             cls.load(bundle_store, name, PurePath(entry.name).stem)
             for entry in sorted(
                 bundle_store.entries(f"{name}/{cls.kind}s"),
-                key=lambda one: (age * one.written_s, one.name.removesuffix(".json")),
+                key=lambda entry: (age * entry.written_s, entry.name.removesuffix(".json")),
             )
         ]
 
@@ -234,7 +234,7 @@ class StoredRecord:
 
     @property
     def signed_by(self) -> list[str]:
-        """Ids of the keys that are said to have signed it."""
+        """Ids of the keys that claim to have signed it."""
         return [signature["key_id"] for signature in self.signatures]
 
     def record(self) -> bytes:
@@ -242,7 +242,7 @@ class StoredRecord:
         return readable_json({"kind": self.kind, "format": 1, "body": self.body, "signatures": list(self.signatures)})
 
     def is_signed_by(self, key: SigningKey) -> bool:
-        """Whether this key signed all that the record says; a key id alone proves nothing."""
+        """Whether this key signed all that the record holds; a key id alone proves nothing."""
         return puller.is_signed(self.kind, self.body, self.signatures, {key.key_id: key.public_key})
 
     def signed(self, key: SigningKey | None) -> Self:
@@ -251,11 +251,11 @@ class StoredRecord:
             return self
         return replace(self, signatures=(*self.signatures, key.sign(self.kind, self.body)))
 
-    def write(self, bundle_store: Store, held: StoredRecord | None) -> bool:
+    def write(self, bundle_store: Store, before: StoredRecord | None) -> bool:
         """Write the record in place of the one that was read; whether that is still as it was read."""
-        if held is None:
+        if before is None:
             return bundle_store.create(self.path, self.record())
-        return bundle_store.replace(self.path, self.record(), held.tag)
+        return bundle_store.replace(self.path, self.record(), before.tag)
 
 
 class Version(StoredRecord):
@@ -282,13 +282,13 @@ class Version(StoredRecord):
 
     def about(self) -> dict[str, Any]:
         """What is shown of it."""
-        known = {
+        return {
             "version": self.at,
             "sha256": self.sha256,
             "files": len(self.files),
             "size_bytes": sum(file.size_bytes for file in self.files),
+            "signed_by": self.signed_by,
         }
-        return {**known, "signed_by": self.signed_by}
 
 
 Move = dict[str, Any]
@@ -307,7 +307,7 @@ class Channel(StoredRecord):
 
     @property
     def moves(self) -> list[Move]:
-        """All that it remembers, oldest first, at least one; the last says where it points."""
+        """All that it remembers, oldest first, at least one; the last is where it points."""
         return list(self.body["moves"])
 
     @property
@@ -317,14 +317,22 @@ class Channel(StoredRecord):
 
     def points_to(self, version: Version, key: SigningKey | None) -> bool:
         """Whether a move there would change nothing: it is there, and is signed by the key if there is one."""
-        return ((self.head["version"], self.head["version_sha256"]) == (version.at, version.sha256)) and (
-            key is None or self.is_signed_by(key)
-        )
+        head = self.head
+        if (head["version"], head["version_sha256"]) != (version.at, version.sha256):
+            return False
+        return key is None or self.is_signed_by(key)
 
     def about(self) -> dict[str, Any]:
         """What is shown of it."""
-        known = {key: self.head[key] for key in ("version", "sequence", "moved", "reason")}
-        return {"channel": self.at, **known, "signed_by": self.signed_by}
+        head = self.head
+        return {
+            "channel": self.at,
+            "version": head["version"],
+            "sequence": head["sequence"],
+            "moved": head["moved"],
+            "reason": head["reason"],
+            "signed_by": self.signed_by,
+        }
 
 
 # ------------------------------------------------------------------------------
@@ -339,12 +347,17 @@ def _is_record(name: str) -> bool:
 def bundles_in(bundle_store: Store) -> list[dict[str, Any]]:
     """Every bundle with its channels and the number of its versions; records are read of channels alone."""
     names = [entry.name.removesuffix(".json") for entry in bundle_store.entries("") if _is_record(entry.name)]
-    found = []
+    bundles = []
     for name, own in groupby(sorted(map(PurePath, names)), lambda path: path.parts[0]):
-        by_kind = {kind: [path.name for path in of] for kind, of in groupby(own, lambda path: path.parts[1])}
-        channels = [Channel.load(bundle_store, name, at).about() for at in by_kind.get("channels", ())]
-        found.append({"name": name, "versions": len(by_kind.get("versions", ())), "channels": channels})
-    return found
+        num_versions = 0
+        channels = []
+        for path in own:
+            if path.parts[1] == "versions":
+                num_versions += 1
+            else:
+                channels.append(Channel.load(bundle_store, name, path.name).about())
+        bundles.append({"name": name, "versions": num_versions, "channels": channels})
+    return bundles
 
 
 def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
@@ -362,16 +375,17 @@ def bundle_in(bundle_store: Store, name: str) -> dict[str, Any]:
         )
     return {
         "name": name,
-        "versions": [
-            {**version.about(), "channels": [one.at for one in channels if one.head["version"] == version.at]}
-            for version in versions
-        ],
+        "versions": [{**version.about(), "channels": _pointing_to(version, channels)} for version in versions],
         "channels": [{**channel.about(), "moves": channel.moves} for channel in channels],
     }
 
 
+def _pointing_to(version: Version, channels: Sequence[Channel]) -> list[str]:
+    return [channel.at for channel in channels if channel.head["version"] == version.at]
+
+
 def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
-    """One version: its files, and what its own manifest says of it.
+    """One version: its files, and its own manifest.
 
     Raises:
         InputError: neither a channel nor a version of that name.
@@ -389,7 +403,7 @@ def version_in(bundle_store: Store, address: Address) -> dict[str, Any]:
 
 
 def facts_of(bundle_store: Store, version: Version) -> dict[str, Any]:
-    """What a published version's own manifest says of it, without its files.
+    """A published version's own manifest, without its files.
 
     Raises:
         ManifestError: its manifest is not the one published.
@@ -466,33 +480,35 @@ def publish(
         _check_baselines(bundle.facts, str(bundle.folder))
     name = check_name(name or bundle.name, "name")
     at = check_name(version or bundle.version, "version")
-    wanted = Version(
-        {"kind": Version.kind, "name": name, "version": at, "files": [file._asdict() for file in bundle.all_files]}
-    )
+    files = [file._asdict() for file in bundle.all_files]
+    wanted = Version({"kind": Version.kind, "name": name, "version": at, "files": files})
     # read first, so that a move made during a long upload is not overruled
     pointer = None if channel is None else _find_channel(bundle_store, name, channel, key)
     if Channel.find(bundle_store, name, at) is not None:
         raise InputError(f"{bundle_store.url}/{name}: {at} is a channel there. Give another --version.")
     spare(bundle_store, wanted.names)
-    held = Version.find(bundle_store, name, at)
-    _check_same(bundle_store, held, wanted)
+    published = Version.find(bundle_store, name, at)
+    _check_same(bundle_store, published, wanted)
     sizes = bundle_store.sizes(wanted.names[1:])
     uploaded = []
     with translate_errors("publish", bundle.folder):
         for file in wanted.distinct_files:
             is_there = sizes[object_name(file.sha256)] == file.size_bytes
-            is_vouched = is_there and held is not None and not rereads
-            if not is_vouched and _upload(
+            is_vouched = is_there and published is not None and not rereads
+            if is_vouched:
+                continue
+            was_uploaded = _upload(
                 bundle_store,
                 bundle,
                 file,
                 progress,
                 is_there=is_there,
                 rereads=rereads,
-            ):
+            )
+            if was_uploaded:
                 uploaded.append(file)
     failpoints.hit("after_objects")
-    has_changed = _write_version(bundle_store, wanted, held, key) or bool(uploaded)
+    has_changed = _write_version(bundle_store, wanted, published, key) or bool(uploaded)
     failpoints.hit("after_version")
     if channel is not None and (pointer is None or not pointer.points_to(wanted, key)):
         pointer = _move(
@@ -548,25 +564,25 @@ def _upload(
     )
 
 
-def _check_same(bundle_store: Store, held: Version | None, version: Version) -> None:
+def _check_same(bundle_store: Store, published: Version | None, version: Version) -> None:
     """Refuse to give one version two contents."""
-    if held is not None and held.sha256 != version.sha256:
+    if published is not None and published.sha256 != version.sha256:
         raise ManifestError(
             f"{bundle_store.url}/{version.name}: version {version.at} is there with other contents, and versions "
             "never change. Give another --version, or none: then the contents name it."
         )
 
 
-def _write_version(bundle_store: Store, version: Version, held: Version | None, key: SigningKey | None) -> bool:
+def _write_version(bundle_store: Store, version: Version, published: Version | None, key: SigningKey | None) -> bool:
     """Write a version's record if there is none, and add our signature if it lacks it; whether anything was written."""
     for _ in range(_SWAPS):
-        _check_same(bundle_store, held, version)
-        signed = (held or version).signed(key)
-        if signed is held:
+        _check_same(bundle_store, published, version)
+        signed = (published or version).signed(key)
+        if signed is published:
             return False
-        if signed.write(bundle_store, held):
+        if signed.write(bundle_store, published):
             return True
-        held = Version.find(bundle_store, version.name, version.at)
+        published = Version.find(bundle_store, version.name, version.at)
     raise TransientError(f"{bundle_store.url}/{version.path}: others keep signing it. Run the same command again.")
 
 
@@ -604,10 +620,10 @@ def set_channel(
         ManifestError: the version is not whole.
         ChannelMovedError: another process moved it meanwhile.
     """
-    held = _find_channel(bundle_store, name, channel, key)
+    pointer = _find_channel(bundle_store, name, channel, key)
     wanted = Version.load(bundle_store, name, version)
-    if held is not None and held.points_to(wanted, key):
-        return held, False
+    if pointer is not None and pointer.points_to(wanted, key):
+        return pointer, False
     spare(bundle_store, wanted.names)
     check_whole(bundle_store, wanted)
     if not is_anyway:
@@ -615,7 +631,7 @@ def set_channel(
     return _move(
         bundle_store,
         channel,
-        held,
+        pointer,
         wanted,
         "set",
         key=key,
@@ -631,14 +647,14 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
         ManifestError: that version is not whole any more.
         ChannelMovedError: another process moved it meanwhile.
     """
-    held = _find_channel(bundle_store, name, channel, key) or Channel.load(bundle_store, name, channel)
+    pointer = _find_channel(bundle_store, name, channel, key) or Channel.load(bundle_store, name, channel)
     where = f"{bundle_store.url}/{name}@{channel}"
-    head = held.head
-    if key is not None and not held.is_signed_by(key):
+    head = pointer.head
+    if key is not None and not pointer.is_signed_by(key):
         raise GateError(f"{where}: its history is not signed by the key given, so it may be forged. {_SET}")
-    place = head["restores"] or head["sequence"]
+    before = head["restores"] or head["sequence"]
     now = head["version_sha256"]
-    earlier = [one for one in held.moves if one["sequence"] < place and one["version_sha256"] != now]
+    earlier = [move for move in pointer.moves if move["sequence"] < before and move["version_sha256"] != now]
     if not earlier:
         raise GateError(f"{where}: points to {head['version']}, and its history holds nothing earlier. {_SET}")
     target = earlier[-1]
@@ -650,7 +666,7 @@ def roll_back(bundle_store: Store, name: str, channel: str, key: SigningKey | No
     return _move(
         bundle_store,
         channel,
-        held,
+        pointer,
         version,
         "rollback",
         key=key,
@@ -672,12 +688,12 @@ def _find_channel(bundle_store: Store, name: str, channel: str, key: SigningKey 
     where = f"{bundle_store.url}/{name}"
     if bundle_store.size(Version.path_of(name, check_name(channel, "channel"))) is not None:
         raise InputError(f"{where}: {channel} is a version there, so no channel can be called that.")
-    held = Channel.find(bundle_store, name, channel)
-    if held is not None and held.signatures and key is None:
+    pointer = Channel.find(bundle_store, name, channel)
+    if pointer is not None and pointer.signatures and key is None:
         raise UsageError(
             f"{where}@{channel}: this channel is signed. Give --sign-key, or pulls with a key will refuse the move."
         )
-    return held
+    return pointer
 
 
 def check_whole(bundle_store: Store, version: Version) -> None:
@@ -688,9 +704,9 @@ def check_whole(bundle_store: Store, version: Version) -> None:
     """
     sizes = bundle_store.sizes(version.names[1:])
     for file in version.files:
-        found = sizes[object_name(file.sha256)]
-        if found != file.size_bytes:
-            what = "is missing" if found is None else f"holds {found:,} bytes of {file.size_bytes:,}"
+        size_bytes = sizes[object_name(file.sha256)]
+        if size_bytes != file.size_bytes:
+            what = "is missing" if size_bytes is None else f"holds {size_bytes:,} bytes of {file.size_bytes:,}"
             raise ManifestError(
                 f"{bundle_store.url}/{version.name}: version {version.at} is not whole: {file.path} "
                 f"({object_name(file.sha256)}) {what}. Publish the bundle again."
@@ -700,7 +716,7 @@ def check_whole(bundle_store: Store, version: Version) -> None:
 def _move(
     bundle_store: Store,
     channel: str,
-    held: Channel | None,
+    pointer: Channel | None,
     version: Version,
     reason: Literal["publish", "set", "rollback"],
     *,
@@ -714,14 +730,14 @@ def _move(
     move.
 
     Args:
-        held: the pointer as it was read, None where there was none.
+        pointer: as it was read, None where there was none.
         restores: a rollback's: the sequence of the move that it goes back to.
     Raises:
         ChannelMovedError: another mover was first.
     """
-    moves = held.moves if held and (key is None or held.is_signed_by(key)) else []
+    moves = pointer.moves if pointer and (key is None or pointer.is_signed_by(key)) else []
     move = {
-        "sequence": held.head["sequence"] + 1 if held else 1,
+        "sequence": pointer.head["sequence"] + 1 if pointer else 1,
         "version": version.at,
         "version_sha256": version.sha256,
         "reason": reason,
@@ -729,13 +745,13 @@ def _move(
         "moved": datetime.now(UTC).isoformat(timespec="seconds"),
         "write": secrets.token_hex(8),
     }
-    kept = [*moves, move][-HISTORY_KEPT:]
-    moved = Channel({"kind": Channel.kind, "name": version.name, "channel": channel, "moves": kept}).signed(key)
+    history = [*moves, move][-HISTORY_KEPT:]
+    moved = Channel({"kind": Channel.kind, "name": version.name, "channel": channel, "moves": history}).signed(key)
     failpoints.hit("before_channel")
-    was_first = moved.write(bundle_store, held)
+    was_first = moved.write(bundle_store, pointer)
     failpoints.hit("after_channel")
     now = moved if was_first else Channel.load(bundle_store, version.name, channel)
-    if move["write"] not in [one["write"] for one in now.moves]:
+    if move["write"] not in [known["write"] for known in now.moves]:
         raise ChannelMovedError(
             f"{bundle_store.url}/{version.name}@{channel}: another process moved it to {now.head['version']} (sequence "
             f"{now.head['sequence']}) in the meantime. Nothing is lost: check that this is what you want, then run the "
@@ -769,7 +785,7 @@ class Claim:
 
     Args:
         owner: made up by that `gc`.
-        renewed_s: when it last said that it is alive, by the bundle store's clock.
+        renewed_s: when it last reported that it is alive, by the bundle store's clock.
     """
 
     owner: str
@@ -801,9 +817,9 @@ def load_gc_marks(bundle_store: Store) -> tuple[GcMarks, str]:
         return GcMarks(), ""
     where = f"{bundle_store.url}/{GC_NAME}"
     with translate_refusals():
-        held = puller.strict_json(data, where)
+        values = puller.strict_json(data, where)
     try:
-        return checked(GcMarks, {key: held.get(key) for key in ("since", "claim")}), tag
+        return checked(GcMarks, {"since": values.get("since"), "claim": values.get("claim")}), tag
     except ValueError as exc:
         raise ManifestError(
             f"{where}: not what gc writes ({fault_of(exc)}). Move it away; the next gc starts over."
@@ -819,10 +835,10 @@ def change_gc_marks(bundle_store: Store, change: Callable[[GcMarks], GcMarks]) -
         TransientError: others keep changing it.
     """
     for _ in range(_SWAPS):
-        held, tag = load_gc_marks(bundle_store)
-        wanted = change(held)
-        if wanted == held:
-            return held
+        marks, tag = load_gc_marks(bundle_store)
+        wanted = change(marks)
+        if wanted == marks:
+            return marks
         data = readable_json({"kind": "gc", "format": 1, **plain(wanted)})
         is_written = bundle_store.replace(GC_NAME, data, tag) if tag else bundle_store.create(GC_NAME, data)
         if is_written or load_gc_marks(bundle_store)[0] == wanted:  # or its reply was lost
@@ -838,13 +854,14 @@ def spare(bundle_store: Store, names: Iterable[str]) -> None:
     """
     wanted = set(names)
 
-    def without(held: GcMarks) -> GcMarks:
-        if held.claim is not None and (taken := wanted & set(held.claim.names)):
+    def without(marks: GcMarks) -> GcMarks:
+        claimed = wanted & set(marks.claim.names) if marks.claim else set()
+        if claimed:
             raise LockHeldError(
-                f"{bundle_store.url}: gc is removing {min(taken)}. Try again when it has ended; if it was killed, "
+                f"{bundle_store.url}: gc is removing {min(claimed)}. Try again when it has ended; if it was killed, "
                 f"`relabel gc {bundle_store.url} --delete` ends its work."
             )
-        return replace(held, since={name: since for name, since in held.since.items() if name not in wanted})
+        return replace(marks, since={name: since for name, since in marks.since.items() if name not in wanted})
 
     change_gc_marks(bundle_store, without)
 
@@ -865,11 +882,8 @@ def find_garbage(bundle_store: Store, *, keep: int, grace_s: float) -> tuple[lis
     pointed = set[tuple[str, str]]()
     live = set[str]()
     for name in {entry.name.partition("/")[0] for entry in entries if _is_record(entry.name)}:
-        pointed |= {
-            (name, move["version"])
-            for channel in Channel.load_all(bundle_store, name)
-            for move in channel.moves[-keep:]
-        }
+        for channel in Channel.load_all(bundle_store, name):
+            pointed |= {(name, move["version"]) for move in channel.moves[-keep:]}
     versions = [entry for entry in entries if _is_record(entry.name) and "/versions/" in entry.name]
     dead_versions = []
     for entry in versions:
@@ -891,7 +905,7 @@ def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) ->
     """Mark what is garbage now, delete what was marked long enough ago and still is.
 
     Args:
-        deletes: otherwise only say what would happen.
+        deletes: otherwise only report what would happen.
     Returns:
         `kept_versions` and `kept_objects`, how many stay; `marked`, names that a later gc will delete; `deleted`, names
         that were deleted, or would be, and `deleted_bytes`; `swept`, how many leavings of killed uploads were removed.
@@ -902,15 +916,16 @@ def collect(bundle_store: Store, *, keep: int, grace_s: float, deletes: bool) ->
     now_s = bundle_store.now_s()
     owner = secrets.token_hex(8)
 
-    def mark(held: GcMarks) -> GcMarks:
-        if held.claim is not None and now_s - held.claim.renewed_s < TAKE_OVER_S:
+    def mark(before: GcMarks) -> GcMarks:
+        if before.claim is not None and now_s - before.claim.renewed_s < TAKE_OVER_S:
             raise LockHeldError(
                 f"{bundle_store.url}: another gc is running, or was killed less than {TAKE_OVER_S / 60:.0f} minutes "
                 "ago. Try again later."
             )
-        since = {entry.name: held.since.get(entry.name, now_s) for entry in garbage}
-        ripe = [name for name, when in since.items() if now_s - when >= min(grace_s, SETTLE_S)]
-        claimed = tuple(dict.fromkeys([*(held.claim.names if held.claim else ()), *ripe]))
+        since = {entry.name: before.since.get(entry.name, now_s) for entry in garbage}
+        names = list(before.claim.names) if before.claim else []
+        names += [name for name, when in since.items() if now_s - when >= min(grace_s, SETTLE_S)]
+        claimed = tuple(dict.fromkeys(names))
         since = {name: when for name, when in since.items() if name not in claimed}
         return GcMarks(since, Claim(owner, now_s, claimed) if claimed else None)
 
@@ -948,10 +963,10 @@ def _delete(bundle_store: Store, owner: str, names: list[str]) -> None:
         change_gc_marks(bundle_store, partial(_with_claim, owner=owner, now_s=None))
 
 
-def _with_claim(held: GcMarks, owner: str, now_s: float | None) -> GcMarks:
+def _with_claim(marks: GcMarks, owner: str, now_s: float | None) -> GcMarks:
     """The list with our claim renewed; None: without it, if it is still there."""
-    if held.claim is None or held.claim.owner != owner:
+    if marks.claim is None or marks.claim.owner != owner:
         if now_s is None:
-            return held
+            return marks
         raise LockHeldError("another gc took over while this one slept. Nothing is lost.")
-    return replace(held, claim=None if now_s is None else replace(held.claim, renewed_s=now_s))
+    return replace(marks, claim=None if now_s is None else replace(marks.claim, renewed_s=now_s))

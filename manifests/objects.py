@@ -275,13 +275,15 @@ class S3Objects(FsspecObjects):
             FileNotFoundError: there is none.
             EOFError: it has no byte in that range.
         """
-        last = "" if end is None else end - 1
-        part = None if start is None else f"bytes={start}" if start < 0 else f"bytes={start}-{last}"
-        reply, data = self._do(key, self._read, _given(_place(key), Range=part, IfMatch=tag))
+        reply, data = self._do(key, self._read, _given(_place(key), Range=_range_header(start, end), IfMatch=tag))
         size_text = reply["ContentRange"].rpartition("/")[2] if "ContentRange" in reply else str(len(data))
         size = int(size_text) if size_text.isdecimal() else -1
-        until = size if end is None else min(end, size)
-        due = size if start is None else min(-start, size) if start < 0 else until - start
+        if start is None:
+            due = size
+        elif start < 0:
+            due = min(-start, size)
+        else:
+            due = (size if end is None else min(end, size)) - start
         if len(data) != due or len(data) != int(reply.get("ContentLength", due)):
             raise TryAgainError("the reply was cut short")
         return Found(data, field(reply, "ETag"), size)
@@ -368,54 +370,66 @@ class S3Objects(FsspecObjects):
 
     def _meaning(self, exc: Exception, key: str) -> Exception:
         """Ours for theirs. Their texts stay in the chain: some repeat what was sent."""
-        place = f"{self._where.partition('://')[0]}://{key}"
+        where = f"{self._where.partition('://')[0]}://{key}"
         reply: Any = getattr(exc.__cause__, "response", None) or getattr(exc, "response", None)
         status = 0
         code = type(exc).__name__
         if isinstance(reply, dict):
             status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             code = str(reply.get("Error", {}).get("Code", ""))
-        said = f"{status or ''} {code if code != str(status) else ''}".strip()
+        answer = code
+        if status:
+            answer = f"{status} {code if code != str(status) else ''}".strip()
         hint = _HINTS.get(code) or _HINTS.get(str(status))
         if status == 412 or code == "PreconditionFailed":
             return ConditionFailedError(key)
         if code == "FileNotFoundError" or (status == 404 and code not in _HINTS):
-            return FileNotFoundError(place)
+            return FileNotFoundError(where)
         if status == 507 or code in _FULL_CODES:
             return DiskFullError(
-                f"{place}: no space left in the bucket ({said}). What was committed is safe; free some space, or "
+                f"{where}: no space left in the bucket ({answer}). What was committed is safe; free some space, or "
                 "raise the quota, and run the same command again."
             )
         if code in _TRY_AGAIN_CODES or (status in _TRY_AGAIN_STATUSES and code not in _HINTS):
-            return TryAgainError(said)
+            return TryAgainError(answer)
         if status == 416:
-            return EOFError(place)
+            return EOFError(where)
         if hint:
-            return StoreError(f"{place}: refused ({said}): {hint}.")
+            return StoreError(f"{where}: refused ({answer}): {hint}.")
         if status:
-            return StoreError(f"{place}: refused ({said}).")
-        return self._meaning_without_reply(exc, place, said)
+            return StoreError(f"{where}: refused ({answer}).")
+        return self._meaning_without_reply(exc, where, answer)
 
-    def _meaning_without_reply(self, exc: Exception, place: str, said: str) -> Exception:
+    def _meaning_without_reply(self, exc: Exception, where: str, answer: str) -> Exception:
         """Of an error that no server answered with."""
         import botocore.exceptions as known
         from botocore.parsers import ResponseParserError
 
         why = out_of_files(exc)
         if why is not None:
-            return StoreError(f"{place}: {why}")
+            return StoreError(f"{where}: {why}")
         is_garbled = isinstance(exc, known.IncompleteReadError | known.FlexibleChecksumError | ResponseParserError)
         if is_garbled or isinstance(exc, known.HTTPClientError | known.ConnectionError):
-            return TryAgainError(said)
+            return TryAgainError(answer)
         if isinstance(exc, known.BotoCoreError | ValueError | TypeError):
-            return StoreError(f"{place}: can't be asked for ({said}). Check the URL, the endpoint and storage_options.")
+            return StoreError(
+                f"{where}: can't be asked for ({answer}). Check the URL, the endpoint and storage_options."
+            )
         if isinstance(exc, OSError | EOFError) or type(exc).__module__.startswith("aiohttp"):
-            return TryAgainError(said)
+            return TryAgainError(answer)
         return exc
 
 
+def _range_header(start: int | None, end: int | None) -> str | None:
+    if start is None:
+        return None
+    if start < 0:
+        return f"bytes={start}"
+    return f"bytes={start}-{'' if end is None else end - 1}"
+
+
 def field(reply: Mapping[str, Any], name: str) -> Any:
-    """A field that every reply of its kind has: one without it, from a proxy in between, say, is no answer.
+    """A field that every reply of its kind has: one without it, from a proxy in between, is no answer.
 
     Raises:
         TryAgainError: it is not there.
@@ -482,7 +496,7 @@ WAIT_S = (0.2, 1.0)
 @read_in_threads
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a lease says.
+    """A lease as it is written.
 
     Args:
         nonce: drawn by the holder, so that its own success after a lost reply is distinguished from another's.
@@ -534,7 +548,7 @@ class Lease:
             waits: until its holder lets go or is dead, instead of failing at once.
         Raises:
             LockHeldError: it is alive in other hands.
-            StoreUnreachableError, StoreError: as the storage says.
+            StoreUnreachableError, StoreError: as the storage answers.
         """
         while True:
             try:
@@ -592,7 +606,7 @@ class Lease:
         while not let_go.wait(self._mine.ttl_s / 3):
             try:
                 self.renew()
-            except Exception:  # nobody waits for this thread: it says so itself, and `renew` counted the time
+            except Exception:  # nobody waits for this thread: it logs it itself, and `renew` counted the time
                 logger.exception("%s: its lease could not be renewed", self.what)
 
     def _take(self) -> None:
@@ -629,10 +643,12 @@ class Lease:
         try:
             new_tag = retried(put, f"{self.what}: writing its lease", limit_s, tries)
         except ConditionFailedError as exc:
-            found = self._read()
-            if found is None or found[0] != record:
-                raise self._held_by(found[0].worker if found else "another worker") from exc
-            new_tag = found[1]
+            current = self._read()
+            if current is None:
+                raise self._held_by("another worker") from exc
+            written, new_tag = current
+            if written != record:
+                raise self._held_by(written.worker) from exc
         self._mine = record
         self._tag = new_tag
         self._renewed_s = time.monotonic()

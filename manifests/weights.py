@@ -1,6 +1,6 @@
 """What loads from a model's directory: its weights, and its tokenizer.
 
-A folder says twice what its tokenizer is: by a class in tokenizer_config.json, which builds normalisation and word
+A folder states twice what its tokenizer is: by a class in tokenizer_config.json, which builds normalisation and word
 splitting from the vocabulary, and by tokenizer.json, which holds both. Where the two disagree, the class may lose every
 space (`LlamaTokenizerFast` over a byte-level file, as published with distilled models), or add tokens that the model
 has no embedding for. So what a tokenizer keeps of plain text is checked, and that the embedding table has a row for
@@ -20,7 +20,7 @@ OF_A_CONFIG = (ArithmeticError, AssertionError, AttributeError, ImportError, Loo
 _IN_A_STACK = re.compile(r"(.+?)\.\d+\.")
 """A tensor of one of several equal layers."""
 _CONSTANT = re.compile(r"\.(attn|attention)\.bias$|\.masked_bias$|\.causal_mask$|\.inv_freq$")
-"""Masks and frequencies that old versions wrote among the weights (GPT-2, GPT-J, Falcon); the config says the same."""
+"""Masks and frequencies that old versions wrote among the weights (GPT-2, GPT-J, Falcon); the config has the same."""
 
 
 def read_weights(kind: Any, path: Path, where: str, *, device: Any = None, **options: Any) -> Any:
@@ -57,7 +57,7 @@ def read_weights(kind: Any, path: Path, where: str, *, device: Any = None, **opt
 def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
     """
     Args:
-        loading: what `from_pretrained` says of it (`output_loading_info`).
+        loading: what `from_pretrained` reports of it (`output_loading_info`).
     Raises:
         ModelError: tensors are missing, have another shape, or are of layers that the model does not have.
     """
@@ -65,26 +65,33 @@ def check_loading(model: Any, loading: dict[str, Any], where: str) -> None:
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
     unexpected = sorted(name for name in loading["unexpected_keys"] if not _CONSTANT.search(name))
     if missing:
+        example = f", such as {unexpected[0]}" if unexpected else ""
         raise ModelError(
             f"{where}: {len(missing)} tensors are not in its weights, {', '.join(missing[:3])} among them, and "
-            f"{len(unexpected)} in them are not the model's{''.join(f', such as {name}' for name in unexpected[:1])}. "
+            f"{len(unexpected)} in them are not the model's{example}. "
             "The files are incomplete, config.json is another model's, the model was saved with what wraps it, or "
             f"another class was saved than {type(model).__name__} (a classifier has no lm_head)."
         )
-    other = sorted(loading["mismatched_keys"])
-    if other:
-        name, held, wanted = other[0]
+    mismatched = sorted(loading["mismatched_keys"])
+    if mismatched:
+        name, shape, wanted = mismatched[0]
         raise ModelError(
-            f"{where}: {len(other)} tensors in its weights have another shape than config.json says; {name} has "
-            f"{tuple(held)}, not {tuple(wanted)}."
+            f"{where}: {len(mismatched)} tensors in its weights have another shape than config.json says; {name} has "
+            f"{tuple(shape)}, not {tuple(wanted)}."
         )
-    stacks = tuple({f".{match[1]}" for name in model.state_dict() if (match := _IN_A_STACK.match(name))})
-    left = [name for name in unexpected if (match := _IN_A_STACK.match(name)) and f".{match[1]}".endswith(stacks)]
-    if left and getattr(model, "hf_quantizer", None) is None:  # scales of packed weights have names of their own
+    stacks = tuple({_stack_of(name) for name in model.state_dict()} - {""})
+    surplus = [name for name in unexpected if _stack_of(name).endswith(stacks)]
+    if surplus and getattr(model, "hf_quantizer", None) is None:  # scales of packed weights have names of their own
         raise ModelError(
-            f"{where}: {len(left)} tensors of layers in its weights have no place in what config.json describes, "
-            f"{left[0]} among them: it is another model's, or was cut."
+            f"{where}: {len(surplus)} tensors of layers in its weights have no place in what config.json describes, "
+            f"{surplus[0]} among them: it is another model's, or was cut."
         )
+
+
+def _stack_of(name: str) -> str:
+    """The layers that a tensor is of one of, as `.model.layers`; empty where it is of none."""
+    match = _IN_A_STACK.match(name)
+    return f".{match[1]}" if match else ""
 
 
 PLAIN = ("red shoes for women", "size 40\nred")
@@ -111,30 +118,33 @@ def read_tokenizer(library: Any, path: Path, reference: str) -> Any:
     """
     check_tokenizer_files(path, reference)
     config = _read_json(config_file(path))
-    text = config.get("text_config")
-    rows = (text if isinstance(text, dict) else config).get("vocab_size", config.get("vocab_size"))
-    rows = rows if isinstance(rows, int) else None
+    text_config = config.get("text_config")
+    if not isinstance(text_config, dict):
+        text_config = config
+    rows = text_config.get("vocab_size", config.get("vocab_size"))
+    if not isinstance(rows, int):
+        rows = None
     tokenizer, fault = _load(library.AutoTokenizer, path)
-    kept = _kept(tokenizer, rows)
-    if kept < (True, True, len(PLAIN)) and (path / "tokenizer.json").is_file():
-        held = _read_json(path / "tokenizer_config.json")
+    quality = _quality(tokenizer, rows)
+    if quality < (True, True, len(PLAIN)) and (path / "tokenizer.json").is_file():
+        settings = _read_json(path / "tokenizer_config.json")
         # 5's default; 4.57's has token_type_ids too, and a student fed with segments that it never saw would answer
         # otherwise
-        names = held.get("model_input_names", ["input_ids", "attention_mask"])
+        names = settings.get("model_input_names", ["input_ids", "attention_mask"])
         own, _ = _load(library.PreTrainedTokenizerFast, path, model_input_names=names)
-        own_kept = _kept(own, rows)
-        if own_kept > kept:
+        own_quality = _quality(own, rows)
+        if own_quality > quality:
             if tokenizer is not None:
                 logger.warning(
                     "model %r: the tokenizer class %s changes what tokenizer.json says; the file is used as it is",
                     reference,
-                    held.get("tokenizer_class"),
+                    settings.get("tokenizer_class"),
                 )
             tokenizer = own
-            kept = own_kept
+            quality = own_quality
     if tokenizer is None:
         raise ModelError(f"model {reference!r}: its tokenizer can't be loaded from {path}.") from fault
-    keeps_spaces, fits_table, _ = kept
+    keeps_spaces, fits_table, _ = quality
     if not keeps_spaces:
         raise ModelError(
             f"model {reference!r}: its tokenizer makes the same tokens of {SPACED!r} and {JOINED!r}: spaces are lost. "
@@ -168,18 +178,21 @@ def _load(kind: Any, path: Path, **options: Any) -> tuple[Any, Exception | None]
         return None, exc
 
 
-def _kept(tokenizer: Any, rows: int | None) -> tuple[bool, bool, int]:
+def _quality(tokenizer: Any, rows: int | None) -> tuple[bool, bool, int]:
     """What a tokenizer does with plain text; the greater is the better: whether words with and without spaces get
     different ids, whether no id lies beyond the embedding table, and how many of `PLAIN` come back as they were.
     """
     try:
-        ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in (SPACED, JOINED, *PLAIN)}
-        back = (
-            tokenizer.decode(ids[text], skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
-            for text in PLAIN
-        )
+        spaced = tokenizer.encode(SPACED, add_special_tokens=False)
+        joined = tokenizer.encode(JOINED, add_special_tokens=False)
         # a vocabulary without any of these letters shows nothing
-        return ids[SPACED] != ids[JOINED] or not ids[SPACED], not _beyond(tokenizer, rows), sum(back)
+        keeps_spaces = spaced != joined or not spaced
+        num_back = 0
+        for text in PLAIN:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            num_back += back == text
+        return keeps_spaces, not _beyond(tokenizer, rows), num_back
     except Exception:  # noqa: BLE001 (there is none, or it can't use this vocabulary: the library raises Exception itself)
         return False, False, 0
 
@@ -188,6 +201,8 @@ def _beyond(tokenizer: Any, rows: int | None) -> list[tuple[int, str]]:
     """Ids without a row, with their tokens; without placeholders of pictures and sound, which no text gives rise to
     (Gemma 3 has one in models of text alone).
     """
+    if rows is None:
+        return []
     placeholders = {getattr(tokenizer, f"{kind}_token", None) for kind in ("image", "audio", "video")}
-    found = ((number, token) for token, number in tokenizer.get_vocab().items() if rows is not None and number >= rows)
-    return sorted((number, token) for number, token in found if token not in placeholders)
+    beyond = [(number, token) for token, number in tokenizer.get_vocab().items() if number >= rows]
+    return sorted((number, token) for number, token in beyond if token not in placeholders)
