@@ -252,25 +252,53 @@ def parse_receipt_name(name: str) -> ChunkId | None:
 # The commit of a chunk: its files, then its receipt, created if absent.
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedRows:
+    """What became of a chunk's rows.
+
+    Args:
+        answers: those that rows of a query share.
+        schema: of the output's label files.
+    """
+
+    labels: Sequence[LabelRow]
+    quarantine: Sequence[QuarantineRow]
+    answers: Sequence[AnswerRow] = ()
+    schema: pa.Schema = LABELS
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFacts:
+    """Who did the work on a chunk, when, with which engine and at what cost; see `Receipt` for each."""
+
+    fingerprint: str
+    stages: dict[str, dict[str, int]]
+    seconds: float
+    engine: dict[str, Any]
+    worker: str
+    epoch: int
+    started: str
+    committed: str
+    execution: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedWork:
+    """What a chunk took over from earlier outputs: rows, by the output that they came from, and shared answers."""
+
+    rows: Sequence[ReusedRows] = ()
+    answers: int = 0
+
+
+NOTHING_REUSED = ReusedWork()
+
+
 def commit_chunk(
     store: Store,
     chunk: ChunkId,
-    labels: list[LabelRow],
-    quarantine: list[QuarantineRow],
-    *,
-    schema: pa.Schema = LABELS,
-    answers: Sequence[AnswerRow] = (),
-    fingerprint: str,
-    stages: dict[str, dict[str, int]],
-    seconds: float,
-    engine: dict[str, Any],
-    worker: str,
-    epoch: int,
-    started: str,
-    committed: str,
-    reused: Sequence[ReusedRows] = (),
-    reused_answers: int = 0,
-    execution: str = "",
+    rows: FinishedRows,
+    work: WorkFacts,
+    reused: ReusedWork = NOTHING_REUSED,
 ) -> Receipt | None:
     """Write a chunk's data files, then its receipt if nobody else did.
 
@@ -278,95 +306,70 @@ def commit_chunk(
     with other rows harms nobody. What a loser spent is kept under `lost/`, as the receipt that it would have
     been.
 
-    Args:
-        schema: of the output's label files.
-        answers: those that rows of a query share.
-        fingerprint, stages, seconds, engine, worker, epoch, started, committed, reused, reused_answers, execution: see
-            `Receipt`.
     Returns:
         The receipt, or None if another worker committed this chunk first.
     """
-    # reasons may hold what a server wrote, and show no secret; what the model wrote stays
-    quarantine = [
-        row._replace(
-            reason=redacted(row.reason), tries=[{**one, "reason": redacted(one["reason"])} for one in row.tries]
-        )
-        for row in quarantine
-    ]
+    quarantine = [_without_secrets(row) for row in rows.quarantine]
     failpoints.hit("before_labels")
-    label_file = _put_rows(
-        store,
-        "labels",
-        chunk,
-        labels,
-        schema,
-    )
+    label_file = _put_rows(store, "labels", chunk, rows.labels, rows.schema)
     failpoints.hit("after_labels")
-    quarantine_file = _put_rows(
-        store,
-        "quarantine",
-        chunk,
-        quarantine,
-        QUARANTINE,
-    )
+    quarantine_file = _put_rows(store, "quarantine", chunk, quarantine, QUARANTINE)
     failpoints.hit("after_quarantine")
-    answer_file = _put_rows(
-        store,
-        "answers",
-        chunk,
-        list(answers),
-        ANSWERS,
-    )
+    answer_file = _put_rows(store, "answers", chunk, rows.answers, ANSWERS)
     failpoints.hit("after_answers")
+    statuses = Counter(ok=len(rows.labels)) if rows.labels else Counter[str]()
+    statuses.update(row.status for row in quarantine)
     receipt = Receipt(
-        fingerprint=fingerprint,
+        fingerprint=work.fingerprint,
         shard=chunk.shard,
         chunk=chunk.chunk,
         attempt=chunk.attempt,
-        rows=len(labels) + len(quarantine),
+        rows=len(rows.labels) + len(quarantine),
         labels=label_file,
         quarantine=quarantine_file,
-        statuses=dict(Counter(["ok"] * len(labels) + [row.status for row in quarantine])),
-        stages=stages,
-        seconds=round(seconds, 3),
-        engine=engine,
-        worker=worker,
-        epoch=epoch,
-        started=started,
-        committed=committed,
+        statuses=dict(statuses),
+        stages=work.stages,
+        seconds=round(work.seconds, 3),
+        engine=work.engine,
+        worker=work.worker,
+        epoch=work.epoch,
+        started=work.started,
+        committed=work.committed,
         answers=answer_file,
-        reused=list(reused),
-        reused_answers=reused_answers,
+        reused=list(reused.rows),
+        reused_answers=reused.answers,
         write_id=secrets.token_hex(8),
-        execution=execution,
+        execution=work.execution,
     )
     failpoints.hit("before_receipt")
-    was_first = store.create(chunk.receipt_name, sealed_json(asdict(receipt)))
+    was_first = store.create(receipt.id.receipt_name, sealed_json(asdict(receipt)))
     failpoints.hit("after_receipt")
     if was_first:
         return receipt
-    # note the work that was for nothing, for anyone who counts it; a store that is out of order loses no more than
-    # that note
+    _note_loss(store, receipt)
+    return None
+
+
+def _without_secrets(row: QuarantineRow) -> QuarantineRow:
+    """A row whose reasons, which may hold what a server wrote, show no secret; what the model wrote stays."""
+    tries = [{**attempt, "reason": redacted(attempt["reason"])} for attempt in row.tries]
+    return row._replace(reason=redacted(row.reason), tries=tries)
+
+
+def _note_loss(store: Store, receipt: Receipt) -> None:
+    """Note the work that came to nothing, for who counts it. A store that is out of order loses that note alone."""
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
         store.put(name, sealed_json(asdict(receipt)))
     except (RelabelError, OSError) as exc:
         logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
-    return None
 
 
-def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: list[Any], schema: pa.Schema) -> FileRef | None:
-    return (
-        put_data(
-            store,
-            kind,
-            chunk,
-            parquet_bytes(rows, schema),
-            len(rows),
-        )
-        if rows
-        else None
-    )
+def _put_rows(store: Store, kind: str, chunk: ChunkId, rows: Sequence[Any], schema: pa.Schema) -> FileRef | None:
+    """Write the rows of one kind; None where there are none."""
+    if not rows:
+        return None
+    return put_data(store, kind, chunk, parquet_bytes(rows, schema), len(rows))
 
 
 def put_data(store: Store, kind: str, chunk: ChunkId, data: bytes, rows: int) -> FileRef:

@@ -39,7 +39,16 @@ from relabel.manifests.errors import LockHeldError, StoreUnreachableError, Usage
 from relabel.manifests.files import HERE
 from relabel.manifests.label_keys import LabelKeys
 from relabel.manifests.labels import LABELS, LabelRow, Pair, QuarantineRow
-from relabel.manifests.plan import ChunkId, Plan, Receipt, chunk_row_ids, commit_chunk
+from relabel.manifests.plan import (
+    ChunkId,
+    FinishedRows,
+    Plan,
+    Receipt,
+    ReusedWork,
+    WorkFacts,
+    chunk_row_ids,
+    commit_chunk,
+)
 from relabel.manifests.run_folder import Attempts, Tally
 from relabel.manifests.run_labels import file_schema
 from relabel.manifests.specs import EngineArgs, EngineSpec, PaidByToken, price_of
@@ -719,36 +728,50 @@ class Session:
 
     def commit(self, work: ChunkWork) -> bool:
         """Make a finished chunk durable. Runs in a committer thread."""
-        cascade = self.opened.cascade
-        reused = self.reuse.sources(work)
-        labels = work.rows
-        if cascade is not None:
-            labels = with_sources(cascade, work)
-            cheap = work.sources[CHEAP]
-            if cheap:  # all of them under the first judge
-                reused += [replace(judge, rows=0 if at else cheap) for at, judge in enumerate(cascade.judges)]
         receipt = commit_chunk(
             self.opened.store,
             work.id,
-            [row for row in labels if isinstance(row, LabelRow)],
-            [row for row in work.rows if isinstance(row, QuarantineRow)],
+            self._finished_rows(work),
+            self._facts_of(work),
+            self._reused_by(work),
+        )
+        self.journal.commits(work)
+        self._leave(work.id.shard)
+        return receipt is not None
+
+    def _finished_rows(self, work: ChunkWork) -> FinishedRows:
+        cascade = self.opened.cascade
+        labels = [row for row in work.rows if isinstance(row, LabelRow)]
+        answers = {row["key"]: row for row in work.answers}
+        return FinishedRows(
+            labels=labels if cascade is None else with_sources(cascade, work),
+            quarantine=[row for row in work.rows if isinstance(row, QuarantineRow)],
+            answers=sorted(answers.values(), key=lambda row: bytes(row["key"])),
             schema=self._schema,
+        )
+
+    def _facts_of(self, work: ChunkWork) -> WorkFacts:
+        lock = self._locks.get(work.id.shard)
+        return WorkFacts(
             fingerprint=self.opened.plan.fingerprint,
             stages=work.stage_counts(),
             seconds=time.perf_counter() - work.started_s,
             engine=asdict(self.facts) if self.facts and work.asked else {},
             worker=self.worker,
-            epoch=lock.epoch if (lock := self._locks.get(work.id.shard)) is not None else 0,
+            epoch=0 if lock is None else lock.epoch,
             started=_utc(work.started_clock),
             committed=_utc(time.time()),
-            answers=sorted({row["key"]: row for row in work.answers}.values(), key=lambda row: bytes(row["key"])),
-            reused=reused,
-            reused_answers=work.reused_answers,
             execution=self.execution,
         )
-        self.journal.commits(work)
-        self._leave(work.id.shard)
-        return receipt is not None
+
+    def _reused_by(self, work: ChunkWork) -> ReusedWork:
+        rows = self.reuse.sources(work)
+        num_cheap = work.sources[CHEAP]
+        if self.opened.cascade is not None and num_cheap:
+            first, *others = self.opened.cascade.judges  # all of them are counted under the first judge
+            rows.append(replace(first, rows=num_cheap))
+            rows += [replace(judge, rows=0) for judge in others]
+        return ReusedWork(rows, work.reused_answers)
 
     def close(self, *, crash: str | None = None) -> None:
         """Release every lock; safe to call twice.
@@ -814,17 +837,20 @@ def take_cheap(cascade: Cascade, work: ChunkWork) -> int:
     return before - work.left
 
 
-def with_sources(cascade: Cascade, work: ChunkWork) -> list[LabelRow | QuarantineRow | None]:
+def with_sources(cascade: Cascade, work: ChunkWork) -> list[LabelRow]:
     """A chunk's labels with the columns of a cascade."""
     place_N, by_N = cascade.places(work.pairs)
-    found = list[LabelRow | QuarantineRow | None]()
+    labels = list[LabelRow]()
     for row, place, by in zip(work.rows, place_N.tolist(), by_N.tolist(), strict=True):
-        if isinstance(row, LabelRow):
-            known_by = "calibration" if row.query_id in cascade.queries else "teacher"
-            columns = {
-                "answered_by": known_by if by == "cheap" and row.key is not None else by,  # asked by an earlier run
-                "cheap_grade": None if place < 0 else int(cascade.cheap.grade_P[place]),
-                "cheap_confidence": None if place < 0 else float(cascade.cheap.confidence_P[place]),
-            }
-            found.append(row._replace(columns={**row.columns, **columns}))
-    return found
+        if not isinstance(row, LabelRow):
+            continue
+        answered_by = by
+        if by == "cheap" and row.key is not None:  # asked by an earlier run
+            answered_by = "calibration" if row.query_id in cascade.queries else "teacher"
+        columns = {
+            "answered_by": answered_by,
+            "cheap_grade": None if place < 0 else int(cascade.cheap.grade_P[place]),
+            "cheap_confidence": None if place < 0 else float(cascade.cheap.confidence_P[place]),
+        }
+        labels.append(row._replace(columns={**row.columns, **columns}))
+    return labels

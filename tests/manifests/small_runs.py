@@ -9,7 +9,16 @@ import pyarrow.parquet as pq
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import LabelRow, QuarantineRow
-from relabel.manifests.plan import ChunkId, Receipt, ReusedRows, commit_chunk, write_plan
+from relabel.manifests.plan import (
+    ChunkId,
+    FinishedRows,
+    Receipt,
+    ReusedRows,
+    ReusedWork,
+    WorkFacts,
+    commit_chunk,
+    write_plan,
+)
 from relabel.manifests.rows import make_plan
 from relabel.manifests.run_folder import RunFolder
 from relabel.manifests.specs import InputSpec
@@ -64,15 +73,16 @@ def commit(
     return commit_chunk(
         folder.store,
         ChunkId(0, chunk, attempt),
-        rows,
-        [failure(row) for row in failed],
-        fingerprint=folder.plan.fingerprint,
-        stages={},
-        seconds=0.1,
-        engine={"family": "fake"},
-        worker="w",
-        epoch=0,
-        started="2026-11-20T08:00:00.000+00:00",
-        committed="2026-11-20T08:00:01.000+00:00",
-        reused=sources,
+        FinishedRows(rows, [failure(row) for row in failed]),
+        WorkFacts(
+            fingerprint=folder.plan.fingerprint,
+            stages={},
+            seconds=0.1,
+            engine={"family": "fake"},
+            worker="w",
+            epoch=0,
+            started="2026-11-20T08:00:00.000+00:00",
+            committed="2026-11-20T08:00:01.000+00:00",
+        ),
+        ReusedWork(sources),
     )

@@ -19,7 +19,15 @@ from relabel.labelers.graph_grpo import GraphGrpo
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import open_dataset
 from relabel.manifests.labels import LabelRow, QuarantineRow
-from relabel.manifests.plan import ChunkId, commit_chunk, fingerprint_parts, shard_row_ids, write_plan
+from relabel.manifests.plan import (
+    ChunkId,
+    FinishedRows,
+    WorkFacts,
+    commit_chunk,
+    fingerprint_parts,
+    shard_row_ids,
+    write_plan,
+)
 from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.run_folder import RunFolder, build_manifest
 from relabel.manifests.run_labels import file_schema
@@ -150,24 +158,24 @@ def forge_run(
         commit_chunk(
             store,
             ChunkId(0, chunk),
-            labels,
-            quarantine,
-            schema=file_schema(plan.parts),
-            fingerprint=plan.fingerprint,
-            stages={"verdict": tokens},
-            seconds=seconds,
-            engine={
-                "family": "fake",
-                "version": "1",
-                "model": model,
-                "model_digest": model_digest,
-                "device": "cpu",
-                "dtype": "float32",
-            },
-            worker=workers[chunk * len(workers) // count],
-            epoch=0,
-            started=begun.isoformat(),
-            committed=(begun + timedelta(seconds=seconds)).isoformat(),
+            FinishedRows(labels, quarantine, schema=file_schema(plan.parts)),
+            WorkFacts(
+                fingerprint=plan.fingerprint,
+                stages={"verdict": tokens},
+                seconds=seconds,
+                engine={
+                    "family": "fake",
+                    "version": "1",
+                    "model": model,
+                    "model_digest": model_digest,
+                    "device": "cpu",
+                    "dtype": "float32",
+                },
+                worker=workers[chunk * len(workers) // count],
+                epoch=0,
+                started=begun.isoformat(),
+                committed=(begun + timedelta(seconds=seconds)).isoformat(),
+            ),
         )
     if is_finished:
         held = {
