@@ -80,7 +80,6 @@ def run(
         RelabelError: what is wrong with the spec, the input, the engine or the store.
     """
     from relabel.jobs.commands.labeling import execute, open_session
-    from relabel.jobs.run.results import report_json
     from relabel.jobs.run.stop import choose_deadline
     from relabel.jobs.run.workers import WorkerPool
 
@@ -103,7 +102,7 @@ def run(
         quarantined=report.tally.quarantined,
         open=report.rows - report.tally.rows,
         seconds=report.seconds,
-        report=report_json(report),
+        report=report.as_json(),
     )
 
 

@@ -11,19 +11,15 @@ from typing import Any
 from relabel.jobs import logs
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
-from relabel.jobs.output import Exit, emit, exit_for, grid
+from relabel.jobs.output import Exit, emit, emit_result, exit_for, grid
 from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
 from relabel.jobs.run.estimate import estimate_run, plan_text, probe_rates, table_json, template_days
 from relabel.jobs.run.progress import Display, MetricsFile, Progress
 from relabel.jobs.run.results import (
     ENDED_AT_BUDGET,
     RunReport,
-    advise,
     beyond_budget,
     engine_text,
-    report_json,
-    report_text,
-    verdict,
 )
 from relabel.jobs.run.session import Session, budget_so_far, choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
@@ -132,7 +128,8 @@ def run_job(
             ledger=ledger,
         )
         report = execute(session, kept, pool, shows_refused=verbose)
-        code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
+        report.is_idle_fine = done_ok
+        code = report.exit_code
         reason = "stopped" if report.stopped is not None else ""
     except KeyboardInterrupt:
         code = Exit.STOPPED
@@ -148,7 +145,7 @@ def run_job(
     finally:
         if kept is not None:
             kept.write(code, reason)
-    result = {**report_json(report), "exit_code": int(code)}
+    result = report.as_json()
     keys = (
         "exit_code",
         "rows",
@@ -160,13 +157,15 @@ def run_job(
         "engine_start_s",
         "seconds",
     )
-    logs.say(verdict(report), event="end", only_json=True, **{key: result[key] for key in keys})
-    emit(result, report_text(report), output)
+    logs.say(report.verdict, event="end", only_json=True, **{key: result[key] for key in keys})
+    emit_result(report, output)
     if isinstance(job_file, str):
         # words of a command line that name the same job: its file, what was laid over it, the date that it took
         date = session.opened.job.variables.get("date")
         words = [*(() if date is None else ("--date", date)), *(word for text in overrides for word in ("--set", text))]
-        advise(report, job_file, shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file]))
+        same_job = shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file])
+        for line in report.advice(job_file, same_job):
+            logs.say(line, event="advice")
     return code
 
 

@@ -112,7 +112,7 @@ class Estimate:
         if self.cost is not None:
             rows.append(("cost", f"{_shown(self.cost, 2)} at the price given"))
         rows += [("reuse", remark) for remark in self.reuse]
-        return grid(rows).splitlines()
+        return grid(rows).split("\n")
 
 
 def _shown(figure: Range, digits: int = 0) -> str:

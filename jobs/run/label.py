@@ -95,10 +95,8 @@ def label(
         live_file.close()
         keep_notices(store, session.worker, progress.jumps, progress.outside)
     report = conclude(session)
-    if work.costs is not None:
-        report.did["costs"] = work.costs
-    if work.canary is not None:
-        report.did["canary"] = asdict(work.canary)
+    report.this_run.costs = work.costs
+    report.this_run.canary = work.canary
     report.engine_start_s = work.start_s
     report.remarks = work.remarks
     report.seconds = time.perf_counter() - work.began_s

@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from relabel.jobs.run.canary import CanaryResult
 from relabel.jobs.run.crashes import crashed_apart
 from relabel.jobs.run.label import label
 from relabel.jobs.run.notices import OutsideMass
@@ -431,13 +432,12 @@ class Supervisor:
         report.engine_start_s = max((one["engine_start_s"] for one in self._results), default=0.0)
         report.remarks = list(self._remarks)
         report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self._slots)
-        runs = [one["this_run"] for one in self._results]
-        costs = [one["costs"] for one in runs if "costs" in one]
-        if costs:
-            # what one of several engines does not know is not known of all
-            parts = {name: [one.get(name) for one in costs] for name in itertools.chain.from_iterable(costs)}
-            report.did["costs"] = {name: None if None in some else sum(some) for name, some in parts.items()}
-        report.did |= next(({"canary": one["canary"]} for one in runs if "canary" in one), {})
+        runs = [result["this_run"] for result in self._results]
+        report.this_run.costs = total_costs([run["costs"] for run in runs if "costs" in run])
+        for run in runs:
+            if "canary" in run:
+                report.this_run.canary = CanaryResult(**run["canary"])
+                break
         report.seconds = time.perf_counter() - started
         return report
 
@@ -670,6 +670,17 @@ class Supervisor:
             progress.outside.add(state.outside)
             is_gone = state.worker in self._gone
             progress.live.add(Live(accepted=state.live.accepted, refused=state.live.refused) if is_gone else state.live)
+
+
+def total_costs(costs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What several engines cost together, by name; what one of them does not know is not known of all."""
+    if not costs:
+        return None
+    total = dict[str, Any]()
+    for name in itertools.chain.from_iterable(costs):
+        parts = [cost.get(name) for cost in costs]
+        total[name] = None if None in parts else sum(parts)
+    return total
 
 
 # ------------------------------------------------------------------------------

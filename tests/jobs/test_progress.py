@@ -239,7 +239,7 @@ def test_a_worker_counts_the_shards_that_others_do_meanwhile(
     report = label(session)
     assert set(shown) == {8}
     assert session.progress.pairs + session.progress.rows_of_others == 24
-    assert report.did["pairs"] == 16, "the end is about this call"
+    assert report.this_run.pairs == 16, "the end is about this call"
 
 
 # `--metrics FILE`: what a collector reads, at the start, on the way and at the end.
