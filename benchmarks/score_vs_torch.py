@@ -31,7 +31,7 @@ from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.stop import Stop
-from relabel.jobs.score import score_chunks, score_job, score_rows
+from relabel.jobs.score import ScoreOptions, score_chunks, score_job, score_rows
 from relabel.manifests.files import Storage
 from relabel.manifests.models import resolve_model
 
@@ -91,9 +91,16 @@ def bare_loop(student: StudentModel, pairs: list[tuple[str, str]], batch_tokens:
     return grades
 
 
-def score_run(student: StudentModel, request: dict[str, Any]) -> None:
+class ScoreRequest(NamedTuple):
+    """A student's folder, and what it is asked for."""
+
+    student: str
+    options: ScoreOptions
+
+
+def score_run(student: StudentModel, request: ScoreRequest) -> None:
     """Everything `relabel score` does but loading the student: plan, read, tokenize, score, commit, manifest."""
-    opened = open_run(score_job(**request, storage=Storage()))
+    opened = open_run(score_job(request.student, request.options, Storage()))
     session = Session(opened, list(range(len(opened.plan.shards))), is_retry=False, stop=Stop(), progress=Progress())
     try:
         score_chunks(student, session.chunks(), session.commit, progress=session.progress, stop=session.stop)
@@ -105,12 +112,19 @@ def score_run(student: StudentModel, request: dict[str, Any]) -> None:
 
 def score_request(
     folder: Path, pairs_file: str, output: str, pairs: int, chunk_rows: int, batch_tokens: int, device: str, dtype: str
-) -> dict[str, Any]:
+) -> ScoreRequest:
     """What `relabel score` is asked for."""
-    return {
-        "student": str(folder), "input": (pairs_file,), "to": output, "limit": pairs, "shards": 1,
-        "chunk_rows": chunk_rows, "batch_tokens": batch_tokens, "device": device, "dtype": dtype,
-    }  # fmt: skip
+    options = ScoreOptions(
+        input=(pairs_file,),
+        to=output,
+        limit=pairs,
+        shards=1,
+        chunk_rows=chunk_rows,
+        batch_tokens=batch_tokens,
+        device=device,
+        dtype=dtype,
+    )
+    return ScoreRequest(str(folder), options)
 
 
 class Round(NamedTuple):
@@ -138,11 +152,11 @@ def compare(
             name: torch.zeros(len(input_ids), k) for name, k in student.record.heads.items()
         }
 
-    def request(number: int) -> dict[str, Any]:
+    def request(number: int) -> ScoreRequest:
         output = str(scratch / f"scores-{number}")
         return score_request(folder, pairs_file, output, pairs, chunk_rows, batch_tokens, device, dtype)
 
-    opened = open_run(score_job(**request(0), storage=Storage()))
+    opened = open_run(score_job(request(0).student, request(0).options, Storage()))
     session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
     texts = [(pair.query, pair.document) for work in session.chunks() if work is not None for pair in work.pairs]
     session.close()
@@ -170,7 +184,7 @@ def compare(
     return found
 
 
-def host_costs(student: Any, request: dict[str, Any], batch_tokens: int) -> dict[str, float]:
+def host_costs(student: Any, request: ScoreRequest, batch_tokens: int) -> dict[str, float]:
     """CPU seconds of the host by step of one run without a forward pass, each step alone in one thread.
 
     In a run a thread reads and tokenizes, the main thread makes batches and rows, others write. All is Python, on one
@@ -185,7 +199,7 @@ def host_costs(student: Any, request: dict[str, Any], batch_tokens: int) -> dict
         finally:
             found[step] += time.thread_time() - clock
 
-    opened = timed("plan", lambda: open_run(score_job(**request, storage=Storage())))
+    opened = timed("plan", lambda: open_run(score_job(request.student, request.options, Storage())))
     session = Session(opened, [0], is_retry=False, stop=Stop(), progress=Progress())
     heads = student.record.heads
     chunks = session.chunks()

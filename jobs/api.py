@@ -79,21 +79,17 @@ def run(
     Raises:
         RelabelError: what is wrong with the spec, the input, the engine or the store.
     """
-    from relabel.jobs.commands.labeling import execute, open_session
-    from relabel.jobs.run.stop import choose_deadline
-    from relabel.jobs.run.workers import WorkerPool
+    from relabel.jobs.labeling import JobSource, RunOptions, run_job
 
-    pool = WorkerPool(gpus, workers)
-    deadline = choose_deadline(until, duration)
-    session = open_session(
-        spec,
-        overrides,
-        shard,
+    options = RunOptions(
+        shard=shard,
+        until=until,
+        duration=duration,
+        workers=workers,
+        gpus=gpus,
         is_retry=is_retry,
-        day=date,
-        deadline=deadline,
     )
-    report = execute(session, pool=pool)
+    report = run_job(JobSource(spec, overrides, date), options)
     return RunResult(
         output=report.output,
         exit=report.exit,

@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -419,31 +419,41 @@ class ScoreJob(Job):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOptions:
+    """What `relabel score` is asked for: its options, whose help explains them. None is the student's own.
+
+    Args:
+        columns: by role.
+        dtype: of a student alone; float32 by default.
+        precision: of a bundle alone; the bundle's default where none is named.
+    """
+
+    input: Sequence[str]
+    to: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    limit: int | None = None
+    shards: int = 1
+    chunk_rows: int = 2048
+    batch_tokens: int | None = None
+    device: str = "auto"
+    dtype: Dtype | None = None
+    precision: str | None = None
+
+
 def score_job(
     student: str,
-    input: Sequence[str],
-    to: str,
+    options: ScoreOptions,
     storage: Storage,
     *,
-    columns: Mapping[str, Any] | None = None,
-    name: str | None = None,
-    limit: int | None = None,
-    shards: int = 1,
-    chunk_rows: int = 2048,
-    batch_tokens: int | None = None,
-    device: str = "auto",
-    dtype: Dtype | None = None,
-    precision: str | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    on_choice: Callable[[str], None] = lambda _: None,
 ) -> ScoreJob:
-    """The job of `relabel score`, whose options these are; None is the student's own.
+    """The job of `relabel score`.
 
     Args:
         student: folder of a student or a bundle.
-        columns: by role; the student's where none are named.
-        dtype: of a student alone; float32 by default.
-        precision: of a bundle alone; the bundle's default where none is named.
-        say: called with what was chosen for the user, in a line.
+        on_choice: called with what was chosen for the user, in a line.
     Raises:
         ManifestError: no student or bundle there.
         ConfigError: a value is off.
@@ -451,49 +461,56 @@ def score_job(
         MissingExtraError: a bundle's provider is not to be had here.
     """
     record = identify(student)[0]
-    args: StudentArgs | BundleArgs
     if is_bundle(student):
-        if dtype is not None:
-            raise UsageError(
-                f"--dtype {dtype}: {student} is a bundle, which computes in what it was exported in. Name one of its "
-                "precisions with --precision."
-            )
-        choice = choose(student, device, precision)
-        if precision is None:
-            say(f"precision {choice.precision} on {choice.provider}: {choice.reason}")
-        args = BundleArgs(
-            batch_tokens=batch_tokens or batch_tokens_on(choice.provider),
-            device=choice.provider,
-            precision=choice.precision,
-            runtime=OPENVINO if choice.provider == OPENVINO else None,
-        )
-    elif precision is not None:
-        raise UsageError(
-            f"--precision {precision}: {student} is a student, which computes in --dtype. Export it to a bundle to "
-            "label in int8."
-        )
+        args: StudentArgs | BundleArgs = _bundle_args(student, options, on_choice)
     else:
-        args = StudentArgs(batch_tokens=batch_tokens, device=device, dtype=dtype or "float32")
-    own = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
-    options = LabelerOptions(name=STUDENT, grades=record.grades)
+        args = _student_args(student, options)
+    columns = {role: column for role, column in record.columns.items() if role not in ("gold", "context")}
+    labeler = LabelerOptions(name=STUDENT, grades=record.grades)
     values = {
-        "name": name or record.name,
-        "input": {"path": input, "columns": {**own, **(columns or {})}, "limit": limit},
-        "labeler": options,
+        "name": options.name or record.name,
+        "input": {"path": options.input, "columns": {**columns, **options.columns}, "limit": options.limit},
+        "labeler": labeler,
         "engine": EngineSpec(name=STUDENT, model=student, max_prompt_tokens=max(64, record.max_tokens), args=args),
-        "output": to,
-        "shards": shards,
-        "run": {"chunk_rows": chunk_rows},
+        "output": options.to,
+        "shards": options.shards,
+        "run": {"chunk_rows": options.chunk_rows},
     }
     here = str(Path.cwd())
     spec = resolved(validate_spec(JobSpec, values, where="relabel score"), Places("relabel score", here, here))
     return ScoreJob(
         spec,
-        StudentLabeler(options, record),
+        StudentLabeler(labeler, record),
         StudentRunner,
         f"relabel score {student}",
         storage,
     )
+
+
+def _bundle_args(bundle: str, options: ScoreOptions, on_choice: Callable[[str], None]) -> BundleArgs:
+    if options.dtype is not None:
+        raise UsageError(
+            f"--dtype {options.dtype}: {bundle} is a bundle, which computes in what it was exported in. Name one of "
+            "its precisions with --precision."
+        )
+    choice = choose(bundle, options.device, options.precision)
+    if options.precision is None:
+        on_choice(f"precision {choice.precision} on {choice.provider}: {choice.reason}")
+    return BundleArgs(
+        batch_tokens=options.batch_tokens or batch_tokens_on(choice.provider),
+        device=choice.provider,
+        precision=choice.precision,
+        runtime=OPENVINO if choice.provider == OPENVINO else None,
+    )
+
+
+def _student_args(student: str, options: ScoreOptions) -> StudentArgs:
+    if options.precision is not None:
+        raise UsageError(
+            f"--precision {options.precision}: {student} is a student, which computes in --dtype. Export it to a "
+            "bundle to label in int8."
+        )
+    return StudentArgs(batch_tokens=options.batch_tokens, device=options.device, dtype=options.dtype or "float32")
 
 
 # ------------------------------------------------------------------------------

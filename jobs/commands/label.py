@@ -97,9 +97,7 @@ def plan(**options: Any) -> int:
 )
 def run(**options: Any) -> int:
     """Label what is not labelled yet. The same command again continues where the last one stopped."""
-    from relabel.jobs.commands.labeling import run_job
-
-    return run_job(**options, is_retry=False)
+    return _label(**options)
 
 
 @click.command(epilog="Example: relabel retry job.yaml --shard 7/128")
@@ -109,9 +107,31 @@ def run(**options: Any) -> int:
 )
 def retry(**options: Any) -> int:
     """Ask the quarantined rows again, with new seeds. Rows that are labelled stay as they are."""
-    from relabel.jobs.commands.labeling import run_job
+    return _label(**options, is_retry=True)
 
-    return run_job(**options, is_retry=True)
+
+def _label(
+    job_file: str,
+    overrides: tuple[str, ...],
+    day: str | None,
+    ledger: str | None,
+    metrics: str | None,
+    dry_run: bool,
+    done_ok: bool,
+    output: str,
+    **options: Any,
+) -> int:
+    from relabel.jobs.commands.labeling import run_and_report
+    from relabel.jobs.labeling import JobSource, RunOptions
+
+    return run_and_report(
+        JobSource(job_file, overrides, day, ledger),
+        RunOptions(**options),
+        metrics=metrics,
+        dry_run=dry_run,
+        done_ok=done_ok,
+        output=output,
+    )
 
 
 @click.command(epilog="Example: relabel rounds search.yaml")
@@ -220,6 +240,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @log_option
 @output_option
 def score(
+    student: str,
     shard: str | None,
     until: str | None,
     duration: str | None,
@@ -235,18 +256,23 @@ def score(
     end, and the same exit codes; status, verify and evaluate read it. The same command again continues where the last
     one stopped.
     """
-    from relabel.jobs.commands.labeling import run_job
-    from relabel.jobs.run.stop import choose_deadline
-    from relabel.jobs.score import local_student, score_job
+    from relabel.jobs.commands.labeling import run_and_report
+    from relabel.jobs.labeling import RunOptions
+    from relabel.jobs.score import ScoreOptions, local_student, score_job
     from relabel.manifests.files import Storage
 
-    storage, deadline = Storage(), choose_deadline(until, duration)  # before a student is fetched
-    options["student"] = local_student(options["student"], storage)
-    job = score_job(**options, storage=storage, say=lambda line: logs.say(line, event="precision"))
-    code = run_job(
+    storage = Storage()
+    # whose time begins before a student is fetched
+    run_options = RunOptions(shard=shard, until=until, duration=duration)
+    job = score_job(
+        local_student(student, storage),
+        ScoreOptions(**options),
+        storage,
+        on_choice=lambda line: logs.say(line, event="precision"),
+    )
+    code = run_and_report(
         job,
-        shard=shard,
-        deadline=deadline,
+        run_options,
         dry_run=dry_run,
         done_ok=done_ok,
         output=output,

@@ -3,28 +3,20 @@
 import functools
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from relabel.jobs import logs
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
+from relabel.jobs.labeling import JobSource, RunOptions, open_session, run_job
 from relabel.jobs.output import Exit, emit, emit_result, exit_for, grid
 from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
 from relabel.jobs.run.estimate import estimate_run, plan_text, probe_rates, table_json, template_days
-from relabel.jobs.run.progress import Display, MetricsFile, Progress
-from relabel.jobs.run.results import (
-    ENDED_AT_BUDGET,
-    RunReport,
-    beyond_budget,
-    engine_text,
-)
-from relabel.jobs.run.session import Session, budget_so_far, choose_shards
-from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
-from relabel.jobs.run.workers import WorkerPool, label_with
-from relabel.manifests.asks import EngineFacts
+from relabel.jobs.run.progress import MetricsFile
+from relabel.jobs.run.results import ENDED_AT_BUDGET, RunReport, beyond_budget
+from relabel.jobs.run.session import budget_so_far
 from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted
@@ -69,65 +61,33 @@ def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: 
     )
 
 
-def run_job(
-    job_file: str | Job,
-    overrides: tuple[str, ...] = (),
+def run_and_report(
+    job: Job | JobSource,
+    options: RunOptions,
     *,
-    shard: str | None,
-    dry_run: bool,
-    done_ok: bool,
     output: str,
-    until: str | None = None,
-    duration: str | None = None,
-    deadline: Deadline | None = None,
-    day: str | None = None,
+    done_ok: bool,
+    dry_run: bool = False,
     metrics: str | None = None,
-    gpus: str | None = None,
-    workers: int | None = None,
-    backend: str = "local",
-    address: str | None = None,
-    verbose: bool = False,
-    part_of: str | None = None,
-    ledger: str | None = None,
-    is_retry: bool = False,
 ) -> int:
-    """Label what is open, or ask again what is in quarantine; the exit code. The arguments are the command's options,
-    `duration` that of `--for`; a job, with its deadline, is that of `relabel score`.
+    """Label what is open, or ask again what is in quarantine, and print what was done, or would be. Returns the exit
+    code.
+
+    Args:
+        job: read already by `relabel score`.
+        metrics: a Prometheus file to keep.
     """
-    pool = WorkerPool(gpus, workers, backend, address)
-    deadline = deadline or choose_deadline(until, duration)
-    logs.bind(shard=shard or "all")
+    logs.bind(shard=options.shard or "all")
     if dry_run:
-        session = open_session(
-            job_file,
-            overrides,
-            shard,
-            is_retry=is_retry,
-            may_write=False,
-            day=day,
-        )
-        verb = "ask or reuse" if session.opened.job.spec.reuse and not is_retry else "ask"
-        num_open = session.left.rows_to_ask()
-        rows = session.opened.plan.rows
-        shards = session.shards
-        done = {"output": session.opened.job.spec.output, "shards": shards, "rows_to_ask": num_open, "rows": rows}
-        said = f"{num_open:,} of {rows:,} rows in {counted(len(shards), 'shard')} of {done['output']}."
-        return emit(done, f"Would {verb if isinstance(job_file, str) else 'score'} {said}", output)
-    kept = MetricsFile(metrics, job=Path(str(job_file)).stem, shard=shard or "all") if metrics else None
-    code: int = Exit.OUR_FAULT
+        return emit_result(_dry_run(job, options), output)
+    metrics_file = None
+    if metrics:
+        name = Path(str(job.spec)).stem if isinstance(job, JobSource) else job.spec.name
+        metrics_file = MetricsFile(metrics, job=name, shard=options.shard or "all")
+    code = Exit.OUR_FAULT
     reason = ""
     try:
-        session = open_session(
-            job_file,
-            overrides,
-            shard,
-            is_retry=is_retry,
-            day=day,
-            deadline=deadline,
-            part_of=part_of,
-            ledger=ledger,
-        )
-        report = execute(session, kept, pool, shows_refused=verbose)
+        report = run_job(job, options, metrics_file)
         report.is_idle_fine = done_ok
         code = report.exit_code
         reason = "stopped" if report.stopped is not None else ""
@@ -137,125 +97,97 @@ def run_job(
     except NothingNewError as exc:
         code = Exit.DONE if done_ok else Exit.NOTHING_TO_DO
         logs.say(str(exc), event="end", only_json=True, exit_code=int(code))
-        return emit({"exit_code": int(code), "verdict": str(exc)}, str(exc), output, code)
+        return emit_result(NothingNew(int(code), str(exc)), output, code)
     except RelabelError as exc:
         code = exit_for(exc)
         reason = type(exc).__name__
         raise
     finally:
-        if kept is not None:
-            kept.write(code, reason)
+        if metrics_file is not None:
+            metrics_file.write(code, reason)
     result = report.as_json()
-    keys = (
-        "exit_code",
-        "rows",
-        "labelled",
-        "quarantined",
-        "rows_open",
-        "stopped",
-        "this_run",
-        "engine_start_s",
-        "seconds",
-    )
-    logs.say(report.verdict, event="end", only_json=True, **{key: result[key] for key in keys})
+    end = {name: result[name] for name in END_FIELDS}
+    logs.say(report.verdict, event="end", only_json=True, **end)
     emit_result(report, output)
-    if isinstance(job_file, str):
-        # words of a command line that name the same job: its file, what was laid over it, the date that it took
-        date = session.opened.job.variables.get("date")
-        words = [*(() if date is None else ("--date", date)), *(word for text in overrides for word in ("--set", text))]
-        same_job = shlex.join([*words, *(["--"] if job_file.startswith("-") else []), job_file])
-        for line in report.advice(job_file, same_job):
+    if isinstance(job, JobSource):
+        for line in report.advice(str(job.spec), _same_job(job, report)):
             logs.say(line, event="advice")
     return code
 
 
-def open_session(
-    job: Job | str | Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    shard: str | None = None,
-    *,
-    is_retry: bool = False,
-    may_write: bool = True,
-    day: str | None = None,
-    deadline: Deadline | None = None,
-    part_of: str | None = None,
-    ledger: str | None = None,
-) -> Session:
-    """Check the job and its shard choice, plan it if nobody has (and write the plan if allowed), and make ready to work
-    on those shards.
-
-    Args:
-        part_of: see `Session`.
-        ledger: see `Job`.
-    """
-    if not isinstance(job, Job):
-        job = replace(load_job(job, overrides=overrides, day=day), ledger=ledger)
-    logs.bind(job=job.spec.name)
-    choose_shards(shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
-    opened = open_run(job, may_plan=not is_retry, may_write=may_write)
-    table = opened.dataset.table
-    if table is not None and table.snapshot != table.latest and job.spec.input.snapshot is None:
-        logs.say(
-            f"note: the table is at snapshot {table.latest} now, and this output keeps snapshot {table.snapshot}. "
-            "Label the new one into another output.",
-            event="table",
-        )
-    return Session(
-        opened,
-        choose_shards(shard, len(opened.plan.shards)),
-        is_retry=is_retry,
-        stop=Stop(deadline),
-        progress=Progress(),
-        part_of=part_of,
-    )
+END_FIELDS = (
+    "exit_code",
+    "rows",
+    "labelled",
+    "quarantined",
+    "rows_open",
+    "stopped",
+    "this_run",
+    "engine_start_s",
+    "seconds",
+)
+"""Of a result, what the log says at the end."""
 
 
-def execute(
-    session: Session,
-    metrics: MetricsFile | None = None,
-    pool: WorkerPool | None = None,
-    *,
-    shows_refused: bool = False,
-) -> RunReport:
-    """Do a session's work with progress on stderr, the last refused answer too if wanted; signals and a deadline drain
-    it.
-    """
-    spec = session.opened.job.spec
-    stop = session.stop
-    planned = session.opened.plan.shards
-    total = session.left.rows_to_ask()
-    before = 0 if session.is_retry else sum(planned[shard].rows for shard in session.shards) - total
-    with (
-        Display(session.progress, total, before=before, shows_refused=shows_refused) as display,
-        stopping(stop, display.say),
-    ):
-        if metrics is not None:
-            metrics.job = spec.name
-            metrics.progress = session.progress
-            metrics.update()
-        if stop.deadline is not None:
-            display.say(f"ends by {stop.deadline.shown()}")
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What would be done."""
 
-        def on_progress() -> None:
-            display.update()
-            if metrics is not None:
-                metrics.update()
+    verb: str
+    output: str
+    shards: list[int]
+    rows_to_ask: int
+    rows: int
 
-        def announce(facts: EngineFacts, remarks: list[str]) -> None:
-            display.say(engine_text(spec.labeler.name, facts), event="engine")
-            for remark in remarks:
-                display.say(f"note: {remark}", event="remark")
+    def as_json(self) -> dict[str, Any]:
+        """Counts, and where to."""
+        return {"output": self.output, "shards": self.shards, "rows_to_ask": self.rows_to_ask, "rows": self.rows}
 
-        report = label_with(
-            pool or WorkerPool(),
-            session,
-            on_progress=on_progress,
-            say=display.say,
-            on_engine=announce,
-        )
-    if metrics is not None:
-        metrics.whole = report.tally, report.rows, report.engine_start_s
-    return report
+    def lines(self) -> list[str]:
+        """In a sentence."""
+        where = f"{counted(len(self.shards), 'shard')} of {self.output}"
+        return [f"Would {self.verb} {self.rows_to_ask:,} of {self.rows:,} rows in {where}."]
+
+
+def _dry_run(job: Job | JobSource, options: RunOptions) -> DryRun:
+    session = open_session(job, options, may_write=False)
+    opened = session.opened
+    if isinstance(job, Job):
+        verb = "score"
+    elif opened.job.spec.reuse and not options.is_retry:
+        verb = "ask or reuse"
+    else:
+        verb = "ask"
+    return DryRun(verb, opened.job.spec.output, session.shards, session.left.rows_to_ask(), opened.plan.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class NothingNew:
+    """The input holds no new rows."""
+
+    exit_code: int
+    verdict: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Why."""
+        return [self.verdict]
+
+
+def _same_job(source: JobSource, report: RunReport) -> str:
+    """Words of a command line that name the same job: its file, what was laid over it, the date that it took."""
+    job_file = str(source.spec)
+    words = list[str]()
+    if report.date is not None:
+        words += ["--date", report.date]
+    for text in source.overrides:
+        words += ["--set", text]
+    if job_file.startswith("-"):
+        words.append("--")
+    return shlex.join([*words, job_file])
 
 
 # ------------------------------------------------------------------------------
@@ -275,13 +207,12 @@ def run_search(
 ) -> int:
     """Run the rounds of a search, and print what they found."""
     started = time.perf_counter()
-    deadline = choose_deadline(until, duration)
-    pool = WorkerPool(gpus, workers)
+    options = RunOptions(gpus=gpus, workers=workers, until=until, duration=duration)
     job = load_job(job_file, overrides=overrides, day=day)
     logs.bind(job=job.spec.name)
 
     def label_round(round_job: Job) -> RunReport:
-        return execute(open_session(round_job, deadline=deadline), pool=pool)
+        return run_job(round_job, options)
 
     report = run_rounds(job, label_round, cache_dir=cache_dir(), say=lambda text: logs.say(text, event="round"))
     code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit

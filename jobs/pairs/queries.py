@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from relabel.jobs.pairs.context import Bm25Index
-from relabel.jobs.score import StudentRunner, score_job
+from relabel.jobs.score import ScoreOptions, StudentRunner, score_job
 from relabel.jobs.tables import document_of, scan, translate_polars_errors, written
 from relabel.labelers.query import MADE_QUERY
 from relabel.manifests.errors import InputError
@@ -123,7 +123,7 @@ def made_pairs(
     index = Bm25Index(list(number_of))
     student = None
     if rule.candidates:
-        job = score_job(rule.candidates, [docs_path], to, storage)
+        job = score_job(rule.candidates, ScoreOptions(input=[docs_path], to=to), storage)
         student = StudentRunner(job.spec.engine, overlong=job.spec.input.overlong)
     rows = []
     for query, own in made.items():

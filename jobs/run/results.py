@@ -166,6 +166,7 @@ class RunReport:
         warnings: what a reader of this execution's labels should know, a sentence each.
         is_for_run: a retry has asked all that it may, and chunks are open that only `relabel run` begins.
         is_idle_fine: nothing to do exits with 0 (`--done-ok`).
+        date: what `${date}` meant, if the job has it.
     """
 
     exit: Exit
@@ -191,6 +192,7 @@ class RunReport:
     cascade: CascadeAudit | None = None
     warnings: list[str] = field(default_factory=list)
     is_idle_fine: bool = False
+    date: str | None = None
 
     @property
     def exit_code(self) -> Exit:
@@ -448,6 +450,7 @@ def _report(session: Session, snapshot: Snapshot, *, is_complete: bool) -> RunRe
         stopped=session.stop.reason,
         budget=budget_so_far(opened, tally),
         warnings=warnings_of(progress.jumps, progress.outside),
+        date=opened.job.variables.get("date"),
     )
     if is_complete:
         report.failed_fraction = tally.num_quarantined / opened.plan.rows

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.commands.status import look
 from relabel.jobs.job import load_job, open_run
+from relabel.jobs.labeling import JobSource, RunOptions, open_session
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
 from relabel.jobs.run.label import label
@@ -224,7 +224,7 @@ def test_a_worker_counts_the_shards_that_others_do_meanwhile(
     write_pairs()
     job = write_job({"shards": 3, "engine": {"args": {"batch": 4}}})
     monkeypatch.setattr(sessions, "LIST_EVERY_S", 0.0)
-    session = open_session(job)
+    session = open_session(JobSource(job), RunOptions())
     true = sessions.Session._count_others
     shown: list[int] = []
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from relabel.jobs import job as opening
-from relabel.jobs.commands.labeling import open_session
 from relabel.jobs.job import load_job
+from relabel.jobs.labeling import JobSource, RunOptions, open_session
 from relabel.jobs.output import Exit
 from relabel.jobs.run.label import label
 from relabel.jobs.run.workers import Supervisor
@@ -356,7 +356,7 @@ def write_stored(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 def test_two_jobs_of_one_process_do_not_see_each_others_storage(write_stored: Callable[..., str]) -> None:
-    sessions = {name: open_session(write_stored(name)) for name in KEYS}
+    sessions = {name: open_session(JobSource(write_stored(name)), RunOptions()) for name in KEYS}
     reports = {name: label(session) for name, session in sessions.items()}
     assert {name: report.rows for name, report in reports.items()} == STORED_ROWS
     assert {report.exit for report in reports.values()} == {Exit.DONE}
@@ -374,7 +374,8 @@ def test_two_jobs_of_one_process_do_not_see_each_others_storage(write_stored: Ca
 
 def test_workers_get_the_options_of_their_job_by_a_pipe_and_show_none(write_stored: Callable[..., str]) -> None:
     for name in KEYS:
-        supervisor = Supervisor(open_session(write_stored(name)), say=lambda _: None, on_progress=lambda: None)
+        session = open_session(JobSource(write_stored(name)), RunOptions())
+        supervisor = Supervisor(session, say=lambda _: None, on_progress=lambda: None)
         assert KEYS[name] not in str(supervisor.words())
         there = load_job(yaml.safe_load(supervisor.job()))
         assert there.storage.options_of("vault") == {"key": KEYS[name]}
