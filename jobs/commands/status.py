@@ -13,10 +13,10 @@ from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit_result, grid
+from relabel.jobs.run.allowance import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
 from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_states
-from relabel.jobs.run.session import charge_of, charge_of_receipts
 from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError

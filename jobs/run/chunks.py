@@ -1,10 +1,11 @@
 """Chunks in progress: the walks of a labeler over their pairs, and the rows that come of them; and what is not asked
-again: labels of earlier outputs, asks that rows share, and answers kept for the run that continues.
+again: asks that rows share, and answers kept for the run that continues.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -20,21 +21,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from relabel.jobs.job import Job
 from relabel.jobs.run.progress import Progress, RefusedAnswer, StageSeen
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
 from relabel.manifests.asks import Answer, Ask, Distribution, EngineFacts, Sampling
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
-from relabel.manifests.files import place_of
-from relabel.manifests.label_keys import AnswerKeys
-from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import KINDS, AnswerRow, Label, LabelRow, Pair, QuarantineRow
-from relabel.manifests.plan import ChunkId, Plan, ReusedRows, recipe_digest
+from relabel.manifests.plan import ChunkId
 from relabel.manifests.records import checked, plain, readable_json, version_of
-from relabel.manifests.reuse import EarlierOutput, KnownLabels, RowPlace, open_earlier, shared_answers
-from relabel.manifests.run_labels import labeler_columns
 from relabel.manifests.run_manifest import engines_differ
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.specs import LabelerOptions
@@ -105,10 +100,11 @@ class ChunkWork:
 
     def row_without_asking(self, index: int) -> QuarantineRow | None:
         """The row of a pair that is not asked; None for one that is."""
-        if (reason := self.isolated_rows.get(index)) is not None:
-            pair = self.pairs[index]
-            return QuarantineRow(pair.row_id, pair.query_id, pair.doc_id, "engine", reason, [], 0, 0)
-        return self.settled_rows.get(index) or quarantined_text(self.pairs[index])
+        pair = self.pairs[index]
+        reason = self.isolated_rows.get(index)
+        if reason is not None:
+            return quarantined(pair, "engine", reason)
+        return self.settled_rows.get(index) or quarantined_text(pair)
 
     def take_over(self, index: int, row: LabelRow, source: int) -> None:
         """Settle a row by a label of an earlier output; before the loop sees the chunk."""
@@ -137,14 +133,17 @@ class ChunkWork:
 
 def quarantined_text(pair: Pair) -> QuarantineRow | None:
     """The row of a pair whose text is not UTF-8; None for all others."""
-    if not pair.broken_text:
-        return None
+    return quarantined(pair, "text", pair.broken_text) if pair.broken_text else None
+
+
+def quarantined(pair: Pair, status: str, reason: str) -> QuarantineRow:
+    """The row of a pair that was not asked."""
     return QuarantineRow(
         row_id=pair.row_id,
         query_id=pair.query_id,
         doc_id=pair.doc_id,
-        status="text",
-        reason=pair.broken_text,
+        status=status,
+        reason=reason,
         tries=[],
         prompt_tokens=0,
         output_tokens=0,
@@ -239,11 +238,10 @@ class Trajectory:
         self.prompt_tokens += answer.prompt_tokens
         self.output_tokens += answer.output_tokens
         for decision in self.ask.decisions:
-            found = answer.distributions.get(decision.name)
-            if found is not None and not _is_distribution(found, len(decision.labels)):
-                answer = replace(
-                    answer, finish="error", detail=f"the engine gave no probabilities at {decision.marker}: {found}"
-                )
+            distribution = answer.distributions.get(decision.name)
+            if distribution is not None and not _is_distribution(distribution, len(decision.labels)):
+                detail = f"the engine gave no probabilities at {decision.marker}: {distribution}"
+                answer = replace(answer, finish="error", detail=detail)
         try:
             return self._step(answer)
         except VerdictError as exc:
@@ -273,7 +271,8 @@ class Trajectory:
                 "reason": error.reason,
             }
         )
-        self.attempt, self.refused_as = self.attempt + 1, error.status
+        self.attempt += 1
+        self.refused_as = error.status
         if self.attempt >= options.attempts or error.status == "overlong":
             self.failure = error
             self.generator = None
@@ -293,16 +292,16 @@ def asked_again(ask: Ask, options: LabelerOptions) -> Ask:
     return replace(ask, sampling=Sampling(max(drawn.temperature, options.retry_temperature), drawn.top_p))
 
 
-def _is_distribution(found: Distribution, num_labels: int) -> bool:
+def _is_distribution(distribution: Distribution, num_labels: int) -> bool:
     """Numbers that can be probabilities. A model whose numbers overflow (float16, one long document) gives NaN, and
     NaN's argmax is 0.
     """
     # every comparison with NaN is false, so NaN fails here too
     return (
-        len(found.probs) == num_labels
-        and min(found.probs) >= 0.0
-        and abs(sum(found.probs) - 1.0) < 1e-3
-        and 0.0 <= found.outside_mass <= 1.0
+        len(distribution.probs) == num_labels
+        and min(distribution.probs) >= 0.0
+        and abs(sum(distribution.probs) - 1.0) < 1e-3
+        and 0.0 <= distribution.outside_mass <= 1.0
     )
 
 
@@ -315,16 +314,18 @@ def _is_distribution(found: Distribution, num_labels: int) -> bool:
 def _holds(kind: pa.DataType, value: Any) -> bool:
     """Whether a column of a kind keeps a value that is not None as it is."""
     if pa.types.is_list(kind):
-        return isinstance(value, list | tuple | np.ndarray) and all(
-            one is not None and _holds(kind.value_type, one) for one in value
-        )
+        if not isinstance(value, list | tuple | np.ndarray):
+            return False
+        return all(item is not None and _holds(kind.value_type, item) for item in value)
     if isinstance(value, bool | np.bool_) != pa.types.is_boolean(kind):
         return False
     try:
-        kept = pa.scalar(value, kind).as_py()
+        stored = pa.scalar(value, kind).as_py()
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return False
-    return math.isfinite(kept) if pa.types.is_floating(kind) else bool(kept == value)
+    if pa.types.is_floating(kind):
+        return math.isfinite(stored)
+    return bool(stored == value)
 
 
 def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) -> None:
@@ -335,19 +336,19 @@ def check_columns(label: Label, declared: Mapping[str, str], *, labeler: str) ->
     Raises:
         ConfigError: names the labeler, and the keys that no column is declared for, or the column and its value's type.
     """
-    held = label.columns
-    if not isinstance(held, dict):
+    columns = label.columns
+    if not isinstance(columns, dict):
         raise ConfigError(
-            f"labeler {labeler}: `Label.columns` is {type(held).__name__}; want a dict, empty where there is nothing "
-            "to say."
+            f"labeler {labeler}: `Label.columns` is {type(columns).__name__}; want a dict, empty where there is "
+            "nothing to say."
         )
-    if not held.keys() <= declared.keys():
-        strange = ", ".join(sorted(map(str, held.keys() - declared.keys())))
+    if not columns.keys() <= declared.keys():
+        strange = ", ".join(sorted(map(str, columns.keys() - declared.keys())))
         raise ConfigError(
             f"labeler {labeler}: `Label.columns` holds {strange}, for which it declares no column. It declares "
             f"{', '.join(declared) or 'none'}: add a `LabelColumn` to its `columns`."
         )
-    for name, value in held.items():
+    for name, value in columns.items():
         if value is not None and not _holds(KINDS[declared[name]], value):
             raise ConfigError(
                 f"labeler {labeler}: `Label.columns[{name!r}]` is {type(value).__name__}, which its column of "
@@ -365,29 +366,28 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     With S samples a label needs more than half of them; the rest is flagged `samples_missing`. Tokens count every
     answer that the pair waited for, failed attempts and shared asks included.
     """
-    pair, outcomes = open_pair.pair, sorted(open_pair.outcomes, key=lambda outcome: outcome.sample)
+    pair = open_pair.pair
+    outcomes = sorted(open_pair.outcomes, key=lambda outcome: outcome.sample)
     labels = [outcome.label for outcome in outcomes if outcome.label is not None]
     prompt_tokens = sum(outcome.prompt_tokens for outcome in outcomes)
     output_tokens = sum(outcome.output_tokens for outcome in outcomes)
     if 2 * len(labels) <= len(outcomes):
         failure = next(outcome.failure for outcome in outcomes if outcome.failure is not None)
-        tries = [one for outcome in outcomes for one in outcome.tries]
         return QuarantineRow(
-            pair.row_id, pair.query_id, pair.doc_id, failure.status, failure.reason, tries, prompt_tokens, output_tokens
+            row_id=pair.row_id,
+            query_id=pair.query_id,
+            doc_id=pair.doc_id,
+            status=failure.status,
+            reason=failure.reason,
+            tries=list(itertools.chain.from_iterable(outcome.tries for outcome in outcomes)),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
         )
-    label, samples = labels[0], None
+    label = labels[0]
+    samples = None
     if len(outcomes) > 1:
         label = merge_samples(labels)
-        samples = [
-            {
-                "status": "ok" if one.failure is None else one.failure.status,
-                "grade": None if one.label is None else one.label.grade,
-                "probs": list(found.probs) if found else None,
-                "outside_mass": found.outside_mass if found else None,
-            }
-            for one in outcomes
-            for found in [None if one.label is None else one.label.distribution]
-        ]
+        samples = [_sample(outcome) for outcome in outcomes]
         if len(labels) < len(outcomes):
             label.flags.append("samples_missing")
     distribution = label.distribution
@@ -414,114 +414,16 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     )
 
 
-# ------------------------------------------------------------------------------
-# A run that takes labels over: which earlier outputs, which rows of a chunk, and the answers that
-# go along with them.
-
-
-def earlier_outputs(job: Job) -> list[EarlierOutput]:
-    """The outputs that a job reuses, opened, in order of precedence.
-
-    Raises:
-        ConfigError: the job reuses its own output, or one twice.
-        ManifestError: a path holds no run.
-    """
-    seen, paths = {place_of(job.spec.output)}, list(job.spec.reuse)
-    for path in paths:
-        if place_of(path) in seen:
-            raise ConfigError(
-                f"{job.where}: `reuse`: {path} is the job's own output, or is given twice. Name outputs of earlier "
-                "runs, each once."
-            )
-        seen.add(place_of(path))
-    if (cascade := job.spec.cascade) is not None and place_of(cascade.calibration) not in seen:
-        paths += [cascade.calibration] if is_run(cascade.calibration, job.storage) else []
-    return [open_earlier(path, job.storage) for path in paths]
-
-
-class AnswerCache(AnswerKeys):
-    """Answers that rows share: found in earlier outputs, kept for later ones."""
-
-    def __init__(self, plan: Plan, outputs: list[EarlierOutput]) -> None:
-        super().__init__(plan.parts)
-        self.known = shared_answers(outputs)
-
-
-class Reuse:
-    """What a run reuses of earlier outputs.
-
-    Args:
-        outputs: as `earlier_outputs` opened them.
-    """
-
-    def __init__(self, job: Job, plan: Plan, outputs: list[EarlierOutput]) -> None:
-        self.job = job
-        self.outputs = outputs
-        self.labels = KnownLabels(outputs, recipe_digest(plan.parts), labeler_columns(plan.parts))
-        self.answer_cache = AnswerCache(plan, outputs)
-        self._first_is_shared = any(ask.shared_by is not None for ask in job.labeler.probe()[:1])
-
-    def fill(self, work: ChunkWork) -> int:
-        """Settle the rows of a chunk whose labels are known. Returns how many.
-
-        Raises:
-            ManifestError: a file of an earlier output is missing or is not the one committed.
-        """
-        keys = [key for key in work.keys if key is not None]
-        known = [
-            (index, place)
-            for index, place in enumerate(self.find(work.pairs, keys))
-            if place is not None and not work.pairs[index].broken_text
-        ]
-        rows = self.labels.take([place for _, place in known])
-        for (index, place), row in zip(known, rows, strict=True):
-            pair = work.pairs[index]
-            work.take_over(
-                index,
-                row._replace(row_id=pair.row_id, query_id=pair.query_id, doc_id=pair.doc_id, reused=True),
-                place.output,
-            )
-        if self._first_is_shared:
-            self._carry(work, [index for index, _ in known])
-        return len(known)
-
-    def find(self, pairs: Sequence[Pair], keys: Sequence[bytes]) -> list[RowPlace | None]:
-        """Where the label of each row lies; None for one that is to be asked.
-
-        Rows of a query that take their labels from one answer are reused all together, from the one file that an
-        attempt left, or not at all: else labels of two different answers would lie side by side.
-        """
-        places = self.labels.find(keys)
-        if not self.job.reads.siblings:
-            return places
-        files: dict[str, set[int]] = {}
-        for pair, place in zip(pairs, places, strict=True):
-            files.setdefault(pair.query_id, set()).add(-1 if place is None else place.file)
-        return [place if len(files[pair.query_id]) == 1 else None for pair, place in zip(pairs, places, strict=True)]
-
-    def sources(self, work: ChunkWork) -> list[ReusedRows]:
-        """What a chunk's receipt says of its rows that were reused."""
-        return [self.outputs[number].taken(rows) for number, rows in sorted(work.sources.items()) if number >= 0]
-
-    def _carry(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Keep the shared answers that reused rows were labelled by, so that a run that reuses this
-        output has them too.
-        """
-        options, cache = self.job.spec.labeler, self.answer_cache
-        reused = (work.pairs[index] for index in reversed(indexes))  # the first row of each group is kept
-        groups = {(pair.query_id, pair.query, pair.context, repr(pair.columns)): pair for pair in reused}
-        for pair in groups.values():
-            try:
-                first = next(self.job.labeler.label(pair))
-            except (StopIteration, VerdictError):
-                continue
-            again = asked_again(first, options)
-            for sample in range(options.samples):
-                for attempt in range(options.attempts):
-                    found = cache.known.get(cache.key(again if attempt else first, work.round, sample, attempt))
-                    if found is None:
-                        break
-                    work.answers.append(found)
+def _sample(outcome: Trajectory) -> dict[str, Any]:
+    """One sample of several, as label files hold it."""
+    label = outcome.label
+    distribution = None if label is None else label.distribution
+    return {
+        "status": "ok" if outcome.failure is None else outcome.failure.status,
+        "grade": None if label is None else label.grade,
+        "probs": None if distribution is None else list(distribution.probs),
+        "outside_mass": None if distribution is None else distribution.outside_mass,
+    }
 
 
 # ------------------------------------------------------------------------------
@@ -548,7 +450,8 @@ class AskKeys:
         The answer's format is left out: it follows from the stage's name, the decisions and the labeler, which the
         fingerprint names.
         """
-        last, which = self._last, (round_number, sample, attempt)
+        last = self._last
+        which = (round_number, sample, attempt)
         if last is not None and last[0] is ask and last[1] == which:
             return last[2]  # thousands of rows may share one ask of a hundred thousand characters
         static = (ask.stage, ask.max_tokens, ask.prefill, ask.sampling, ask.decisions, *which)
@@ -596,7 +499,7 @@ _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/chunk-(\d{6,})\.(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _UnfinishedChunk:
     """`engine` gave the answers in `answered`, by the hex of their ask's key; `refused` of them could not be read."""
 
     version: int
@@ -611,7 +514,14 @@ def keep_answers(store: Store, fingerprint: str, engine: EngineFacts | None, unf
 
     def keep(work: ChunkWork) -> None:
         answered = {key.hex(): replace(answer, detail="", raw="") for key, answer in work.answered.items()}
-        values = plain(_Kept(VERSION, fingerprint, asdict(engine) if engine else {}, work.refused, answered))
+        record = _UnfinishedChunk(
+            version=VERSION,
+            fingerprint=fingerprint,
+            engine=asdict(engine) if engine else {},
+            refused=work.refused,
+            answered=answered,
+        )
+        values = plain(record)
         # an answer stays as the model wrote it, as in a label: what is read of it again is the same
         values["refused"] = redacted_values(values["refused"])
         store.put(_name(work.id), readable_json(values))
@@ -626,10 +536,13 @@ def keep_answers(store: Store, fingerprint: str, engine: EngineFacts | None, unf
 def known_answers(store: Store, fingerprint: str, engine: EngineFacts | None, chunk: ChunkId) -> dict[bytes, Answer]:
     """Answers of a chunk that need not be asked again, by the key of their ask; none that another engine gave."""
     with contextlib.suppress(ValueError):  # the file is damaged or gone
-        held = json.loads(read_if_there(store, _name(chunk)) or b"{}")
-        if version_of(held) == VERSION and (kept := checked(_Kept, held)).fingerprint == fingerprint:
-            is_same = engine is not None and not engines_differ([kept.engine, asdict(engine)])
-            return {bytes.fromhex(key): answer for key, answer in kept.answered.items()} if is_same else {}
+        values = json.loads(read_if_there(store, _name(chunk)) or b"{}")
+        if version_of(values) != VERSION or engine is None:
+            return {}
+        record = checked(_UnfinishedChunk, values)
+        if record.fingerprint != fingerprint or engines_differ([record.engine, asdict(engine)]):
+            return {}
+        return {bytes.fromhex(key): answer for key, answer in record.answered.items()}
     return {}
 
 
@@ -640,5 +553,7 @@ def _name(chunk: ChunkId) -> str:
 def listed(store: Store) -> Iterator[tuple[str, ChunkId]]:
     """Files by name, with their chunk; what others laid there is left alone."""
     for name in store.etags(FOLDER):
-        if found := _NAME.fullmatch(name):
-            yield name, ChunkId(*map(int, found.groups()))
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            shard, chunk, attempt = map(int, match.groups())
+            yield name, ChunkId(shard, chunk, attempt)

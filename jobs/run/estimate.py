@@ -20,10 +20,10 @@ from pydantic import Field
 
 from relabel.jobs.job import Job, OpenRun, options_begun_with, start_engine
 from relabel.jobs.output import grid
-from relabel.jobs.run.chunks import Reuse, earlier_outputs
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.results import engine_text
+from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import engine_class
 from relabel.manifests.asks import Answer, Ask, EngineFacts, Request

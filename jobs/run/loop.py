@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from relabel.jobs.job import Job
+from relabel.jobs.run.allowance import Allowance
 from relabel.jobs.run.chunks import (
-    AnswerCache,
     AskKeys,
     ChunkLabeler,
     ChunkWork,
@@ -24,7 +24,8 @@ from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
 from relabel.jobs.run.health import CONTROL_ROUND, MOST_HELD, Health
 from relabel.jobs.run.notices import Graded, GradeWatch
 from relabel.jobs.run.progress import Progress, RefusedAnswer
-from relabel.jobs.run.session import Allowance, CommitThreads
+from relabel.jobs.run.reuse import AnswerCache
+from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request

@@ -8,13 +8,14 @@ from typing import Any
 
 from relabel.jobs.job import OpenRun
 from relabel.jobs.output import Exit, grid
+from relabel.jobs.run.allowance import AT_BUDGET, budget_so_far
 from relabel.jobs.run.canary import CanaryResult, load_results
 from relabel.jobs.run.chunks import listed as refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.notices import STOPPED, warnings_of
 from relabel.jobs.run.progress import FOLDER as LIVE
 from relabel.jobs.run.progress import Live
-from relabel.jobs.run.session import AT_BUDGET, Session, budget_so_far
+from relabel.jobs.run.session import Session
 from relabel.jobs.settings import absolute
 from relabel.manifests.asks import EngineFacts
 from relabel.manifests.budgets import BudgetState

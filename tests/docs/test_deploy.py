@@ -17,7 +17,7 @@ import yaml
 
 from relabel.jobs.cli import relabel
 from relabel.jobs.output import Exit
-from relabel.jobs.run.session import SHARD_COUNT_VARIABLE
+from relabel.jobs.run.shards import SHARD_COUNT_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from relabel.jobs.job import load_job, open_run
-from relabel.jobs.run.session import open_allowance
+from relabel.jobs.run.allowance import open_allowance
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.engines.fake import Fake
 from relabel.manifests.asks import Answer, Request, most_output_tokens, most_prompt_tokens
@@ -105,7 +105,7 @@ def test_retries_and_what_ends_in_quarantine_count(relabel: Call, write_job: Cal
 def test_a_worker_learns_what_others_committed(
     relabel: Call, write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relabel.jobs.run.session.READ_EVERY_S", 0.0)
+    monkeypatch.setattr("relabel.jobs.run.allowance.READ_EVERY_S", 0.0)
     opened = open_run(load_job(write_job({**R3A, "run": {"chunk_rows": 2, "max_tokens": 9_000}})))
     allowance = open_allowance(opened, "one", Stop())
     assert allowance.begin()

@@ -21,7 +21,7 @@ from relabel.jobs.cli import relabel
 from relabel.jobs.output import exit_for
 from relabel.jobs.run import results
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.session import choose_shards
+from relabel.jobs.run.shards import choose_shards
 from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.plan import ChunkId
