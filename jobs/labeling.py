@@ -8,7 +8,8 @@ from typing import Any
 
 from relabel.jobs import logs
 from relabel.jobs.job import Job, load_job, open_run
-from relabel.jobs.run.progress import Display, MetricsFile, Progress
+from relabel.jobs.run.display import Display
+from relabel.jobs.run.progress import MetricsFile, Progress
 from relabel.jobs.run.results import RunReport, engine_text
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.shards import choose_shards

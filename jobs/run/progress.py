@@ -1,4 +1,4 @@
-"""What a run has done so far: its counts, the live files of workers, the display on stderr, and a Prometheus file."""
+"""What a run has done so far: its counts, the live files of workers, and a Prometheus file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import re
 import secrets
 import stat
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bars
-from rich.text import Text
-
-from relabel.jobs import logs
-from relabel.jobs.logs import redacted_streams
 from relabel.jobs.output import Exit, clock_text, shown
 from relabel.jobs.run.notices import GradeJump, OutsideMass
 from relabel.manifests.asks import Answer
@@ -34,7 +25,7 @@ from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.plan import Receipt
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.run_folder import Tally
-from relabel.manifests.secrets import redacted, redacted_values
+from relabel.manifests.secrets import redacted_values
 from relabel.manifests.store import Store, read_if_there
 
 logger = logging.getLogger(__name__)
@@ -121,7 +112,7 @@ class Live:
         Args:
             read_as: of each row that it is for; None where it could be read, of which one is enough.
         """
-        failed = [one for one in read_as if one is not None]
+        failed = [refused for refused in read_as if refused is not None]
         if failed:
             self.last_refused = replace(failed[-1], text=failed[-1].text[:MOST_CHARS])
         if len(failed) < len(read_as):
@@ -138,21 +129,19 @@ class Live:
     def answers_text(self) -> str:
         """Answers by what became of them: `41 answered: 25 accepted, 16 refused (14 format, 2 truncated)`."""
         refused = self.refused.total()
+        text = f"{self.accepted + refused:,} answered: {self.accepted:,} accepted, {refused:,} refused"
+        if not self.refused:
+            return text
         by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(self.refused.items()))
-        return f"{self.accepted + refused:,} answered: {self.accepted:,} accepted, {refused:,} refused" + (
-            f" ({by_status})" if by_status else ""
-        )
+        return f"{text} ({by_status})"
 
     def warning(self) -> str | None:
         """What to say where the first answers were all refused."""
         if self.accepted or self.refused.total() < FIRST_ANSWERS or self.last_refused is None:
             return None
-        is_read = self.refused.keys() - {"engine", "refused", "overlong"}
-        why = (
-            "the model may be too small for this labeler, or its room to answer too short"
-            if is_read
-            else "the server or engine does not answer, or refuses"
-        )
+        why = "the server or engine does not answer, or refuses"
+        if self.refused.keys() - {"engine", "refused", "overlong"}:
+            why = "the model may be too small for this labeler, or its room to answer too short"
         return (
             f"none of the first {self.refused.total():,} answers was accepted ({', '.join(sorted(self.refused))}): "
             f"{why}. `relabel ask` shows whole answers. The last one: {self.last_refused.line()}"
@@ -222,13 +211,13 @@ class Progress(Counts):
 
 def asked_for(receipts: Iterable[Receipt]) -> Counter[str]:
     """Rows asked and what they were asked with, named as in `Progress`."""
-    found = Counter[str]()
+    total = Counter[str]()
     for receipt in receipts:
-        found["pairs"] += receipt.rows - receipt.rows_reused
+        total["pairs"] += receipt.rows - receipt.rows_reused
         for counts in receipt.stages.values():
-            found["requests"] += counts.get("asks", 0)
-            found.update({name: counts.get(name, 0) for name in ASKED[2:]})
-    return found
+            total["requests"] += counts.get("asks", 0)
+            total.update({name: counts.get(name, 0) for name in ASKED[2:]})
+    return total
 
 
 def left_s(total: int, done: int, seconds: float) -> Range | None:
@@ -280,14 +269,15 @@ class WorkerState(Counts):
     @classmethod
     def now(cls, worker: str, execution: str, progress: Progress) -> WorkerState:
         """A worker's counts now."""
-        counts = {one.name: getattr(progress, one.name) for one in fields(Counts)}
+        counts = {count.name: getattr(progress, count.name) for count in fields(Counts)}
+        counts["prompt_tokens"] -= progress.cached_tokens
         return cls(
             version=VERSION,
             worker=worker,
             execution=execution,
             written=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - progress.started_s, 1),
-            **counts | {"prompt_tokens": progress.prompt_tokens - progress.cached_tokens},
+            **counts,
         )
 
     @property
@@ -334,8 +324,9 @@ class LiveFile:
         self._writing = self._thread.submit(self._write, readable_json(redacted_values(state)))
 
     def _write(self, data: bytes) -> None:
+        name = live_name(self._worker)
         try:
-            self._store.put(name := live_name(self._worker), data)
+            self._store.put(name, data)
         except (OSError, RelabelError) as exc:
             logger.warning("%s/%s: can't be written (%s); going on without", self._store.root, name, exc)
             self._next_s = math.inf
@@ -357,169 +348,13 @@ def live_name(worker: str) -> str:
 
 def live_states(store: Store) -> list[WorkerState]:
     """What workers have written, by name; files of other versions, damaged, or gone by now, are left out."""
-    found = []
+    states = []
     for name in store.names(FOLDER):
         with contextlib.suppress(ValueError, OverflowError):
-            held = json.loads(read_if_there(store, name) or b"{}")
-            if version_of(held) == VERSION:
-                found.append(checked(WorkerState, held))
-    return found
-
-
-# ------------------------------------------------------------------------------
-# What is seen of a run while it goes on: bars on a terminal, one line in a notebook that is written over, a line a
-# minute elsewhere (more often until it is known how long the run takes), JSON objects on request. Always on stderr.
-
-FIRST_LINE_S = 15.0
-LINE_EVERY_S = 60.0
-DRAW_EVERY_S = 0.25
-NOTEBOOK_EVERY_S = 1.0
-NOTEBOOK_CHARS = 200
-
-
-class _Aloud(logging.Handler):
-    """Says warnings above the bars; may be called from any thread."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__(logging.WARNING)
-        self._display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(record.getMessage(), level=record.levelname.lower(), event=record.name)
-
-
-class _BarAndLines(Bars):
-    """A bar, and below it lines of text, each cut to the terminal's width."""
-
-    lines: Sequence[str] = ()
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(redacted(line), no_wrap=True, overflow="ellipsis", style="dim") for line in self.lines)
-
-
-class Display:
-    """Shows a run's counts and warnings. `update` may be called as often as one likes.
-
-    Args:
-        total: pairs that were open when this execution began; it asks those that no other worker does.
-        before: pairs of the same shards that were committed by then.
-        shows_refused: whether the last refused answer is shown, too.
-    """
-
-    def __init__(self, progress: Progress, total: int, *, before: int = 0, shows_refused: bool = False) -> None:
-        self._progress = progress
-        self._total = total
-        self._before = before
-        self._shows_refused = shows_refused
-        self._has_warned = False
-        self._while_shown = contextlib.ExitStack()
-        console = Console(file=sys.stderr)
-        self._bars: _BarAndLines | None = None
-        self._is_notebook = console.is_jupyter and not logs.is_json()
-        if console.is_terminal and not logs.is_json():
-            rates = TextColumn("pairs · {task.fields[rates]}")
-            columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), rates
-            self._bars = _BarAndLines(*columns, console=console, transient=True)
-            self._bars.add_task("labeling", total=before + total, completed=before, rates="the engine is starting")
-        is_drawn = self._bars is not None or self._is_notebook
-        self._next_s = time.perf_counter() + (DRAW_EVERY_S if is_drawn else min(FIRST_LINE_S, LINE_EVERY_S))
-
-    def __enter__(self) -> Display:
-        if self._bars is not None:
-            self._while_shown.enter_context(self._bars)
-            self._while_shown.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
-        aloud = _Aloud(self)
-        ours = logging.getLogger("relabel")
-        ours.addHandler(aloud)
-        self._while_shown.callback(ours.removeHandler, aloud)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._while_shown.close()
-        if self._is_notebook:  # a short run is shown once, at its end
-            self._next_s = 0.0
-            self.update()
-            print(file=sys.stderr, flush=True)  # noqa: T201
-
-    def update(self) -> None:
-        """Draw, or say a line, if it is time to; say at once that no answer was accepted."""
-        now = time.perf_counter()
-        if not self._has_warned and (warning := self._progress.live.warning()) is not None:
-            self._has_warned = True
-            self.say(warning, level="warning", event="none_accepted")
-        if now < self._next_s:
-            return
-        progress = self._progress
-        total = self._before + self._total
-        seconds = max(now - progress.started_s, 1e-9)
-        others = progress.rows_of_others
-        pairs = progress.pairs
-        reused = progress.reused
-        # a chunk that a pool has in hand may be another's by now, which is not known yet
-        done = self._before + min(pairs + reused + others, self._total)
-        left = left_s(max(0, self._total - reused), pairs + others, seconds)  # what is reused takes no time
-        by_others = [f"{others:,} by other workers"] if others else []
-        rate = f"{pairs / seconds:,.{1 if pairs > seconds else 3}f} pairs/s"
-        rates = f"{rate} · {pairs - progress.statuses['ok']} quarantined"
-        eta = f"ETA {left_text(left)}"
-        inside = self._inside(seconds)
-        if self._bars is not None:
-            self._next_s = now + DRAW_EVERY_S
-            self._bars.lines = inside
-            self._bars.update(self._bars.task_ids[0], completed=done, rates=" · ".join([*by_others, rates, eta]))
-            return
-        line = " · ".join([", ".join([f"{done:,} of {total:,} pairs", *by_others]), rates, *inside, eta])
-        if self._is_notebook:
-            self._next_s = now + NOTEBOOK_EVERY_S
-            self._write_over(line, end="")
-        else:
-            self._next_s = now + (LINE_EVERY_S if left is not None else min(FIRST_LINE_S, LINE_EVERY_S))
-            inner = plain(progress.live)
-            self.say(
-                line,
-                event="progress",
-                **{name: getattr(progress, name) for name in ASKED if name != "cached_tokens"},
-                reused=reused,
-                by_others=others,
-                pairs_to_ask=self._total,
-                statuses=dict(progress.statuses),
-                chunks_committed=progress.chunks_committed,
-                **{name: value for name, value in inner.items() if name != "last_refused" or self._shows_refused},
-                left_s=None if left is None else plain(left.rounded(1)),
-                seconds=round(seconds, 3),
-            )
-
-    def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
-        """A line above the bars; the fields are in the JSON form alone."""
-        if self._bars is not None:
-            self._bars.console.print(redacted(logs.as_text(line, level)), markup=False, highlight=False)
-        elif self._is_notebook:
-            self._write_over(logs.as_text(line, level), end="\n")
-        else:
-            logs.say(line, level=level, event=event, **fields)
-
-    def _write_over(self, line: str, *, end: str) -> None:
-        """A line in place of the one that a notebook shows last; spaces cover what is longer there."""
-        text = logs.as_text(redacted(line), "info").ljust(NOTEBOOK_CHARS)
-        print(f"\r{text}", end=end, file=sys.stderr, flush=True)  # noqa: T201
-
-    def _inside(self, seconds: float) -> list[str]:
-        """What goes on inside the chunks: asks and answers, tokens a second, and the last refused answer on request;
-        nothing where nothing is asked yet, or ever, as where a student scores.
-        """
-        live = self._progress.live
-        progress = self._progress
-        if not (live.in_flight or live.accepted or live.refused):
-            return []
-        prompt = (progress.prompt_tokens - progress.cached_tokens) / seconds
-        output = progress.output_tokens / seconds
-        asks = f"{live.in_flight:,} in flight, {live.answers_text()}"
-        refused = live.last_refused if self._shows_refused else None
-        return [
-            f"{asks} · {prompt:,.0f} prompt + {output:,.0f} output tokens/s",
-            *([] if refused is None else [f"last refused: {refused.line()}"]),
-        ]
+            values = json.loads(read_if_there(store, name) or b"{}")
+            if version_of(values) == VERSION:
+                states.append(checked(WorkerState, values))
+    return states
 
 
 # ------------------------------------------------------------------------------
@@ -578,26 +413,28 @@ class MetricsFile:
         if code in (Exit.DONE, Exit.NOTHING_TO_DO):
             self._last_success = time.time()
         if code is not None:
-            is_idle = code == Exit.PARTIAL and not (self.progress and self.progress.chunks_committed)
+            has_committed = self.progress is not None and self.progress.chunks_committed > 0
+            is_idle = code == Exit.PARTIAL and not has_committed
             self._without_commit = self._without_commit + 1 if is_idle else 0.0
-        why = write_metrics(self._path, self._metrics(code, reason), {"job": self.job, "shard": self._shard})
-        if why and not self._has_failed:
+        labels = {"job": self.job, "shard": self._shard}
+        failure = write_metrics(self._path, self._metrics(code, reason), labels)
+        if failure and not self._has_failed:
             self._has_failed = True
-            logger.warning(why)
+            logger.warning(failure)
 
     def _metrics(self, code: int | None, reason: str) -> list[Metric]:
-        found: list[Metric] = [
+        metrics: list[Metric] = [
             ("relabel_running", "1 while the execution goes on, 0 once it has ended.", float(code is None)),
             ("relabel_run_start_timestamp_seconds", "When the execution started.", self._started_clock),
             ("relabel_run_seconds", "How long the execution has taken.", time.perf_counter() - self._started_s),
         ]
         if self.progress is not None:
-            found += _of_progress(self.progress)
+            metrics += _of_progress(self.progress)
         if self.whole is not None:
             tally, num_rows, engine_start_s = self.whole
             rows = {"ok": tally.labelled, **tally.quarantined, "open": num_rows - tally.rows}
             share = tally.num_quarantined / tally.rows if tally.rows else 0.0
-            found += [
+            metrics += [
                 ("relabel_rows", "Rows of the whole output, by status; open ones have none yet.", ("status", rows)),
                 ("relabel_quarantine_fraction", "Share of the output's finished rows that are quarantined.", share),
                 ("relabel_chunks_done", "Chunks of the whole output that are committed.", tally.chunks_done),
@@ -605,12 +442,13 @@ class MetricsFile:
             ]
         if code is not None:
             text = "Exit code of the execution (see docs/something-broke.md); its reason is the kind of the error."
-            found.append(("relabel_exit_code", text, ("reason", {reason or Exit(code).name.lower(): code})))
+            ending = reason or Exit(code).name.lower()
+            metrics.append(("relabel_exit_code", text, ("reason", {ending: code})))
         text = "How many executions in a row, up to the last that ended, exited with 20 and committed nothing."
-        found.append((WITHOUT_COMMIT, text, self._without_commit))
+        metrics.append((WITHOUT_COMMIT, text, self._without_commit))
         if self._last_success is not None:
-            found.append((LAST_SUCCESS, "When an execution last ended with 0 or 10.", self._last_success))
-        return found
+            metrics.append((LAST_SUCCESS, "When an execution last ended with 0 or 10.", self._last_success))
+        return metrics
 
 
 def _of_progress(progress: Progress) -> list[Metric]:
@@ -659,20 +497,26 @@ def write_metrics(path: Path, metrics: list[Metric], labels: Mapping[str, str]) 
     lines = []
     for name, about, value in metrics:
         lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
-        label, values = value if isinstance(value, tuple) else ("", {"": value})
-        for text, one in values.items():
-            held = {**labels, **({label: text} if label else {})}
-            inner = ",".join(f'{key}="{part.translate(_ESCAPED)}"' for key, part in held.items())
-            lines.append(f"{name}{{{inner}}} {float(one)!r}")
+        if not isinstance(value, tuple):
+            lines.append(_sample_line(name, labels, value))
+            continue
+        label, values = value
+        lines += [_sample_line(name, {**labels, label: text}, number) for text, number in values.items()]
     part = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         # a file's name need not be text
         part.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
         part.replace(path)  # a path without a name (`.`, `/`) fails here
     except OSError as exc:
-        part.unlink(missing_ok=True) if part.parent.is_dir() else None
+        if part.parent.is_dir():
+            part.unlink(missing_ok=True)
         return f"--metrics {path}: can't be written ({exc.strerror}); going on without"
     return ""
+
+
+def _sample_line(name: str, labels: Mapping[str, str], value: float) -> str:
+    inner = ",".join(f'{label}="{text.translate(_ESCAPED)}"' for label, text in labels.items())
+    return f"{name}{{{inner}}} {float(value)!r}"
 
 
 def check_metrics_file(path: Path) -> None:
@@ -690,6 +534,6 @@ def check_metrics_file(path: Path) -> None:
 def _written_before(path: Path, name: str) -> float | None:
     """What an earlier execution wrote, so that one that fails does not forget it."""
     with contextlib.suppress(OSError, ValueError):
-        found = re.search(rf"^{name}\{{.*\}} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        return float(found[1]) if found else None
+        match = re.search(rf"^{name}\{{.*\}} (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        return None if match is None else float(match[1])
     return None

@@ -22,7 +22,8 @@ import pytest
 from relabel.jobs import logs
 from relabel.jobs.delivery import TransferDisplay
 from relabel.jobs.logs import json_lines, redacted_streams
-from relabel.jobs.run.progress import Display, Progress
+from relabel.jobs.run.display import Display
+from relabel.jobs.run.progress import Progress
 from relabel.labelers.prompts import TEMPLATES_READ
 
 
@@ -41,7 +42,7 @@ def call(folder: Path) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
     def run(*arguments: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RELABEL_")} | variables
         program = (
-            "from relabel.jobs.run import progress; progress.LINE_EVERY_S = 0.0; "
+            "from relabel.jobs.run import display; display.LINE_EVERY_S = 0.0; "
             "from relabel.jobs.cli import main; main()"
         )
         done = subprocess.run(

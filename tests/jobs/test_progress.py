@@ -16,13 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from relabel.jobs.commands.status import look
 from relabel.jobs.job import load_job, open_run
 from relabel.jobs.labeling import JobSource, RunOptions, open_session
+from relabel.jobs.run import display as display_module
 from relabel.jobs.run import progress as progress_module
 from relabel.jobs.run import session as sessions
+from relabel.jobs.run.display import Display
 from relabel.jobs.run.label import label
 from relabel.jobs.run.progress import (
     FIRST_ANSWERS,
     SHOWN_CHARS,
-    Display,
     Live,
     LiveFile,
     MetricsFile,
@@ -96,7 +97,7 @@ def test_a_run_whose_every_answer_is_refused_says_so_once_and_shows_one(
 def test_a_line_of_progress_says_slow_from_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbose: bool
 ) -> None:
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(display_module, "LINE_EVERY_S", 0.0)
     progress = Progress()
     progress.live = Live(12, 1, Counter(format=3), refused(3))
     with Display(progress, 24, shows_refused=verbose) as display:
@@ -199,7 +200,7 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of four equal workers said `249 of 1,000 pairs … ETA 300 s` with four pairs left."""
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(display_module, "LINE_EVERY_S", 0.0)
     progress = Progress(pairs=249)
     progress.statuses["ok"] = 249
     progress.started_s = time.perf_counter() - 100.0
