@@ -1,20 +1,16 @@
-"""Crashed and stalled engines: the crash journal, stall detection, and the watchdog that ends a process that hangs."""
+"""Which rows crash the engine: the crash journal, and how suspects are narrowed down."""
 
 import contextlib
+import itertools
 import json
 import logging
-import os
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from relabel.jobs.output import Exit
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.manifests.asks import Answer, Engine, Request
-from relabel.manifests.errors import EngineCrashError, EngineLostError, RelabelError
+from relabel.manifests.errors import EngineLostError, RelabelError
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.records import checked, plain, readable_json, version_of
 from relabel.manifests.secrets import redacted
@@ -48,7 +44,8 @@ class ChunkCase:
 
     def drop(self, rows: set[int]) -> None:
         """Take rows out of all groups."""
-        self.groups = [left for group in self.groups if (left := [row for row in group if row not in rows])]
+        left = ([row for row in group if row not in rows] for group in self.groups)
+        self.groups = [group for group in left if group]
 
 
 @dataclass(slots=True)
@@ -73,7 +70,7 @@ class Isolation:
         count = sum(map(len, in_flight.values()))
         for chunk, rows in in_flight.items():
             case = self.cases.setdefault(chunk, ChunkCase())
-            known = {row for group in case.groups for row in group} | set(case.isolated_rows)
+            known = {*case.isolated_rows, *itertools.chain.from_iterable(case.groups)}
             case.groups += _pieces([row for row in rows if row not in known], count)
 
     def crashed_apart(self, chunk: str, in_flight: list[int], reason: str) -> None:
@@ -83,7 +80,8 @@ class Isolation:
             in_flight: at least one row.
             reason: how it crashed, for the quarantine.
         """
-        case, row = self.cases.setdefault(chunk, ChunkCase()), in_flight[0]
+        case = self.cases.setdefault(chunk, ChunkCase())
+        row = in_flight[0]
         case.drop(set(in_flight))
         self.caught[row] += len(in_flight) == 1
         if len(in_flight) > 1 or self.caught[row] < TIMES_CAUGHT:
@@ -120,7 +118,8 @@ VERSION = 3
 AHEAD = 16
 """Chunks that are written down at a time if a write is a request to a store, the next ones among them."""
 REASON = "its process ended without a word"
-MOST_ISOLATED, MOST_SHARE = 8, 0.01
+MOST_ISOLATED = 8
+MOST_SHARE = 0.01
 """Rows of a shard that may be isolated, as a number and as a share of its rows; above both, it is not the rows."""
 
 
@@ -190,27 +189,37 @@ class CrashJournal:
         Raises:
             EngineLostError: engines crashed over so many single rows that it is not the rows.
         """
-        held = self._shards[shard] = _Shard(todo)
-        if (record := _read(self._store, _name(shard))) is None:
+        journal = _Shard(todo)
+        self._shards[shard] = journal
+        record = _read(self._store, _name(shard))
+        if record is None:
             return
+        journal.written = _chunks_named(record.begun)
+        journal.isolation = record.isolation
         keys = {chunk: _key(ChunkId(shard, chunk, attempt)) for chunk, attempt in todo.items()}
-        is_open = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
-        held.written = {int(one) for key in record.begun if (one := key.partition(".")[0]).isdecimal()}
-        isolation = held.isolation = record.isolation
-        isolation.cases = {key: case for key, case in isolation.cases.items() if key in keys.values()}
-        if not is_open:
+        cases = record.isolation.cases
+        record.isolation.cases = {key: case for key, case in cases.items() if key in keys.values()}
+        under_way = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
+        if not under_way:
             return
-        if record.trying is not None and record.trying[0] in is_open:
-            suspects = {keys[record.trying[0]]: record.trying[1]}
-            isolation.crashed_apart(*next(iter(suspects.items())), record.reason or REASON)
+        if record.trying is not None and record.trying[0] in under_way:
+            chunk, suspects = record.trying
+            num_suspects = len(suspects)
+            record.isolation.crashed_apart(keys[chunk], suspects, record.reason or REASON)
         else:
-            suspects = {keys[chunk]: rows_of(chunk) for chunk in is_open}
-            isolation.crashed(suspects)
-        count = f"{sum(map(len, suspects.values())):,} rows under way; these are asked apart"
-        logger.warning("shard %d: an earlier worker was killed, or its engine crashed, with %s", shard, count)
-        if (isolated := isolation.num_isolated) > max(MOST_ISOLATED, MOST_SHARE * num_rows):
+            in_flight = {keys[chunk]: rows_of(chunk) for chunk in under_way}
+            num_suspects = sum(map(len, in_flight.values()))
+            record.isolation.crashed(in_flight)
+        logger.warning(
+            "shard %d: an earlier worker was killed, or its engine crashed, with %s rows under way; these are asked "
+            "apart",
+            shard,
+            f"{num_suspects:,}",
+        )
+        num_isolated = record.isolation.num_isolated
+        if num_isolated > max(MOST_ISOLATED, MOST_SHARE * num_rows):
             raise EngineLostError(
-                f"shard {shard}: engines crashed over {isolated:,} single rows of {num_rows:,}, so it is not the "
+                f"shard {shard}: engines crashed over {num_isolated:,} single rows of {num_rows:,}, so it is not the "
                 f"rows. Mend the engine (its memory, its driver), then remove {self._store.root}/{_name(shard)} and "
                 "run again."
             )
@@ -222,21 +231,29 @@ class CrashJournal:
         Args:
             crash: how the engine crashed over what is under way, if that is why.
         """
-        if (held := self._shards.get(shard)) is not None and held.written is not None:
+        journal = self._shards.get(shard)
+        if journal is not None and journal.written is not None:
             with contextlib.suppress(OSError, RelabelError):  # what stays costs a while apart, no row
-                if crash is None and not held.isolation.cases:
-                    self._store.remove(_name(shard))
-                else:
-                    if crash is None:
-                        held.begun, held.written, held.trying = set(), set(), None
-                    self._write(shard, reason=crash)
+                self._end(shard, journal, crash)
         self.forgets(shard)
+
+    def _end(self, shard: int, journal: _Shard, crash: str | None) -> None:
+        if crash is not None:
+            self._write(shard, reason=crash)
+        elif journal.isolation.cases:
+            journal.begun = set()
+            journal.written = set()
+            journal.trying = None
+            self._write(shard)
+        else:
+            self._store.remove(_name(shard))
 
     def hangs(self, reason: str) -> None:
         """This process is about to be ended, since its engine does not return; called from the watchdog's thread."""
         with contextlib.suppress(OSError, RelabelError):
-            for shard in [one for one, held in self._shards.items() if held.written is not None]:
-                self._write(shard, reason=reason)
+            for shard, journal in list(self._shards.items()):
+                if journal.written is not None:
+                    self._write(shard, reason=reason)
 
     def forgets(self, shard: int) -> None:
         """A shard's lock was lost to another worker, whose journal it is now."""
@@ -244,86 +261,124 @@ class CrashJournal:
 
     def begins(self, work: ChunkWork) -> None:
         """Write down that the chunk is under way, and note which of its rows are suspects."""
-        held = self._shards.get(work.id.shard)
-        if held is None or not work.left:  # its lock was lost, or all its rows are reused
+        journal = self._shards.get(work.id.shard)
+        if journal is None or not work.left:  # its lock was lost, or all its rows are reused
             return
         with self._guard:
-            held.begun.add(work.id.chunk)
-        if held.written is None or work.id.chunk not in held.written:
+            journal.begun.add(work.id.chunk)
+        if journal.written is None or work.id.chunk not in journal.written:
             self._write(work.id.shard, ahead_of=work.id.chunk)
-        if (case := held.isolation.cases.get(_key(work.id))) is not None:
-            places = {pair.row_id: index for index, pair in enumerate(work.pairs)}
-            groups = [[places[row] for row in group if row in places] for group in case.groups]
-            work.apart = [group for group in groups if group]
-            work.isolated_rows = {places[row]: why for row, why in case.isolated_rows.items() if row in places}
-            # if two rows of a query crashed an engine and none was answered since, it is the query's own text: its
-            # other rows would each cost two engines more
-            suspects = {index for group in work.apart for index in group} | set(work.isolated_rows)
-            caught = Counter(work.pairs[index].query_id for index in work.isolated_rows)
-            cleared = {pair.query_id for index, pair in enumerate(work.pairs) if index not in suspects}
-            guilty = {query: count for query, count in caught.items() if count > 1 and query not in cleared}
-            for index, pair in enumerate(work.pairs):
-                if (count := guilty.get(pair.query_id)) is not None:
-                    why = f"the engine went down over {count} other rows of its query"
-                    work.isolated_rows.setdefault(index, why)
+        case = journal.isolation.cases.get(_key(work.id))
+        if case is not None:
+            _set_apart(work, case)
             for index, why in work.isolated_rows.items():
                 logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
         """Write down which rows are asked with nothing else in flight; the engine is proven to work."""
-        if (held := self._shards.get(work.id.shard)) is not None:
+        journal = self._shards.get(work.id.shard)
+        if journal is not None:
             rows = [work.pairs[index].row_id for index in indexes]
-            held.trying, held.left = (work.id.chunk, rows), set(rows)
+            journal.trying = (work.id.chunk, rows)
+            journal.left = set(rows)
             self._write(work.id.shard)
 
     def ends(self, work: ChunkWork, index: int) -> None:
         """A row has its outcome. Once all rows that were asked apart have theirs, they are as good as any."""
-        if (held := self._shards.get(work.id.shard)) is not None and held.left:
-            held.left.discard(work.pairs[index].row_id)
-            if not held.left and held.trying is not None:
-                held.isolation.cleared(_key(work.id), held.trying[1])
-                held.trying = None
-                self._write(work.id.shard)
+        journal = self._shards.get(work.id.shard)
+        if journal is None or not journal.left:
+            return
+        journal.left.discard(work.pairs[index].row_id)
+        if not journal.left and journal.trying is not None:
+            journal.isolation.cleared(_key(work.id), journal.trying[1])
+            journal.trying = None
+            self._write(work.id.shard)
 
     def rests(self, work: ChunkWork) -> None:
         """All rows of the chunk have their outcome; no crash from now on is about them."""
-        if (held := self._shards.get(work.id.shard)) is not None:
+        journal = self._shards.get(work.id.shard)
+        if journal is not None:
             with self._guard:
-                held.begun.discard(work.id.chunk)
-                if held.written is not None:
-                    held.written.discard(work.id.chunk)
+                journal.begun.discard(work.id.chunk)
+                if journal.written is not None:
+                    journal.written.discard(work.id.chunk)
 
     def commits(self, work: ChunkWork) -> None:
         """The chunk is durable; called from a commit thread. The file need not follow: a receipt says as much."""
-        if (held := self._shards.get(work.id.shard)) is not None:
+        journal = self._shards.get(work.id.shard)
+        if journal is not None:
             with self._guard:
-                held.begun.discard(work.id.chunk)
-                held.isolation.committed(_key(work.id))
+                journal.begun.discard(work.id.chunk)
+                journal.isolation.committed(_key(work.id))
 
     def _write(self, shard: int, *, ahead_of: int | None = None, reason: str | None = None) -> None:
-        held = self._shards[shard]
+        """Write a shard's journal.
+
+        Args:
+            ahead_of: write down this chunk and the next ones, too, instead of those that were written before.
+        """
+        journal = self._shards[shard]
         with self._guard:
-            ahead = [chunk for chunk in held.todo if ahead_of is not None and chunk >= ahead_of][: self._ahead]
-            held.written = held.begun.union(ahead if ahead_of is not None else held.written or ())
-            keys = [_key(ChunkId(shard, chunk, held.todo[chunk])) for chunk in sorted(held.todo.keys() & held.written)]
-            why = reason and redacted(reason).rstrip(".")
-            record = plain(_Record(VERSION, self._worker, keys, held.trying, held.isolation, why))
-        self._store.put(_name(shard), readable_json(record), is_synced=False)
+            if ahead_of is None:
+                others = journal.written or set()
+            else:
+                ahead = (chunk for chunk in journal.todo if chunk >= ahead_of)
+                others = set(itertools.islice(ahead, self._ahead))
+            journal.written = journal.begun | others
+            chunks = sorted(journal.todo.keys() & journal.written)
+            record = _Record(
+                version=VERSION,
+                worker=self._worker,
+                begun=[_key(ChunkId(shard, chunk, journal.todo[chunk])) for chunk in chunks],
+                trying=journal.trying,
+                isolation=journal.isolation,
+                reason=reason and redacted(reason).rstrip("."),
+            )
+            values = plain(record)
+        self._store.put(_name(shard), readable_json(values), is_synced=False)
+
+
+def _set_apart(work: ChunkWork, case: ChunkCase) -> None:
+    """Note in a chunk which of its rows are asked apart, and which are not asked any more."""
+    index_of = {pair.row_id: index for index, pair in enumerate(work.pairs)}
+    groups = ([index_of[row] for row in group if row in index_of] for group in case.groups)
+    work.apart = [group for group in groups if group]
+    work.isolated_rows = {index_of[row]: why for row, why in case.isolated_rows.items() if row in index_of}
+    # if two rows of a query crashed an engine and none was answered since, it is the query's own text: its other rows
+    # would each cost two engines more
+    suspects = {*work.isolated_rows, *itertools.chain.from_iterable(work.apart)}
+    cleared = {pair.query_id for index, pair in enumerate(work.pairs) if index not in suspects}
+    caught = Counter(work.pairs[index].query_id for index in work.isolated_rows)
+    for index, pair in enumerate(work.pairs):
+        count = caught[pair.query_id]
+        if count > 1 and pair.query_id not in cleared:
+            why = f"the engine went down over {count} other rows of its query"
+            work.isolated_rows.setdefault(index, why)
+
+
+def _chunks_named(keys: list[str]) -> set[int]:
+    """The chunks of a journal's keys; what is none is left out."""
+    numbers = (key.partition(".")[0] for key in keys)
+    return {int(number) for number in numbers if number.isdecimal()}
 
 
 def crashed_apart(store: Store, worker: str) -> bool:
     """Whether the journals of a worker that is gone say that its engine crashed over rows that were asked apart, which
     narrows them down.
     """
-    records = (_read(store, name) for name in store.names(FOLDER))
-    return any(one is not None and one.trying is not None and one.worker == worker for one in records)
+    for name in store.names(FOLDER):
+        record = _read(store, name)
+        if record is not None and record.worker == worker and record.trying is not None:
+            return True
+    return False
 
 
 def _read(store: Store, name: str) -> _Record | None:
     """A journal; None if there is none, or it can't be read, which costs crashes and no row."""
     with contextlib.suppress(ValueError):
-        held = json.loads(read_if_there(store, name) or b"{}")
-        return checked(_Record, held) if version_of(held) == VERSION else None
+        values = json.loads(read_if_there(store, name) or b"{}")
+        if version_of(values) == VERSION:
+            return checked(_Record, values)
     return None
 
 
@@ -333,125 +388,3 @@ def _key(chunk: ChunkId) -> str:
 
 def _name(shard: int) -> str:
     return f"{FOLDER}/shard-{shard:05d}.json"
-
-
-# ------------------------------------------------------------------------------
-# Engines that stall or hang.
-
-LONGEST_STEP_S = 5.0
-"""Most that one step counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
-request waiting.
-"""
-HASTY_S, HASTY_POLLS = 0.001, 10_000
-"""How many polls in a row may take less than that and give nothing, though requests are in flight: an engine that lost
-them would be polled until their time is over.
-"""
-
-
-class WatchedEngine:
-    """An engine that counts as crashed if a request waits too long for its answer.
-
-    Args:
-        ask_timeout_s: seconds of the loop's work, no wall clock.
-    """
-
-    def __init__(self, engine: Engine, ask_timeout_s: float) -> None:
-        self.polling_since_s: float | None = None
-        """When the poll under way began, on `time.perf_counter`; None between polls."""
-        self._engine, self._ask_timeout_s, self._hasty_polls = engine, ask_timeout_s, 0
-        self._worked_s, self._last_s = 0.0, time.perf_counter()
-        self._in_flight: dict[int, tuple[float, str]] = {}  # when each was handed over, the oldest first, and its stage
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
-    @property
-    def capacity(self) -> int:
-        return self._engine.capacity
-
-    def submit(self, request: Request) -> None:
-        """Hand a request over."""
-        self._in_flight[request.id] = self._worked_s, request.ask.stage
-        self._engine.submit(request)
-
-    def poll(self) -> list[Answer]:
-        """Let the engine work.
-
-        Raises:
-            EngineCrashError: its memory ran out, a request has waited too long, or it lost its requests.
-        """
-        since_s, stage = next(iter(self._in_flight.values()), (self._worked_s, ""))
-        if self._worked_s - since_s > self._ask_timeout_s:
-            raise EngineCrashError(
-                f"the engine has not answered a request of stage {stage!r} for {self._worked_s - since_s:.0f} s "
-                f"(run.ask_timeout_s is {self._ask_timeout_s:g})."
-            )
-        polled_s = self.polling_since_s = time.perf_counter()
-        try:
-            answers = self._engine.poll()
-        except Exception as exc:
-            if not isinstance(exc, MemoryError) and type(exc).__name__ != "OutOfMemoryError":
-                # torch's, which jobs never imports
-                raise
-            raise EngineCrashError(
-                f"the engine's memory ran out with {self.num_in_flight} requests in flight. Ask for fewer at a time."
-            ) from exc
-        finally:
-            self.polling_since_s = None
-        now_s = time.perf_counter()
-        self._worked_s, self._last_s = self._worked_s + min(now_s - self._last_s, LONGEST_STEP_S), now_s
-        is_hasty = bool(self._in_flight) and not answers and now_s - polled_s < HASTY_S
-        self._hasty_polls = self._hasty_polls + 1 if is_hasty else 0
-        if self._hasty_polls > HASTY_POLLS:
-            raise EngineCrashError(
-                f"the engine does not answer {self.num_in_flight} requests, and does not work on them either."
-            )
-        for answer in answers:
-            self._in_flight.pop(answer.request_id, None)
-        return answers
-
-
-_WATCH_EVERY_S = 1.0
-
-
-@contextlib.contextmanager
-def ends_hanging(
-    since_s: Callable[[], float | None],
-    timeout_s: float,
-    *,
-    what: str = "the engine has not come back from its work",
-    option: str = "run.ask_timeout_s",
-    on_end: Callable[[str], None] = lambda _: None,
-) -> Iterator[None]:
-    """End the process with exit code 20 if something takes longer than `timeout_s` while the block runs.
-
-    A thread counts the time. It can end a process whose main thread waits in a driver's call, as long as that call
-    lets other threads run.
-
-    Args:
-        since_s: when it began; None while there is nothing to wait for.
-        on_end: called with the reason before the end.
-    """
-    has_ended = threading.Event()
-
-    def watch() -> None:
-        begun_s, waited_s, checked_s = None, 0.0, time.perf_counter()
-        while not has_ended.wait(min(_WATCH_EVERY_S, timeout_s / 4)):
-            now_s, was_s, begun_s = time.perf_counter(), begun_s, since_s()
-            is_same = begun_s is not None and begun_s == was_s
-            # a process that was stopped and woke up has not hung meanwhile
-            waited_s, checked_s = (waited_s + min(now_s - checked_s, LONGEST_STEP_S) if is_same else 0.0), now_s
-            if waited_s > timeout_s:
-                on_end(reason := f"{what} for {waited_s:.0f} s ({option} is {timeout_s:g})")
-                text = f"relabel: {reason}; ending without it. Committed work is safe; the same command continues."
-                print(text, file=sys.stderr, flush=True)  # noqa: T201
-                os._exit(Exit.PARTIAL)
-
-    thread = threading.Thread(target=watch, name="watchdog", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        thread.join()

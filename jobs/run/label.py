@@ -12,7 +12,6 @@ from typing import Any
 from relabel.jobs.job import ModelRunner, start_runner, with_auto_resolved
 from relabel.jobs.run.canary import CanaryResult, CanarySample, draw_canary, has_passed, pass_canary
 from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, keep_answers
-from relabel.jobs.run.crashes import ends_hanging
 from relabel.jobs.run.estimate import keep_rates
 from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop
@@ -21,6 +20,7 @@ from relabel.jobs.run.progress import LiveFile
 from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import start_unless_stopped
+from relabel.jobs.run.watchdog import ends_hanging
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import EngineCrashError, RelabelError, ServerGoneError
 from relabel.manifests.plan import FileRef

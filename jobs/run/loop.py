@@ -20,13 +20,14 @@ from relabel.jobs.run.chunks import (
     check_columns,
     row_of,
 )
-from relabel.jobs.run.crashes import CrashJournal, WatchedEngine, ends_hanging
+from relabel.jobs.run.crashes import CrashJournal
 from relabel.jobs.run.health import CONTROL_ROUND, MOST_HELD, Health
 from relabel.jobs.run.notices import Graded, GradeWatch
 from relabel.jobs.run.progress import Progress, RefusedAnswer
 from relabel.jobs.run.reuse import AnswerCache
 from relabel.jobs.run.session import CommitThreads
 from relabel.jobs.run.stop import DRAIN_S, Stop
+from relabel.jobs.run.watchdog import WatchedEngine, ends_hanging
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
 from relabel.manifests.errors import EngineCrashError, InputError
