@@ -113,6 +113,13 @@ class ChunkWork:
         self.left -= 1
         self.asked -= 1
 
+    def isolate_queries(self) -> None:
+        """Isolate all rows of the queries of isolated rows: they would be asked the very same."""
+        reasons = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}
+        for index, pair in enumerate(self.pairs):
+            if pair.query_id in reasons:
+                self.isolated_rows[index] = reasons[pair.query_id]
+
     def forget_unread(self) -> None:
         """Have the asks whose answers could not be read asked again by the next execution, unlike all others."""
         for key in self.unread:

@@ -1,5 +1,6 @@
 """The run loop: thousands of open pairs over one engine, without a barrier between chunks or shards."""
 
+import itertools
 import logging
 import math
 import time
@@ -47,11 +48,8 @@ CHECK_EVERY_S = 0.25
 IDLE_S = 0.02
 """Pause between two tries to find work while there is nothing to ask, seconds."""
 MOST_TOKENS = 100_000_000
-"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no
-reason to end a run.
+"""More than any model reads or writes at once; a count beyond it is a slip of the server's, and no reason to end a run.
 """
-
-
 SPANS_KEPT = 32
 """Chunks whose time is remembered."""
 MARGIN = 1.25
@@ -72,7 +70,7 @@ def _with_possible_counts(answer: Answer) -> Answer:
     counts = (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens)
     if min(counts) >= 0 and max(counts) <= MOST_TOKENS:
         return answer
-    prompt, cached, output = (one if 0 <= one <= MOST_TOKENS else 0 for one in counts)
+    prompt, cached, output = (count if 0 <= count <= MOST_TOKENS else 0 for count in counts)
     return replace(answer, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
 
 
@@ -111,20 +109,24 @@ class RunLoop(ChunkLabeler):
         self.answer_cache = answer_cache
         self.engine = WatchedEngine(engine, math.inf if is_late else ask_timeout_s)
         self._columns = {column.name: column.kind for column in labeler.columns}
-        self._journal, self._allowance = journal, allowance
-        self._ask_timeout_s, self._is_late = ask_timeout_s, is_late
-        self._seed, self._keys = seed, AskKeys(seed)
+        self._journal = journal
+        self._allowance = allowance
+        self._health = health
+        self._watch = watch
+        self._ask_timeout_s = ask_timeout_s
+        self._is_late = is_late
+        self._seed = seed
+        self._keys = AskKeys(seed)
         self._ready: deque[Request] = deque()
         self._in_flight: dict[int, InFlight] = {}
         self._shared = SharedAsks()
         self._runnable: deque[tuple[Trajectory, Answer]] = deque()
-        self._open_pairs = self._next_id = 0
+        self._open_pairs = 0
+        self._next_id = 0
         self._input_error: InputError | None = None
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
         self._next_check_s = 0.0
-        self._health = health
-        self._watch = watch
         self._held: list[ChunkWork] = []
         self._controls: ChunkWork | None = None
         self._num_controls = 0
@@ -175,11 +177,9 @@ class RunLoop(ChunkLabeler):
         while True:
             if time.perf_counter() >= self._next_check_s:
                 self._check()
-            if self.stop.reason is not None:
-                is_over = self.stop.is_now or time.perf_counter() > self.stop.deadline_s
-                if is_over or self._is_late or not self._begun or (self._allowance and self._allowance.is_spent):
-                    self._commit_held(at_stop=True)
-                    return False
+            if self.stop.reason is not None and self._may_end():
+                self._commit_held(at_stop=True)
+                return False
             has_more = self._fill(pairs)
             answers = self._poll()
             for answer in answers:
@@ -200,6 +200,14 @@ class RunLoop(ChunkLabeler):
                 self._commits.settle(wait_for_all=True)
                 time.sleep(IDLE_S)
 
+    def _may_end(self) -> bool:
+        """Whether a stop that was asked for waits for no answer any more."""
+        if self.stop.is_now or time.perf_counter() > self.stop.deadline_s:
+            return True
+        if self._allowance is not None and self._allowance.is_spent:
+            return True
+        return self._is_late or not self._begun
+
     def _fill(self, pairs: Iterator[tuple[ChunkWork, int]]) -> bool:
         """Hand requests to the engine while it has room, opening pairs for more of them; False if no pair is left."""
         room = self.engine.capacity
@@ -213,11 +221,13 @@ class RunLoop(ChunkLabeler):
             elif self._controls is not None or self._open_pairs >= MAX_OPEN_PAIRS:
                 break
             else:
-                if (opened := next(pairs, None)) is None:
+                pair = next(pairs, None)
+                if pair is None:
                     return False
-                if opened is NOT_NOW:
+                if pair is NOT_NOW:
                     break
-                self._open(*opened)
+                work, index = pair
+                self._open(work, index)
         return True
 
     def _poll(self) -> list[Answer]:
@@ -235,7 +245,7 @@ class RunLoop(ChunkLabeler):
     def _has_budget(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
         """Wait until the budget has room for one more chunk; False if a stop came first."""
         while self._allowance is not None and work.left:
-            begun = sum(one.left for one in self._begun.values())
+            begun = sum(other.left for other in self._begun.values())
             if self._allowance.may_begin(work.left, begun, self.progress.pairs):
                 break
             if self.stop.reason is not None:
@@ -269,8 +279,10 @@ class RunLoop(ChunkLabeler):
         self.stop.mind(max(DRAIN_S, MARGIN * max([next(ages, 0.0), *self._spans])))
 
     def _show_live(self) -> None:
-        live, unfinished = self.progress.live, self.unfinished
-        live.in_flight, live.begun_chunks = self.engine.num_in_flight, len(unfinished)
+        live = self.progress.live
+        unfinished = self.unfinished
+        live.in_flight = self.engine.num_in_flight
+        live.begun_chunks = len(unfinished)
         live.begun_rows = sum(len(work.pairs) for work in unfinished)
         live.rows_in = live.begun_rows - sum(work.left for work in unfinished)
 
@@ -298,10 +310,8 @@ class RunLoop(ChunkLabeler):
                 return
             if self._journal is not None:
                 self._journal.begins(work)
-                if self.labeler.reads.whole_query:  # all rows of an isolated row's query would be asked the very same
-                    why = {work.pairs[index].query_id: reason for index, reason in work.isolated_rows.items()}
-                    queries = enumerate(pair.query_id for pair in work.pairs)
-                    work.isolated_rows = {index: why[query] for index, query in queries if query in why}
+                if self.labeler.reads.whole_query and work.isolated_rows:
+                    work.isolate_queries()
             if work.left == 0:  # every row was reused
                 if time.perf_counter() >= self._next_check_s:
                     self._check()
@@ -313,7 +323,7 @@ class RunLoop(ChunkLabeler):
                 continue
             if not (yield from self._apart(work)):
                 return
-            done = {index for group in work.apart for index in group}
+            done = set(itertools.chain.from_iterable(work.apart))
             for index in range(len(work.pairs)):
                 if index not in done and work.rows[index] is None:
                     yield work, index
@@ -323,7 +333,8 @@ class RunLoop(ChunkLabeler):
         committed; False if a stop came first.
         """
         # what an earlier run knew is settled, whatever was in flight with it
-        work.apart = [left for one in work.apart if (left := [index for index in one if work.rows[index] is None])]
+        left = ([index for index in group if work.rows[index] is None] for group in work.apart)
+        work.apart = [group for group in left if group]
         for group in work.apart:
             while self._open_pairs or self._held or len(self._commits):
                 yield NOT_NOW
@@ -341,61 +352,106 @@ class RunLoop(ChunkLabeler):
 
     def _open(self, work: ChunkWork, index: int) -> None:
         self._begun[work.id] = work
-        if (row := work.row_without_asking(index)) is not None:
+        row = work.row_without_asking(index)
+        if row is None:
+            self._walk(work, index)
+        else:
             self._keep(work, index, row)
-            return
-        self._walk(work, index)
 
     def _walk(self, work: ChunkWork, index: int) -> None:
         open_pair = OpenPair(work, index, work.pairs[index])
         self._open_pairs += 1
         for sample in range(self.options.samples):
             trajectory = Trajectory(open_pair, sample)
-            (self._dispatch if trajectory.begin(self.labeler) else self._end)(trajectory)
+            if trajectory.begin(self.labeler):
+                self._dispatch(trajectory)
+            else:
+                self._end(trajectory)
         if self._runnable:
             self._run_answered()
 
     def _dispatch(self, trajectory: Trajectory) -> None:
-        ask, work, is_first = trajectory.ask, trajectory.open.work, trajectory.attempt == 0
+        """Have a trajectory's ask answered: by what is known, or by the engine."""
+        ask = trajectory.ask
         assert ask is not None
+        work = trajectory.open.work
         key = self._keys.key(ask, work.round, trajectory.sample, trajectory.attempt)
-        if ask.shared_by is None:
-            if (known := work.known.get(key)) is not None:
-                self._runnable.append((trajectory, known))
-            else:
-                self._enqueue(ask, (work, ask.stage, trajectory, key, is_first))
+        if ask.shared_by is not None:
+            self._dispatch_shared(trajectory, ask, key)
             return
-        if (shared := self._shared.get(key)) is None:
+        known = work.known.get(key)
+        if known is not None:
+            self._runnable.append((trajectory, known))
+        else:
+            self._enqueue(ask, (work, ask.stage, trajectory, key, trajectory.attempt == 0))
+
+    def _dispatch_shared(self, trajectory: Trajectory, ask: Ask, key: bytes) -> None:
+        """Likewise where rows share the ask: the first of them asks, and the others wait."""
+        work = trajectory.open.work
+        shared = self._shared.get(key)
+        if shared is None:
             shared = self._shared[key] = SharedAsk()
-            if self.answer_cache is not None:
-                shared.kept_as = self.answer_cache.key(ask, work.round, trajectory.sample, trajectory.attempt)
-                if (kept := self.answer_cache.known.get(shared.kept_as)) is not None:  # an earlier run had it
-                    shared.answer = answer_of(kept)
-                    work.answers.append(kept)
-                    work.reused_answers += 1
-                    self._shared.forget_old()
+            self._look_up(shared, trajectory, ask)
             if shared.answer is None:
-                self._enqueue(ask, (work, ask.stage, None, key, is_first))
+                self._enqueue(ask, (work, ask.stage, None, key, trajectory.attempt == 0))
         if shared.answer is None:
             shared.waiters.append(trajectory)
         else:
             self._runnable.append((trajectory, shared.answer))
 
+    def _look_up(self, shared: SharedAsk, trajectory: Trajectory, ask: Ask) -> None:
+        """Take a shared ask's answer from an earlier run that has it."""
+        if self.answer_cache is None:
+            return
+        work = trajectory.open.work
+        shared.kept_as = self.answer_cache.key(ask, work.round, trajectory.sample, trajectory.attempt)
+        row = self.answer_cache.known.get(shared.kept_as)
+        if row is not None:
+            shared.answer = answer_of(row)
+            work.answers.append(row)
+            work.reused_answers += 1
+            self._shared.forget_old()
+
     def _enqueue(self, ask: Ask, flight: InFlight) -> None:
-        number, (_, _, _, key, _) = self._next_id, flight
-        self._next_id = number + 1
+        work, _, _, key, _ = flight
+        number = self._next_id
+        self._next_id += 1
         self._in_flight[number] = flight
-        waiting = self._control_asks if flight[0] is self._controls else self._ready
-        waiting.append(Request(number, ask, int.from_bytes(key[:8], "little") >> 1))
+        request = Request(number, ask, int.from_bytes(key[:8], "little") >> 1)
+        if work is self._controls:
+            self._control_asks.append(request)
+        else:
+            self._ready.append(request)
 
     def _deliver(self, answer: Answer) -> None:
-        if (flight := self._in_flight.pop(answer.request_id, None)) is None:
+        """Give an answer to who waits for it, and take these rows on."""
+        flight = self._in_flight.pop(answer.request_id, None)
+        if flight is None:
             raise EngineCrashError(
                 f"the engine answered request {answer.request_id}, which was never asked or is answered already."
             )
-        answer = _with_possible_counts(answer)
         work, stage, trajectory, key, is_first = flight
+        answer = _with_possible_counts(answer)
+        self._count(answer, work, stage, is_first=is_first)
         is_kept = answer.finish in ("stop", "length")  # at what the engine failed it is asked again
+        if trajectory is not None:
+            if is_kept:
+                work.answered[key] = answer
+            self._runnable.append((trajectory, answer))
+        else:
+            self._deliver_shared(answer, work, stage, key, is_kept=is_kept)
+        pair = self._runnable[0][0].open.pair if self._runnable else None
+        read_as = self._run_answered(answer)
+        if work is self._controls or pair is None or not read_as:
+            return
+        self.progress.live.count(read_as)
+        refused = None if None in read_as else read_as[0]  # one row that could read it is enough
+        if refused is not None and trajectory is not None:
+            work.unread.add(key)
+        if self._health is not None and is_first:
+            self._health.saw(stage, pair, answer, refused)
+
+    def _count(self, answer: Answer, work: ChunkWork, stage: str, *, is_first: bool) -> None:
         progress = self.progress
         if work is not self._controls:
             work.stages[stage].add(answer, is_first=is_first)
@@ -404,29 +460,16 @@ class RunLoop(ChunkLabeler):
         progress.prompt_tokens += answer.prompt_tokens
         progress.cached_tokens += answer.cached_tokens
         progress.output_tokens += answer.output_tokens
-        if trajectory is not None:
-            if is_kept:
-                work.answered[key] = answer
-            self._runnable.append((trajectory, answer))
-        else:
-            shared = self._shared[key]
-            shared.answer = answer
-            if shared.kept_as is not None and is_kept:
-                work.answers.append(answer_row(shared.kept_as, stage, answer))
-            self._runnable.extend((waiter, answer) for waiter in shared.waiters)
-            shared.waiters = []
-            self._shared.move_to_end(key)
-            self._shared.forget_old()
-        pair = self._runnable[0][0].open.pair if self._runnable else None
-        read_as = self._run_answered(answer)
-        if work is self._controls or pair is None or not read_as:
-            return
-        progress.live.count(read_as)
-        refused = None if None in read_as else read_as[0]  # one row that could read it is enough
-        if refused is not None and trajectory is not None:
-            work.unread.add(key)
-        if self._health is not None and is_first:
-            self._health.saw(stage, pair, answer, refused)
+
+    def _deliver_shared(self, answer: Answer, work: ChunkWork, stage: str, key: bytes, *, is_kept: bool) -> None:
+        shared = self._shared[key]
+        shared.answer = answer
+        if shared.kept_as is not None and is_kept:
+            work.answers.append(answer_row(shared.kept_as, stage, answer))
+        self._runnable.extend((waiter, answer) for waiter in shared.waiters)
+        shared.waiters = []
+        self._shared.move_to_end(key)
+        self._shared.forget_old()
 
     def _run_answered(self, delivered: Answer | None = None) -> list[RefusedAnswer | None]:
         """Take rows on with the answers that they waited for.
@@ -436,7 +479,8 @@ class RunLoop(ChunkLabeler):
         Returns:
             How each row that it is for read it; None where it could.
         """
-        runnable, read_as = self._runnable, list[RefusedAnswer | None]()
+        runnable = self._runnable
+        read_as = list[RefusedAnswer | None]()
         while runnable:
             trajectory, answer = runnable.popleft()
             is_going_on = trajectory.take(answer, self.labeler, self.options)
@@ -448,7 +492,10 @@ class RunLoop(ChunkLabeler):
                 trajectory.open.work.refused.append(refused)
             if answer is delivered:
                 read_as.append(refused)
-            (self._dispatch if is_going_on else self._end)(trajectory)
+            if is_going_on:
+                self._dispatch(trajectory)
+            else:
+                self._end(trajectory)
         return read_as
 
     def _end(self, trajectory: Trajectory) -> None:
@@ -463,7 +510,8 @@ class RunLoop(ChunkLabeler):
             if isinstance(row, LabelRow):
                 self._health.labelled(open_pair.pair)
             else:
-                self._health.failed(open_pair.work, [one for one in open_pair.outcomes if one.failure is not None])
+                failed = [outcome for outcome in open_pair.outcomes if outcome.failure is not None]
+                self._health.failed(open_pair.work, failed)
         open_pair.outcomes.clear()  # breaks the one cycle there is: a pair is freed here and not by the collector
         self._open_pairs -= 1
         if self._journal is not None:
@@ -510,16 +558,18 @@ class RunLoop(ChunkLabeler):
         Raises:
             UnreadableError: it has.
         """
-        health, controls = self._health, self._controls
+        health = self._health
+        controls = self._controls
         if health is None:
             return
         if controls is not None and controls.left == 0:
             self._controls = None
             health.judge(controls, at_end=self._is_at_end)
         health.refuse_hopeless()
-        for work in [one for one in self._held if not health.is_in_doubt(one)]:
-            self._held.remove(work)
-            self._commits.add(work)
+        for work in list(self._held):
+            if not health.is_in_doubt(work):
+                self._held.remove(work)
+                self._commits.add(work)
         if self._controls is None and (health.is_suspect or len(self._held) > MOST_HELD):
             self._ask_controls(at_end=False)
 
