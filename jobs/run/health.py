@@ -217,7 +217,9 @@ class Health:
         by_query = {pair.query_id: pair for pair in self._labelled}
         chosen = list(by_query.values())[-CONTROLS:]
         others = [pair for pair in self._labelled if pair not in chosen]
-        chosen += others[len(others) - (CONTROLS - len(chosen)) :] if len(chosen) < CONTROLS else []
+        missing = CONTROLS - len(chosen)
+        if missing > 0:
+            chosen += others[len(others) - missing :]
         yield from chosen
         reads = self._labeler.reads
         if len(chosen) < CONTROLS and not (reads.columns or reads.siblings):
@@ -254,8 +256,11 @@ class Health:
     def _error(self, name: str, stage: _Stage, which: str, tried: str) -> UnreadableError:
         last = stage.last_refused
         what = "were of no use" if self._minds_unreadable else "did not come"
-        example = "" if last is None else f"The last one: {last.line()}. "
-        look = "" if last is None else f" --row {last.row_id}"
+        example = ""
+        look = ""
+        if last is not None:
+            example = f"The last one: {last.line()}. "
+            look = f" --row {last.row_id}"
         go_on = "; run.stop_when_unreadable: false goes on all the same, and quarantines them"
         before = f" ({stage.good_before:,} of the {stage.since:,} before were good)" if stage.since else ""
         return UnreadableError(

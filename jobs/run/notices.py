@@ -76,7 +76,9 @@ class GradeWatch:
     def __init__(self) -> None:
         self._before = Counter[int]()
         self._uniform = Counter[int]()
-        self._queries = self._alike = self._changes = 0
+        self._queries = 0
+        self._alike = 0
+        self._changes = 0
         self._run: list[Graded] = []
         self._run_queries = set[str]()
         self._jump: GradeJump | None = None
@@ -104,7 +106,7 @@ class GradeWatch:
             self._end_run()
         if not is_uniform:
             self._queries += 1
-            self._changes += sum(one.grade != two.grade for one, two in pairwise(rows))
+            self._changes += sum(row.grade != following.grade for row, following in pairwise(rows))
             self._before.update(row.grade for row in rows)
             return
         if not self._run and self._queries:
@@ -233,9 +235,9 @@ def load_warnings(store: Store) -> list[str]:
     outside = OutsideMass()
     for name in store.names(FOLDER):
         with contextlib.suppress(ValueError):
-            held = json.loads(read_if_there(store, name) or b"{}")
-            if version_of(held) == VERSION:
-                notices = checked(Notices, held)
+            values = json.loads(read_if_there(store, name) or b"{}")
+            if version_of(values) == VERSION:
+                notices = checked(Notices, values)
                 jumps += notices.jumps
                 outside.add(notices.outside)
     return warnings_of(jumps, outside)
@@ -250,8 +252,9 @@ def keep_stop(store: Store, error: RelabelError) -> None:
 def load_stop(store: Store) -> Stopped | None:
     """Why the last execution ended early; None where it did not."""
     with contextlib.suppress(ValueError):
-        held = json.loads(read_if_there(store, STOPPED) or b"{}")
-        return checked(Stopped, held) if version_of(held) == VERSION else None
+        values = json.loads(read_if_there(store, STOPPED) or b"{}")
+        if version_of(values) == VERSION:
+            return checked(Stopped, values)
     return None
 
 

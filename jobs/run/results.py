@@ -58,24 +58,22 @@ class StoredBatches:
         """
         names = self._store.names(FOLDER)
         new = [name for name in names if name not in self._known]
-        found = dict(zip(new, map_concurrent(self._store, self._read, new), strict=True))
-        self._known |= {name: record for name, record in found.items() if record.batch}
-        return [self._known.get(name) or found[name] for name in names]
+        records = dict(zip(new, map_concurrent(self._store, self._read, new), strict=True))
+        records |= self._known
+        self._known |= {name: record for name, record in records.items() if record.batch}
+        return [records[name] for name in names]
 
     def keep(self, record: BatchRecord) -> None:
         """Write one."""
         self._store.put(f"{FOLDER}/{record.name}.json", readable_json(plain(record)))
 
     def _read(self, name: str) -> BatchRecord:
-        advice = "Move it away; what it holds is asked and paid for again then."
-        held = self._store.read(name)
-        where = f"{self._store.root}/{name}"
         return read_record(
             BatchRecord,
-            held,
-            where,
+            self._store.read(name),
+            f"{self._store.root}/{name}",
             "not a batch's record",
-            advice,
+            "Move it away; what it holds is asked and paid for again then.",
         )
 
 

@@ -55,12 +55,13 @@ def choose_deadline(until: str | None, duration: str | None, *, now: datetime | 
     Raises:
         UsageError: a text that is not a time or length, or a time that has passed.
     """
-    found = []
+    deadlines = []
     if until is not None:
-        found.append(Deadline(f"--until {until}", until_s(until, now or datetime.now(UTC)), is_time_of_day=True))
+        at_s = until_s(until, now or datetime.now(UTC))
+        deadlines.append(Deadline(f"--until {until}", at_s, is_time_of_day=True))
     if duration is not None:
-        found.append(Deadline(f"--for {duration}", time.perf_counter() + span_s(duration)))
-    return min(found, key=Deadline.left_s, default=None)
+        deadlines.append(Deadline(f"--for {duration}", time.perf_counter() + span_s(duration)))
+    return min(deadlines, key=Deadline.left_s, default=None)
 
 
 def until_s(text: str, now: datetime) -> float:
@@ -71,7 +72,8 @@ def until_s(text: str, now: datetime) -> float:
         UsageError: it is neither, or has passed.
     """
     clean = text.strip()
-    if (match := _TIME.fullmatch(clean)) is not None:
+    match = _TIME.fullmatch(clean)
+    if match is not None:
         return _next_time_of_day(text, match, now)
     try:
         moment = datetime.fromisoformat(clean)
@@ -95,10 +97,10 @@ def span_s(text: str, option: str = "--for") -> float:
     """
     match = _SPAN.fullmatch(text.strip())
     parts = [float(part or 0) for part in match.groups()] if match is not None else [0.0]
-    found = sum(part * unit_s for part, unit_s in zip(parts, (86400, 3600, 60, 1), strict=False))
-    if not 0 < found <= LONGEST_S:
+    seconds = sum(part * unit_s for part, unit_s in zip(parts, (86400, 3600, 60, 1), strict=False))
+    if not 0 < seconds <= LONGEST_S:
         raise UsageError(f"{option} {text}: want a length with its unit, a year at most: 45s, 90m, 2h, 1h30m or 7d.")
-    return found
+    return seconds
 
 
 def _next_time_of_day(text: str, match: re.Match[str], now: datetime) -> float:

@@ -108,7 +108,8 @@ def label_with(
         workers = pool.workers or 1
         places = {f"w{number}": dict[str, str]() for number in range(workers)}
         if workers > 1:  # threads of one model wait for each other at every layer
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // workers)))
+            threads = max(1, usable_cores() // workers)
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
     else:
         chosen = choose_gpus(pool.gpus, visible_gpus())
         groups = gpu_groups(chosen, each)
@@ -133,7 +134,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     machine.
     """
     if VISIBLE not in environment:
-        return [str(number) for number in range(_count_by_driver() or len(list(DRIVER_FOLDER.glob("*"))))]
+        num_gpus = _count_by_driver() or len(list(DRIVER_FOLDER.glob("*")))
+        return [str(number) for number in range(num_gpus)]
     names = map(str.strip, environment[VISIBLE].split(","))
     return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # CUDA ends at the first invalid name
 
@@ -273,8 +275,8 @@ class WorkerProcess:
                 reader.join(READ_S)
             _tell(self._guard, b"over\n")
             self._guard.wait()
-            results = [found for line in self._out if (found := _object(line))]
-            ended = Ended(f"{HERE}-{self._process.pid}", code, results[-1] if results else {})
+            results = filter(None, map(_object, reversed(self._out)))
+            ended = Ended(f"{HERE}-{self._process.pid}", code, next(results, {}))
         count = len(self._lines)
         lines, self._lines[:count] = self._lines[:count], []
         return lines, ended
@@ -304,8 +306,9 @@ def _read(pipe: IO[bytes], lines: list[str]) -> None:
 def _object(line: str) -> dict[str, Any]:
     """The JSON object in a line; empty if it holds none."""
     with contextlib.suppress(ValueError):
-        found = json.loads(line)
-        return found if isinstance(found, dict) else {}
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
     return {}
 
 
@@ -357,6 +360,11 @@ class _Slot:
     last_line: str = ""
     has_spoken: bool = False
     error: RelabelError | RuntimeError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing works there, or is about to, though it might."""
+        return self.worker is None and self.starts_s is None and self.error is None
 
 
 class Supervisor:
@@ -429,7 +437,7 @@ class Supervisor:
         if self._error is not None:
             raise self._error
         report = conclude(session)
-        report.engine_start_s = max((one["engine_start_s"] for one in self._results), default=0.0)
+        report.engine_start_s = max((result["engine_start_s"] for result in self._results), default=0.0)
         report.remarks = list(self._remarks)
         report.engine_restarts = sum(max(0, slot.starts - 1) for slot in self._slots)
         runs = [result["this_run"] for result in self._results]
@@ -451,10 +459,12 @@ class Supervisor:
         """The command of each worker."""
         session = self.session
         ledger = self.session.opened.job.ledger
-        first, second = [*session.shards, session.shards[0] + len(session.opened.plan.shards)][:2]
+        # the session's shards are every n-th of the plan's; the one after the last would be beyond them
+        first, following = [*session.shards, session.shards[0] + len(session.opened.plan.shards)][:2]
         words = ["retry" if session.is_retry else "run", "/dev/stdin", "--output", "json", "--log-format", "json"]
-        words += ["--part-of", session.execution, "--shard", f"{first}/{second - first}"]
-        words += [] if ledger is None else ["--ledger", absolute_path(ledger)]
+        words += ["--part-of", session.execution, "--shard", f"{first}/{following - first}"]
+        if ledger is not None:
+            words += ["--ledger", absolute_path(ledger)]
         if session.stop.deadline is not None:
             end_s = time.time() + session.stop.deadline.left_s()
             words += ["--until", datetime.fromtimestamp(end_s, UTC).isoformat()]
@@ -465,13 +475,7 @@ class Supervisor:
         words = self.words()
         stop = self.session.stop
         while True:
-            for slot in self._slots:
-                if slot.starts_s is not None and not self._is_ending and time.perf_counter() >= slot.starts_s:
-                    slot.starts_s = None
-                    slot.has_spoken = False
-                    slot.last_line = ""
-                    slot.starts += 1
-                    slot.worker = slot.start(words, document)
+            self._start_due(words, document)
             time.sleep(LISTEN_S)
             for slot in self._slots:
                 self._listen(slot)
@@ -486,6 +490,17 @@ class Supervisor:
             is_due = not self._is_ending and any(slot.starts_s is not None for slot in self._slots)
             if not alive and not is_due and (self._is_ending or not self._wake()):
                 return
+
+    def _start_due(self, words: list[str], document: bytes) -> None:
+        """Start the workers whose time has come."""
+        for slot in self._slots:
+            if slot.starts_s is None or self._is_ending or time.perf_counter() < slot.starts_s:
+                continue
+            slot.starts_s = None
+            slot.has_spoken = False
+            slot.last_line = ""
+            slot.starts += 1
+            slot.worker = slot.start(words, document)
 
     def _listen(self, slot: _Slot) -> None:
         if slot.worker is None:
@@ -532,7 +547,9 @@ class Supervisor:
             slot.wakes = 0 if did["pairs"] or did["reused"] else slot.wakes + 1
             reason = result["stopped"]
             if reason is not None and not self._is_ending:
-                stop.drain(stop.deadline.text if stop.deadline and reason.startswith("--until") else reason)
+                if stop.deadline is not None and reason.startswith("--until"):
+                    reason = stop.deadline.text  # a worker gets any deadline as --until
+                stop.drain(reason)
             return
         self._gone.add(ended.worker)
         if self._is_ending or stop.reason is not None:
@@ -585,11 +602,7 @@ class Supervisor:
         lost. If no work is left, end the workers that Ray has not placed yet.
         """
         quiet = [slot.worker for slot in self._slots if slot.worker is not None and not slot.has_spoken]
-        idle = [
-            slot
-            for slot in self._slots
-            if slot.worker is None and slot.starts_s is None and slot.error is None and slot.wakes < MOST_WAKES
-        ]
+        idle = [slot for slot in self._slots if slot.is_idle and slot.wakes < MOST_WAKES]
         if not quiet and not idle:
             return False
         open_shards = self.session.left.open_shards()
@@ -655,21 +668,25 @@ class Supervisor:
         """
         with contextlib.suppress(StoreUnreachableError):
             states = live_states(self.session.opened.store)
-            self._states |= {one.worker: one for one in states if one.execution == self.session.execution}
-        said = self._states.values()
+            for state in states:
+                if state.execution == self.session.execution:
+                    self._states[state.worker] = state
+        states = list(self._states.values())
         progress = self.session.progress
         for name in (*ASKED, "reused", "chunks_committed", "chunks_lost"):
-            setattr(progress, name, sum(getattr(state, name) for state in said))
+            setattr(progress, name, sum(getattr(state, name) for state in states))
         progress.prompt_tokens += progress.cached_tokens
-        progress.statuses = sum((state.statuses for state in said), Counter[str]())
+        progress.statuses = sum((state.statuses for state in states), Counter[str]())
         progress.live = Live()
         progress.jumps = []
         progress.outside = OutsideMass()
-        for state in said:
+        for state in states:
             progress.jumps += state.jumps
             progress.outside.add(state.outside)
-            is_gone = state.worker in self._gone
-            progress.live.add(Live(accepted=state.live.accepted, refused=state.live.refused) if is_gone else state.live)
+            live = state.live
+            if state.worker in self._gone:
+                live = Live(accepted=live.accepted, refused=live.refused)
+            progress.live.add(live)
 
 
 def total_costs(costs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -773,8 +790,9 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
             max_task_retries=MAX_RESTARTS,
         )
         secret_names = set(secret_variables(spec.engine.args).values())
-        kept = without_spec(os.environ).items()
-        environment = {name: value for name, value in kept if name.startswith(PASSED_ON) or name in secret_names}
+        variables = without_spec(os.environ)
+        passed_on = [name for name in variables if name.startswith(PASSED_ON) or name in secret_names]
+        environment = {name: variables[name] for name in passed_on}
         for number in range(count):
             supervisor.add(f"r{number}", functools.partial(_RayWorker, ray=ray, kind=kind, environment=environment))
         of_each = f" with {counted(gpus_each, 'GPU')} each" if gpus else ""
