@@ -17,7 +17,7 @@ from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
 from relabel.jobs.output import Exit, TextResult, emit_result, note, shown, value_text
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
-from relabel.jobs.run.results import engine_text
+from relabel.jobs.run.report import engine_text
 from relabel.labelers.engines.transformers import prompt_encoder
 from relabel.manifests.asks import Answer, Ask, Engine, Message, Request
 from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, UsageError, VerdictError

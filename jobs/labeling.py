@@ -10,7 +10,7 @@ from relabel.jobs import logs
 from relabel.jobs.job import Job, load_job, open_run
 from relabel.jobs.run.display import Display
 from relabel.jobs.run.progress import MetricsFile, Progress
-from relabel.jobs.run.results import RunReport, engine_text
+from relabel.jobs.run.report import RunReport, engine_text
 from relabel.jobs.run.session import Session
 from relabel.jobs.run.shards import choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping

@@ -16,7 +16,7 @@ from relabel.jobs.job import Job
 from relabel.jobs.output import Exit
 from relabel.jobs.pairs.chunks import CountTokens, counter_digest, token_counter
 from relabel.jobs.pairs.context import Bm25Index, queries_of
-from relabel.jobs.run.results import RunReport
+from relabel.jobs.run.report import RunReport
 from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.labelers.searching import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints

@@ -16,7 +16,7 @@ from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
 from relabel.jobs.run.allowance import budget_so_far
 from relabel.jobs.run.estimate import estimate_run, plan_text, probe_rates, table_json, template_days
 from relabel.jobs.run.progress import MetricsFile
-from relabel.jobs.run.results import ENDED_AT_BUDGET, RunReport, beyond_budget
+from relabel.jobs.run.report import ENDED_AT_BUDGET, RunReport, beyond_budget
 from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted

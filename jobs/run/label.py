@@ -12,12 +12,13 @@ from typing import Any
 from relabel.jobs.job import ModelRunner, start_runner, with_auto_resolved
 from relabel.jobs.run.canary import CanaryResult, CanarySample, draw_canary, has_passed, pass_canary
 from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, keep_answers
-from relabel.jobs.run.estimate import keep_rates
 from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop
 from relabel.jobs.run.notices import Graded, GradeWatch, forget_stop, keep_notices, keep_stop
 from relabel.jobs.run.progress import LiveFile
-from relabel.jobs.run.results import RunReport, StoredBatches, conclude, refuse_mixing
+from relabel.jobs.run.rates import keep_rates
+from relabel.jobs.run.report import RunReport
+from relabel.jobs.run.results import StoredBatches, conclude, refuse_mixing
 from relabel.jobs.run.session import COMMITS_IN_FLIGHT, CommitThreads, Session
 from relabel.jobs.run.stop import start_unless_stopped
 from relabel.jobs.run.watchdog import ends_hanging

@@ -34,7 +34,8 @@ from relabel.jobs.run.crashes import crashed_apart
 from relabel.jobs.run.label import label
 from relabel.jobs.run.notices import OutsideMass
 from relabel.jobs.run.progress import ASKED, Live, WorkerState, live_name, live_states
-from relabel.jobs.run.results import RunReport, conclude
+from relabel.jobs.run.report import RunReport
+from relabel.jobs.run.results import conclude
 from relabel.jobs.run.session import Session, list_every_s
 from relabel.jobs.run.stop import DRAIN_S
 from relabel.jobs.settings import ENVIRONMENT_PREFIX, JOB_KEYS, absolute
