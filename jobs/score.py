@@ -41,7 +41,7 @@ from relabel.export.loader import (
 from relabel.export.parity import provider_here
 from relabel.jobs.delivery import fetch_folder
 from relabel.jobs.job import Job, cache_dir
-from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, quarantined_text
+from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, quarantined, quarantined_text
 from relabel.jobs.run.loop import IDLE_S
 from relabel.jobs.run.progress import Progress, StageSeen
 from relabel.jobs.run.session import CommitThreads
@@ -91,7 +91,9 @@ def identify(path: str) -> tuple[StudentRecord, dict[str, str], str]:
     if is_bundle(path):
         bundle = open_bundle(Path(path))
         facts = student_facts(bundle)
-        deciding = {facts.inputs.tokenizer, *(name for model in facts.models for name in model.files)}
+        deciding = {facts.inputs.tokenizer}
+        for model in facts.models:
+            deciding.update(model.files)
         files = {file.path: file.sha256 for file in bundle.all_files if file.path in deciding}
         contract = {key: value for key, value in bundle.facts["inputs"].items() if key != "lengths"}
         record = StudentRecord(
@@ -200,7 +202,9 @@ def start_student(path: str, args: StudentArgs) -> tuple[StudentModel, EngineFac
             "sha256 is not the manifest's). Restore the folder from a copy, or train again."
         )
     torch = require("torch", extra="cpu", purpose="relabel score")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         student = load_student(path, device=device, batch_tokens=args.batch_tokens)
     except (RuntimeError, AssertionError) as exc:  # torch's words for a device that it does not know, or has not
@@ -236,9 +240,9 @@ def choose(path: str, device: str, precision: str | None) -> ChosenPrecision:
     refused = list[str]()
     if device == OPENVINO:
         wish = precision
-        held = {model.precision for model in parity.models}
+        exported = {model.precision for model in parity.models}
         with _bundle_refusals(UsageError, f"--precision {wish}: "):
-            device, precision, refused = choose_openvino(wish, cpu_flags(), held)
+            device, precision, refused = choose_openvino(wish, cpu_flags(), exported)
         if wish is None:
             why = f"this CPU has {AMX if precision == 'bf16' else 'VNNI'}"
     if precision is None:
@@ -275,21 +279,22 @@ class BundleModel:
             ModelError: onnxruntime can't run the model on a batch.
         """
         student = self.student
-        found = {name: np.empty((len(rows), grades), dtype=np.float32) for name, grades in student.heads.items()}
+        probs = {name: np.empty((len(rows), grades), dtype=np.float32) for name, grades in student.heads.items()}
         for places in length_batches([len(row.ids) for row in rows], self.batch_tokens):
-            batch = student.encoder.collate([(rows[place].ids, rows[place].types or []) for place in places])
+            batch_rows = [rows[place] for place in places]
+            batch = student.encoder.collate([(row.ids, row.types or []) for row in batch_rows])
             try:
-                values = student.session.run(list(found), batch)
+                values = student.session.run(list(probs), batch)
             except Exception as exc:  # onnxruntime's errors share no class but this
                 raise ModelError(
                     f"{student.folder}: onnxruntime can't run {student.precision} on {len(places)} pairs "
                     f"({str(exc)[:300]}). Take smaller batches (--batch-tokens), or another --precision."
                 ) from exc
-            for name, values_BK in zip(found, values, strict=True):
-                found[name][places] = values_BK
+            for name, values_BK in zip(probs, values, strict=True):
+                probs[name][places] = values_BK
             if not on_batch(len(places)):
                 return None
-        return found
+        return probs
 
 
 def start_bundle(path: str, args: BundleArgs) -> tuple[BundleModel, EngineFacts]:
@@ -357,14 +362,11 @@ class StudentLabeler(Labeler):
     def __init__(self, options: LabelerOptions, record: StudentRecord) -> None:
         super().__init__(options)
         nodes = [name for name in NODE_HEADS if name in record.heads]
-        self.columns += tuple(
-            column
-            for name in nodes
-            for column in (
+        for name in nodes:
+            self.columns += (
                 LabelColumn(name, "int8", f"The most probable {name} score, 0 to 4."),
                 LabelColumn(f"{name}_probs", "list<float32>", "Its distribution over the five scores."),
             )
-        )
         if len(nodes) == len(NODE_HEADS):
             self.columns += (
                 LabelColumn("phi_grade", "int8", "The grade by the rule map: φ(subject, attribute)."),
@@ -379,26 +381,23 @@ class StudentLabeler(Labeler):
         return Label(distribution.argmax, distribution, flags=list(answer.flags))
 
     def probe(self) -> list[Ask]:
-        return [
-            self._ask(
-                Pair(
-                    0,
-                    "q",
-                    "how to prune roses",
-                    "d",
-                    "Cut back to an outward bud in late winter.",
-                )
-            )
-        ]
+        pair = Pair(
+            row_id=0,
+            query_id="q",
+            query="how to prune roses",
+            doc_id="d",
+            document="Cut back to an outward bud in late winter.",
+        )
+        return [self._ask(pair)]
 
     def _ask(self, pair: Pair) -> Ask:
         message = Message("user", ("", pair.query, "", pair.document, ""), ("query", DOCUMENT_FIELD))
         return Ask(
-            STAGE,
-            (message,),
-            None,
-            0,
-            self._decisions,
+            stage=STAGE,
+            messages=(message,),
+            format=None,
+            max_tokens=0,
+            decisions=self._decisions,
         )
 
 
@@ -409,10 +408,10 @@ class ScoreJob(Job):
 
     def parts(self, dataset: Dataset) -> dict[str, Any]:
         """What the fingerprint is made of: the input, the student, and in what it computes."""
-        found = super().parts(dataset)
-        args = {key: value for key, value in found["engine"]["args"].items() if value is not None}
+        parts = super().parts(dataset)
+        args = {key: value for key, value in parts["engine"]["args"].items() if value is not None}
         return {
-            **found,
+            **parts,
             "labeler": {"name": STUDENT, "grades": self.spec.labeler.grades},
             "engine": {"name": STUDENT, "args": args},
             "kind": STUDENT,
@@ -686,45 +685,42 @@ def score_rows(
         probs: by head, float32 [B, K].
     """
     relevance_BK = probs["relevance"]
-    is_whole_B = np.all([np.isfinite(values_BK).all(axis=1) for values_BK in probs.values()], axis=0)
+    grades_K = np.arange(relevance_BK.shape[1], dtype=np.float64)
+    is_finite = np.all([np.isfinite(values_BK).all(axis=1) for values_BK in probs.values()], axis=0).tolist()
     grades = relevance_BK.argmax(axis=1).tolist()
-    expected = (relevance_BK * np.arange(relevance_BK.shape[1], dtype=np.float64)).sum(axis=1).tolist()
-    own = _node_columns(probs, phi, grades)
-    columns = (pairs, keys, grades, relevance_BK.tolist(), expected, own, tokens, is_whole_B.tolist())
-    return [
-        LabelRow(
+    means = (relevance_BK * grades_K).sum(axis=1).tolist()
+    distributions = relevance_BK.tolist()
+    columns = _node_columns(probs, phi, grades)
+    rows = list[LabelRow | QuarantineRow]()
+    for number, pair in enumerate(pairs):
+        row_tokens = tokens[number]
+        num_tokens = len(row_tokens.ids)
+        if not is_finite[number]:
+            failed = quarantined(pair, "engine", "the student's probabilities are NaN")
+            rows.append(failed._replace(prompt_tokens=num_tokens))
+            continue
+        label = LabelRow(
             row_id=pair.row_id,
             query_id=pair.query_id,
             doc_id=pair.doc_id,
             status="ok",
-            grade=grade,
-            probs=row,
+            grade=grades[number],
+            probs=distributions[number],
             outside_mass=None,
-            expected_grade=mean,
+            expected_grade=means[number],
             evidence=[],
             intent=None,
             reasoning=None,
-            flags=["document_truncated"] if token.is_cut else [],
+            flags=["document_truncated"] if row_tokens.is_cut else [],
             samples=None,
-            prompt_tokens=len(token.ids),
+            prompt_tokens=num_tokens,
             output_tokens=0,
             reused=False,
-            key=key,
-            columns=mine,
+            key=keys[number],
+            columns=columns[number],
         )
-        if is_whole
-        else QuarantineRow(
-            pair.row_id,
-            pair.query_id,
-            pair.doc_id,
-            "engine",
-            "the student's probabilities are NaN",
-            tries=[],
-            prompt_tokens=len(token.ids),
-            output_tokens=0,
-        )
-        for pair, key, grade, row, mean, mine, token, is_whole in zip(*columns, strict=True)
-    ]
+        rows.append(label)
+    return rows
 
 
 def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[int]) -> list[dict[str, Any]]:
@@ -732,12 +728,14 @@ def _node_columns(probs: Mapping[str, np.ndarray], phi: PhiTable, grades: list[i
     columns: dict[str, list[Any]] = {}
     for name in NODE_HEADS:
         if name in probs:
-            columns |= {name: probs[name].argmax(axis=1).tolist(), f"{name}_probs": probs[name].tolist()}
-    if set(NODE_HEADS) <= set(probs):
-        by_rule = [phi[subject][attribute] for subject, attribute in zip(*map(columns.get, NODE_HEADS), strict=True)]
-        columns |= {
-            "phi_grade": by_rule,
-            "phi_agrees": [one == grade for one, grade in zip(by_rule, grades, strict=True)],
-        }
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return rows or [{} for _ in grades]
+            columns[name] = probs[name].argmax(axis=1).tolist()
+            columns[f"{name}_probs"] = probs[name].tolist()
+    if all(name in probs for name in NODE_HEADS):
+        subject_name, attribute_name = NODE_HEADS
+        nodes = zip(columns[subject_name], columns[attribute_name], strict=True)
+        by_rule = [phi[subject][attribute] for subject, attribute in nodes]
+        columns["phi_grade"] = by_rule
+        columns["phi_agrees"] = [rule == grade for rule, grade in zip(by_rule, grades, strict=True)]
+    if not columns:
+        return [{} for _ in grades]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

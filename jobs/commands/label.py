@@ -161,16 +161,16 @@ ROLES = ("query_id", "query", "doc_id", "document")
 
 def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
     """`query=text,document=title+body` as columns by role."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for item in text.split(",") if text else ():
         role, _, column = (part.strip() for part in item.partition("="))
-        if not column or role not in ROLES or role in found:
+        if not column or role not in ROLES or role in columns:
             raise click.UsageError(
                 f"--columns {text}: `{item.strip()}` is not ROLE=COLUMN, or names a role twice. Write for instance "
                 f"query=text,document=title+body; roles are {', '.join(ROLES)}."
             )
-        found[role] = column.split("+") if role == "document" else column
-    return found
+        columns[role] = column.split("+") if role == "document" else column
+    return columns
 
 
 @click.command(epilog="Example: relabel score out/ecom-bert --input pairs.parquet --to out/scores --shard 3/64")

@@ -29,7 +29,7 @@ from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
 from relabel.manifests.inputs import left_out_text
 from relabel.manifests.label_keys import LabelKeys
 from relabel.manifests.labels import Pair
-from relabel.manifests.plan import chunk_row_ids, stages_changed
+from relabel.manifests.plan import ShardPlan, chunk_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, why_nothing
 from relabel.manifests.rows import pairs_by_number
 from relabel.manifests.secrets import counted
@@ -318,7 +318,9 @@ def _sampled(opened: OpenRun, places: int, rows: int) -> Iterator[list[Pair]]:
 
 def _chunks_drawn(opened: OpenRun, count: int) -> list[list[int]]:
     """Row numbers of some chunks."""
-    chunks = [(shard, number) for shard in opened.plan.shards for number in range(len(shard.chunks))]
+    chunks = list[tuple[ShardPlan, int]]()
+    for shard in opened.plan.shards:
+        chunks += [(shard, number) for number in range(len(shard.chunks))]
     drawn = random.Random(opened.plan.fingerprint).sample(chunks, min(count, len(chunks)))
     return [chunk_row_ids(opened.store, shard)[number].tolist() for shard, number in drawn]
 
