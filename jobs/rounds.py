@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from relabel.jobs.job import Job
-from relabel.jobs.output import Exit
+from relabel.jobs.output import Exit, grid
 from relabel.jobs.pairs.chunks import CountTokens, counter_digest, token_counter
 from relabel.jobs.pairs.context import Bm25Index, queries_of
-from relabel.jobs.run.report import RunReport
+from relabel.jobs.run.report import ENDED_AT_BUDGET, RunReport
 from relabel.jobs.tables import document_of, load_polars, refuse_null, refuse_two_texts, scan, translate_polars_errors
 from relabel.labelers.searching import ASPECT, PREVIOUS_DOCS, PREVIOUS_QUERIES, PREVIOUS_SUMMARIES
 from relabel.manifests import failpoints
@@ -25,7 +25,7 @@ from relabel.manifests.errors import ConfigError, InputError, StaleRunError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import QUARANTINE, table_bytes, table_of
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME, differences, load_plan
-from relabel.manifests.records import read_record, readable_json
+from relabel.manifests.records import plain, read_record, readable_json
 from relabel.manifests.run_labels import RunLabels, open_run_labels, read_labels
 from relabel.manifests.run_manifest import MANIFEST_NAME
 from relabel.manifests.specs import InputSpec, RoundsSpec
@@ -416,15 +416,32 @@ class RoundsReport:
     """What a command did and found.
 
     Args:
+        name: of the job.
         runs: of each round that is there, the report of its run.
         searches: all of them, as they are now.
+        is_idle_fine: nothing to do exits with 0 (`--done-ok`).
     """
 
     exit: Exit
+    name: str
     output: str
     searches: list[Search]
     num_documents: int
     runs: list[RunReport] = field(default_factory=list)
+    is_idle_fine: bool = False
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> Exit:
+        """What the command exits with."""
+        if self.is_idle_fine and self.exit is Exit.NOTHING_TO_DO:
+            return Exit.DONE
+        return self.exit
+
+    @property
+    def trajectories(self) -> str | None:
+        """Where the trajectories are; None while a search goes on."""
+        return None if self.num_open else f"{self.output}/{TRAJECTORIES_NAME}"
 
     @property
     def stopped(self) -> dict[str, int]:
@@ -443,6 +460,63 @@ class RoundsReport:
     @property
     def failed_fraction(self) -> float:
         return self.stopped.get("failed", 0) / len(self.searches)
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        result = {
+            "exit_code": int(self.exit_code),
+            "output": self.output,
+            "trajectories": self.trajectories,
+            "questions": len(self.searches),
+            "open": self.num_open,
+            "stopped": self.stopped,
+            "failed_fraction": round(self.failed_fraction, 6),
+            "documents": self.num_documents,
+            "rounds": [_round_json(run) for run in self.runs],
+        }
+        if self.budget is not None:
+            result["budget"] = plain(self.budget)
+        result["seconds"] = round(self.seconds, 3)
+        return result
+
+    def lines(self) -> list[str]:
+        """How it ended, the questions by what became of them, and the rounds."""
+        over = ", ".join(f"{count:,} {reason}" for reason, count in self.stopped.items())
+        rows = [
+            ("questions", f"{len(self.searches):,}, {self.num_open:,} open"),
+            ("over", over or "none"),
+        ]
+        for number, run in enumerate(self.runs, start=1):
+            text = f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}"
+            rows.append((f"round {number}", text))
+        if self.budget is not None and self.budget.text:
+            rows.append(("budget", self.budget.text))
+        if self.trajectories is not None:
+            rows.append(("trajectories", self.trajectories))
+        return [f"{self.name}: {self._verdict()}", *grid(rows).split("\n")]
+
+    def _verdict(self) -> str:
+        failed = f"{self.failed_fraction:.1%}"
+        verdicts = {
+            Exit.DONE: "done, every question has its trajectory",
+            Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
+            Exit.GATE: ENDED_AT_BUDGET,
+            Exit.LOCKED: "another process works on this round",
+            Exit.OVER_LIMIT: f"done, but {failed} of the questions failed, over the limit; everything is kept",
+        }
+        return verdicts.get(self.exit, "partial; run the same command again")
+
+
+def _round_json(run: RunReport) -> dict[str, Any]:
+    return {
+        "output": run.output,
+        "rows": run.rows,
+        "labelled": run.tally.labelled,
+        "reused": run.tally.reused,
+        "quarantined": run.tally.num_quarantined,
+        "rows_open": run.rows_open,
+        "exit_code": int(run.exit),
+    }
 
 
 def run_rounds(
@@ -481,8 +555,9 @@ def run_rounds(
     )
     report = RoundsReport(
         exit=Exit.PARTIAL,
+        name=spec.name,
         output=spec.output,
-        searches=[Search(*question) for question in questions],
+        searches=[Search(query_id, query) for query_id, query in questions],
         num_documents=corpus.num_documents,
     )
     while going := [search for search in report.searches if search.stopped is None]:

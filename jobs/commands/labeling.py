@@ -11,54 +11,25 @@ from relabel.jobs import logs
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.job import Job, cache_dir, load_job, open_run
 from relabel.jobs.labeling import JobSource, RunOptions, open_session, run_job
-from relabel.jobs.output import Exit, emit, emit_result, exit_for, grid
-from relabel.jobs.rounds import TRAJECTORIES_NAME, run_rounds
-from relabel.jobs.run.allowance import budget_so_far
-from relabel.jobs.run.estimate import estimate_run, plan_text, probe_rates, table_json, template_days
+from relabel.jobs.output import Exit, emit_result, exit_for
+from relabel.jobs.planning import plan_result
+from relabel.jobs.rounds import run_rounds
+from relabel.jobs.run.estimate import estimate_run, probe_rates
 from relabel.jobs.run.progress import MetricsFile
-from relabel.jobs.run.report import ENDED_AT_BUDGET, RunReport, beyond_budget
+from relabel.jobs.run.report import RunReport, beyond_budget
 from relabel.manifests.errors import NothingNewError, RelabelError
-from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted
 
 
 def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
     """Plan a job if nobody has, estimate it, and print both."""
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     opened = open_run(load_job(job_file, overrides=overrides, day=day))
     ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
     with sigterm_ends():
         estimate = estimate_run(opened, ask)
-    found = opened.plan
-    budget = budget_so_far(opened)
-    num_open = found.num_chunks - sum(map(len, opened.folder.attempts_of_all().values()))
-    return emit(
-        {
-            "output": opened.job.spec.output,
-            "was_planned_now": opened.was_planned_now,
-            "fingerprint": found.fingerprint,
-            "rows": found.rows,
-            "queries": found.queries,
-            "files": len(found.files),
-            "table": table_json(opened.dataset.table),
-            "left_out": dict(opened.dataset.left_out),
-            "shards": len(found.shards),
-            "chunks": found.num_chunks,
-            "chunks_open": num_open,
-            "is_scattered": found.is_scattered,
-            "read_ratio": round(found.read_ratio, 3),
-            "text_bytes": found.text_bytes,
-            "estimate": estimate.as_json(),
-            "estimated_prompt_tokens": sum(shard.estimated_tokens for shard in found.shards),
-            "variables": dict(opened.job.variables),
-            "template_day": next(iter(template_days(opened)), None),
-            "budget": plain(budget),
-            "shard_rows": [shard.rows for shard in found.shards],
-            "seconds": round(time.perf_counter() - started, 3),
-        },
-        "\n".join([plan_text(opened, num_open, budget), *estimate.lines()]),
-        output,
-    )
+    result = plan_result(opened, estimate, seconds=time.perf_counter() - started_s)
+    return emit_result(result, output)
 
 
 def run_and_report(
@@ -206,61 +177,19 @@ def run_search(
     output: str,
 ) -> int:
     """Run the rounds of a search, and print what they found."""
-    started = time.perf_counter()
+    started_s = time.perf_counter()
     options = RunOptions(gpus=gpus, workers=workers, until=until, duration=duration)
     job = load_job(job_file, overrides=overrides, day=day)
     logs.bind(job=job.spec.name)
-
-    def label_round(round_job: Job) -> RunReport:
-        return run_job(round_job, options)
-
-    report = run_rounds(job, label_round, cache_dir=cache_dir(), say=lambda text: logs.say(text, event="round"))
-    code = Exit.DONE if done_ok and report.exit is Exit.NOTHING_TO_DO else report.exit
-    trajectories = "" if report.num_open else f"{report.output}/{TRAJECTORIES_NAME}"
-    result = {
-        "exit_code": int(code),
-        "output": report.output,
-        "trajectories": trajectories or None,
-        "questions": len(report.searches),
-        "open": report.num_open,
-        "stopped": report.stopped,
-        "failed_fraction": round(report.failed_fraction, 6),
-        "documents": report.num_documents,
-        "rounds": [
-            {
-                "output": run.output,
-                "rows": run.rows,
-                "labelled": run.tally.labelled,
-                "reused": run.tally.reused,
-                "quarantined": run.tally.num_quarantined,
-                "rows_open": run.rows - run.tally.rows,
-                "exit_code": int(run.exit),
-            }
-            for run in report.runs
-        ],
-        **({} if report.budget is None else {"budget": plain(report.budget)}),
-        "seconds": round(time.perf_counter() - started, 3),
-    }
-    verdicts = {
-        Exit.DONE: "done, every question has its trajectory",
-        Exit.NOTHING_TO_DO: "nothing to do, every question has its trajectory",
-        Exit.GATE: ENDED_AT_BUDGET,
-        Exit.LOCKED: "another process works on this round",
-        Exit.OVER_LIMIT: f"done, but {report.failed_fraction:.1%} of the questions failed, over the limit; "
-        "everything is kept",
-    }
-    rows = [
-        ("questions", f"{len(report.searches):,}, {report.num_open:,} open"),
-        ("over", ", ".join(f"{count:,} {reason}" for reason, count in report.stopped.items()) or "none"),
-        *(
-            (f"round {number}", f"{run.rows:,} rows, {run.tally.num_quarantined:,} quarantined, {run.output}")
-            for number, run in enumerate(report.runs, start=1)
-        ),
-        ("budget", report.budget.text if report.budget else ""),
-        ("trajectories", trajectories),
-    ]
-    head = f"{job.spec.name}: {verdicts.get(report.exit, 'partial; run the same command again')}"
-    emit(result, f"{head}\n{grid([(name, text) for name, text in rows if text])}", output)
+    report = run_rounds(
+        job,
+        lambda round_job: run_job(round_job, options),
+        cache_dir=cache_dir(),
+        say=lambda text: logs.say(text, event="round"),
+    )
+    report.is_idle_fine = done_ok
+    report.seconds = time.perf_counter() - started_s
+    emit_result(report, output)
     if report.exit is Exit.GATE:
         logs.say(beyond_budget(job_file), event="advice")
-    return code
+    return report.exit_code

@@ -23,18 +23,14 @@ from relabel.jobs.run.reuse import Reuse, earlier_outputs
 from relabel.labelers.engines.fake import Fake, FakeArgs
 from relabel.labelers.registry import engine_class
 from relabel.manifests.asks import Answer, Ask, Request
-from relabel.manifests.budgets import BudgetState, Range
-from relabel.manifests.chat_templates import day_of
+from relabel.manifests.budgets import Range
 from relabel.manifests.errors import MissingExtraError, ModelError, UsageError
-from relabel.manifests.inputs import left_out_text
 from relabel.manifests.label_keys import LabelKeys
 from relabel.manifests.labels import Pair
 from relabel.manifests.plan import ShardPlan, chunk_row_ids, stages_changed
 from relabel.manifests.reuse import EarlierOutput, why_nothing
 from relabel.manifests.rows import pairs_by_number
-from relabel.manifests.secrets import counted
 from relabel.manifests.specs import JobSpec, gpus_of, price_of
-from relabel.manifests.table_snapshots import TableSnapshot
 
 CHEAP_BYTES = 256 << 20
 """Up to so much text, reused rows are counted by their keys: a second or two of hashing."""
@@ -406,55 +402,3 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
         return keep_rates(opened, facts, progress, source="probe")
     finally:
         engine.close()
-
-
-# ------------------------------------------------------------------------------
-# A plan in a table.
-
-
-def plan_text(opened: OpenRun, chunks_open: int, budget: BudgetState | None) -> str:
-    """A plan as `plan` shows it: rows, queries, shards, chunks, and what of the budget is gone."""
-    plan = opened.plan
-    dataset = opened.dataset
-    sizes = [shard.rows for shard in plan.shards]
-    interval = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
-    if plan.is_scattered:
-        lies = f"scattered: shards carry row ids, and together read {plan.read_ratio:.1f} times the data"
-    else:
-        lies = f"together: shards are row ranges (reads: {plan.read_ratio:.2f} times the data)"
-    rows = [("rows", f"{plan.rows:,} in {counted(len(plan.files), 'file')}")]
-    if dataset.table:
-        rows.append(("table", _table_text(dataset.table)))
-    if dataset.left_out:
-        rows.append(("left out", left_out_text(dataset.left_out)))
-    rows += [("prompts say", f"{day}, the day of the plan") for day in template_days(opened)]
-    rows += [
-        ("queries", f"{plan.queries:,}, {lies}"),
-        ("shards", f"{len(sizes):,} of {interval} rows"),
-        ("chunks", f"{plan.num_chunks:,}, {chunks_open:,} open"),
-    ]
-    if budget is not None:
-        rows.append(("budget", budget.text))
-    rows.append(("fingerprint", plan.fingerprint[:16]))
-    when = "planned" if opened.was_planned_now else "planned earlier"
-    return f"{plan.name}: {when}, {opened.job.spec.output}/plan.json\n{grid(rows)}"
-
-
-def template_days(opened: OpenRun) -> list[str]:
-    """The day that prompts say by their chat template, if it says one."""
-    return list(day_of(opened.job.spec.engine.chat_template_kwargs).values())
-
-
-def _table_text(table: TableSnapshot) -> str:
-    since = "" if table.since is None else f", rows added since {table.since}"
-    when = "" if table.committed is None else f" of {table.committed:%Y-%m-%dT%H:%M:%SZ}"
-    moved = "" if table.snapshot == table.latest else f" (the table is at {table.latest} now)"
-    return f"{table.format}, {table.folder}, snapshot {table.snapshot}{when}{since}{moved}"
-
-
-def table_json(table: TableSnapshot | None) -> dict[str, str | None] | None:
-    """A snapshot as the result of `plan` has it."""
-    if table is None:
-        return None
-    when = None if table.committed is None else table.committed.isoformat()
-    return {**table.identity, "path": table.folder, "committed": when, "latest": str(table.latest)}

@@ -1,0 +1,154 @@
+"""What `relabel plan` shows: how a job's input is cut, and what its run will take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relabel.jobs.job import OpenRun
+from relabel.jobs.output import grid
+from relabel.jobs.run.allowance import budget_so_far
+from relabel.jobs.run.estimate import Estimate
+from relabel.manifests.budgets import BudgetState
+from relabel.manifests.chat_templates import day_of
+from relabel.manifests.inputs import left_out_text
+from relabel.manifests.records import plain
+from relabel.manifests.secrets import counted
+from relabel.manifests.table_snapshots import TableSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A job's plan and what is done of it.
+
+    Args:
+        table: the snapshot that it is of, where the input is a table.
+        left_out: rows of the input that are not labelled, by reason.
+        read_ratio: data that all shards together read, over the data that is there.
+        template_day: the day that prompts say by their chat template, if it says one.
+        shard_rows: rows of each shard.
+    """
+
+    name: str
+    output: str
+    was_planned_now: bool
+    fingerprint: str
+    rows: int
+    queries: int
+    files: int
+    table: TableSnapshot | None
+    left_out: Sequence[tuple[str, int]]
+    chunks: int
+    chunks_open: int
+    is_scattered: bool
+    read_ratio: float
+    text_bytes: int
+    estimate: Estimate
+    estimated_prompt_tokens: int
+    variables: Mapping[str, str]
+    template_day: str | None
+    budget: BudgetState | None
+    shard_rows: list[int]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        return {
+            "output": self.output,
+            "was_planned_now": self.was_planned_now,
+            "fingerprint": self.fingerprint,
+            "rows": self.rows,
+            "queries": self.queries,
+            "files": self.files,
+            "table": _table_json(self.table),
+            "left_out": dict(self.left_out),
+            "shards": len(self.shard_rows),
+            "chunks": self.chunks,
+            "chunks_open": self.chunks_open,
+            "is_scattered": self.is_scattered,
+            "read_ratio": round(self.read_ratio, 3),
+            "text_bytes": self.text_bytes,
+            "estimate": self.estimate.as_json(),
+            "estimated_prompt_tokens": self.estimated_prompt_tokens,
+            "variables": dict(self.variables),
+            "template_day": self.template_day,
+            "budget": plain(self.budget),
+            "shard_rows": self.shard_rows,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def lines(self) -> list[str]:
+        """Rows, queries, shards, chunks, what of the budget is gone, and the estimate."""
+        rows = [("rows", f"{self.rows:,} in {counted(self.files, 'file')}")]
+        if self.table:
+            rows.append(("table", _table_text(self.table)))
+        if self.left_out:
+            rows.append(("left out", left_out_text(self.left_out)))
+        if self.template_day is not None:
+            rows.append(("prompts say", f"{self.template_day}, the day of the plan"))
+        rows += [
+            ("queries", f"{self.queries:,}, {self._layout()}"),
+            ("shards", self._shards()),
+            ("chunks", f"{self.chunks:,}, {self.chunks_open:,} open"),
+        ]
+        if self.budget is not None:
+            rows.append(("budget", self.budget.text))
+        rows.append(("fingerprint", self.fingerprint[:16]))
+        when = "planned" if self.was_planned_now else "planned earlier"
+        head = f"{self.name}: {when}, {self.output}/plan.json"
+        return [head, *grid(rows).split("\n"), *self.estimate.lines()]
+
+    def _layout(self) -> str:
+        """How the rows of a query lie."""
+        if self.is_scattered:
+            return f"scattered: shards carry row ids, and together read {self.read_ratio:.1f} times the data"
+        return f"together: shards are row ranges (reads: {self.read_ratio:.2f} times the data)"
+
+    def _shards(self) -> str:
+        least = min(self.shard_rows)
+        most = max(self.shard_rows)
+        sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        return f"{len(self.shard_rows):,} of {sizes} rows"
+
+
+def plan_result(opened: OpenRun, estimate: Estimate, *, seconds: float) -> PlanResult:
+    """The plan of an output that was opened."""
+    plan = opened.plan
+    spec = opened.job.spec
+    num_done = sum(map(len, opened.folder.attempts_of_all().values()))
+    return PlanResult(
+        name=plan.name,
+        output=spec.output,
+        was_planned_now=opened.was_planned_now,
+        fingerprint=plan.fingerprint,
+        rows=plan.rows,
+        queries=plan.queries,
+        files=len(plan.files),
+        table=opened.dataset.table,
+        left_out=opened.dataset.left_out,
+        chunks=plan.num_chunks,
+        chunks_open=plan.num_chunks - num_done,
+        is_scattered=plan.is_scattered,
+        read_ratio=plan.read_ratio,
+        text_bytes=plan.text_bytes,
+        estimate=estimate,
+        estimated_prompt_tokens=sum(shard.estimated_tokens for shard in plan.shards),
+        variables=opened.job.variables,
+        template_day=next(iter(day_of(spec.engine.chat_template_kwargs).values()), None),
+        budget=budget_so_far(opened),
+        shard_rows=[shard.rows for shard in plan.shards],
+        seconds=seconds,
+    )
+
+
+def _table_text(table: TableSnapshot) -> str:
+    since = "" if table.since is None else f", rows added since {table.since}"
+    when = "" if table.committed is None else f" of {table.committed:%Y-%m-%dT%H:%M:%SZ}"
+    moved = "" if table.snapshot == table.latest else f" (the table is at {table.latest} now)"
+    return f"{table.format}, {table.folder}, snapshot {table.snapshot}{when}{since}{moved}"
+
+
+def _table_json(table: TableSnapshot | None) -> dict[str, str | None] | None:
+    if table is None:
+        return None
+    when = None if table.committed is None else table.committed.isoformat()
+    return {**table.identity, "path": table.folder, "committed": when, "latest": str(table.latest)}
