@@ -638,12 +638,8 @@ def score_chunks(
                 if work is None:
                     time.sleep(IDLE_S)
                     continue
-                work.started_s = time.perf_counter()
-                work.started_clock = time.time()
-                probs = model.score(chunk.tokens, may_go_on)
-                if probs is None:
+                if not _score(model, work, chunk.tokens, may_go_on):
                     return False
-                _settle(work, chunk.tokens, probs, model.record.phi)
                 seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * seconds_a_chunk)
                 progress.statuses.update(Counter(row.status for row in work.rows if row is not None))
                 progress.requests += len(work.rows)
@@ -660,13 +656,30 @@ class ReadChunk(NamedTuple):
     tokens: list[TokenRow]
 
 
-def _settle(work: ChunkWork, tokens: Sequence[TokenRow], probs: Mapping[str, np.ndarray], phi: PhiTable) -> None:
-    """Fill in the rows of a chunk and count its tokens."""
-    scored = score_rows(work.pairs, work.keys, probs, tokens, phi)
+def _score(
+    model: Scorer,
+    work: ChunkWork,
+    tokens: Sequence[TokenRow],
+    on_batch: Callable[[int], bool],
+) -> bool:
+    """Fill in the rows of a chunk and count its tokens; False if `on_batch` gave up."""
+    work.started_s = time.perf_counter()
+    work.started_clock = time.time()
+    probs = model.score(tokens, on_batch)
+    if probs is None:
+        return False
+    scored = score_rows(
+        work.pairs,
+        work.keys,
+        probs,
+        tokens,
+        model.record.phi,
+    )
     work.rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
     work.left = 0
     num_tokens = sum(len(row.ids) for row in tokens)
     work.stages[STAGE] = StageSeen(len(scored), prompt_tokens=num_tokens)
+    return True
 
 
 def score_rows(

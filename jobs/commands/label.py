@@ -79,15 +79,16 @@ def _work_options(*, dry_run: str, done_ok: str) -> Callable[[Command], Command]
 @date_option
 @log_option
 @output_option
-def plan(**options: Any) -> int:
+def plan(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
     """Cut the input into shards and chunks, and say what a run would do, take and cost.
 
     Reads footers, the query-id column and a sample of the rows. Rates are those of this model's last run on this
     device. The plan is written once and never changed; the same command again shows it.
     """
-    from relabel.jobs.commands.labeling import plan_job
+    from relabel.jobs.commands.labeling import plan_and_report
+    from relabel.jobs.labeling import JobSource
 
-    return plan_job(**options)
+    return plan_and_report(JobSource(job_file, overrides, day), probe=probe, output=output)
 
 
 @click.command(epilog="Example: relabel run job.yaml --shard 3/64")
@@ -144,16 +145,29 @@ def _label(
 @log_option
 @click.option("--done-ok", is_flag=True, help="Exit 0 instead of 10 when there is nothing to do.")
 @output_option
-def rounds(**options: Any) -> int:
+def rounds(
+    job_file: str,
+    overrides: tuple[str, ...],
+    day: str | None,
+    done_ok: bool,
+    output: str,
+    **options: Any,
+) -> int:
     """Search a corpus for each question in several rounds: find documents, have them reviewed, ask again (R2RAG).
 
     JOB.YAML is a job with the section `rounds`; its input holds the questions, its labeler is `review`. Each round is a
     run of its own below the output (round-1, round-2, …), and a row for each question is written in the end:
     trajectories.parquet. The same command again continues where the last one stopped.
     """
-    from relabel.jobs.commands.labeling import run_search
+    from relabel.jobs.commands.labeling import search_and_report
+    from relabel.jobs.labeling import JobSource, RunOptions
 
-    return run_search(**options)
+    return search_and_report(
+        JobSource(job_file, overrides, day),
+        RunOptions(**options),
+        done_ok=done_ok,
+        output=output,
+    )
 
 
 ROLES = ("query_id", "query", "doc_id", "document")

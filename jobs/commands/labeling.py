@@ -9,7 +9,7 @@ from typing import Any
 
 from relabel.jobs import logs
 from relabel.jobs.commands.options import sigterm_ends
-from relabel.jobs.job import Job, cache_dir, load_job, open_run
+from relabel.jobs.job import Job, cache_dir, open_run
 from relabel.jobs.labeling import JobSource, RunOptions, open_session, run_job
 from relabel.jobs.output import Exit, emit_result, exit_for
 from relabel.jobs.planning import plan_result
@@ -21,10 +21,10 @@ from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.secrets import counted
 
 
-def plan_job(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool, output: str) -> int:
+def plan_and_report(source: JobSource, *, probe: bool, output: str) -> int:
     """Plan a job if nobody has, estimate it, and print both."""
     started_s = time.perf_counter()
-    opened = open_run(load_job(job_file, overrides=overrides, day=day))
+    opened = open_run(source.load())
     ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
     with sigterm_ends():
         estimate = estimate_run(opened, ask)
@@ -165,21 +165,10 @@ def _same_job(source: JobSource, report: RunReport) -> str:
 # `rounds`: a search in several rounds, each a run.
 
 
-def run_search(
-    job_file: str,
-    overrides: tuple[str, ...],
-    gpus: str | None,
-    workers: int | None,
-    day: str | None,
-    until: str | None,
-    duration: str | None,
-    done_ok: bool,
-    output: str,
-) -> int:
+def search_and_report(source: JobSource, options: RunOptions, *, done_ok: bool, output: str) -> int:
     """Run the rounds of a search, and print what they found."""
     started_s = time.perf_counter()
-    options = RunOptions(gpus=gpus, workers=workers, until=until, duration=duration)
-    job = load_job(job_file, overrides=overrides, day=day)
+    job = source.load()
     logs.bind(job=job.spec.name)
     report = run_rounds(
         job,
@@ -191,5 +180,5 @@ def run_search(
     report.seconds = time.perf_counter() - started_s
     emit_result(report, output)
     if report.exit is Exit.GATE:
-        logs.say(beyond_budget(job_file), event="advice")
+        logs.say(beyond_budget(str(source.spec)), event="advice")
     return report.exit_code
