@@ -12,6 +12,8 @@ import pytest
 from benchmarks.systems_coverage import Outcome, load_collections, outcomes, simulate
 from relabel.manifests.metrics.top import NDCG
 
+DATA = Path(os.environ.get("RELABEL_TEST_DATA", Path(__file__).parents[2] / "../shared/data")).resolve()
+
 
 def simulated(*, favour: float, seed: int = 4) -> Outcome:
     """Twelve pairs of systems over 60 queries; the judge adds `favour` to the difference of each."""
@@ -33,13 +35,17 @@ def test_ten_gold_queries_keep_the_promise_whatever_the_judge_favours(favour: fl
 def test_a_judge_that_favours_a_system_is_wrong_alone() -> None:
     fair, unfair = simulated(favour=0.0), simulated(favour=0.1)
     assert fair.wrong[2] < 0.02
-    assert unfair.wrong[2] > 0.3
+    assert unfair.wrong[2] > 0.1
+    assert unfair.wrong[0] < 0.01
 
 
-@pytest.mark.skipif("RELABEL_DATA" not in os.environ, reason="RELABEL_DATA names no folder of published judges")
+@pytest.mark.skipif(
+    not (DATA / "llm_labels").is_dir(),
+    reason=f"no llm_labels in {DATA}: RELABEL_TEST_DATA names the folder of real data",
+)
 def test_published_judges_in_small() -> None:
     """Some draws and pairs of the benchmark: the mean over judges within .95 ± .02, and wrong in 1 % at most."""
-    collections = load_collections(Path(os.environ["RELABEL_DATA"]))
+    collections = load_collections(DATA)
     options = Namespace(draws=100, pairs=10, seed=7)
     for kind in ("lexical", "own"):
         found = list(outcomes(collections, kind, NDCG, 10, options))
