@@ -728,6 +728,15 @@ def _side_of(split: SplitFacts, labels: LabelSet, storage: Storage) -> Callable[
 _NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
 
 
+def named_path(argument: str) -> tuple[str | None, str]:
+    """Name and path of `NAME=PATH`; None and the path of anything else."""
+    # a folder may be called `date=2026-11-20`
+    match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
+    if match is None:
+        return None, argument
+    return match["name"], match["path"]
+
+
 def compare_sets(arguments: Sequence[str], options: JudgingOptions, storage: Storage) -> ComparedSets:
     """Compare every set with the teacher: the set of that name, else the first that is no student's output.
 
@@ -738,12 +747,8 @@ def compare_sets(arguments: Sequence[str], options: JudgingOptions, storage: Sto
     """
     paths: dict[str, str] = {}
     for argument in arguments:
-        name = path = argument
-        # a folder may be called `date=2026-11-20`
-        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
-        if match:
-            name = match["name"]
-            path = match["path"]
+        name, path = named_path(argument)
+        name = name or path
         if name in paths:
             raise UsageError(f"LABELS: two sets are called {name}. Name them apart: NAME=PATH.")
         paths[name] = path

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -26,7 +25,7 @@ from relabel.jobs.compared_systems import (
     SystemFigures,
     pair_sentence,
 )
-from relabel.jobs.evaluate import JudgingOptions, load_pairs, manifest_of_scorer, open_set, scale_of
+from relabel.jobs.evaluate import JudgingOptions, load_pairs, manifest_of_scorer, named_path, open_set, scale_of
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, place_of
 from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
@@ -376,8 +375,6 @@ def system_figures(
 # ------------------------------------------------------------------------------
 # Systems, labels and gold are opened, and checked to go together.
 
-_NAMED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<path>.+)", re.DOTALL)
-
 
 def named_paths(arguments: Sequence[str], *, fewest: int = 2) -> dict[str, str]:
     """Paths by the systems' names: `NAME=PATH`, or the file's name without its suffix.
@@ -387,9 +384,8 @@ def named_paths(arguments: Sequence[str], *, fewest: int = 2) -> dict[str, str]:
     """
     paths: dict[str, str] = {}
     for argument in arguments:
-        # a folder may be called `date=2026-11-20`
-        match = None if Path(argument).exists() else _NAMED.fullmatch(argument)
-        name, path = (match["name"], match["path"]) if match else (PurePosixPath(argument).stem, argument)
+        name, path = named_path(argument)
+        name = name or PurePosixPath(path).stem
         if name in paths:
             raise UsageError(f"SYSTEM: two systems are called {name}. Name them apart: NAME=PATH.")
         paths[name] = path
