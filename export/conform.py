@@ -87,13 +87,13 @@ class RerankServer:
         api: a name of `APIS`, `kserve-v2`, or `auto`: the first that answers a made-up pair.
         model: its name there.
         key: sent as a bearer token, and never shown.
-        encoder: of the bundle, for `kserve-v2`.
+        encoder: of the bundle, for `kserve-v2`; None where that is not asked.
     Raises:
         InputError: no API answers there.
         ServerGoneError: nothing listens there.
     """
 
-    def __init__(self, url: str, api: str, model: str, key: str | None, encoder: Encoder) -> None:
+    def __init__(self, url: str, api: str, model: str, key: str | None, encoder: Encoder | None) -> None:
         self._url = url.rstrip("/")
         self._model = model
         self._key = key
@@ -134,6 +134,7 @@ class RerankServer:
         return scores_N
 
     def _expected_grades(self, pairs: Sequence[Pair]) -> np.ndarray:
+        assert self._encoder is not None
         inputs = [
             {"name": name, "shape": list(ids.shape), "datatype": "INT64", "data": ids.ravel().tolist()}
             for name, ids in self._encoder.collate(self._encoder.encode(pairs)).items()

@@ -773,6 +773,12 @@ def compare_named(
     teacher = teacher or _teacher_of(named)
     named = {teacher: named.pop(teacher), **named}
     sets = list(named.values())
+    ranking = next((labels.where for labels in sets if labels.kind == "ranking"), None)
+    if ranking is not None:
+        raise UsageError(
+            f"{ranking}: its scores only rank, so there are no grades to compare. Judge it alone, or compare rankings "
+            "with `relabel systems`."
+        )
     sides = cut_sets(sets, options.side, storage, students=options.students)
     golds = None if options.qrels is None else Golds(sets, options, storage)
     seen = golds.seen if golds else set()

@@ -12,9 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -424,6 +425,7 @@ class ScoreOptions:
 
     Args:
         columns: by role.
+        api, served_model, api_key_env: of a server alone; see `rerankers.RerankerArgs`.
         dtype: of a student alone; float32 by default.
         precision: of a bundle alone; the bundle's default where none is named.
     """
@@ -439,6 +441,9 @@ class ScoreOptions:
     device: str = "auto"
     dtype: Dtype | None = None
     precision: str | None = None
+    api: str = "auto"
+    served_model: str = ""
+    api_key_env: str | None = None
 
 
 def score_job(
@@ -585,19 +590,37 @@ class StudentRunner(ChunkLabeler):
             progress=progress,
             stop=stop,
             on_progress=on_progress,
+            settle=partial(_settle, phi=self.model.record.phi),
         )
 
 
+class ChunkModel(Protocol):
+    """What scores the pairs of chunks, as `StudentModel` and `BundleModel` do."""
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> Any:
+        """What is scored, a row a pair; in a thread of its own."""
+        ...
+
+    def score(self, rows: Any, on_batch: Callable[[int], bool]) -> Any:
+        """What `settle` makes labels of; None if `on_batch`, called with the rows of each batch, gave up."""
+        ...
+
+
 def score_chunks(
-    model: Scorer,
+    model: ChunkModel,
     chunks: Iterator[ChunkWork | None],
     commit: Callable[[ChunkWork], bool],
     *,
     progress: Progress,
     stop: Stop,
     on_progress: Callable[[], None] = lambda: None,
+    settle: Callable[[ChunkWork, Any, Any], None],
 ) -> bool:
-    """Score chunks as `ChunkLabeler.label_chunks` says, whose arguments these are. The chunks are read in a thread."""
+    """Score chunks as `ChunkLabeler.label_chunks` says, whose arguments these are. The chunks are read in a thread.
+
+    Args:
+        settle: fills in the rows of a chunk from what the model encoded and scored.
+    """
     seconds_a_chunk = 0.0
 
     def read() -> ReadChunk | None:
@@ -638,8 +661,12 @@ def score_chunks(
                 if work is None:
                     time.sleep(IDLE_S)
                     continue
-                if not _score(model, work, chunk.tokens, may_go_on):
+                work.started_s = time.perf_counter()
+                work.started_clock = time.time()
+                scores = model.score(chunk.tokens, may_go_on)
+                if scores is None:
                     return False
+                settle(work, chunk.tokens, scores)
                 seconds_a_chunk = max(time.perf_counter() - work.started_s, 0.9 * seconds_a_chunk)
                 progress.statuses.update(Counter(row.status for row in work.rows if row is not None))
                 progress.requests += len(work.rows)
@@ -653,33 +680,22 @@ class ReadChunk(NamedTuple):
     """A chunk with its tokens; no chunk where there is nothing just now."""
 
     work: ChunkWork | None
-    tokens: list[TokenRow]
+    tokens: Any
 
 
-def _score(
-    model: Scorer,
-    work: ChunkWork,
-    tokens: Sequence[TokenRow],
-    on_batch: Callable[[int], bool],
-) -> bool:
-    """Fill in the rows of a chunk and count its tokens; False if `on_batch` gave up."""
-    work.started_s = time.perf_counter()
-    work.started_clock = time.time()
-    probs = model.score(tokens, on_batch)
-    if probs is None:
-        return False
+def _settle(work: ChunkWork, tokens: Sequence[TokenRow], probs: Mapping[str, np.ndarray], phi: PhiTable) -> None:
+    """Fill in the rows of a chunk and count its tokens."""
     scored = score_rows(
         work.pairs,
         work.keys,
         probs,
         tokens,
-        model.record.phi,
+        phi,
     )
     work.rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
     work.left = 0
     num_tokens = sum(len(row.ids) for row in tokens)
     work.stages[STAGE] = StageSeen(len(scored), prompt_tokens=num_tokens)
-    return True
 
 
 def score_rows(

@@ -340,10 +340,21 @@ def label_set(run: RunLabels) -> LabelSet:
     """
     plan = run.plan
     facts = run.plan.facts
+    columns = label_columns(own_columns(plan.parts))
+    origin = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
+    if facts.labeler.grades == 0 and SCORE in own_columns(plan.parts):
+        return LabelSet(
+            where=run.root,
+            kind="ranking",
+            grades=None,
+            num_quarantined=run.found.tally.num_quarantined,
+            origin=origin | {"column": SCORE},
+            plan=plan,
+            parts=lambda: _ranked_parts(run.folder, run.found.labels),
+            notes=run.notes,
+        )
     if facts.labeler.grades == 0:
         raise InputError(f"{run.root}: labeler {facts.labeler.name} gives no grades, so there are none to judge.")
-    origin = {"name": plan.name, "labeler": facts.labeler.name, "model": facts.model, "fingerprint": plan.fingerprint}
-    columns = label_columns(own_columns(plan.parts))
     return LabelSet(
         where=run.root,
         kind="student" if facts.kind == "student" else "run",
@@ -355,6 +366,16 @@ def label_set(run: RunLabels) -> LabelSet:
         notes=run.notes,
         columns=columns,
     )
+
+
+def _ranked_parts(folder: RunFolder, files: list[FileRef]) -> Iterator[pa.RecordBatch]:
+    """The rows of a run whose labels are scores."""
+    names = ["row_id", "query_id", "doc_id", SCORE]
+    types = {**_TYPES, SCORE: pa.float64()}
+    schema = file_schema(folder.plan.parts)
+    for file in files:
+        table = folder.table(file, schema, names)
+        yield pa.RecordBatch.from_pydict({name: table[name].combine_chunks().cast(types[name]) for name in names})
 
 
 def _run_parts(folder: RunFolder, files: list[FileRef], further: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -1,13 +1,29 @@
 """The commands `plan`, `run`, `retry`, `rounds` and `score`: their options. What they do is loaded when called."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from relabel.jobs import logs
-from relabel.jobs.commands.options import Command, date_option, job_options, log_option, output_option, together
+from relabel.jobs.commands.options import (
+    Command,
+    date_option,
+    given_parameters,
+    job_options,
+    log_option,
+    output_option,
+    together,
+)
 from relabel.jobs.output import Exit
+from relabel.manifests.errors import UsageError
+
+if TYPE_CHECKING:
+    from relabel.jobs.job import Job
+    from relabel.jobs.score import ScoreOptions
+    from relabel.manifests.files import Storage
 
 SHARD_HELP = (
     "INDEX/COUNT, counted from 0 (3/64 takes the plan's shards j with j mod 64 = 3), or auto under Slurm, "
@@ -188,7 +204,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 
 
 @click.command(epilog="Example: relabel score out/ecom-bert --input pairs.parquet --to out/scores --shard 3/64")
-@click.argument("student", metavar="STUDENT|BUNDLE")
+@click.argument("student", metavar="STUDENT|BUNDLE|RERANKER")
 @click.option(
     "--input",
     "input",
@@ -244,6 +260,15 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
     metavar="NAME",
     help="Of a bundle: fp32, int8, …  [default: the bundle's own, fp32]",
 )
+@click.option(
+    "--api",
+    type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score"]),
+    default="auto",
+    show_default=True,
+    help="Of a server: by which API it is asked.",
+)
+@click.option("--served-model", default="", metavar="NAME", help="Of a server: the model's name there.")
+@click.option("--api-key-env", metavar="NAME", help="Of a server: the variable that holds its key.")
 @click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)
 @click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)
@@ -263,27 +288,24 @@ def score(
     output: str,
     **options: Any,
 ) -> int:
-    """Label pairs with a trained student.
+    """Label pairs with a trained student, or score them with any reranker.
 
     STUDENT is the output of `relabel distill`, BUNDLE that of `relabel export`, or the URL of a copy; a bundle labels
-    faster, in the precision that --precision names. The output is like a run's: chunks with receipts, a manifest at the
-    end, and the same exit codes; status, verify and evaluate read it. The same command again continues where the last
-    one stopped.
+    faster, in the precision that --precision names. RERANKER is a folder that sentence-transformers loads as a
+    cross-encoder, or the address of a server's /rerank or /score; its labels have a score and no grade.
+
+    The output is like a run's: chunks with receipts, a manifest at the end, and the same exit codes; status, verify and
+    evaluate read it. The same command again continues where the last one stopped.
     """
     from relabel.jobs.commands.labeling import run_and_report
     from relabel.jobs.labeling import RunOptions
-    from relabel.jobs.score import ScoreOptions, local_student, score_job
+    from relabel.jobs.score import ScoreOptions
     from relabel.manifests.files import Storage
 
     storage = Storage()
     # whose time begins before a student is fetched
     run_options = RunOptions(shard=shard, until=until, duration=duration)
-    job = score_job(
-        local_student(student, storage),
-        ScoreOptions(**options),
-        storage,
-        on_choice=lambda line: logs.say(line, event="precision"),
-    )
+    job = _score_job(student, ScoreOptions(**options), storage)
     code = run_and_report(
         job,
         run_options,
@@ -298,3 +320,38 @@ def score(
             event="advice",
         )
     return code
+
+
+def _score_job(model: str, options: ScoreOptions, storage: Storage) -> Job:
+    """The job of a student, a bundle or a reranker.
+
+    Raises:
+        UsageError: an option of another of the three.
+    """
+    from relabel.jobs.rerankers import is_cross_encoder, is_server, reranker_job
+    from relabel.jobs.score import local_student, score_job
+
+    given = given_parameters()
+    if is_server(model):
+        _refuse_given(
+            given, ("batch_tokens", "dtype", "precision"), f"{model} is a server, which computes as it likes."
+        )
+        return reranker_job(model, options, storage)
+    _refuse_given(given, ("api", "served_model", "api_key_env"), f"{model} is no server's address.")
+    folder = local_student(model, storage)
+    if is_cross_encoder(folder):
+        computes = f"{model} is a reranker, which computes as it was saved."
+        _refuse_given(given, ("batch_tokens", "dtype", "precision"), computes)
+        return reranker_job(folder, options, storage)
+    return score_job(
+        folder,
+        options,
+        storage,
+        on_choice=lambda line: logs.say(line, event="precision"),
+    )
+
+
+def _refuse_given(given: Collection[str], names: Sequence[str], reason: str) -> None:
+    for name in names:
+        if name in given:
+            raise UsageError(f"--{name.replace('_', '-')}: {reason}")

@@ -1,0 +1,233 @@
+"""`relabel score` of models that others made: the folder of a cross-encoder, and a server that reranks.
+
+Scores are those that sentence-transformers and the server give; shards and a second call leave the bytes of one
+undisturbed run; what reads labels knows that these only rank.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from relabel.jobs.api import read_labels
+from tests.score.conftest import WORDS
+
+pytest.importorskip("sentence_transformers")
+
+
+def tokenizer_of(words: Sequence[str]) -> Any:
+    """Of whole words, as BERT's: `[CLS] a [SEP] b [SEP]`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *words))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=32,
+    )
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`cross_encoder(num_labels=1)`: a BERT of two layers with random weights, as others save one."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    made: dict[int, Path] = {}
+
+    def make(num_labels: int = 1) -> Path:
+        if num_labels not in made:
+            folder = tmp_path_factory.mktemp("models") / f"foreign-{num_labels}"
+            tokenizer = tokenizer_of(WORDS)
+            tokenizer.save_pretrained(folder)
+            torch.manual_seed(4)
+            config = BertConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=32,
+                max_position_embeddings=64,
+                initializer_range=0.5,
+                num_labels=num_labels,
+            )
+            BertForSequenceClassification(config).save_pretrained(folder)
+            made[num_labels] = folder
+        return made[num_labels]
+
+    return make
+
+
+def texts_of(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(row["query"], f"{row['title']}\n\n{row['body']}") for row in pairs]
+
+
+def test_a_folder_scores_as_sentence_transformers_does_and_its_labels_only_rank(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    pairs: list[dict[str, Any]],
+    cross_encoder: Callable[..., Path],
+) -> None:
+    from sentence_transformers import CrossEncoder
+
+    write_pairs()
+    folder = cross_encoder()
+    call = ("score", str(folder), "--input", "pairs.parquet", "--to", "out/theirs", "--chunk-rows", "8")
+    assert relabel(*call, "--shards", "2", "--device", "cpu").code == 0
+    labels = read_labels("out/theirs").sort_by("row_id")
+    assert labels["grade"].null_count == labels.num_rows == len(pairs)
+    wanted = CrossEncoder(str(folder), device="cpu").predict(texts_of(pairs), show_progress_bar=False)
+    assert labels["score"].to_numpy() == pytest.approx(np.asarray(wanted), abs=1e-6)
+    assert len(set(labels["score"].to_pylist())) > len(pairs) // 2
+
+    found = relabel("evaluate", "out/theirs", "--qrels", "pairs.parquet", "--output", "json").json
+    assert (found["labels"][0]["kind"], found["counts"]["judged"], found["confusion"]) == ("ranking", len(pairs), [])
+    assert {"ndcg@10", "kendall_tau"} <= found["figures"].keys()
+    assert "accuracy" not in found["figures"]
+    assert found["baselines"]["lexical"]["ndcg@10"] is not None
+
+    assert relabel("convert", "out/theirs", "theirs.run").code == 0
+    held = {tuple(line.split()[0:3:2]): float(line.split()[4]) for line in Path("theirs.run").read_text().splitlines()}
+    assert list(held.values()) == pytest.approx(sorted_scores(labels, held), abs=1e-6)
+    relabel("evaluate", "a=out/theirs", "b=out/theirs").refused(2, "only rank", "relabel systems")
+
+
+def sorted_scores(labels: Any, held: dict[Any, float]) -> list[float]:
+    by_pair = {(row["query_id"], row["doc_id"]): row["score"] for row in labels.to_pylist()}
+    return [by_pair[pair] for pair in held]
+
+
+def test_shards_and_a_second_call_end_with_the_scores_of_one_run(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path]
+) -> None:
+    write_pairs()
+    call = ("score", str(cross_encoder()), "--input", "pairs.parquet", "--chunk-rows", "4", "--device", "cpu")
+    assert relabel(*call, "--shards", "2", "--to", "out/whole").code == 0
+    assert relabel(*call, "--shards", "2", "--to", "out/parts", "--shard", "1/2").code in (0, 20)
+    assert relabel(*call, "--shards", "2", "--to", "out/parts").code == 0
+    assert relabel(*call, "--shards", "2", "--to", "out/parts").code == 10
+    whole, parts = ({path.name: path.read_bytes() for path in Path(name, "labels").rglob("*.parquet")}
+                    for name in ("out/whole", "out/parts"))  # fmt: skip
+    assert whole == parts
+
+
+def test_a_model_that_is_no_reranker_or_an_option_of_students_is_refused(
+    relabel: Callable[..., Any], write_pairs: Callable[..., Path], cross_encoder: Callable[..., Path], folder: Path
+) -> None:
+    write_pairs()
+    rest = ("--input", "pairs.parquet", "--to", "out/x")
+    relabel("score", str(cross_encoder(3)), *rest, "--device", "cpu").refused(3, "3 numbers a pair")
+    relabel("score", str(cross_encoder()), *rest, "--precision", "int8").refused(2, "--precision")
+    relabel("score", str(cross_encoder()), *rest, "--dtype", "float16").refused(2, "--dtype")
+    relabel("score", "http://127.0.0.1:9/v1", *rest).refused(2, "server that reranks", "--api")
+    relabel("score", "http://me:secret@127.0.0.1:9/rerank", *rest).refused(3, "holds a password")
+    (folder / "nothing").mkdir()
+    relabel("score", "nothing", *rest).refused(3, "holds no student.json")
+
+
+# A server.
+
+
+def words(text: str) -> set[str]:
+    return set(text.lower().split())
+
+
+class Server(BaseHTTPRequestHandler):
+    """Scores by shared words, in the form that its class names; refuses documents that say so, and now and then all."""
+
+    form = "tei"
+    fails = 0
+    asked: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        documents = body.get("texts" if self.form == "tei" else "documents")
+        if type(self).fails:
+            type(self).fails -= 1
+            return self._send(503, {"error": "busy"})
+        if documents is None or not self.path.endswith("/rerank"):
+            return self._send(422, {"error": "no such form"})
+        if any("refuse me" in document for document in documents):
+            return self._send(413, {"error": "too long"})
+        self.asked.append(len(documents))
+        shared = [len(words(body["query"]) & words(one)) / 7 for one in documents]
+        name = "score" if self.form == "tei" else "relevance_score"
+        items = [{"index": place, name: score} for place, score in enumerate(shared)][::-1]
+        return self._send(200, items if self.form == "tei" else {"results": items})
+
+    def _send(self, code: int, reply: Any) -> None:
+        data = json.dumps(reply).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(params=["tei", "cohere"])
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, type[Server]]]:
+    handler = type("Handler", (Server,), {"form": request.param, "asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_address[1]}/rerank", handler
+        running.shutdown()
+
+
+def test_a_server_is_asked_by_query_and_its_scores_come_back_in_order(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    pairs: list[dict[str, Any]],
+    server: tuple[str, type[Server]],
+) -> None:
+    url, handler = server
+    pairs[3]["body"] = "refuse me"
+    write_pairs(pairs)
+    done = relabel("score", url, "--input", "pairs.parquet", "--to", "out/served", "--chunk-rows", "12")
+    assert done.code in (0, 30), done  # one of 24 rows is refused
+    rows = read_labels("out/served").to_pylist() if done.code == 0 else []
+    rows = rows or [
+        row for path in Path("out/served/labels").rglob("*.parquet") for row in pq.read_table(path).to_pylist()
+    ]
+    wanted = {place: len(words(query) & words(text)) / 7 for place, (query, text) in enumerate(texts_of(pairs))}
+    del wanted[3]
+    assert {row["row_id"]: row["score"] for row in rows} == pytest.approx(wanted, abs=1e-6)
+    assert max(handler.asked) > 1
+    lost = [row for path in Path("out/served/quarantine").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    assert [row["row_id"] for row in lost] == [3]
+
+
+def test_a_server_that_is_busy_is_asked_again_and_one_that_is_gone_ends_the_run(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    server: tuple[str, type[Server]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("relabel.jobs.rerankers.WAITS_S", (0.01, 0.01))
+    url, handler = server
+    write_pairs()
+    call = ("score", url, "--api", handler.form, "--input", "pairs.parquet", "--to", "out/served", "--chunk-rows", "4")
+    handler.fails = 2
+    assert relabel(*call).code == 0
+    handler.fails = 10**6
+    gone = relabel(*call[:-4], "--to", "out/gone")
+    assert gone.code not in (0, 10)
+    handler.fails = 0
+    assert relabel(*call[:-4], "--to", "out/gone").code == 0
