@@ -14,7 +14,7 @@ import click
 
 from relabel.jobs.commands.options import date_option, job_options, output_option, sigterm_ends
 from relabel.jobs.job import Job, load_job, options_begun_with, start_engine
-from relabel.jobs.output import Exit, TextResult, emit_result, note, shown, value_text
+from relabel.jobs.output import Exit, TextResult, emit, note, shown, value_text
 from relabel.jobs.run.loop import ask_unwritten
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.report import engine_text
@@ -315,7 +315,7 @@ def ask(
             num_rows = sum(len(asked.rows) for asked in answered)
             how = "would be asked first" if dry_run else f"in {seconds:.1f} s"
             text = f"{counted(num_rows, 'row')}, {counted(len(exchanges), 'ask')} {how}; nothing was written."
-            emit_result(TextResult(text, result), output)
+            emit(TextResult(text, result), output)
 
         if edited is None:
             put(job)

@@ -47,12 +47,6 @@ def exit_for(error: errors.RelabelError) -> Exit:
     return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
-def emit(result: dict[str, Any], text: str, output: str, code: int = Exit.DONE) -> int:
-    """Print a result: `text` for people, `result` as one JSON object for programs. Returns the exit code."""
-    click.echo(json.dumps(redacted_values(result), ensure_ascii=False) if output == "json" else text)
-    return code
-
-
 class Result(Protocol):
     """What a command found, as a record."""
 
@@ -65,10 +59,13 @@ class Result(Protocol):
         ...
 
 
-def emit_result(result: Result, output: str, code: int = Exit.DONE) -> int:
-    """Print a result. Returns the exit code."""
-    text = "" if output == "json" else "\n".join(result.lines())
-    return emit(result.as_json(), text, output, code)
+def emit(result: Result, output: str, code: int = Exit.DONE) -> int:
+    """Print a result as lines for people, or as one JSON object for programs. Returns the exit code."""
+    if output == "json":
+        click.echo(json.dumps(redacted_values(result.as_json()), ensure_ascii=False))
+    else:
+        click.echo("\n".join(result.lines()))
+    return code
 
 
 def values_table(values: dict[str, Any]) -> str:

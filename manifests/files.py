@@ -96,17 +96,18 @@ def out_of_files(error: BaseException) -> str | None:
 
     Libraries wrap it in errors of their own, and some keep its words alone.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if (isinstance(seen, OSError) and seen.errno in (errno.EMFILE, errno.ENFILE)) or "Too many open files" in str(
-            seen
-        ):
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:  # a library may have made an error its own cause
+        is_limit = isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE)
+        if is_limit or "Too many open files" in str(cause):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (
                 f"too many files are open: this process may open {limit:,} (`ulimit -n`). What was committed is safe. "
                 "Raise the limit, say `ulimit -n 4096`, and run the same command again."
             )
-        seen = seen.__cause__ or seen.__context__
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return None
 
 

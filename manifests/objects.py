@@ -366,14 +366,19 @@ class S3Objects(FsspecObjects):
         try:
             return sync(self._filesystem.loop, function, *arguments)
         except Exception as exc:  # sorted out by kind below; nothing of it passes unseen
-            raise self._meaning(exc, key) from exc
+            translated = self._translated(exc, key)
+            if translated is exc:
+                raise
+            raise translated from exc
 
-    def _meaning(self, exc: Exception, key: str) -> Exception:
-        """Ours for theirs. Their texts stay in the chain: some repeat what was sent."""
+    def _translated(self, exc: Exception, key: str) -> Exception:
+        """Our error for one of s3fs or botocore. Its text is not copied into our message, since some repeat the
+        request; it stays in `__cause__`.
+        """
         where = f"{self._where.partition('://')[0]}://{key}"
         reply: Any = getattr(exc.__cause__, "response", None) or getattr(exc, "response", None)
         status = 0
-        code = type(exc).__name__
+        code = type(exc).__name__  # where there is no reply, which has a code of its own
         if isinstance(reply, dict):
             status = int(reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             code = str(reply.get("Error", {}).get("Code", ""))
@@ -398,10 +403,10 @@ class S3Objects(FsspecObjects):
             return StoreError(f"{where}: refused ({answer}): {hint}.")
         if status:
             return StoreError(f"{where}: refused ({answer}).")
-        return self._meaning_without_reply(exc, where, answer)
+        return self._translated_without_reply(exc, where, answer)
 
-    def _meaning_without_reply(self, exc: Exception, where: str, answer: str) -> Exception:
-        """Of an error that no server answered with."""
+    def _translated_without_reply(self, exc: Exception, where: str, answer: str) -> Exception:
+        """Of an error that no server answered with: the error itself where it is none of storage."""
         import botocore.exceptions as known
         from botocore.parsers import ResponseParserError
 

@@ -54,7 +54,7 @@ from relabel.jobs.commands.options import (
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
 from relabel.jobs.delivery import TransferDisplay
-from relabel.jobs.output import Exit, Summary, TextResult, emit_result, grid, value_text
+from relabel.jobs.output import Exit, Summary, TextResult, emit, grid, value_text
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
@@ -135,7 +135,7 @@ def publish(
         "exit_code": int(code),
     }
     state = "published" if done.has_changed else "nothing to do, all of it is there"
-    return emit_result(Summary(f"{bundle_store.url}/{done.version.name}: {state}", result), output, code)
+    return emit(Summary(f"{bundle_store.url}/{done.version.name}: {state}", result), output, code)
 
 
 # ------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def rollback(bundle: str, name: str, sign_key: str | None, output: str) -> int:
 
 def _emit_move(bundle_store: Store, moved: Channel, output: str, code: Exit) -> int:
     known = {key: moved.head[key] for key in ("version", "sequence", "reason")}
-    return emit_result(
+    return emit(
         Summary(
             f"{moved.name}@{moved.at}: points to {known['version']}",
             {"url": bundle_store.url, "name": moved.name, "channel": moved.at, **known, "exit_code": int(code)},
@@ -223,7 +223,7 @@ def list_bundles(url: str, output: str) -> int:
         pointers = [f"{channel['channel']} → {channel['version']}" for channel in bundle["channels"]]
         rows.append({**bundle, "channels": pointers})
     text = f"{bundle_store.url}: {counted(len(bundles), 'bundle')}\n{_table(('name', 'versions', 'channels'), rows)}"
-    return emit_result(TextResult(text, {"url": bundle_store.url, "bundles": bundles}), output)
+    return emit(TextResult(text, {"url": bundle_store.url, "bundles": bundles}), output)
 
 
 def _table(keys: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
@@ -250,8 +250,8 @@ def show(bundle: str, output: str) -> int:
     address = parse_address(bundle)
     bundle_store = open_bundle_store(address.url, Storage())
     if address.at is None:
-        return emit_result(_shown_bundle(bundle_store.url, bundle_in(bundle_store, address.name)), output)
-    return emit_result(_shown_version(bundle_store.url, address.name, version_in(bundle_store, address)), output)
+        return emit(_shown_bundle(bundle_store.url, bundle_in(bundle_store, address.name)), output)
+    return emit(_shown_version(bundle_store.url, address.name, version_in(bundle_store, address)), output)
 
 
 def _shown_bundle(url: str, bundle: dict[str, Any]) -> TextResult:
@@ -308,7 +308,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     found = collect(bundle_store, keep=keep, grace_s=grace_s, deletes=deletes)
     has_work = found["marked"] or found["deleted"] or found["swept"]
     code = Exit.DONE if has_work or not deletes else Exit.NOTHING_TO_DO
-    return emit_result(
+    return emit(
         Summary(
             f"{bundle_store.url}: done" if deletes else f"{bundle_store.url}: nothing was touched. To do it: --delete",
             {"url": bundle_store.url, "dry_run": not deletes, **found, "exit_code": int(code)},
@@ -433,7 +433,7 @@ def export(
         report=lambda line: click.echo(line, err=True),
     )
     code = Exit.NOTHING_TO_DO if was_done and not done_ok else Exit.DONE
-    return emit_result(ExportResult(made, was_done, code), output, code)
+    return emit(ExportResult(made, was_done, code), output, code)
 
 
 @dataclass(frozen=True)
@@ -516,7 +516,7 @@ def _export_hf(
         "left_out": made.left_out,
         "was_done": made.was_done,
     }
-    return emit_result(
+    return emit(
         Summary(
             f"{'Nothing to do: this student is in' if made.was_done else 'The student is in'} {place}",
             {**result, "exit_code": int(code)},
@@ -552,7 +552,7 @@ def build_engine(bundle: str, to: str, precision: str, capability: str | None, o
     where GPU and TensorRT are those that it was built with, and ONNX elsewhere. Without TensorRT the command exits 4.
     """
     made = build_into(local_folder(bundle, "BUNDLE"), _place(to), precision=precision, capability=capability)
-    return emit_result(
+    return emit(
         Summary(
             "The engine was not compared: run it where it serves before you trust it.",
             {"path": str(made.folder), "version": made.version, "engine": plain(student_facts(made).models[-1])},
@@ -693,7 +693,7 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         logs.say(warning, level="warning", event="bench")
     report_refused(verdicts)
     code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
-    return emit_result(BenchResult(written, opened.version, facts, verdicts, code), output, code)
+    return emit(BenchResult(written, opened.version, facts, verdicts, code), output, code)
 
 
 @dataclass(frozen=True)
@@ -796,7 +796,7 @@ def conform(
             code = _code_of(conformity, require)
             if watch is None:
                 text = _conformity_text(shown, conformity)
-                return emit_result(TextResult(text, {**result, "exit_code": int(code)}), output, code)
+                return emit(TextResult(text, {**result, "exit_code": int(code)}), output, code)
         click.echo(json.dumps({"time": time.time(), **result}))
         if code is Exit.GATE:
             return code

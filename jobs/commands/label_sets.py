@@ -24,7 +24,7 @@ from relabel.jobs.convert import LABELS, WRITABLE, ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.merge import MergeResult, merge_outputs
-from relabel.jobs.output import Exit, Summary, emit_result
+from relabel.jobs.output import Exit, Summary, emit
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
@@ -132,7 +132,7 @@ def evaluate(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
         judged = judge(labels, options, Storage())[1]
-        emit_result(judged, output)
+        emit(judged, output)
         report_refused(judged.gates)
         return judged.exit_code
     if options.score is not None:
@@ -140,7 +140,7 @@ def evaluate(
     if options.pass_at and options.qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
     compared = compare_sets(labels, options, Storage())
-    emit_result(compared, output)
+    emit(compared, output)
     report_refused(compared.verdicts())
     return compared.exit_code
 
@@ -242,7 +242,7 @@ def compare(a: str, b: str, output: str, **values: Any) -> int:
         with written(options.html, storage) as file:
             file.write_text(page, encoding="utf-8", errors="replace")
         logs.say(f"wrote {options.html}", event="page", path=options.html)
-    return emit_result(compared, output)
+    return emit(compared, output)
 
 
 @click.command(epilog="Example: relabel report out/ecom out/ecom-bert out/bundle --gold pairs.parquet --to report.html")
@@ -325,7 +325,7 @@ def report(
     data = built.html.encode("utf-8", "replace")
     with written(to, storage) as file:
         file.write_bytes(data)
-    return emit_result(
+    return emit(
         Summary(
             f"The report is in {to}",
             {
@@ -411,7 +411,7 @@ def combine(
         resamples=resamples,
         seed=seed,
     )
-    return emit_result(combine_labels(labels, to, by, judging, storage), output)
+    return emit(combine_labels(labels, to, by, judging, storage), output)
 
 
 @click.command(epilog="Example: relabel merge out/monday out/tuesday --to out/week")
@@ -440,7 +440,7 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
         allow_mixed=allow_mixed,
     )
     result = MergeResult(output=to, outputs=list(outputs), manifest=manifest, was_written_now=was_written_now)
-    return emit_result(result, output, result.code)
+    return emit(result, output, result.code)
 
 
 @click.command(epilog="Example: relabel convert out/ecom ecom.qrels")
@@ -520,4 +520,4 @@ def convert(source: str, target: str, output: str, **values: Any) -> int:
     converted = convert_file(source, target, ConvertOptions(**values), Storage())
     for note in converted.notes:
         logs.say(f"{note}.", event="convert")
-    return emit_result(converted, output)
+    return emit(converted, output)

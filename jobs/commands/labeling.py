@@ -11,7 +11,7 @@ from relabel.jobs import logs
 from relabel.jobs.commands.options import sigterm_ends
 from relabel.jobs.job import Job, cache_dir, open_run
 from relabel.jobs.labeling import JobSource, RunOptions, open_session, run_job
-from relabel.jobs.output import Exit, emit_result, exit_for
+from relabel.jobs.output import Exit, emit, exit_for
 from relabel.jobs.planning import plan_result
 from relabel.jobs.rounds import run_rounds
 from relabel.jobs.run.estimate import estimate_run, probe_rates
@@ -29,7 +29,7 @@ def plan_and_report(source: JobSource, *, probe: bool, output: str) -> int:
     with sigterm_ends():
         estimate = estimate_run(opened, ask)
     result = plan_result(opened, estimate, seconds=time.perf_counter() - started_s)
-    return emit_result(result, output)
+    return emit(result, output)
 
 
 def run_and_report(
@@ -50,7 +50,7 @@ def run_and_report(
     """
     logs.bind(shard=options.shard or "all")
     if dry_run:
-        return emit_result(_dry_run(job, options), output)
+        return emit(_dry_run(job, options), output)
     metrics_file = None
     if metrics:
         name = Path(str(job.spec)).stem if isinstance(job, JobSource) else job.spec.name
@@ -68,7 +68,7 @@ def run_and_report(
     except NothingNewError as exc:
         code = Exit.DONE if done_ok else Exit.NOTHING_TO_DO
         logs.say(str(exc), event="end", only_json=True, exit_code=int(code))
-        return emit_result(NothingNew(int(code), str(exc)), output, code)
+        return emit(NothingNew(int(code), str(exc)), output, code)
     except RelabelError as exc:
         code = exit_for(exc)
         reason = type(exc).__name__
@@ -79,7 +79,7 @@ def run_and_report(
     result = report.as_json()
     end = {name: result[name] for name in END_FIELDS}
     logs.say(report.verdict, event="end", only_json=True, **end)
-    emit_result(report, output)
+    emit(report, output)
     if isinstance(job, JobSource):
         for line in report.advice(str(job.spec), _same_job(job, report)):
             logs.say(line, event="advice")
@@ -178,7 +178,7 @@ def search_and_report(source: JobSource, options: RunOptions, *, done_ok: bool, 
     )
     report.is_idle_fine = done_ok
     report.seconds = time.perf_counter() - started_s
-    emit_result(report, output)
+    emit(report, output)
     if report.exit is Exit.GATE:
         logs.say(beyond_budget(str(source.spec)), event="advice")
     return report.exit_code

@@ -8,7 +8,7 @@ import click
 from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
-from relabel.jobs.output import Summary, emit_result, note
+from relabel.jobs.output import Summary, emit, note
 from relabel.jobs.pairs.chunks import CHUNK_COUNTS, add_cosines, chunk_pairs, open_compared, token_counter, tree_pairs
 from relabel.jobs.pairs.citations import CitationRule, cited_pairs
 from relabel.jobs.pairs.context import with_context
@@ -87,7 +87,7 @@ def chunk(
         max_tokens=max_tokens,
         count=count,
     )
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {counts['pairs']:,} pairs with their chunks to {to}",
             {
@@ -127,7 +127,7 @@ def tree(pairs_file: str, to: str, form: Any, column: str | None, force: bool, o
         column,
         storage,
     )
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {counts['pairs']:,} pairs with their trees to {to}",
             {
@@ -206,7 +206,7 @@ def similar(
         threshold,
         storage,
     )
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {counts['pairs']:,} pairs with their cosines to {to}",
             {
@@ -301,7 +301,7 @@ def cited(
     rule = CitationRule(answers_per_query, cited_in, random_negatives, seed)
     frame, counts = cited_pairs(answers, docs, rule, storage)
     rows = publish(frame, to, storage, source=docs)
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {rows:,} pairs to {to}",
             {
@@ -363,7 +363,7 @@ def context(
         corpus_path=corpus,
     )
     rows = publish(frame, to, storage, source=pairs_file)
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {rows:,} pairs with up to {k} context documents to {to}",
             {
@@ -481,7 +481,7 @@ def queries(
         note(
             f"asked for {rule['queries']:,} queries; the documents give {counts['queries']:,} that are plain and unlike"
         )
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {counts['pairs']:,} pairs of {counts['queries']:,} queries to {to}",
             {
@@ -545,7 +545,7 @@ def unjudged(
     check_target(to, inputs, storage, force=force)
     frame, counts = unjudged_pairs(systems, corpus, queries, SystemsOptions(**options), storage)
     rows = publish(frame, to, storage, source=corpus)
-    return emit_result(
+    return emit(
         Summary(
             f"Wrote {rows:,} unjudged pairs to {to}",
             {

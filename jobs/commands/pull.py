@@ -16,7 +16,7 @@ from relabel.jobs.commands.options import (
     output_option,
 )
 from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
-from relabel.jobs.output import Exit, Summary, TextResult, emit_result, exit_for
+from relabel.jobs.output import Exit, Summary, TextResult, emit, exit_for
 from relabel.jobs.run.stop import LONGEST_S
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
@@ -140,7 +140,7 @@ def _emit_pull(pulled: Pulled, destination: ServingFolder, output: str) -> int:
         "repaired": [pulled.repaired] if pulled.repaired else [],
         "exit_code": int(code),
     }
-    return emit_result(TextResult(str(pulled), result), output, code)
+    return emit(TextResult(str(pulled), result), output, code)
 
 
 def _write_script(path: Path, output: str) -> int:
@@ -150,7 +150,7 @@ def _write_script(path: Path, output: str) -> int:
     if path.exists() and not path.read_bytes().startswith(data[: data.index(b":")]):
         raise click.UsageError(f"--script {path}: is there and is no pull.py. Name another file.")
     LocalStore(path.parent).put(path.name, data)
-    return emit_result(
+    return emit(
         Summary(
             f"Run it: python3 {path} URL/NAME[@CHANNEL|@VERSION] DEST",
             {"path": str(path), "sha256": sha256_file(path), "exit_code": 0},
@@ -175,7 +175,7 @@ def _emit_watch(watch: ChannelWatch, destination: ServingFolder, output: str) ->
         "refused": watch.refused,
         "exit_code": int(code),
     }
-    return emit_result(Summary(f"{destination.folder}: serves {served}", result), output, code)
+    return emit(Summary(f"{destination.folder}: serves {served}", result), output, code)
 
 
 def is_destination(target: str) -> bool:
@@ -203,7 +203,7 @@ def verify_destination(folder: Path, output: str) -> int:
         "exit_code": 0,
     }
     text = f"{folder}: verified. Version {served.version} of {state.name} serves, every byte as it was pulled."
-    return emit_result(TextResult(text, result), output)
+    return emit(TextResult(text, result), output)
 
 
 def show_destination(folder: Path, output: str) -> int:
@@ -222,7 +222,7 @@ def show_destination(folder: Path, output: str) -> int:
         "held": state.held,
         "exit_code": int(code),
     }
-    return emit_result(Summary(f"{folder}: serves {state.describe(served)}", result), output, code)
+    return emit(Summary(f"{folder}: serves {state.describe(served)}", result), output, code)
 
 
 def _checked(folder: Path) -> tuple[ServingState, str]:

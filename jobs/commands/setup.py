@@ -24,7 +24,7 @@ import click
 
 from relabel.jobs.commands.options import FORCE_HELP, Number, local_folder, output_option
 from relabel.jobs.job import load_job
-from relabel.jobs.output import Exit, TextResult, emit_result, exit_for, grid, value_text
+from relabel.jobs.output import Exit, TextResult, emit, exit_for, grid, value_text
 from relabel.jobs.settings import placed, schemas
 from relabel.jobs.tables import check_free, written
 from relabel.labelers.registry import engine_class
@@ -80,7 +80,7 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
         with written(name, storage) as file:
             file.write_text(content, encoding="utf-8")
     message = TextResult(f"Wrote {path}. {NEXT[kind]} {path}", {"path": path, "schema": str(schema_file)})
-    return emit_result(message, output)
+    return emit(message, output)
 
 
 def _schema_text(kind: str, *, indent: int | None = 2) -> str:
@@ -121,7 +121,7 @@ def schema(what: str, labeler: str | None, output: str) -> int:
         ]
     listed = grid([(column["name"], column["type"], column.get("about", "")) for column in columns])
     result = {"schema": what, "version": number, "columns": columns}
-    return emit_result(TextResult(f"{what}, version {number}\n{listed}", result), output)
+    return emit(TextResult(f"{what}, version {number}\n{listed}", result), output)
 
 
 # ------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def export_templates(labeler: str, folder: str, force: bool, output: str) -> int
         "A job next to it takes them by these lines (a relative path counts from the job file's folder):\n\n"
         f"labeler:\n  name: {labeler}\n  templates: {folder}"
     )
-    return emit_result(TextResult(text, {"labeler": labeler, "folder": folder, "files": list(files)}), output)
+    return emit(TextResult(text, {"labeler": labeler, "folder": folder, "files": list(files)}), output)
 
 
 # ------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def doctor(job_file: str | None, output: str) -> int:
             code = exit_for(exc)
         result["job"] = {step: outcome for step, outcome in outcomes.items() if outcome}
         rows += [(f"job: {step}", outcome) for step, outcome in result["job"].items()]
-    return emit_result(TextResult("relabel doctor\n" + grid(rows), result), output, code)
+    return emit(TextResult("relabel doctor\n" + grid(rows), result), output, code)
 
 
 def _machine_facts() -> dict[str, Any]:
@@ -690,7 +690,7 @@ def demo(
         agreements={"teacher": agreement(pairs, labels, hidden if teach else labels)},
     )
     if result.exit_code:
-        return emit_result(result, output, result.exit_code)
+        return emit(result, output, result.exit_code)
     if not labels_only:
         scores = labels_in(root / "scores")
         result.agreements["student"] = agreement(pairs, scores, hidden)
@@ -699,7 +699,7 @@ def demo(
         untrained = labels_in(root / "untrained")
         judged = [pairs[row] for row in sorted(hidden)]
         result.agreements["untrained teacher"] = agreement(judged, untrained, untrained)
-    return emit_result(result, output)
+    return emit(result, output)
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ import click
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.job import output_of, priced_args, read_auto
-from relabel.jobs.output import Exit, emit_result, grid
+from relabel.jobs.output import Exit, emit, grid
 from relabel.jobs.run.allowance import charge_of, charge_of_receipts
 from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
@@ -328,13 +328,13 @@ def status(target: str, live: bool, day: str | None, output: str) -> int:
     """Show what is done, open and quarantined. Reads receipts alone, so it costs chunks and never rows."""
     folder, spec = _opened(target, day)
     if not live:
-        return emit_result(read_status(folder, spec), output)
+        return emit(read_status(folder, spec), output)
     is_terminal = sys.stdout.isatty()
     while True:
         moment = look(folder)
         if is_terminal and output == "text":
             click.clear()
-        emit_result(moment, output)
+        emit(moment, output)
         if moment.is_done:
             return Exit.DONE
         if not moment.is_held:
@@ -360,7 +360,7 @@ def verify(target: str, day: str | None, output: str) -> int:
     if is_destination(target):
         return verify_destination(Path(target), output)
     folder, _ = _opened(target, day)
-    return emit_result(verify_run(folder), output)
+    return emit(verify_run(folder), output)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from relabel.jobs.commands.options import (
     grades_option,
     output_option,
 )
-from relabel.jobs.output import emit_result
+from relabel.jobs.output import emit
 from relabel.manifests.files import Storage
 
 MAKERS = ("judge", "student", "other")
@@ -102,7 +102,7 @@ def systems(
         grade_map=parse_map(grade_map, "--map"),
         label_map=parse_map(label_map, "--map-labels"),
     )
-    return emit_result(compare_systems(systems, options, Storage()), output)
+    return emit(compare_systems(systems, options, Storage()), output)
 
 
 def _makers(items: tuple[str, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
-from relabel.jobs.output import Exit, Summary, emit_result, grid
+from relabel.jobs.output import Exit, Summary, emit, grid
 from relabel.manifests.errors import UsageError
 from relabel.manifests.secrets import counted
 
@@ -165,7 +165,7 @@ def distill(
         return _show_plan(spec_file, overrides, output)
     report = train_student(spec_file, overrides, start=start)
     if is_first_process():
-        emit_result(StudentResult(report), output)
+        emit(StudentResult(report), output)
     if not report.has_passed:
         return Exit.GATE
     if report.was_done and not done_ok:
@@ -219,7 +219,7 @@ def _show_plan(spec: str, overrides: Sequence[str], output: str) -> int:
 
     found, cache_dir, storage = _open_student_spec(spec, overrides)
     plan = plan_student(found, storage, cache_dir=cache_dir)
-    return emit_result(Summary("Nothing was trained", {**plain(plan), "output": found.output}), output)
+    return emit(Summary("Nothing was trained", {**plain(plan), "output": found.output}), output)
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def train(
         from relabel.distill.teachers.sft import export_conversations
 
         count = export_conversations(spec, storage, Path(export_to), cache_dir=cache_dir)
-        return emit_result(Summary("Wrote conversations", {"output": export_to, "conversations": count}), output)
+        return emit(Summary("Wrote conversations", {"output": export_to, "conversations": count}), output)
     shared: dict[str, Any] = {"start": start, "cache_dir": cache_dir, "report": teller(), "secrets": {}}
     if isinstance(spec, ResRagSpec):
         from relabel.jobs.settings import read_secrets
@@ -341,7 +341,7 @@ def train(
         spec = spec.model_copy(update={"generator": _fetched(spec.generator, storage, cache_dir)})
         shared["secrets"] = read_secrets(spec.generator, os.environ)
     if dry_run:
-        return emit_result(
+        return emit(
             Summary("Nothing was trained", teaching.estimate_teacher(spec, storage, is_timed=probe, **shared)), output
         )
     with says_how_to_continue(spec.output):
@@ -360,7 +360,7 @@ def train(
             "output": str(report.output),
             "was_done": report.was_done,
         }
-        emit_result(Summary(f"{head} {report.output}", result), output)
+        emit(Summary(f"{head} {report.output}", result), output)
     return Exit.DONE if done_ok or not report.was_done else Exit.NOTHING_TO_DO
 
 

@@ -219,7 +219,7 @@ class Health:
         others = [pair for pair in self._labelled if pair not in chosen]
         missing = CONTROLS - len(chosen)
         if missing > 0:
-            chosen += others[len(others) - missing :]
+            chosen += others[-missing:]
         yield from chosen
         reads = self._labeler.reads
         if len(chosen) < CONTROLS and not (reads.columns or reads.siblings):

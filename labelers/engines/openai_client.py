@@ -567,7 +567,8 @@ class ApiClient:
             self._num_trials_answered += 1
 
     async def _is_answered(self, path: str, body: dict[str, Any], read: Callable[[Any], Reply]) -> bool:
-        """Whether the trial request is, in as many tries as any.
+        """Whether the trial request is answered, in as many tries as any. It is sent as no trial, so that a refused key
+        or an unknown model ends the run.
 
         Raises:
             RelabelError: it is refused in a way that ends the run.

@@ -318,3 +318,15 @@ def test_finding_out_about_bad_rows_costs_little() -> None:
     run(engine, chunks_of(*[8] * 200, queries=200))
     assert len(engine.seen) < 1.1 * (800 + 3 * 800)
     assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("labelled", [1, 6, CONTROLS, CONTROLS + 5])
+def test_pairs_of_one_query_are_asked_again_as_far_as_there_are_any(labelled: int, labeler: type[Labeler]) -> None:
+    health = Health(labeler(LabelerOptions(name="own", grades=3)), minds_unreadable=True)
+    pairs = [Pair(row, "q", "roses", f"d{row}", "Cut back.") for row in range(labelled)]
+    for pair in pairs:
+        health.labelled(pair)
+    again = list(health.controls())
+    of_this_run = [pairs[-1], *pairs[:-1][-(CONTROLS - 1) :]]
+    assert again[: len(of_this_run)] == of_this_run
+    assert len(again) == min(labelled + 1, CONTROLS)

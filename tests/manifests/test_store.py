@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsspec.asyn import get_loop
 
 from relabel.manifests import objects as retries
 from relabel.manifests.errors import DiskFullError, LockHeldError, ManifestError, StoreError, StoreUnreachableError
-from relabel.manifests.files import LEASE_S, RETRY_S, Storage, remove_abandoned
+from relabel.manifests.files import LEASE_S, RETRY_S, Storage, out_of_files, remove_abandoned
 from relabel.manifests.objects import Found, Lease, S3Objects, TryAgainError, retried
 from relabel.manifests.secrets import redacted, secret_in
 from relabel.manifests.store import PROBE_NAME, LocalStore, ObjectStore, open_run_store, read_whole
@@ -231,9 +233,24 @@ class RefusalError(Exception):
     ("status", "code"), [(507, ""), (507, "InsufficientStorage"), (403, "QuotaExceeded"), (400, "XMinioStorageFull")]
 )
 def test_a_full_bucket_is_said_so(status: int, code: str) -> None:
-    found = S3Objects(None, "s3://bucket/out")._meaning(RefusalError(status, code), "bucket/out/a")
+    found = S3Objects(None, "s3://bucket/out")._translated(RefusalError(status, code), "bucket/out/a")
     assert isinstance(found, DiskFullError)
     assert "no space left in the bucket" in str(found)
+
+
+def test_an_error_that_is_none_of_storage_comes_through_as_it_is_and_can_be_looked_into() -> None:
+    """It once became its own cause, and whoever followed the causes never came to an end."""
+
+    async def fail(*_: Any) -> Any:
+        raise RuntimeError("Session is closed")
+
+    objects = S3Objects(None, "s3://bucket/out")
+    objects._filesystem = SimpleNamespace(loop=get_loop(), _call_s3=fail)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="Session is closed") as caught:
+        objects.get("bucket/out/a")
+    assert caught.value.__cause__ is not caught.value
+    caught.value.__cause__ = caught.value
+    assert out_of_files(caught.value) is None
 
 
 # How storage is reached is a value that is handed in: nothing of it is the process's, and none of its secrets show.
