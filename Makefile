@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## The whole way with a small set and real models on the CPU: labels, student, bundle, published and pulled
 	$(BIN)/relabel demo --to out/demo
 
-teach: $(STAMP) ## The same, beginning with a teacher that is trained on trusted grades
+teach: $(STAMP) ## The same, beginning with a teacher that is trained on trusted grades of other products
 	$(BIN)/relabel demo --teach --to out/teach
 
 # The tests that open a page skip without it, so nothing here fails.

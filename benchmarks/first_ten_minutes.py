@@ -20,7 +20,7 @@ import pexpect
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from relabel.jobs.commands.setup import load_pairs
+from relabel.jobs.commands.demo import load_pairs
 
 ROWS, LONGEST_S = 16, 900
 INSTALLS = "pip install 'relabel-ir[cpu,eval]'"

@@ -165,7 +165,7 @@ COMMANDS = {
         only_prints=True,
     ),
     "demo": Command(
-        "relabel.jobs.commands.setup:demo",
+        "relabel.jobs.commands.demo:demo",
         "Go the whole way with a small set: label, distill, export, publish, pull, score.",
     ),
 }

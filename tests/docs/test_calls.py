@@ -7,7 +7,7 @@ import click
 import pytest
 
 from relabel.jobs.cli import COMMANDS, relabel
-from relabel.jobs.commands.setup import demo, steps_of
+from relabel.jobs.commands.demo import demo, steps_of
 from tests.docs.pages import CALL, DOCS, PAGES, blocks, calls
 
 DEPLOY_FILES = [path for path in sorted((DOCS / "deploy").rglob("*")) if path.is_file() and path.suffix != ".yaml"]

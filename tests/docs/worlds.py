@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.cli import main
-from relabel.jobs.commands.setup import load_pairs
+from relabel.jobs.commands.demo import load_pairs
 from tests.docs.pages import DOCS
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle

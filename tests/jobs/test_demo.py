@@ -15,7 +15,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from relabel.jobs.commands.setup import call, steps_of
+from relabel.jobs.commands.demo import (
+    Speeds,
+    call,
+    load_lessons,
+    load_searches,
+    seen_text,
+    steps_of,
+)
 from relabel.jobs.output import Exit
 from relabel.jobs.report.artifacts import open_artifacts
 from relabel.jobs.report.lineage import changes, trace
@@ -56,6 +63,8 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
     relabel: Callable[..., Any], folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    lessons = load_lessons()[:160]  # all of them take minutes, and teach so small a model no more
+    monkeypatch.setattr("relabel.jobs.commands.demo.load_lessons", lambda: lessons)
     teacher = write_tiny_decoder(folder / "tiny-teacher", layers=1, heads=1)
     models = ("--teacher", str(teacher), "--student", str(tiny_model))
     done = relabel("demo", "--teach", *models, "--bench-seconds", "1", "--output", "json")
@@ -66,16 +75,16 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
     assert {step["exit_code"] for step in found["steps"]} == {0}
     assert found["served_against_scored"] < 1e-4
     root = folder / "out/demo"
-    assert len(json.loads((root / "answers.json").read_bytes())) == 192
+    judged = column_of(root / "held_out.parquet", "query_id")
+    assert len(json.loads((root / "answers.json").read_bytes())) == len(judged)
     served = json.loads((root / "served/current/manifest.json").read_bytes())
     assert served["lineage"]["student"]["name"] == "demo"
     assert len(list((root / "measurements/bundle").glob("*.json"))) == 1
     learned, held_out = (set(column_of(root / name, "query_id")) for name in ("learn.parquet", "held_out.parquet"))
-    assert len(learned | held_out) == 24
-    assert not learned & held_out
+    assert not learned & set(column_of(root / "pairs.parquet", "query_id"))
     trained = json.loads((root / "teacher/manifest.json").read_bytes())
-    assert trained["data"]["rows"] == 8 * len(learned)
-    assert found["labels"] == 192
+    assert trained["data"]["rows"] == len(lessons)
+    assert found["labels"] == 800
     shown = [str(root / name) for name in ("teacher", "run", "student", "bundle", "scores")]
     artifacts = open_artifacts(shown, Storage())
     links = trace(artifacts)
@@ -90,26 +99,27 @@ def test_the_demo_trains_its_teacher_labels_trains_exports_measures_publishes_pu
 def test_without_training_the_demo_goes_the_same_way_from_labels_on() -> None:
     """`tests/jobs/test_working_directory.py` runs all of it in `make faults`."""
     plain, taught = (steps_of("out/demo", seconds=2, has_training=taught) for taught in (False, True))
-    assert (
-        [line.split()[1] for _, line in plain[:2]] == [line.split()[1] for _, line in taught[2:4]] == ["run", "distill"]
-    )
-    assert plain[2:] == taught[4:-2]
+    plain_words, taught_words = ([line.split()[:2] for _, line in steps] for steps in (plain, taught))
+    assert [words[1] for words in plain_words[:2]] == ["run", "distill"]
+    assert plain_words == taught_words[2:-1]
 
 
 def test_the_demo_stops_at_a_step_that_fails_and_says_which(relabel: Callable[..., Any], folder: Path) -> None:
     done = relabel("demo", "--engine", "fake", "--student", "absent")
     assert done.code == 4
-    assert "2/8 A small student learns" in done.out
+    assert "2/10 A small student learns" in done.out
     assert "absent" in done.out, "the end of the log says why"
-    assert "Stopped: `relabel distill out/demo/student.yaml` ended with exit code 4" in done.out
+    assert "Stopped: `relabel distill out/demo/student.yaml --resume` ended with exit code 4" in done.out
+    assert '"exit_code"' not in done.out, "for people"
 
 
 def test_the_demo_can_stop_when_the_labels_are_there(relabel: Callable[..., Any], folder: Path) -> None:
     done = relabel("demo", "--engine", "fake", "--labels-only")
     assert done.code == 0
     assert "$ relabel run out/demo/job.yaml" in done.out
-    assert "192 labels, for instance:" in done.out
-    assert "Agreement with the grades of the set's author:" in done.out
+    assert "800 labels, for instance:" in done.out
+    assert "makes its answers up" in done.out
+    assert "The teacher" not in done.out.split("for instance:")[1], "such labels get no remark"
     assert (folder / "out/demo/logs/01-run.log").exists()
     assert len(done.out.splitlines()) + len(done.err.splitlines()) <= 30
     assert not (folder / "out/demo/student").exists()
@@ -138,3 +148,43 @@ def test_sigterm_that_comes_while_a_step_is_started_ends_it(folder: Path, monkey
     monkeypatch.setattr(subprocess, "Popen", Popen)
     done = call("python -c 'import time; time.sleep(60)'", folder / "log")
     assert (done["exit_code"], done["seconds"] < 30) == (Exit.STOPPED, True)
+
+
+def test_what_ships_is_what_the_checked_in_script_composes_and_no_kind_of_product_is_in_both_files() -> None:
+    from benchmarks import make_demo_pairs as script
+
+    lessons = script.composed("teach", script.TEACH_KINDS, script.TEACH_QUERIES, script.TEACH_SEED)
+    searches = script.composed("shop", script.SHOP_KINDS, script.SHOP_QUERIES, script.SHOP_SEED)
+    assert (lessons, searches) == (load_lessons(), load_searches())
+    taught, shown = (
+        {name for kind in kinds for name in (*kind.names, *kind.near)}
+        for kinds in (script.TEACH_KINDS, script.SHOP_KINDS)
+    )
+    assert not taught & shown
+    for attribute in (*script.COLOURS.values(), *script.MATERIALS.values(), *script.PEOPLE.values()):
+        assert not set(attribute.teach) & set(attribute.shop)
+
+
+def evaluation_with(teacher: tuple[float, float], student: tuple[float, float]) -> dict[str, Any]:
+    """Of a teacher and a student, each with the low ends of its accuracy and its AUC; values lie 0.05 above."""
+
+    def figures(lows: tuple[float, float]) -> dict[str, Any]:
+        bounds = zip(("accuracy", "auc_0/12"), lows, strict=True)
+        return {name: {"value": low + 0.05, "low": low, "high": low + 0.1} for name, low in bounds}
+
+    baselines = {"constant": {"accuracy": 0.4}, "lexical": {"auc_0/12": 0.6}}
+    both = {
+        "teacher": {"figures": figures(teacher), "baselines": baselines},
+        "student": {"figures": figures(student), "baselines": baselines},
+    }
+    return {"comparisons": [{"student": "student", "against_gold": both}]}
+
+
+def test_the_demo_says_better_only_where_the_whole_interval_is_above_both_baselines() -> None:
+    text = seen_text(evaluation_with((0.38, 0.8), (0.45, 0.7)), Speeds(2.0, 200.0))
+    assert "The teacher is not shown to be better than one grade for all (accuracy 0.43 against 0.40)" in text
+    assert "The student is better than one grade for all (accuracy 0.50 against 0.40)" in text
+    assert "200 pairs/s here, the teacher 2.0: 100 times as many" in text
+    silent = seen_text(evaluation_with((0.45, 0.55), (0.45, 0.55)), Speeds(None, 200.0))
+    assert silent.count("not shown") == 2
+    assert "pairs/s" not in silent, "an earlier demo measured it"
