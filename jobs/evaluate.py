@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ from relabel.manifests.metrics.evaluation import (
 )
 from relabel.manifests.metrics.judged import Judged, judged_rows, with_columns
 from relabel.manifests.plan import Plan
+from relabel.manifests.rankings import RankingColumns, load_ranking
 from relabel.manifests.records import checked, sha256_bytes
 from relabel.manifests.rows import open_run_input
 from relabel.manifests.run_labels import open_run_labels
@@ -90,14 +91,15 @@ MOST_GRADES = 10
 @dataclass(frozen=True)
 class JudgingOptions:
     """Options of `relabel evaluate`. `grade` and `by` are None where the user named no column, `qrels` without gold,
-    `score` where labels are grades; `pass_at` is empty where the k of pass@k were left open; `side` None takes the test
-    side of a student: one of the sets, or one of `students`, outputs that are on the same page. `resamples` and `seed`
-    are those of the intervals.
+    `score` where labels are grades; `baselines` are rankings, `PATH` or `NAME=PATH`; `pass_at` is empty where
+    the k of pass@k were left open; `side` None takes the test side of a student: one of the sets, or one of
+    `students`, outputs that are on the same page. `resamples` and `seed` are those of the intervals.
     """
 
     qrels: str | None = None
     label: str = "grade"
     score: str | None = None
+    baselines: Sequence[str] = ()
     grade: str | None = None
     by: str | None = None
     doc: str = "doc_id"
@@ -151,6 +153,8 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
         lexical=_lexical_of_judged(sets, rows, storage, lexical_notes),
     )
     has_docs = rows["doc_id"].null_count < rows.num_rows
+    if options.baselines:
+        judged = replace(judged, rankings=baseline_scores(rows.filter(rows[GOLD].is_valid()), options, storage, notes))
     del rows
     if judged.queries is not None and has_docs:
         pair_N = judged.queries * (judged.docs.max() + 1) + judged.docs
@@ -271,6 +275,41 @@ def _count_notes(counts: Mapping[str, int], pairs: PairGrades | None, duplicates
     if pairs is not None and pairs.num_null:
         notes.append(f"qrels without a grade, which judge nothing: {pairs.num_null:,}")
     return notes
+
+
+def baseline_scores(
+    rows: pa.RecordBatch, options: JudgingOptions, storage: Storage, notes: list[str]
+) -> dict[str, np.ndarray]:
+    """The scores of other rankers for judged rows, by name: float64 [N], -inf for a document that one does not rank,
+    which comes last in its query.
+
+    Raises:
+        InputError: a ranking can't be read, or has none of the rows.
+        UsageError: two of one name.
+    """
+    if rows["query_id"].null_count or rows["doc_id"].null_count:
+        raise UsageError("--baseline: rankings are joined by query and document ids, and some labels have none.")
+    scores: dict[str, np.ndarray] = {}
+    columns = RankingColumns(query=options.by or "query_id", doc=options.doc)
+    for argument in options.baselines:
+        name, path = named_path(argument)
+        name = name or PurePosixPath(path).stem
+        if name in scores or name in ("constant", "random", "lexical"):
+            raise UsageError(f"--baseline: two are called {name}. Name them apart: NAME=PATH.")
+        ranking = load_ranking(path, storage, columns, allow_partial=options.allow_partial)
+        score_N = ranking.scores_of(rows["query_id"], rows["doc_id"])
+        num_ranked = int(np.isfinite(score_N).sum())
+        if not num_ranked:
+            raise InputError(
+                f"--baseline {path}: ranks none of the {rows.num_rows:,} documents that are judged. Are its query and "
+                "document ids those of the labels?"
+            )
+        if num_ranked < rows.num_rows:
+            notes.append(
+                f"baseline {name}: ranks {num_ranked:,} of {rows.num_rows:,} judged rows; the others come last"
+            )
+        scores[name] = score_N
+    return scores
 
 
 def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str, int]) -> str:

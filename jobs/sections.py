@@ -345,6 +345,7 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         "constant": f"the constant grade {found.baselines.grade}",
         "random": "a random order",
         "lexical": "shared words alone",
+        **{name: name for name in found.baselines.rankings or ()},
     }
     parts = []
     for name in HEADLINES:

@@ -16,7 +16,7 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS, QRELS_COLUMNS, RUN, RUN_COLUMNS, form_by_suffix, read_text
 from relabel.manifests.label_sets import is_run
-from relabel.manifests.labels import LABELS, codes_of, texts_of
+from relabel.manifests.labels import LABELS, codes_of, pair_codes, texts_of
 from relabel.manifests.run_labels import open_run_labels
 from relabel.manifests.tables import Column, as_ids, require_column
 
@@ -58,6 +58,19 @@ class Ranking:
     def queries(self) -> pa.LargeBinaryArray:
         """The different queries, in the order of their ids."""
         return codes_of(self.query_ids)[1]
+
+    def scores_of(self, query_ids: pa.LargeBinaryArray, doc_ids: pa.LargeBinaryArray) -> np.ndarray:
+        """The score of each (query, document): float64, -inf for one that is not ranked."""
+        num_rows = len(self.query_ids)
+        key_N = pair_codes(
+            pa.concat_arrays([self.query_ids, query_ids]),
+            pa.concat_arrays([self.doc_ids, doc_ids]),
+        )
+        own_N = key_N[:num_rows]
+        order = np.argsort(own_N)
+        place_M = np.searchsorted(own_N[order], key_N[num_rows:]).clip(max=max(num_rows - 1, 0))
+        row_M = order[place_M]
+        return np.where(own_N[row_M] == key_N[num_rows:], self.scores[row_M], -np.inf)
 
 
 def load_ranking(
@@ -147,14 +160,14 @@ def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
 
 
 def _ranked_by(path: str, names: list[str], columns: RankingColumns) -> str:
-    """The column that ranks: the one that was named, else `score`, else `rank`."""
+    """The column that ranks: the one that was named, else `score`, `rank` or `cosine`."""
     if columns.score is not None:
         return require_column(columns.score, names, path=path, role="the score", option="--score")
-    for name in ("score", "rank"):
+    for name in ("score", "rank", "cosine"):
         if name in names:
             return name
     raise InputError(
-        f"{path}: has neither a column `score` nor `rank`, so nothing says in which order the system returned the "
+        f"{path}: has no column `score`, `rank` or `cosine`, so nothing says in which order the system returned the "
         f"documents; it has {', '.join(names) or 'none'}. Name the column of scores with --score; judgments go to "
         "--labels or --gold."
     )

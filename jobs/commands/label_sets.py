@@ -76,6 +76,13 @@ from relabel.manifests.metrics.evaluation import parse_flag
     help="Document column of label files and qrels.",
 )
 @click.option("--where", multiple=True, metavar="COL=VALUE", help="Judge only these rows of a label file. Repeatable.")
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    metavar="[NAME=]RANKING",
+    help="Another ranker to compare one set with: a TREC run, a table with score, rank or cosine, scores. Repeatable.",
+)
 @grades_option
 @grade_map_option
 @click.option(
@@ -137,6 +144,8 @@ def evaluate(
         return judged.exit_code
     if options.score is not None:
         raise click.UsageError("--score: one ranking is judged by gold. `relabel systems` compares several.")
+    if options.baselines:
+        raise click.UsageError("--baseline: goes with one set. `relabel systems` compares several rankers.")
     if options.pass_at and options.qrels is None:
         raise click.UsageError("--pass-at: samples are judged by gold. Name them with --qrels.")
     compared = compare_sets(labels, options, Storage())

@@ -5,7 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from relabel.manifests.metrics.metric import (
     rank_queries,
     resampled,
 )
+from relabel.manifests.records import LEFT_OUT
 from relabel.manifests.specs import nearest
 
 # ------------------------------------------------------------------------------
@@ -54,17 +55,20 @@ class Baselines:
             shares as every row's distribution.
         random: the expected figures of a random order of each query; empty where rows name no query.
         lexical: of BM25 of query and document; empty where their texts are not known.
+        rankings: by name, of other rankers' scores of the same rows; None without any.
     """
 
     grade: int
     constant: dict[str, float | None]
     random: dict[str, float | None]
     lexical: dict[str, float | None]
+    rankings: dict[str, dict[str, float | None]] | None = field(default=None, metadata=LEFT_OUT)
 
     def of(self, figure: str) -> dict[str, float]:
         """The baselines that have a figure, by name."""
         values = {}
-        for kind, figures in (("constant", self.constant), ("random", self.random), ("lexical", self.lexical)):
+        by_kind = {"constant": self.constant, "random": self.random, "lexical": self.lexical}
+        for kind, figures in (by_kind | (self.rankings or {})).items():
             value = figures.get(figure)
             if value is not None:
                 values[kind] = value
@@ -89,21 +93,35 @@ def baselines(judged: Judged) -> Baselines:
     constant["brier"] = float(1 - share_K @ share_K)
     cuts = [(f"auc_{name}", cut) for cut, name in enumerate(cut_names(grades), start=1)]
     random = {name: 0.5 for name, _ in cuts}
-    lexical = dict[str, float]()
     if query_N is not None:
         random |= _ranked(random_order(query_N, judged.docs, gold_N, num_queries=judged.num_queries))
+    lexical = dict[str, float | None]()
     if judged.lexical is not None:
-        lexical |= {name: auc(judged.lexical, gold_N >= cut) for name, cut in cuts}
-        if query_N is not None:
-            ranked = rank_queries(
-                query_N,
-                judged.docs,
-                judged.lexical,
-                gold_N,
-                num_queries=judged.num_queries,
-            )
-            lexical |= _ranked(ranked)
-    return Baselines(grade, constant=_finite(constant), random=_finite(random), lexical=_finite(lexical))
+        lexical = _figures_of_scores(judged.lexical, judged)
+    rankings = {name: _figures_of_scores(score_N, judged) for name, score_N in judged.rankings.items()}
+    return Baselines(
+        grade,
+        constant=_finite(constant),
+        random=_finite(random),
+        lexical=lexical,
+        rankings=rankings or None,
+    )
+
+
+def _figures_of_scores(score_N: np.ndarray, judged: Judged) -> dict[str, float | None]:
+    """What can be measured of scores that only rank: AUC of each cut and, where rows name queries, their order."""
+    names = cut_names(judged.grades)
+    figures = {f"auc_{name}": auc(score_N, judged.gold >= cut) for cut, name in enumerate(names, start=1)}
+    if judged.queries is not None:
+        ranking = rank_queries(
+            judged.queries,
+            judged.docs,
+            score_N,
+            judged.gold,
+            num_queries=judged.num_queries,
+        )
+        figures |= _ranked(ranking)
+    return _finite(figures)
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:

@@ -76,6 +76,7 @@ class Judged:
         unjudged: labelled rows of these queries that have no gold grade, M: int64 [M], numbered as `queries`, and
             further columns, [M] each.
         lexical: float64 [N], BM25 of query and document; None where their texts are not known.
+        rankings: by name, scores of other rankers to compare with, float64 [N]; -inf for what one does not rank.
         pass_at: the k of pass@k; by default the powers of two and the number of samples that every sampled row has.
         ranked_by: float64 [N], scores that only rank; None where rows have labels.
     """
@@ -93,6 +94,7 @@ class Judged:
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     unjudged: tuple[np.ndarray, Mapping[str, pa.Array]] | None = None
     lexical: np.ndarray | None = None
+    rankings: Mapping[str, np.ndarray] = field(default_factory=dict)
     pass_at: Sequence[int] = ()
     ranked_by: np.ndarray | None = None
 

@@ -133,3 +133,51 @@ def test_options_that_do_not_go_with_a_ranking_are_refused(
 ) -> None:
     run()
     relabel("evaluate", *command, "--qrels", "gold.qrels").refused(2, *parts)
+
+
+def test_other_rankers_are_baselines_of_the_same_rows(world: Path, relabel: Callable[..., Any]) -> None:
+    """The first stage's run, which lacks a document, and cosines of a table, by ir_measures and scikit-learn."""
+    first_stage = RUN.splitlines(keepends=True)
+    Path("first.run").write_text("".join(first_stage[:-1]))
+    cosines = [{"query_id": q, "doc_id": d, "cosine": (7 * place) % 12 / 12} for place, (q, d) in enumerate(PAIRS)]
+    Path("cosines.jsonl").write_text("".join(json.dumps(row) + "\n" for row in cosines))
+    done = relabel(
+        *("evaluate", "rows.jsonl", "--qrels", "gold.qrels", "--output", "json"),
+        *("--baseline", "first.run", "--baseline", "minilm=cosines.jsonl"),
+    )
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    rankings = found["baselines"]["rankings"]
+    assert rankings.keys() == {"first", "minilm"}
+    scores = {
+        "first": {pair: 0.5 + place for place, pair in enumerate(PAIRS[:-1])} | {PAIRS[-1]: -1.0},
+        "minilm": {(row["query_id"], row["doc_id"]): row["cosine"] for row in cosines},
+    }
+    qrels = [ir_measures.Qrel(row["query_id"], row["doc_id"], row["grade"]) for row in ROWS]
+    for name, by_pair in scores.items():
+        ranked = [ir_measures.ScoredDoc(query, doc, score) for (query, doc), score in by_pair.items()]
+        ndcg = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, ranked)[ir_measures.nDCG @ 10]
+        assert rankings[name]["ndcg@10"] == pytest.approx(ndcg)
+        is_relevant = [row["grade"] > 0 for row in ROWS]
+        wanted = roc_auc_score(is_relevant, [by_pair[row["query_id"], row["doc_id"]] for row in ROWS])
+        assert rankings[name]["auc_0/12"] == pytest.approx(wanted)
+    assert any("baseline first: ranks 11 of 12 judged rows" in note for note in found["notes"])
+    text = relabel("evaluate", "rows.jsonl", "--qrels", "gold.qrels", "--baseline", "minilm=cosines.jsonl").out
+    assert f"{rankings['minilm']['ndcg@10']:.4f} minilm" in text
+
+
+@pytest.mark.parametrize(
+    ("baselines", "code", "parts"),
+    [
+        (("gold.qrels",), 3, ("gold.qrels", "judgments, not a system's ranking")),
+        (("a.run", "a.run"), 2, ("two are called a", "NAME=PATH")),
+        (("lexical=a.run",), 2, ("lexical", "NAME=PATH")),
+        (("other.run",), 3, ("other.run: ranks none of the 12 documents",)),
+    ],
+)
+def test_a_ranking_that_is_no_baseline_is_refused(
+    world: Path, relabel: Callable[..., Any], baselines: tuple[str, ...], code: int, parts: tuple[str, ...]
+) -> None:
+    Path("other.run").write_text("q77 Q0 d1 1 0.5 bm25\n")
+    options = [word for baseline in baselines for word in ("--baseline", baseline)]
+    relabel("evaluate", "rows.jsonl", "--qrels", "gold.qrels", *options).refused(code, *parts)
