@@ -199,14 +199,14 @@ def bench_bundle(
     *,
     pairs: Sequence[tuple[str, str]] | None = None,
     gates: Sequence[Gate] = (),
-    say: Callable[[str], None] = lambda _: None,
+    write: Callable[[str], None] = lambda _: None,
 ) -> tuple[BenchFacts, list[GateVerdict]]:
     """Measure a bundle's models.
 
     Args:
         bundle: opened, its bytes checked.
         pairs: (query, document) texts to replay; the bundle's recorded lengths by default.
-        say: receives progress, a line each.
+        write: receives progress, a line each.
     Returns:
         The figures, and how they compare with the gates.
     Raises:
@@ -225,7 +225,7 @@ def bench_bundle(
     threads = spec.threads or default_threads()
     seconds = spec.seconds / len(models)
     for model in models:
-        say(f"{model.side}: opening {model.path}")
+        write(f"{model.side}: opening {model.path}")
         path = bundle.folder / model.path
         heads = list(student.heads)
         run = model_runner(
@@ -242,7 +242,7 @@ def bench_bundle(
             workload=workload,
             spec=spec,
             model=model,
-            say=say,
+            write=write,
         )
         bench.closed_loop(seconds / 2)
         bench.open_loop(start + seconds - time.perf_counter())
@@ -397,7 +397,7 @@ class ModelBench:
     Args:
         workload: rows that are replayed.
         model: receives what is measured, and where it runs.
-        say: receives progress, a line each.
+        write: receives progress, a line each.
     """
 
     run: Run
@@ -405,7 +405,7 @@ class ModelBench:
     workload: Workload
     spec: BenchSpec
     model: ModelLatency
-    say: Callable[[str], None]
+    write: Callable[[str], None]
 
     def closed_loop(self, seconds: float) -> None:
         """Measure shape after shape, as far as the time suffices; what one leaves goes to the next. The first gets a
@@ -549,7 +549,7 @@ class ModelBench:
             if ms is not None:
                 texts.append(f"{quantile} {ms:,.2f} ms")
         texts.append(f"{len(latency_s):,} samples")
-        self.say(f"{self.model.side} {cell}{rate}: {', '.join(texts)}")
+        self.write(f"{self.model.side} {cell}{rate}: {', '.join(texts)}")
         return row
 
 

@@ -28,8 +28,8 @@ from relabel.jobs.logs import (
     is_json,
     json_lines,
     redacted_streams,
-    say,
     unfailing_streams,
+    write,
 )
 from relabel.jobs.output import Exit, exit_for
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
@@ -220,7 +220,7 @@ def _failed(exc: Exception) -> int:
 
 def _report_error(message: str, event: str, **fields: Any) -> None:
     if is_json():
-        say(message, level="error", event=event, **fields)
+        write(message, level="error", event=event, **fields)
     else:
         # what a message lists is a line each; no id, path or text begins one of its own
         click.echo("\n  ".join(map(one_line, message.split("\n  "))), err=True)

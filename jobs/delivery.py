@@ -91,9 +91,9 @@ class TransferDisplay(contextlib.ExitStack):
             self._bar.update(self._task, description=redacted(what), completed=self._moved_bytes)
         elif time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + LINE_EVERY_S
-            self.say(f"{what} · {size_text(self._moved_bytes)} so far")
+            self.write(f"{what} · {size_text(self._moved_bytes)} so far")
 
-    def say(self, line: str) -> None:
+    def write(self, line: str) -> None:
         """A line above the bar."""
         self._console.print(redacted(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -177,7 +177,7 @@ class ChannelWatch:
 
 
 def follow(
-    pull_once: Callable[[], Pulled], destination: ServingFolder, every_s: float, say: Callable[[str], None]
+    pull_once: Callable[[], Pulled], destination: ServingFolder, every_s: float, write: Callable[[str], None]
 ) -> ChannelWatch:
     """Pull every so often until a signal ends it.
 
@@ -185,7 +185,7 @@ def follow(
 
     Args:
         every_s: pause between pulls, seconds.
-        say: called with each switch, and with what goes wrong, once for as long as it stays the same.
+        write: called with each switch, and with what goes wrong, once for as long as it stays the same.
     """
     watch = ChannelWatch()
     asked = threading.Event()
@@ -200,7 +200,7 @@ def follow(
                 watch.last_error = None
                 if pulled.has_switched:
                     watch.switches += 1
-                    say(str(pulled))
+                    write(str(pulled))
             except StoppedError:
                 if destination.serving() != was:  # the switch was made, and the tidying up interrupted
                     watch.switches = watch.switches + 1
@@ -210,7 +210,7 @@ def follow(
                 watch.is_pulling = False
                 watch.refused += 1
                 if str(exc) != str(watch.last_error):
-                    say(f"relabel: {exc}")
+                    write(f"relabel: {exc}")
                 watch.last_error = exc
             asked.wait(every_s * random.uniform(1 - JITTER, 1 + JITTER))
     return watch

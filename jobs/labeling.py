@@ -92,14 +92,14 @@ def run_job(job: Job | JobSource, options: RunOptions, metrics: MetricsFile | No
         done_before = sum(planned[shard].rows for shard in session.shards) - total
     with (
         Display(session.progress, total, before=done_before, shows_refused=options.verbose) as display,
-        stopping(session.stop, display.say),
+        stopping(session.stop, display.write),
     ):
         if metrics is not None:
             metrics.job = spec.name
             metrics.progress = session.progress
             metrics.update()
         if session.stop.deadline is not None:
-            display.say(f"ends by {session.stop.deadline.shown()}")
+            display.write(f"ends by {session.stop.deadline.shown()}")
 
         def on_progress() -> None:
             display.update()
@@ -107,15 +107,15 @@ def run_job(job: Job | JobSource, options: RunOptions, metrics: MetricsFile | No
                 metrics.update()
 
         def on_engine(facts: EngineFacts, remarks: list[str]) -> None:
-            display.say(engine_text(spec.labeler.name, facts), event="engine")
+            display.write(engine_text(spec.labeler.name, facts), event="engine")
             for remark in remarks:
-                display.say(f"note: {remark}", event="remark")
+                display.write(f"note: {remark}", event="remark")
 
         report = label_with(
             options.pool,
             session,
             on_progress=on_progress,
-            say=display.say,
+            write=display.write,
             on_engine=on_engine,
         )
     if metrics is not None:
@@ -134,7 +134,7 @@ def open_session(job: Job | JobSource, options: RunOptions, *, may_write: bool =
     opened = open_run(job, may_plan=not options.is_retry, may_write=may_write)
     table = opened.dataset.table
     if table is not None and table.snapshot != table.latest and job.spec.input.snapshot is None:
-        logs.say(
+        logs.write(
             f"note: the table is at snapshot {table.latest} now, and this output keeps snapshot {table.snapshot}. "
             "Label the new one into another output.",
             event="table",

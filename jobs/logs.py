@@ -227,7 +227,7 @@ def bind(**fields: Any) -> None:
         _lines.fields.update(fields)
 
 
-def say(message: str, *, level: str = "info", event: str = "note", only_json: bool = False, **fields: Any) -> None:
+def write(message: str, *, level: str = "info", event: str = "note", only_json: bool = False, **fields: Any) -> None:
     """A line on stderr; the fields are in the JSON form alone.
 
     Args:

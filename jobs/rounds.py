@@ -520,7 +520,7 @@ def _round_json(run: RunReport) -> dict[str, Any]:
 
 
 def run_rounds(
-    job: Job, label_round: Callable[[Job], RunReport], *, cache_dir: Path | None, say: Callable[[str], None]
+    job: Job, label_round: Callable[[Job], RunReport], *, cache_dir: Path | None, write: Callable[[str], None]
 ) -> RoundsReport:
     """Go on with a search until it is over or a round can't be finished here.
 
@@ -539,7 +539,7 @@ def run_rounds(
     questions = load_questions(spec.input, job.storage)
     corpus = load_corpus(limits.corpus, count, job.storage)
     if corpus.num_left_out:
-        say(f"{corpus.num_left_out:,} documents of {limits.corpus} are blank or have the text of another, left out")
+        write(f"{corpus.num_left_out:,} documents of {limits.corpus} are blank or have the text of another, left out")
     store = open_run_store(spec.output, job.storage, single_writer=spec.run.single_writer)
     tokens_by = counter_digest(limits.tokenizer, job.storage, cache_dir=cache_dir)
     # what ties an output to one search, in addition to its rounds' plans; paths are no part of it
@@ -566,7 +566,7 @@ def run_rounds(
         if load_plan(open_run_store(round_job.spec.output, job.storage, single_writer=spec.run.single_writer)) is None:
             write_round(store, number, going, corpus, k=limits.k)
         offered = read_round(store, number, going)
-        say(f"round {number}: {len(going):,} of {len(questions):,} questions")
+        write(f"round {number}: {len(going):,} of {len(questions):,} questions")
         run = label_round(round_job)
         report.runs.append(run)
         if run.over_limit is None:  # not all of it is done

@@ -686,11 +686,11 @@ def bench(bundle: str, pairs: str | None, require: tuple[str, ...], to: str | No
         spec,
         pairs=texts,
         gates=gates,
-        say=lambda line: click.echo(line, err=True),
+        write=lambda line: click.echo(line, err=True),
     )
     written = write_results(place, facts)
     for warning in warnings_of(facts):
-        logs.say(warning, level="warning", event="bench")
+        logs.write(warning, level="warning", event="bench")
     report_refused(verdicts)
     code = Exit.DONE if all(verdict.has_passed for verdict in verdicts) else Exit.GATE
     return emit(BenchResult(written, opened.version, facts, verdicts, code), output, code)

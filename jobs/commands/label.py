@@ -314,7 +314,7 @@ def score(
         output=output,
     )
     if code == Exit.OVER_LIMIT:
-        logs.say(
+        logs.write(
             f"See {job.spec.output}/quarantine: a student whose probabilities are NaN wants another --dtype, or other "
             "weights.",
             event="advice",
@@ -347,7 +347,7 @@ def _score_job(model: str, options: ScoreOptions, storage: Storage) -> Job:
         folder,
         options,
         storage,
-        on_choice=lambda line: logs.say(line, event="precision"),
+        on_choice=lambda line: logs.write(line, event="precision"),
     )
 
 

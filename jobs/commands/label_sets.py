@@ -250,7 +250,7 @@ def compare(a: str, b: str, output: str, **values: Any) -> int:
         page = render_page(title, about, comparison_sections(compared))
         with written(options.html, storage) as file:
             file.write_text(page, encoding="utf-8", errors="replace")
-        logs.say(f"wrote {options.html}", event="page", path=options.html)
+        logs.write(f"wrote {options.html}", event="page", path=options.html)
     return emit(compared, output)
 
 
@@ -528,5 +528,5 @@ def convert(source: str, target: str, output: str, **values: Any) -> int:
     """
     converted = convert_file(source, target, ConvertOptions(**values), Storage())
     for note in converted.notes:
-        logs.say(f"{note}.", event="convert")
+        logs.write(f"{note}.", event="convert")
     return emit(converted, output)

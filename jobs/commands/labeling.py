@@ -25,7 +25,7 @@ def plan_and_report(source: JobSource, *, probe: bool, output: str) -> int:
     """Plan a job if nobody has, estimate it, and print both."""
     started_s = time.perf_counter()
     opened = open_run(source.load())
-    ask = functools.partial(probe_rates, opened, say=logs.say) if probe else None
+    ask = functools.partial(probe_rates, opened, write=logs.write) if probe else None
     with sigterm_ends():
         estimate = estimate_run(opened, ask)
     result = plan_result(opened, estimate, seconds=time.perf_counter() - started_s)
@@ -67,7 +67,7 @@ def run_and_report(
         raise
     except NothingNewError as exc:
         code = Exit.DONE if done_ok else Exit.NOTHING_TO_DO
-        logs.say(str(exc), event="end", only_json=True, exit_code=int(code))
+        logs.write(str(exc), event="end", only_json=True, exit_code=int(code))
         return emit(NothingNew(int(code), str(exc)), output, code)
     except RelabelError as exc:
         code = exit_for(exc)
@@ -78,11 +78,11 @@ def run_and_report(
             metrics_file.write(code, reason)
     result = report.as_json()
     end = {name: result[name] for name in END_FIELDS}
-    logs.say(report.verdict, event="end", only_json=True, **end)
+    logs.write(report.verdict, event="end", only_json=True, **end)
     emit(report, output)
     if isinstance(job, JobSource):
         for line in report.advice(str(job.spec), _same_job(job, report)):
-            logs.say(line, event="advice")
+            logs.write(line, event="advice")
     return code
 
 
@@ -174,11 +174,11 @@ def search_and_report(source: JobSource, options: RunOptions, *, done_ok: bool, 
         job,
         lambda round_job: run_job(round_job, options),
         cache_dir=cache_dir(),
-        say=lambda text: logs.say(text, event="round"),
+        write=lambda text: logs.write(text, event="round"),
     )
     report.is_idle_fine = done_ok
     report.seconds = time.perf_counter() - started_s
     emit(report, output)
     if report.exit is Exit.GATE:
-        logs.say(beyond_budget(str(source.spec)), event="advice")
+        logs.write(beyond_budget(str(source.spec)), event="advice")
     return report.exit_code

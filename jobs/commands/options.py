@@ -184,7 +184,7 @@ def report_refused(verdicts: Iterable[GateVerdict]) -> None:
     """Say on stderr which gates refused."""
     for verdict in verdicts:
         if not verdict.has_passed:
-            logs.say(f"gate {verdict}.", level="error", event="gate", **asdict(verdict))
+            logs.write(f"gate {verdict}.", level="error", event="gate", **asdict(verdict))
 
 
 def local_folder(text: str, what: str) -> Path:

@@ -120,7 +120,7 @@ def pull(
                 checks_parity=check_parity,
             )
 
-        done = pull_once() if watch is None else follow(pull_once, destination, watch, display.say)
+        done = pull_once() if watch is None else follow(pull_once, destination, watch, display.write)
     if isinstance(done, ChannelWatch):
         return _emit_watch(done, destination, output)
     return _emit_pull(done, destination, output)

@@ -120,7 +120,7 @@ def teller() -> Callable[[str], None]:
     last = float("-inf")
     is_first = is_first_process()
 
-    def say(line: str) -> None:
+    def write(line: str) -> None:
         nonlocal last
         is_step = line.startswith("step ") and ", dev:" not in line
         now = time.monotonic()
@@ -128,7 +128,7 @@ def teller() -> Callable[[str], None]:
             last = now if is_step else last
             click.echo(line, err=True)
 
-    return say
+    return write
 
 
 # ------------------------------------------------------------------------------

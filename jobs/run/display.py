@@ -38,7 +38,7 @@ class _Aloud(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(record.getMessage(), level=record.levelname.lower(), event=record.name)
+        self._display.write(record.getMessage(), level=record.levelname.lower(), event=record.name)
 
 
 class _BarAndLines(Bars):
@@ -142,13 +142,13 @@ class Display:
         else:
             is_known = now_seen.left is not None
             self._next_s = now + (LINE_EVERY_S if is_known else min(FIRST_LINE_S, LINE_EVERY_S))
-            self.say(now_seen.line(), event="progress", **self._fields(now_seen))
+            self.write(now_seen.line(), event="progress", **self._fields(now_seen))
 
     def _warn(self) -> None:
         warning = self._progress.live.warning()
         if warning is not None:
             self._has_warned = True
-            self.say(warning, level="warning", event="none_accepted")
+            self.write(warning, level="warning", event="none_accepted")
 
     def _seen(self, now: float) -> Seen:
         progress = self._progress
@@ -195,14 +195,14 @@ class Display:
             "seconds": round(seen.seconds, 3),
         }
 
-    def say(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
+    def write(self, line: str, *, level: str = "info", event: str = "note", **fields: Any) -> None:
         """A line above the bars; the fields are in the JSON form alone."""
         if self._bars is not None:
             self._bars.console.print(redacted(logs.as_text(line, level)), markup=False, highlight=False)
         elif self._is_notebook:
             self._write_over(logs.as_text(line, level), end="\n")
         else:
-            logs.say(line, level=level, event=event, **fields)
+            logs.write(line, level=level, event=event, **fields)
 
     def _write_over(self, line: str, *, end: str) -> None:
         """A line in place of the one that a notebook shows last; spaces cover what is longer there."""

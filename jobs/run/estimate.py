@@ -381,7 +381,7 @@ def _remark(opened: OpenRun, earlier: EarlierOutput) -> str:
     return text
 
 
-def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
+def probe_rates(opened: OpenRun, *, write: Callable[[str], None]) -> Rates | None:
     """Ask a few rows, keep their rates in the cache, and write nothing else.
 
     Raises:
@@ -396,7 +396,7 @@ def probe_rates(opened: OpenRun, *, say: Callable[[str], None]) -> Rates | None:
     try:
         facts = engine.facts()
         for line in (*remarks, f"probe: {len(pairs):,} rows; {engine_text(job.spec.labeler.name, facts)}"):
-            say(line)
+            write(line)
         progress = Progress()  # its clock begins when the engine is there
         ask_unwritten(job, engine, pairs, progress)
         return keep_rates(opened, facts, progress, source="probe")

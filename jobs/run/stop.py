@@ -198,7 +198,7 @@ def start_unless_stopped(stop: Stop, start: Callable[[], StartedT]) -> StartedT 
 
 
 @contextlib.contextmanager
-def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
+def stopping(stop: Stop, write: Callable[[str], None]) -> Iterator[None]:
     """Route signals to `stop` while the block runs, and watch its deadline; restores the earlier handlers after. For
     the main thread.
 
@@ -206,7 +206,7 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     then each of them ends the start at once.
 
     Args:
-        say: called with what was asked for and what will happen.
+        write: called with what was asked for and what will happen.
     """
     has_interrupt = False
     main = threading.get_ident()
@@ -221,9 +221,9 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
     def on_term(_number: int, _frame: FrameType | None) -> None:
         stop.drain("SIGTERM")
         if stop.is_starting and stop.reason != "SIGTERM":
-            say(f"{stop.reason} is too near for the engine to answer anything: it is not started.")
+            write(f"{stop.reason} is too near for the engine to answer anything: it is not started.")
         else:
-            say(f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then exit 20.")
+            write(f"SIGTERM: no new chunks; those under way get {DRAIN_S:.0f} s to finish, then exit 20.")
         _end_start(stop)
 
     def on_interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -233,7 +233,7 @@ def stopping(stop: Stop, say: Callable[[str], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         has_interrupt = True
         stop.drain("Ctrl-C")
-        say(f"Ctrl-C: no new chunks; those under way get {DRAIN_S:.0f} s to finish. Ctrl-C again stops now.")
+        write(f"Ctrl-C: no new chunks; those under way get {DRAIN_S:.0f} s to finish. Ctrl-C again stops now.")
         _end_start(stop)
 
     timer = threading.Timer(max(0.0, min(stop.due_in_s(DRAIN_S), LONGEST_S)), on_near)

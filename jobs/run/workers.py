@@ -81,7 +81,7 @@ def label_with(
     session: Session,
     *,
     on_progress: Callable[[], None],
-    say: Callable[[str], None],
+    write: Callable[[str], None],
     on_engine: Callable[[EngineFacts, list[str]], None],
 ) -> RunReport:
     """Have a session's work done, by this process or by a pool, and conclude the run.
@@ -95,7 +95,7 @@ def label_with(
     spec = session.opened.job.spec
     if spec.run.single_writer and (pool.backend == "ray" or pool.gpus is not None or pool.workers != 1):
         raise UsageError("run.single_writer vouches for one process: drop it, or --gpus, --workers and --backend ray.")
-    supervisor = Supervisor(session, say=say, on_progress=on_progress)
+    supervisor = Supervisor(session, write=write, on_progress=on_progress)
     shards = supervisor.open_shards
     if shards and not supervisor.is_any_free(shards):
         # which finds that out under the locks
@@ -116,7 +116,7 @@ def label_with(
         groups = gpu_groups(chosen, each)
         spare = len(chosen) - sum(map(len, groups))
         if spare:
-            say(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {each}")
+            write(f"note: {spare} of {len(chosen)} GPUs stay idle: engine.args.tensor_parallel_size is {each}")
         places = {f"gpu{'+'.join(group)}": {VISIBLE: ",".join(group)} for group in groups}
     for name, gpus in places.items():
         supervisor.add(name, functools.partial(WorkerProcess, environment=environment | gpus))
@@ -373,13 +373,13 @@ class Supervisor:
 
     Args:
         session: opened here, worked on by the workers; its `progress` is kept up to date.
-        say: a line for the user.
+        write: a line for the user.
         on_progress: called often.
     """
 
-    def __init__(self, session: Session, *, say: Callable[[str], None], on_progress: Callable[[], None]) -> None:
+    def __init__(self, session: Session, *, write: Callable[[str], None], on_progress: Callable[[], None]) -> None:
         self.session = session
-        self.say = say
+        self.write = write
         self._on_progress = on_progress
         self._slots: list[_Slot] = []
         self._error: RelabelError | RuntimeError | None = None
@@ -420,7 +420,7 @@ class Supervisor:
         session = self.session
         if self.open_shards:
             if len(self.open_shards) < len(self._slots):
-                self.say(
+                self.write(
                     f"note: {len(self._slots)} workers, and {counted(len(self.open_shards), 'shard')} to do: a shard "
                     "is one worker's. For a new output, set `shards` to four a worker or more."
                 )
@@ -526,7 +526,7 @@ class Supervisor:
         if kind in ("engine", "remark"):
             if text not in self._said:
                 self._said.add(text)
-                self.say(text)
+                self.write(text)
         elif kind in ("output", "crash") or (event["level"] == "warning" and kind != "none_accepted"):
             slot.last_line = text if kind == "output" else slot.last_line
             self._log(slot, str(event.get("traceback") or text))
@@ -534,7 +534,7 @@ class Supervisor:
     def _log(self, slot: _Slot, text: str) -> None:
         """Lines about a worker, with its name."""
         for line in redacted(text).splitlines():
-            self.say(f"[{slot.name}] {line}")
+            self.write(f"[{slot.name}] {line}")
 
     def _ended(self, slot: _Slot, ended: Ended) -> None:
         """A worker is gone: decide what follows."""
@@ -596,7 +596,7 @@ class Supervisor:
             self._error = error
             return
         self._remarks[f"worker {slot.name} was given up: {error}"] = None
-        self.say(f"worker {slot.name} is given up: {error}")
+        self.write(f"worker {slot.name} is given up: {error}")
 
     def _wake(self) -> bool:
         """Start an idle worker if a shard has work and no worker holds it: its worker was given up, or its node was
@@ -783,7 +783,7 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
             )
         spec = supervisor.session.opened.job.spec
         if nodes > 1 and not is_url(spec.output):
-            supervisor.say(f"note: {nodes} nodes write to {spec.output}: it must be one folder that all of them see")
+            supervisor.write(f"note: {nodes} nodes write to {spec.output}: it must be one folder that all of them see")
         kind = ray.remote(WorkerActor).options(
             num_cpus=1,
             num_gpus=gpus_each if gpus else 0,
@@ -797,7 +797,7 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
         for number in range(count):
             supervisor.add(f"r{number}", functools.partial(_RayWorker, ray=ray, kind=kind, environment=environment))
         of_each = f" with {counted(gpus_each, 'GPU')} each" if gpus else ""
-        supervisor.say(f"asked Ray for {counted(count, 'actor')}{of_each} on {counted(nodes, 'node')}")
+        supervisor.write(f"asked Ray for {counted(count, 'actor')}{of_each} on {counted(nodes, 'node')}")
         yield
 
 

@@ -186,7 +186,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def _say(display: Display, line: str) -> None:
-    display.say(line)
+    display.write(line)
 
 
 def _log(_: Display, line: str) -> None:
@@ -219,7 +219,7 @@ def test_what_moves_is_named_without_its_secret(terminal: Terminal) -> None:
     with contextlib.redirect_stderr(terminal), redacted_streams(), TransferDisplay() as display:
         for before in range(40, 81, 2):
             display(f"{'x' * before}=https://user:{SECRET}@host/x", 10)
-            display.say(f"{'x' * before}=https://user:{SECRET}@host/x")
+            display.write(f"{'x' * before}=https://user:{SECRET}@host/x")
             print("password =", SECRET, file=sys.stderr)
     assert terminal.shown().count("***") >= 42
     assert "hunter2" not in terminal.shown()

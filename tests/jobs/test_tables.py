@@ -375,7 +375,7 @@ def test_two_jobs_of_one_process_do_not_see_each_others_storage(write_stored: Ca
 def test_workers_get_the_options_of_their_job_by_a_pipe_and_show_none(write_stored: Callable[..., str]) -> None:
     for name in KEYS:
         session = open_session(JobSource(write_stored(name)), RunOptions())
-        supervisor = Supervisor(session, say=lambda _: None, on_progress=lambda: None)
+        supervisor = Supervisor(session, write=lambda _: None, on_progress=lambda: None)
         assert KEYS[name] not in str(supervisor.words())
         there = load_job(yaml.safe_load(supervisor.job()))
         assert there.storage.options_of("vault") == {"key": KEYS[name]}
