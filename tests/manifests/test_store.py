@@ -239,7 +239,7 @@ def test_a_full_bucket_is_said_so(status: int, code: str) -> None:
 
 
 def test_an_error_that_is_none_of_storage_comes_through_as_it_is_and_can_be_looked_into() -> None:
-    """It once became its own cause, and whoever followed the causes never came to an end."""
+    """It once became its own cause, and a loop over its causes had no end."""
 
     async def fail(*_: Any) -> Any:
         raise RuntimeError("Session is closed")
