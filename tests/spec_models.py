@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from relabel.distill.students.spec import DistillSpec
 from relabel.distill.teachers.spec import METHODS
 from relabel.export.specs import BenchSpec, ExportSpec
+from relabel.jobs.rerankers import RerankerArgs
 from relabel.jobs.score import BundleArgs, StudentArgs
 from relabel.labelers.registry import engine_class, engine_names, labeler_class, labeler_names
 from relabel.manifests.specs import JobSpec, Spec
@@ -17,6 +18,7 @@ ROOTS = (
     BenchSpec,
     StudentArgs,
     BundleArgs,
+    RerankerArgs,
 )
 
 

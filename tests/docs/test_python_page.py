@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import relabel
-from relabel.jobs.run import progress
+from relabel.jobs.run import display
 from relabel.manifests.errors import ConfigError, InputError
 from tests.docs.pages import DOCS, blocks
 from tests.docs.worlds import call, write_pairs
@@ -52,7 +52,7 @@ def test_a_notebook_shows_one_line_of_progress_that_is_written_over(
     write_pairs(folder)
     shell = type("ZMQInteractiveShell", (), {})()
     monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
-    monkeypatch.setattr(progress, "NOTEBOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(display, "NOTEBOOK_EVERY_S", 0.0)
     exec(compile(BLOCKS[0].text, "python.md", "exec"), {})
     out, err = capsys.readouterr()
     assert out == ""

@@ -5,6 +5,7 @@ Places come from the table of commands: each that takes a path has to be named h
 so that a new one is covered at birth. Those that look at a student first are tried with `RELABEL_FAULTS=full`.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -47,6 +48,10 @@ LINES = {
     "pairs tree pairs_file": ("pairs tree {folder} --to {out}.parquet", "Wrote {rows} pairs"),
     "pairs queries docs": ("pairs queries {folder} --to {out}.parquet --queries-in query --rank 0", "Wrote"),
     "pairs queries unlike": ("pairs queries pairs.parquet --queries-in query --unlike {folder} --to {out}.parquet", ""),
+    "pairs unjudged corpus": (
+        "pairs unjudged out/ecom --labels few.jsonl --queries pairs.parquet --corpus {folder} --to {out}.parquet",
+        "",
+    ),
     "pairs context corpus": ("pairs context pairs.parquet --corpus {folder} --to {out}.parquet", "  {rows}\n"),
 }
 LATER = {
@@ -76,6 +81,7 @@ NO_PATHS = {
     "GATE",
     "COL",
     "COL=VALUE",
+    "NAME=WHAT",
 }
 NO_PATHS |= {
     "OLD=NEW,...",
@@ -96,11 +102,13 @@ NO_TABLES = {
     "compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
     "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
-    "combine to",
-    "one file, and never a folder": "combine qrels",
+    "combine to, pairs unjudged to",
+    "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, "
+    "pairs unjudged queries",
+    "rankings": "systems systems, pairs unjudged systems, evaluate baselines, report systems",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths, "
-        "combine labels, pairs queries by"
+        "combine labels, pairs queries by, systems labels, pairs unjudged labels"
     ),
     "students, bundles and stores": "score student, pairs queries candidates, export student, bench bundle, "
     "build-engine bundle, conform bundle, "
@@ -246,6 +254,8 @@ def line_of(place: str, folder: Path) -> list[str]:
     taught["init"] = "../decoder"
     (folder.parent / "taught.yaml").write_text(yaml.safe_dump(taught))
     pq.write_table(graded(), "answers.parquet")
+    first = graded().slice(0, 1).to_pylist()[0]
+    Path("few.jsonl").write_text(json.dumps({"query_id": first["query_id"], "doc_id": first["doc_id"], "grade": 0}))
     search = {**yaml.safe_load(SEARCH), "input": {"path": "in"}, "rounds": {"corpus": "in"}, "output": "found"}
     (folder.parent / "search.yaml").write_text(yaml.safe_dump(search))
     names = {name.partition(".")[0]: str(folder.parent / name) for name in (*SPECS, "made")}

@@ -40,6 +40,7 @@ NOT_PLACES = {
     "BenchSpec": {"precisions", "shapes"},
     "StudentArgs": {"device"},
     "BundleArgs": {"device", "precision"},
+    "RerankerArgs": {"api", "api_key_env", "device", "served_model"},
     "PointwiseOptions": {"instruction"},
     "EnsembleOptions": {"instructions"},
     "TransformersArgs": {"device"},

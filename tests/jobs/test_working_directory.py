@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import click
+import pyarrow.parquet as pq
 import pytest
 
 from relabel.jobs.cli import relabel
@@ -42,6 +43,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "merge": [("merge out/monday out/tuesday --to out/week", DONE)],
     "evaluate": [("evaluate out/monday --qrels monday.parquet", DONE)],
     "compare": [("compare out/monday out/other", DONE)],
+    "systems": [("systems out/monday out/other --labels out/monday", DONE)],
     "combine": [("combine out/monday out/other --to combined.parquet", DONE)],
     "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
     "distill": [("distill student.yaml", DONE)],
@@ -65,6 +67,13 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "pairs tree": [
         ("pairs tree cited.parquet --to trees.parquet", DONE),
         ("pairs tree cited.parquet --to trees.parquet --force --format markdown", DONE),
+    ],
+    "pairs unjudged": [
+        (
+            "pairs unjudged out/monday --labels few.qrels --queries monday.parquet --corpus monday.parquet "
+            "--to unjudged.parquet",
+            DONE,
+        )
     ],
     "pairs similar": [("pairs similar chunked.parquet --to similar.parquet --model encoder", DONE)],
     "publish": [
@@ -229,6 +238,8 @@ def write_specs(folder: Path) -> None:  # noqa: F811
         "run": {"max_failed_fraction": 1.0},
     }
     (folder / "search.yaml").write_text(json.dumps(search))
+    first = pq.read_table(folder / "monday.parquet").slice(0, 1).to_pylist()[0]
+    (folder / "few.qrels").write_text(f"{first['query_id']} 0 {first['doc_id']} 1\n")
     (folder / "crew.yaml").write_text(json.dumps(job | {"output": "out/crew", "shards": 2}))
     (folder / "student.yaml").write_text(json.dumps(student))
     (folder / "teacher.yaml").write_text(json.dumps(teacher))
@@ -280,7 +291,7 @@ def test_every_python_that_we_start_leaves_the_working_directory_out() -> None:
             if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 found.append(path.name)
                 assert ast.unparse(node.elts[1]) in ("'-P'", "'-I'"), f"{path}:{node.lineno}"
-    assert {"delivery.py", "puller.py", "setup.py", "workers.py"} <= set(found)
+    assert {"delivery.py", "demo.py", "puller.py", "workers.py"} <= set(found)
 
 
 def test_no_page_starts_relabel_so_that_the_working_directory_is_on_the_path() -> None:
