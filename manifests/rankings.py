@@ -16,8 +16,9 @@ from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS, QRELS_COLUMNS, RUN, RUN_COLUMNS, form_by_suffix, read_text
 from relabel.manifests.label_sets import is_run
-from relabel.manifests.labels import LABELS, codes_of, pair_codes, texts_of
-from relabel.manifests.run_labels import open_run_labels
+from relabel.manifests.labels import codes_of, pair_codes, texts_of
+from relabel.manifests.metrics.judged import SCORE
+from relabel.manifests.run_labels import file_schema, open_run_labels
 from relabel.manifests.tables import Column, as_ids, require_column
 
 JSON_SUFFIX = ".json"
@@ -168,21 +169,24 @@ def _ranked_by(path: str, names: list[str], columns: RankingColumns) -> str:
             return name
     raise InputError(
         f"{path}: has no column `score`, `rank` or `cosine`, so nothing says in which order the system returned the "
-        f"documents; it has {', '.join(names) or 'none'}. Name the column of scores with --score; judgments go to "
-        "--labels or --gold."
+        f"documents; it has {', '.join(names) or 'none'}. Call the column of scores `score` (`relabel "
+        "systems --score` names another). Judgments are no ranking."
     )
 
 
 def _of_scored(path: str, storage: Storage, *, allow_partial: bool) -> Ranking:
-    """An output of `relabel score`, or of a run: ranked by its expected grades."""
+    """An output of `relabel score`, or of a run: ranked by its expected grades, or by a reranker's scores."""
     run = open_run_labels(path, storage, allow_partial=allow_partial)
-    names = ["query_id", "doc_id", "expected_grade"]
-    tables = [run.folder.table(file, LABELS, names) for file in run.found.labels]
-    rows = pa.concat_tables(tables) if tables else LABELS.empty_table().select(names)
-    rows = rows.filter(rows["expected_grade"].is_valid())
+    schema = file_schema(run.plan.parts)
+    has_scores = run.plan.facts.labeler.grades == 0 and SCORE in schema.names
+    ranked_by = SCORE if has_scores else "expected_grade"
+    names = ["query_id", "doc_id", ranked_by]
+    tables = [run.folder.table(file, schema, names) for file in run.found.labels]
+    rows = pa.concat_tables(tables) if tables else schema.empty_table().select(names)
+    rows = rows.filter(rows[ranked_by].is_valid())
     query_ids, doc_ids = (rows[name].cast(pa.large_string()) for name in ("query_id", "doc_id"))
-    scores = rows["expected_grade"].to_numpy()
-    return _ranking(path, "output of relabel, by `expected_grade`", query_ids, doc_ids, scores)
+    scores = rows[ranked_by].to_numpy()
+    return _ranking(path, f"output of relabel, by `{ranked_by}`", query_ids, doc_ids, scores)
 
 
 def _numbers(column: Column, path: str) -> np.ndarray:

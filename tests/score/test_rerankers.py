@@ -107,6 +107,31 @@ def test_a_folder_scores_as_sentence_transformers_does_and_its_labels_only_rank(
     relabel("evaluate", "a=out/theirs", "b=out/theirs").refused(2, "only rank", "relabel systems")
 
 
+def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_scores(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    pairs: list[dict[str, Any]],
+    cross_encoder: Callable[..., Path],
+) -> None:
+    write_pairs()
+    call = ("score", str(cross_encoder()), "--input", "pairs.parquet", "--to", "out/theirs", "--device", "cpu")
+    assert relabel(*call).code == 0
+    assert relabel("convert", "out/theirs", "theirs.run").code == 0
+    lines = [f"{row['query_id']} Q0 {row['doc_id']} 0 {len(pairs) - place} t" for place, row in enumerate(pairs)]
+    Path("other.run").write_text("\n".join(lines), encoding="utf-8")
+
+    def differences(system: str) -> Any:
+        call = ("systems", f"theirs={system}", "other.run", "--labels", "pairs.parquet", "--output", "json")
+        return relabel(*call).json["pairs"]
+
+    assert differences("out/theirs") == differences("theirs.run")
+    call = ("evaluate", "pairs.parquet", "--qrels", "gold.parquet", "--baseline", "out/theirs", "--output", "json")
+    write_pairs(pairs, "gold.parquet")
+    found = relabel(*call).json
+    own = relabel("evaluate", "out/theirs", "--qrels", "pairs.parquet", "--output", "json").json
+    assert found["baselines"]["rankings"]["theirs"]["ndcg@10"] == pytest.approx(own["figures"]["ndcg@10"]["value"])
+
+
 def sorted_scores(labels: Any, held: dict[Any, float]) -> list[float]:
     by_pair = {(row["query_id"], row["doc_id"]): row["score"] for row in labels.to_pylist()}
     return [by_pair[pair] for pair in held]

@@ -91,7 +91,7 @@ def test_answers_come_a_line_each_too(write_lines: Write) -> None:
         ("a.run", "q1 Q0 d1 1 nan tag", ("row 0 has the score 'nan'",)),
         ("a.run", "q1 Q0 d1 1 2 t\nq1 Q0 d2 2 1 t\nq1 Q0 d1 3 0 t", ("document d1 of query q1", "more than once")),
         ("a.run", "", ("holds no document of any query",)),
-        ("a.csv", "query_id,doc_id,grade\nq1,d1,2", ("neither a column `score` nor `rank`", "grade", "--score")),
+        ("a.csv", "query_id,doc_id,grade\nq1,d1,2", ("no column `score`, `rank` or `cosine`", "doc_id, grade")),
         ("a.csv", "qid,doc_id,score\nq1,d1,2", ("no column `query_id`", "--by")),
         ("a.csv", "query_id,doc_id,score\nq1,d1,", ("row 0 has the score ''",)),
         ("a.json", "{", ("is not JSON",)),
