@@ -34,6 +34,7 @@ from relabel.manifests.forms import (
 from relabel.manifests.gold import FROM_GOLD
 from relabel.manifests.judgments import Heading
 from relabel.manifests.label_sets import is_run, join_texts
+from relabel.manifests.metrics.judged import RANK
 from relabel.manifests.plan import PLAN_NAME, ROUNDS_NAME
 from relabel.manifests.process import require
 from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels
@@ -616,6 +617,11 @@ def check_options(source: str, form: Form | None, target: Form, options: Convert
         raise UsageError("--tag: only run files have one.")
     if options.score is not None and target is not RUN and target.columns:
         raise UsageError(f"--score: {target.name} holds grades. Name their column with --grade, or write a run file.")
+    if options.score == RANK and target is RUN:
+        raise UsageError(
+            f"--score {RANK}: ranks count from the best, and a run file's scores rank the highest first. Name a column "
+            "of scores; `relabel systems` and `evaluate --baseline` take ranks as they are."
+        )
     if options.grade is not None and target is RUN:
         raise UsageError(
             "--grade: a run file holds scores. Name their column with --score, which may be one of grades."

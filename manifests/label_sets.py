@@ -28,7 +28,7 @@ from relabel.manifests.gold import (
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LABELS
 from relabel.manifests.metrics.comparison import Labelled
-from relabel.manifests.metrics.judged import SCORE, column_of, distributions, with_columns
+from relabel.manifests.metrics.judged import RANK, SCORE, column_of, distributions, with_columns
 from relabel.manifests.plan import PLAN_NAME, FileRef, Plan, shard_row_ids
 from relabel.manifests.rows import open_run_input, read_chunks
 from relabel.manifests.run_folder import RunFolder
@@ -255,7 +255,8 @@ def open_ranking(
     """A TREC run, or another file, whose scores rank and grade nothing; rows without a score are left out.
 
     Args:
-        score, by, doc: columns of score, query and document; `by` None for `query_id`.
+        score, by, doc: columns of score, query and document; `by` None for `query_id`. A column `rank` ranks the lowest
+            first, any other the highest.
         where: only rows whose column equals this text.
     Raises:
         InputError: unreadable, a column is missing, or a score is no number.
@@ -273,6 +274,8 @@ def open_ranking(
         wants_ids=True,
     )
     scores = read_scores(rows.columns[score], path=path, name=score)
+    if score == RANK:
+        scores = pc.negate(scores)
     batch = pa.RecordBatch.from_pydict({"row_id": pa.array(rows.kept), **rows.ids, SCORE: scores})
     origin: dict[str, Any] = {"column": score}
     if where:

@@ -17,7 +17,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS, QRELS_COLUMNS, RUN, RUN_COLUMNS, form_by_suffix, read_text
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import codes_of, pair_codes, texts_of
-from relabel.manifests.metrics.judged import SCORE
+from relabel.manifests.metrics.judged import RANK, SCORE
 from relabel.manifests.run_labels import file_schema, open_run_labels
 from relabel.manifests.tables import Column, as_ids, require_column
 
@@ -155,7 +155,7 @@ def _of_table(path: str, columns: RankingColumns, storage: Storage) -> Ranking:
     assert form is not None
     held = form.read(path, choose, storage)
     value_N = _numbers(held[ranked_by[0]], path)
-    if ranked_by[0] == "rank" and columns.score is None:
+    if ranked_by[0] == RANK:
         value_N = -value_N
     return _ranking(path, f"{form.name}, by `{ranked_by[0]}`", held[columns.query], held[columns.doc], value_N)
 
@@ -164,7 +164,7 @@ def _ranked_by(path: str, names: list[str], columns: RankingColumns) -> str:
     """The column that ranks: the one that was named, else `score`, `rank` or `cosine`."""
     if columns.score is not None:
         return require_column(columns.score, names, path=path, role="the score", option="--score")
-    for name in ("score", "rank", "cosine"):
+    for name in ("score", RANK, "cosine"):
         if name in names:
             return name
     raise InputError(

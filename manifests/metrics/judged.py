@@ -208,6 +208,8 @@ class Judged:
 
 SCORE = "score"
 """Column of rows that a score only ranks, float64, instead of a grade."""
+RANK = "rank"
+"""Column of a table of scores that ranks the lowest first."""
 _OWN = ("row_id", "grade", "query_id", "doc_id", "probs", "samples", SCORE, GOLD)
 """Columns of labels (`manifests.label_sets`) that are joined with gold; all others are further ones."""
 

@@ -110,6 +110,24 @@ def test_an_order_by_scores_has_the_figures_of_an_order_and_none_of_grades(
     assert found["figures"]["auc_0/12"]["value"] == pytest.approx(area)
 
 
+def test_a_column_of_ranks_ranks_the_lowest_first(world: Path, relabel: Callable[..., Any]) -> None:
+    """Its figures are those of the scores that it was made of; a run file, which has scores, is not made of it."""
+    rows = [{**row, "rank": len(ROWS) - place} for place, row in enumerate(ROWS)]
+    Path("ranks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def figures(column: str) -> Any:
+        call = ("evaluate", "ranks.jsonl", "--score", column, "--qrels", "gold.qrels", "--output", "json")
+        return relabel(*call).json["figures"]
+
+    def differences(column: str) -> Any:
+        call = ("systems", "ranks.jsonl", "a.run", "--score", column, "--labels", "gold.qrels", "--output", "json")
+        return relabel(*call).json["pairs"]
+
+    assert figures("rank") == figures("score")
+    assert differences("rank") == differences("score")
+    relabel("convert", "ranks.jsonl", "x.run", "--score", "rank").refused(2, "--score rank", "highest first")
+
+
 def test_rows_without_a_score_are_left_out_and_what_is_no_number_is_refused(
     world: Path, relabel: Callable[..., Any]
 ) -> None:
