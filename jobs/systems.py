@@ -441,7 +441,7 @@ def compare_systems(arguments: Sequence[str], options: SystemsOptions, storage: 
         is_opinion=comparison.humans is None,
         systems=[system_figures(name, figures[name], comparison, options, made_by[name]) for name in rankings],
         pairs=pairs,
-        warnings=warnings_of(comparison, made_by),
+        warnings=[*warnings_of(comparison, made_by), *grade_warnings(comparison, judged, gold, options)],
         notes=notes,
         plan=judging_plan(comparison, judged_so_far, pairs, options) if options.is_plan else None,
     )
@@ -662,6 +662,47 @@ def unjudged_text(name: str, comparison: Comparison) -> str:
         f"{name}, top {comparison.cut.k}: {'; '.join(texts)}. `relabel pairs unjudged` writes such documents, to be "
         "judged."
     )
+
+
+LEAST_ALIKE = 30
+"""Documents of which humans and a judge do not agree on all."""
+
+
+def grade_warnings(
+    comparison: Comparison, judged: PairGrades, gold: PairGrades | None, options: SystemsOptions
+) -> list[str]:
+    """Warnings of grades that do not mean what they are given for."""
+    found = []
+    num_alike = 0 if comparison.humans is None else _num_alike(comparison, comparison.humans)
+    if num_alike >= LEAST_ALIKE:
+        found.append(
+            f"{options.gold}: its grades are the labels', for all {num_alike:,} documents of a system that both "
+            "grade. If it holds labels of a judge, the judge is compared with itself: give grades of humans, or leave "
+            "out --gold."
+        )
+    least = comparison.cut.relevant
+    sources = {options.labels: judged.seen, str(options.gold): set() if gold is None else gold.seen}
+    for where, seen in sources.items():
+        if seen and max(seen) < least:
+            found.append(
+                f"{where}: its grades go up to {max(seen)}, and documents are relevant from {least} on, so that P and "
+                "RR have no relevant document there. --map and --map-labels bring two scales to one, --relevant sets "
+                "the least relevant grade."
+            )
+    return found
+
+
+def _num_alike(comparison: Comparison, humans: Assessor) -> int:
+    """Rows of all systems that humans and judge graded, where both gave each the same grade; else 0."""
+    count = 0
+    for rows in comparison.rows.values():
+        human_N = humans.grades(rows)
+        judge_N = comparison.judge.grades(rows)
+        has_both_N = ~np.isnan(human_N) & ~np.isnan(judge_N)
+        if (human_N[has_both_N] != judge_N[has_both_N]).any():
+            return 0
+        count = max(count, int(has_both_N.sum()))
+    return count
 
 
 def comparison_notes(comparison: Comparison, judged: PairGrades, gold: PairGrades | None) -> list[str]:

@@ -285,3 +285,22 @@ def test_labels_that_hold_the_gold_itself_are_refused(collection: Collection, re
     relabel("systems", good, bad, "--labels", "combined.parquet", *rest[2:]).refused(
         3, "combined.parquet: 30 of its labels are grades of humans", "Give the labels of before"
     )
+
+
+def test_gold_that_is_the_judges_own_is_warned_of(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    assert compare(*arguments)["warnings"] == []
+    collection.write_qrels(collection.judge, "humans.qrels", queries=12)
+    (warning,) = compare(*arguments)["warnings"]
+    assert warning.startswith("humans.qrels: its grades are the labels', for all 360 documents")
+
+
+@pytest.mark.parametrize(("option", "path"), [("--map", "humans.qrels"), ("--map-labels", "judge.qrels")])
+def test_grades_of_which_none_is_relevant_are_warned_of(
+    collection: Collection, compare: Compare, option: str, path: str
+) -> None:
+    """Two scales, say 0 to 1 and 0 to 3: P and RR of one of them are 0 for every query."""
+    arguments = (*collection.write_all(gold=12), "--grades", "4")
+    (warning,) = compare(*arguments, option, "0=0,1=0,2=1,3=1")["warnings"]
+    assert warning.startswith(f"{path}: its grades go up to 1, and documents are relevant from 2 on")
+    assert compare(*arguments, option, "0=0,1=0,2=1,3=1", "--relevant", "1")["warnings"] == []
