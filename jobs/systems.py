@@ -640,8 +640,25 @@ def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None]) -> li
         else:
             effect = "the judge prefers what resembles it; the gold queries correct for that, with wider intervals"
         found.append(f"{name}: its scores are those of {whose}: {effect}.")
+    found += filter(None, (tied_text(name, ranking) for name, ranking in comparison.rankings.items()))
     found += filter(None, (unjudged_text(name, comparison) for name in comparison.rows))
     return found
+
+
+def tied_text(name: str, ranking: Ranking) -> str:
+    """A warning where all documents have one score in half of the queries that have several; else empty."""
+    query_N, queries = codes_of(ranking.query_ids)
+    first_G = np.searchsorted(query_N, np.arange(len(queries)))
+    has_several_G = np.bincount(query_N) > 1
+    is_tied_G = np.maximum.reduceat(ranking.scores, first_G) == np.minimum.reduceat(ranking.scores, first_G)
+    num_several = int(has_several_G.sum())
+    num_tied = int((has_several_G & is_tied_G).sum())
+    if not num_tied or 2 * num_tied < num_several:
+        return ""
+    return (
+        f"{name}: in {num_tied:,} of {num_several:,} queries all documents have one score, so that their ids decide "
+        f"the order, as in trec_eval; ranks beside scores are not read. Are these the scores of {ranking.path}?"
+    )
 
 
 def unjudged_text(name: str, comparison: Comparison) -> str:

@@ -304,3 +304,12 @@ def test_grades_of_which_none_is_relevant_are_warned_of(
     (warning,) = compare(*arguments, option, "0=0,1=0,2=1,3=1")["warnings"]
     assert warning.startswith(f"{path}: its grades go up to 1, and documents are relevant from 2 on")
     assert compare(*arguments, option, "0=0,1=0,2=1,3=1", "--relevant", "1")["warnings"] == []
+
+
+def test_scores_that_do_not_rank_are_warned_of(collection: Collection, compare: Compare) -> None:
+    """A run file with ranks and a 0 for every score."""
+    arguments = collection.write_all(gold=12)
+    collection.systems["bad"] = {query: dict.fromkeys(held, 0.0) for query, held in collection.systems["bad"].items()}
+    collection.write_run("bad")
+    (warning,) = compare(*arguments)["warnings"]
+    assert warning.startswith("bad: in 40 of 40 queries all documents have one score")
