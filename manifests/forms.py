@@ -149,6 +149,17 @@ def load_scores(path: str, choose: Choice, storage: Storage) -> dict[str, Column
     return form.read(path, choose, storage)
 
 
+NO_TEXT = {
+    b"\x1f\x8b": "is compressed by gzip, and text is wanted. Unpack it (`gunzip -k`).",
+    b"\x28\xb5\x2f\xfd": "is compressed by Zstandard, and text is wanted. Unpack it (`unzstd`).",
+    b"PK\x03\x04": "is a ZIP archive (a spreadsheet is one), and text is wanted. Unpack it, or save the sheet as CSV.",
+    b"PAR1": "is Parquet, and text is wanted. Give it the suffix .parquet.",
+    b"\xff\xfe": "is in UTF-16. Write it again in UTF-8 (`iconv -f utf-16 -t utf-8`).",
+    b"\xfe\xff": "is in UTF-16. Write it again in UTF-8 (`iconv -f utf-16 -t utf-8`).",
+}
+"""What a file is that begins so and is no UTF-8, and what to do."""
+
+
 def read_text(path: str, storage: Storage) -> str:
     """A file's text.
 
@@ -160,6 +171,9 @@ def read_text(path: str, storage: Storage) -> str:
     try:
         return stored.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
+        for start, advice in NO_TEXT.items():
+            if stored.startswith(start):
+                raise InputError(f"{path}: {advice}") from exc
         line = stored.count(b"\n", 0, exc.start) + 1
         raise InputError(
             f"{path}: line {line} holds bytes that are not UTF-8 ({stored[exc.start : exc.end]!r}). Write the file "

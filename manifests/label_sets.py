@@ -133,6 +133,11 @@ def open_labels(
     columns = rows.columns
     grades = read_grades(columns[label])
     grades.check_not_scores(path, label)
+    if grades.texts and grades.values.null_count == len(grades.values):
+        raise InputError(
+            f"{path}: column `{label}` holds no grade, but {', '.join(map(repr, grades.texts[:5]))}. Grades are whole "
+            "numbers: write these as such, or name another column with --label."
+        )
     part = {"row_id": pa.array(rows.kept), "grade": grades.values, **rows.ids}
     for name, item in (("probs", pa.float64()), ("samples", pa.int64())):
         if name not in columns:

@@ -514,6 +514,12 @@ def require_column(name: str, names: Sequence[str], *, path: str, role: str, opt
         InputError: says what the file has, and which option names another column.
     """
     if name not in names:
+        cut = next((cut for cut in (";", "\t", "|") if len(names) == 1 and cut in names[0]), None)
+        if cut is not None:
+            raise InputError(
+                f"{path}: its one column is called {names[0]!r}: columns are divided by {cut!r}. Write the file with "
+                "commas (.csv), or with tabs (.tsv)."
+            )
         hint = nearest(name, [*names])
         advice = f" Did you mean `{hint}`?" * bool(hint) + f" Name it with {option}." * bool(option)
         raise InputError(f"{path}: no column `{name}` ({role}); it has {', '.join(names) or 'none'}.{advice}")

@@ -2,6 +2,7 @@
 do.
 """
 
+import gzip
 import itertools
 import json
 import math
@@ -624,6 +625,21 @@ def test_text_file_that_is_not_utf8_is_refused_with_its_line(
     }
     Path(name).write_bytes(lines[name].replace("é", "e").encode() + lines[name].encode("latin-1"))
     relabel("convert", name, "out.parquet").refused(3, f"{name}: line 2 holds bytes that are not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("held", "what"),
+    [
+        (gzip.compress(b"q 0 d 1\n"), "in.qrels: is compressed by gzip"),
+        ("query_id,doc_id\n".encode("utf-16"), "in.qrels: is in UTF-16"),
+        (b"PAR1\x15\x04\xff", "in.qrels: is Parquet"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_with_what_it_is(
+    relabel: Callable[..., Any], folder: Path, held: bytes, what: str
+) -> None:
+    Path("in.qrels").write_bytes(held)
+    relabel("convert", "in.qrels", "out.parquet").refused(3, what)
 
 
 def test_every_form_is_a_choice_of_a_source_and_each_that_can_be_written_of_a_target() -> None:

@@ -138,6 +138,17 @@ def test_rows_without_a_score_are_left_out_and_what_is_no_number_is_refused(
     relabel("evaluate", "odd.csv", "--score", "score", "--qrels", "gold.qrels").refused(3, "row 1", "'high'")
 
 
+@pytest.mark.parametrize("command", [("evaluate", "--qrels"), ("systems", "a.run", "b=a.run", "--gold")], ids=" ".join)
+def test_labels_in_words_are_refused_with_some(
+    world: Path, relabel: Callable[..., Any], command: tuple[str, ...]
+) -> None:
+    Path("words.csv").write_text("query_id,doc_id,grade\nq0,d0,yes\nq0,d1,no\n")
+    name, *systems, option = command
+    labels = ["--labels", "words.csv"] if systems else ["words.csv"]
+    done = relabel(name, *systems, *labels, option, "gold.qrels")
+    done.refused(3, "words.csv: column `grade` holds no grade, but 'yes', 'no'", "--label")
+
+
 @pytest.mark.parametrize(
     ("command", "parts"),
     [

@@ -93,6 +93,8 @@ def test_answers_come_a_line_each_too(write_lines: Write) -> None:
         ("a.run", "", ("holds no document of any query",)),
         ("a.csv", "query_id,doc_id,grade\nq1,d1,2", ("no column `score`, `rank` or `cosine`", "doc_id, grade")),
         ("a.csv", "qid,doc_id,score\nq1,d1,2", ("no column `query_id`", "--by")),
+        ("a.csv", "query_id;doc_id;score\nq1;d1;2", ("columns are divided by ';'", "with commas")),
+        ("a.csv", "query_id\tdoc_id\tscore\nq1\td1\t2", ("columns are divided by '\\t'", "tabs (.tsv)")),
         ("a.csv", "query_id,doc_id,score\nq1,d1,", ("row 0 has the score ''",)),
         ("a.json", "{", ("is not JSON",)),
         ("a.json", json.dumps(hits("a")), ("no query is named", '"QUERY_ID": ANSWER')),
