@@ -528,8 +528,8 @@ def prepare(
         grades=grades,
     )
     _check_documents(comparison, comparison.judge, options.labels, "--labels")
-    if comparison.humans is not None:
-        _check_gold(comparison, options)
+    if gold is not None:
+        _check_gold(comparison, gold, options)
     return comparison
 
 
@@ -549,7 +549,7 @@ def _check_documents(comparison: Comparison, assessor: Assessor, where: str, opt
             )
 
 
-def _check_gold(comparison: Comparison, options: SystemsOptions) -> None:
+def _check_gold(comparison: Comparison, gold: PairGrades, options: SystemsOptions) -> None:
     """Gold queries are there, as many as an interval wants.
 
     Raises:
@@ -558,9 +558,11 @@ def _check_gold(comparison: Comparison, options: SystemsOptions) -> None:
     assert comparison.humans is not None
     num_gold = comparison.num_gold
     if not num_gold:
+        graded = _first(_graded_queries(gold)) or "none"
         raise InputError(
-            f"--gold {options.gold}: none of its queries is compared: labels and systems have "
-            f"{_first(comparison.queries)}. Do the ids mean the same things? --by names another column."
+            f"--gold {options.gold}: none of its queries is compared: it grades {graded}; labels and systems have "
+            f"{_first(comparison.queries)}. Do the ids mean the same things? --by names another column. Judgments that "
+            "know a query by its text get ids by `relabel convert --queries`."
         )
     _check_documents(comparison, comparison.humans, str(options.gold), "--gold")
     if num_gold < FEWEST_FOR_DIFFERENCES and not options.is_plan:

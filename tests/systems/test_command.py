@@ -262,7 +262,7 @@ def test_ids_that_do_not_go_together_are_refused(collection: Collection, relabel
         3, "none of the 20 documents in its top 10", "--doc"
     )
     relabel("systems", good, bad, "--labels", "judge.qrels", "--gold", "other.qrels").refused(
-        3, "--gold other.qrels: none of its queries is compared", "q000"
+        3, "--gold other.qrels: none of its queries is compared: it grades x1, x2; labels and systems have q000"
     )
 
 
