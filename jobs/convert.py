@@ -264,6 +264,11 @@ def _as_text(value: Any) -> str | None:
 
 def _from_run(path: str, target: Form, options: ConvertOptions, file: Path, storage: Storage) -> Source:
     run = open_run_labels(path, storage, allow_partial=options.allow_partial)
+    if target.columns and target is not RUN and run.plan.facts.labeler.grades == 0:
+        raise UsageError(
+            f"{path}: labeler {run.plan.facts.labeler.name} gives no grades, and {target.name} holds nothing else. "
+            "Convert it to a table, or a reranker's scores to a run file."
+        )
     wants_text = target.wants_text and options.queries is None
     has_texts = options.texts or wants_text
     whole, joined = join_texts(run, storage) if has_texts else (file_schema(run.plan.parts), None)

@@ -101,6 +101,7 @@ def test_a_folder_scores_as_sentence_transformers_does_and_its_labels_only_rank(
     assert "accuracy" not in found["figures"]
     assert found["baselines"]["lexical"]["ndcg@10"] is not None
 
+    relabel("convert", "out/theirs", "theirs.qrels").refused(2, "gives no grades", "run file")
     assert relabel("convert", "out/theirs", "theirs.run").code == 0
     held = {tuple(line.split()[0:3:2]): float(line.split()[4]) for line in Path("theirs.run").read_text().splitlines()}
     assert list(held.values()) == pytest.approx(sorted_scores(labels, held), abs=1e-6)
