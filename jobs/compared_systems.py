@@ -160,6 +160,8 @@ def pair_sentence(
         other = first if found.better == second else second
         low, high = sorted((abs(step.low), abs(step.high)))
         size = f"{abs(step.value):.3f} ({low:.3f} to {high:.3f}) in {figure}"
+        if found.lowest <= 0 <= found.highest:
+            size += ", unless unjudged documents turn it"
         if is_opinion:
             return f"The judge finds {found.better} better than {other} by {size}. No human has said so."
         return f"{found.better} is better than {other} by {size}."

@@ -642,6 +642,14 @@ def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None]) -> li
         else:
             effect = "the judge prefers what resembles it; the gold queries correct for that, with wider intervals"
         found.append(f"{name}: its scores are those of {whose}: {effect}.")
+    for name, rows in comparison.rows.items():
+        is_missing_G = np.bincount(rows.query, minlength=len(comparison.queries)) == 0
+        if is_missing_G.any():
+            missing = comparison.queries.filter(pa.array(is_missing_G))
+            found.append(
+                f"{name} returns nothing for {len(missing):,} of {len(is_missing_G):,} queries, which count as 0: "
+                f"{_first(missing)}"
+            )
     found += filter(None, (tied_text(name, ranking) for name, ranking in comparison.rankings.items()))
     found += filter(None, (unjudged_text(name, comparison) for name in comparison.rows))
     return found
@@ -736,11 +744,6 @@ def comparison_notes(comparison: Comparison, judged: PairGrades, gold: PairGrade
     num_unranked = len(_graded_queries(judged)) - len(comparison.queries)
     if num_unranked:
         found.append(f"queries with labels for which no system returns anything, left out: {num_unranked:,}")
-    for name, rows in comparison.rows.items():
-        is_missing_G = np.bincount(rows.query, minlength=len(comparison.queries)) == 0
-        if is_missing_G.any():
-            missing = comparison.queries.filter(pa.array(is_missing_G))
-            found.append(f"{name} returns nothing for {len(missing):,} queries, which count as 0: {_first(missing)}")
     if gold is not None:
         num_unused = len(_graded_queries(gold)) - comparison.num_gold
         if num_unused:

@@ -170,7 +170,7 @@ def test_a_query_without_documents_counts_as_0_and_is_named(collection: Collecti
     found = compare(*arguments)
     bad = found["systems"][1]
     assert (bad["queries"], bad["without_documents"]) == (39, ["q003"])
-    assert any("bad returns nothing for 1 queries, which count as 0: q003" in note for note in found["notes"])
+    assert found["warnings"] == ["bad returns nothing for 1 of 40 queries, which count as 0: q003"]
     humans = {query: collection.humans[query] for query in collection.queries[:12]}
     wanted = reference(collection, humans, "bad")["ndcg@10"]
     assert wanted["q003"] == 0
@@ -313,3 +313,17 @@ def test_scores_that_do_not_rank_are_warned_of(collection: Collection, compare: 
     collection.write_run("bad")
     (warning,) = compare(*arguments)["warnings"]
     assert warning.startswith("bad: in 40 of 40 queries all documents have one score")
+
+
+def test_a_verdict_that_unjudged_documents_could_turn_says_so(
+    collection: Collection, compare: Compare, relabel: Relabel
+) -> None:
+    """Half of the documents have no label."""
+    arguments = collection.write_all(gold=0)
+    half = {query: dict([*held.items()][::2]) for query, held in collection.judge.items()}
+    collection.write_qrels(half, "judge.qrels")
+    shown = compare(*arguments)["pairs"][0]["figures"]["ndcg@10"]
+    assert shown["is_decided"]
+    assert shown["lowest"] < 0 < shown["highest"]
+    first = relabel("systems", *arguments).out.splitlines()[0]
+    assert "in nDCG@10, unless unjudged documents turn it." in first
