@@ -267,6 +267,8 @@ def _json_answers(path: str, storage: Storage) -> Iterator[tuple[str, Any]]:
         return
     if not isinstance(value, dict) or "responses" in value or "hits" in value:
         raise InputError(f"{path}: no query is named. {HITS_ADVICE}")
+    if "error" in value and "status" in value:
+        raise InputError(f"{path}: is an error of the search engine, and no answer: {str(value['error'])[:200]}")
     if isinstance(value.get("details"), dict):  # of `_rank_eval`
         for query, detail in value["details"].items():
             yield query, {"hits": {"hits": [one.get("hit") for one in detail.get("hits", [])]}}
@@ -324,6 +326,11 @@ def _of_hits(path: str, answers: Iterator[tuple[str, Any]]) -> Ranking:
 
 
 def _hits_of(path: str, query: str, answer: Any) -> list[dict[str, Any]]:
+    if isinstance(answer, dict) and answer.get("timed_out") is True:
+        raise InputError(
+            f"{path}: the answer to query {query} timed out (`timed_out`), so that its hits are not all. Ask again, or "
+            "leave the query out."
+        )
     hits = answer.get("hits") if isinstance(answer, dict) else None
     if isinstance(hits, dict):
         hits = hits.get("hits")

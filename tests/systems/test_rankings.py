@@ -100,6 +100,8 @@ def test_answers_come_a_line_each_too(write_lines: Write) -> None:
         ("a.json", json.dumps(hits("a")), ("no query is named", '"QUERY_ID": ANSWER')),
         ("a.json", json.dumps({"responses": [hits("a")]}), ("no query is named",)),
         ("a.json", json.dumps({"q1": {"error": "shard failed"}}), ("query q1 has no list of hits", "shard failed")),
+        ("a.json", json.dumps({"error": {"type": "no_index"}, "status": 404}), ("an error of the search", "no_index")),
+        ("a.json", json.dumps({"q1": {**hits("a"), "timed_out": True}}), ("answer to query q1 timed out", "Ask again")),
         ("a.json", json.dumps({"q1": {"hits": [{"_score": 1}]}}), ("a hit of query q1 has no `_id`",)),
         ("a.json", json.dumps({"q1": hits("a", "a")}), ("document a of query q1",)),
         ("a.json", json.dumps([hits("a")]), ("item 0 names no `query_id`",)),
