@@ -667,7 +667,7 @@ def tied_text(name: str, ranking: Ranking) -> str:
         return ""
     return (
         f"{name}: in {num_tied:,} of {num_several:,} queries all documents have one score, so that their ids decide "
-        f"the order, as in trec_eval; ranks beside scores are not read. Are these the scores of {ranking.path}?"
+        f"the order, as in trec_eval; the ranks of a run file are not read. Are these the scores of {ranking.path}?"
     )
 
 
