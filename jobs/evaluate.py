@@ -162,6 +162,11 @@ def judge(paths: Sequence[str], options: JudgingOptions, storage: Storage) -> tu
     counts["quarantined"] = sum(labels.num_quarantined or 0 for labels in sets)
     counts["queries"] = judged.num_queries
     notes += _count_notes(counts, golds.pairs, options.duplicates)
+    if counts["qrels_without_label"] and any(labels.kind == "ranking" for labels in sets):
+        notes.append(
+            f"{counts['qrels_without_label']:,} graded documents that are not ranked are not in nDCG's best order "
+            "either, so that it may be higher than that of trec_eval, which `relabel systems` gives"
+        )
     notes += lexical_notes
     if len(sets) > 1:
         notes.append(f"{len(sets)} sources are judged together, as one set of labels")

@@ -110,6 +110,13 @@ def test_an_order_by_scores_has_the_figures_of_an_order_and_none_of_grades(
     assert found["figures"]["auc_0/12"]["value"] == pytest.approx(area)
 
 
+def test_graded_documents_that_are_not_ranked_are_remarked_on(world: Path, relabel: Callable[..., Any]) -> None:
+    call = ("evaluate", "a.run", "--score", "score", "--qrels", "gold.qrels", "--output", "json")
+    assert not any("not ranked" in note for note in relabel(*call).json["notes"])
+    Path("a.run").write_text("".join(RUN.splitlines(keepends=True)[::2]))
+    assert any(note.startswith("6 graded documents that are not ranked") for note in relabel(*call).json["notes"])
+
+
 def test_a_column_of_ranks_ranks_the_lowest_first(world: Path, relabel: Callable[..., Any]) -> None:
     """Its figures are those of the scores that it was made of; a run file, which has scores, is not made of it."""
     rows = [{**row, "rank": len(ROWS) - place} for place, row in enumerate(ROWS)]
