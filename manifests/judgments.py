@@ -134,13 +134,19 @@ def _parsed(path: str, text: str) -> _Place:
 
 
 def names_at_top(text: str) -> set[str]:
-    """The names that a file's form shows by: those of the top object of JSON, or of a first line of CSV."""
+    """The names that a file's form shows by: those of the top object of JSON, and of what a hit there was stored as, or
+    of a first line of CSV.
+    """
     if not text.lstrip().startswith("{"):
         return set(text.split("\n", 1)[0].strip().split(","))
     try:
-        return set(json.loads(text))
+        top = json.loads(text)
     except ValueError:
         return set()
+    try:
+        return {*top, *top["hits"]["hits"][0]["_source"]}
+    except (LookupError, TypeError):
+        return set(top)
 
 
 def _write_json(file: Path, content: Any) -> None:

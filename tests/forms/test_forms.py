@@ -80,6 +80,7 @@ FILES = {
     "e.csv": QUEPID,
     "f.quepid.csv": QUEPID,
     "g.opensearch.json": json.dumps(FETCHED),
+    "h.json": json.dumps(FETCHED),
 }
 
 
