@@ -159,11 +159,12 @@ class Display:
         done = self._before + min(pairs + progress.reused + others, self._total)
         to_ask = max(0, self._total - progress.reused)  # what is reused takes no time
         digits = 1 if pairs > seconds else 3
+        num_quarantined = progress.statuses.total() - progress.statuses["ok"]  # a chunk being scored has none yet
         return Seen(
             done=done,
             total=self._before + self._total,
             by_others=f"{others:,} by other workers" if others else "",
-            rates=f"{pairs / seconds:,.{digits}f} pairs/s · {pairs - progress.statuses['ok']} quarantined",
+            rates=f"{pairs / seconds:,.{digits}f} pairs/s · {num_quarantined} quarantined",
             inside=self._inside(seconds),
             left=left_s(to_ask, pairs + others, seconds),
             seconds=seconds,

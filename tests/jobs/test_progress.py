@@ -216,6 +216,18 @@ def test_the_line_counts_the_others_and_its_eta_is_that_of_all(
     assert capsys.readouterr().err.startswith("1,000 of 1,000 pairs, ")
 
 
+def test_rows_of_a_chunk_that_a_student_still_scores_are_not_quarantined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(display_module, "LINE_EVERY_S", 0.0)
+    progress = Progress(pairs=2048 + 512)
+    progress.statuses.update({"ok": 2040, "engine": 8})
+    with Display(progress, 10_000) as display:
+        display.update()
+    assert "2,560 of 10,000 pairs" in (line := capsys.readouterr().err)
+    assert " · 8 quarantined" in line
+
+
 def test_a_worker_counts_the_shards_that_others_do_meanwhile(
     write_pairs: Callable[..., Path],
     write_job: Callable[..., str],
