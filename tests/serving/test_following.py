@@ -32,7 +32,7 @@ def test_a_new_version_is_served_and_a_damaged_one_is_not(
     server = SimpleNamespace(scorer=SimpleNamespace(student=rerank.open_student(tmp_path)))
     students = [server.scorer.student]
     stop = threading.Event()
-    following = threading.Thread(target=rerank.follow, args=[server, tmp_path, stop, 0.05])
+    following = threading.Thread(target=rerank.follow, args=[server, tmp_path, tmp_path / "v1", stop, 0.05])
     following.start()
     try:
         point(tmp_path, "v2")

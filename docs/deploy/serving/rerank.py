@@ -36,10 +36,9 @@ def open_student(dest, **options):
     return load.Student(folder, **options)
 
 
-def follow(server, dest, stop, look_every_s=LOOK_EVERY_S, **options):
-    """Serve what DEST/current points to, whenever it points elsewhere, until `stop` is set. A version that can't be
-    loaded is reported, and the one before it is served on."""
-    served = folder_of(dest)
+def follow(server, dest, served, stop, look_every_s=LOOK_EVERY_S, **options):
+    """Serve what DEST/current points to, whenever that is another folder than `served`, until `stop` is set. A version
+    that can't be loaded is reported, and the one before it is served on."""
     while not stop.wait(look_every_s):
         folder = folder_of(dest)
         if folder == served:
@@ -140,9 +139,10 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--precision")
     arguments = parser.parse_args()
-    student = open_student(arguments.dest, precision=arguments.precision)
+    served = folder_of(arguments.dest)
+    student = open_student(served, precision=arguments.precision)
     server = serve(student, arguments.port, arguments.host)
-    following = {"dest": arguments.dest, "stop": threading.Event(), "precision": arguments.precision}
-    threading.Thread(target=follow, args=[server], kwargs=following, daemon=True).start()
+    following = [server, arguments.dest, served, threading.Event()]
+    threading.Thread(target=follow, args=following, kwargs={"precision": arguments.precision}, daemon=True).start()
     print(f"serving version {student.version} on {arguments.host}:{server.server_port}", file=sys.stderr)
     server.serve_forever()
