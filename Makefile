@@ -43,9 +43,9 @@ browser: ## Chromium, in which the tests open the report's page; installed where
 	else echo "make browser: no Chromium here, and no root or no apt to install it; tests that open a page will be skipped."; \
 	  echo "  Install chromium, or name one: export RELABEL_CHROMIUM=/path/to/chrome"; fi
 
-picture: $(STAMP) browser ## The picture of a report in README.md, of the demo's run (minutes)
-	$(BIN)/relabel demo --labels-only --to out/demo
-	$(BIN)/python .ci/picture.py out/demo/run docs/images/report.png
+picture: $(STAMP) browser ## The picture of a report in README.md, of the demo (minutes)
+	$(BIN)/relabel demo --to out/demo
+	$(BIN)/python .ci/picture.py out/demo docs/images/report.png
 
 test: $(STAMP) browser ## The whole test suite on the CPU
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist loadfile

@@ -1,7 +1,7 @@
-"""Draws the picture of a report that README.md shows: python .ci/picture.py OUTPUT docs/images/report.png
+"""Draws the picture of a report that README.md shows: python .ci/picture.py DEMO docs/images/report.png
 
-`make picture` calls it with the output of the demo's run. Next to the picture it writes the page's sections, one a
-line: `tests/report/test_picture.py` fails once a report has other ones.
+`make picture` calls it with the demo's folder, and draws its teacher and student by the author's grades. Next to the
+picture it writes the page's sections, one a line: `tests/report/test_picture.py` fails once a report has other ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from relabel.jobs.evaluate import JudgingOptions
 from relabel.jobs.report.build import build_report
 from relabel.manifests.files import Storage
 
@@ -49,9 +50,11 @@ def draw(page: Any, picture: Path) -> None:
     Image.open(io.BytesIO(data)).quantize(COLOURS).save(picture, optimize=True)
 
 
-def main(output: str, picture: Path) -> None:
-    """Build the report of an output, and draw it."""
-    html = build_report([output], Storage()).html
+def main(demo: Path, picture: Path) -> None:
+    """Build the report of a demo's labels and its student's scores, and draw it."""
+    picture = picture.absolute()
+    os.chdir(demo)  # so that the page names them shortly
+    html = build_report(["run", "scores"], Storage(), gold=JudgingOptions(qrels="pairs.parquet")).html
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         file = Path(folder, "report.html")
         file.write_text(html, encoding="utf-8")
@@ -66,4 +69,4 @@ def main(output: str, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
