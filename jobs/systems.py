@@ -31,6 +31,7 @@ from relabel.manifests.files import Storage, place_of
 from relabel.manifests.gold import FROM_GOLD, GOLD, Duplicates, GradeMap, PairGrades, check_scale, grades_by_pair, taken
 from relabel.manifests.label_sets import LabelSet, is_run, no_labels, put_together
 from relabel.manifests.labels import codes_of, texts_of
+from relabel.manifests.metrics.metric import places_in_query
 from relabel.manifests.metrics.prediction_powered import (
     FEWEST_FOR_DIFFERENCES,
     FEWEST_FOR_LEVELS,
@@ -40,7 +41,7 @@ from relabel.manifests.metrics.prediction_powered import (
     plain_mean,
     powered_mean,
 )
-from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, Cut, ideal_gains, places, top_figures
+from relabel.manifests.metrics.top import BAD, FIGURES, NDCG, Cut, ideal_gains, top_figures
 from relabel.manifests.rankings import Ranking, RankingColumns, load_ranking, refuse_run_file
 from relabel.manifests.run_labels import open_run_labels
 
@@ -139,7 +140,7 @@ def ranked_rows(ranking: Ranking, queries: pa.LargeBinaryArray) -> RankedRows:
     kept_N = query_N.take(rows).to_numpy(zero_copy_only=False).astype(np.int64)
     return RankedRows(
         query=kept_N,
-        place=places(kept_N, len(queries)),
+        place=places_in_query(kept_N, len(queries)),
         query_ids=ranking.query_ids.take(rows),
         doc_ids=ranking.doc_ids.take(rows),
     )

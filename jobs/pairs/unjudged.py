@@ -21,7 +21,7 @@ from relabel.manifests.forms import form_by_suffix
 from relabel.manifests.gold import GOLD, taken
 from relabel.manifests.label_sets import LabelSet, no_labels, put_together
 from relabel.manifests.labels import codes_of, texts_of
-from relabel.manifests.metrics.top import places
+from relabel.manifests.metrics.metric import places_in_query
 from relabel.manifests.rankings import TABLES, load_ranking
 from relabel.manifests.tables import as_ids, open_parquet, reading, require_column
 
@@ -93,7 +93,7 @@ def unlabelled(
         ranking = load_ranking(path, storage, options.columns, allow_partial=options.allow_partial)
         query_N, names = codes_of(ranking.query_ids)
         is_labelled = taken(judged.columns[GOLD], judged.places(ranking.query_ids, ranking.doc_ids)).is_valid()
-        is_open_N = places(query_N, len(names)) < options.k
+        is_open_N = places_in_query(query_N, len(names)) < options.k
         is_open_N &= ~is_labelled.to_numpy(zero_copy_only=False)
         ids = (texts_of(column.filter(pa.array(is_open_N))) for column in (ranking.query_ids, ranking.doc_ids))
         found.update(zip(*ids, strict=True))

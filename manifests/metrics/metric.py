@@ -835,13 +835,16 @@ def rank_queries(
     query_M, doc_M, score_M, gold_M = _items(query_N, doc_N, score_N, gold_N)
     size_G = np.bincount(query_M, minlength=num_queries)
     order = np.lexsort((-doc_M, -score_M, query_M))
-    place_M = places_in_group(query_M[order], size_G)
-    top = order[place_M < depth]
-    discount_T = 1 / np.log2(place_M[place_M < depth] + 2)
+    top = order[places_in_query(query_M[order], num_queries) < depth]
     query_T = query_M[top]
     gain_M = np.floor(gold_M + 0.5)
-    dcg_G = np.bincount(query_T, gain_M[top] * discount_T, minlength=num_queries)
-    ideal_G = _ideal_dcg(query_M, gain_M, size_G, depth)
+    dcg_G = dcg_by_query(
+        query_M[order],
+        gain_M[order],
+        num_queries=num_queries,
+        depth=depth,
+    )
+    ideal_G = ideal_dcg(query_M, gain_M, num_queries=num_queries, depth=depth)
     bad_G = np.bincount(query_T, gold_M[top] < 0.5, minlength=num_queries) > 0
     return QueryRanking(
         dcg_G / np.where(ideal_G > 0, ideal_G, np.nan),
@@ -857,7 +860,7 @@ def random_order(
     query_M, _, _, gold_M = _items(query_N, doc_N, gold_N, gold_N)
     size_G = np.bincount(query_M, minlength=num_queries)
     gain_M = np.floor(gold_M + 0.5)
-    ideal_G = _ideal_dcg(query_M, gain_M, size_G, depth)
+    ideal_G = ideal_dcg(query_M, gain_M, num_queries=num_queries, depth=depth)
     discount_T = 1 / np.log2(np.arange(depth) + 2)
     discounts_G = np.append(0.0, np.cumsum(discount_T))[np.minimum(size_G, depth)]
     gain_G = np.bincount(query_M, gain_M, minlength=num_queries) / np.maximum(size_G, 1)
@@ -876,19 +879,35 @@ def random_order(
     )
 
 
-def _ideal_dcg(query_M: np.ndarray, gain_M: np.ndarray, size_G: np.ndarray, depth: int) -> np.ndarray:
+def dcg_by_query(query_M: np.ndarray, gain_M: np.ndarray, *, num_queries: int, depth: int) -> np.ndarray:
+    """DCG of the first `depth` rows of each query, float64 [G]; rows in the order of queries and places."""
+    place_M = places_in_query(query_M, num_queries)
+    is_top_M = place_M < depth
+    discount_T = 1 / np.log2(place_M[is_top_M] + 2)
+    dcg_G = np.bincount(query_M[is_top_M], gain_M[is_top_M] * discount_T, minlength=num_queries)
+    return np.asarray(dcg_G, dtype=np.float64)
+
+
+def ideal_dcg(query_M: np.ndarray, gain_M: np.ndarray, *, num_queries: int, depth: int) -> np.ndarray:
     """DCG of each query's best order, float64 [G]."""
     best = np.lexsort((-gain_M, query_M))
-    place_M = places_in_group(query_M[best], size_G)
-    is_top_M = place_M < depth
-    discounted_T = gain_M[best][is_top_M] / np.log2(place_M[is_top_M] + 2)
-    return np.bincount(query_M[best][is_top_M], discounted_T, minlength=len(size_G))
+    return dcg_by_query(
+        query_M[best],
+        gain_M[best],
+        num_queries=num_queries,
+        depth=depth,
+    )
 
 
-def places_in_group(group_N: np.ndarray, size_G: np.ndarray) -> np.ndarray:
-    """How many rows of the same group come before each row, int64 [N], where rows of a group follow each other."""
+def places_in_query(query_N: np.ndarray, num_queries: int) -> np.ndarray:
+    """The place of each row in its query, from 0: int64 [N].
+
+    Args:
+        query_N: 0..G-1, ascending.
+    """
+    size_G = np.bincount(query_N, minlength=num_queries)
     starts_G = np.cumsum(size_G) - size_G
-    return np.asarray(np.arange(len(group_N)) - starts_G[group_N])
+    return np.asarray(np.arange(len(query_N)) - starts_G[query_N])
 
 
 def _items(

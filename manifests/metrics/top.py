@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from relabel.manifests.metrics.metric import dcg_by_query, ideal_dcg, places_in_query
+
 NDCG = "ndcg"
 PRECISION = "p"
 RECIPROCAL_RANK = "rr"
@@ -37,8 +39,7 @@ def ideal_gains(query_P: np.ndarray, grade_P: np.ndarray, *, num_queries: int, c
     Args:
         query_P: of each judged pair, 0..G-1.
     """
-    order = np.lexsort((-grade_P, query_P))
-    return _gains(query_P[order], grade_P[order], num_queries=num_queries, cut=cut)
+    return ideal_dcg(query_P, grade_P, num_queries=num_queries, depth=cut.k)
 
 
 def top_figures(query_N: np.ndarray, grade_N: np.ndarray, ideal_G: np.ndarray, *, cut: Cut) -> dict[str, np.ndarray]:
@@ -56,10 +57,10 @@ def top_figures(query_N: np.ndarray, grade_N: np.ndarray, ideal_G: np.ndarray, *
     is_judged_N = ~np.isnan(grade_N)
     query_M = query_N[is_judged_N]
     grade_M = grade_N[is_judged_N]
-    place_M = places(query_M, num_queries)
+    place_M = places_in_query(query_M, num_queries)
     is_top_M = place_M < cut.k
     is_relevant_M = is_top_M & (grade_M >= cut.relevant)
-    gain_G = _gains(query_M, grade_M, num_queries=num_queries, cut=cut)
+    gain_G = dcg_by_query(query_M, grade_M, num_queries=num_queries, depth=cut.k)
     first_G = np.full(num_queries, np.inf)
     np.minimum.at(first_G, query_M[is_relevant_M], place_M[is_relevant_M] + 1)
     return {
@@ -68,23 +69,3 @@ def top_figures(query_N: np.ndarray, grade_N: np.ndarray, ideal_G: np.ndarray, *
         RECIPROCAL_RANK: 1 / first_G,
         BAD: np.bincount(query_M[is_top_M & (grade_M <= 0)], minlength=num_queries) / cut.k,
     }
-
-
-def places(query_N: np.ndarray, num_queries: int) -> np.ndarray:
-    """The place of each row in its query, from 0.
-
-    Args:
-        query_N: 0..G-1, ascending.
-    """
-    size_G = np.bincount(query_N, minlength=num_queries)
-    return np.asarray(np.arange(len(query_N)) - (np.cumsum(size_G) - size_G)[query_N])
-
-
-def _gains(query_M: np.ndarray, grade_M: np.ndarray, *, num_queries: int, cut: Cut) -> np.ndarray:
-    """DCG of rows in the order of queries and places."""
-    place_M = places(query_M, num_queries)
-    is_top_M = place_M < cut.k
-    discount_T = 1 / np.log2(place_M[is_top_M] + 2)
-    return np.asarray(
-        np.bincount(query_M[is_top_M], grade_M[is_top_M] * discount_T, minlength=num_queries), dtype=np.float64
-    )
