@@ -7,7 +7,7 @@ Its scores rank and grade nothing, on a scale of their own: a label has no grade
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,10 +19,9 @@ from relabel.distill.students.spec import STUDENT_NAME
 from relabel.export.conform import APIS, RerankServer
 from relabel.export.loader import LOADER
 from relabel.jobs.job import Job
-from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, quarantined_text
-from relabel.jobs.run.progress import Progress, StageSeen
-from relabel.jobs.run.stop import Stop
-from relabel.jobs.score import STAGE, ScoreOptions, score_chunks
+from relabel.jobs.run.chunks import ChunkWork, quarantined_text
+from relabel.jobs.run.progress import StageSeen
+from relabel.jobs.score import STAGE, ScoreOptions, ScoringRunner
 from relabel.jobs.settings import Places, resolved
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import DOCUMENT_FIELD, Ask, EngineFacts, Message
@@ -313,7 +312,7 @@ def files_of(path: str) -> dict[str, str]:
     }
 
 
-class RerankerRunner(ChunkLabeler):
+class RerankerRunner(ScoringRunner):
     """What runs a reranker in place of an engine: it is given whole chunks.
 
     Raises:
@@ -356,52 +355,12 @@ class RerankerRunner(ChunkLabeler):
             return digest_of({"url": reference, "model": RerankerArgs.of(spec).served_model})
         return digest_of(files_of(reference))
 
-    @staticmethod
-    def resolve_auto(spec: EngineSpec) -> dict[str, str]:  # noqa: ARG004
-        """None."""
-        return {}
-
-    def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Nothing: a reranker is asked nothing."""
-        return []
-
-    def facts(self) -> EngineFacts:
-        """Provenance of the model."""
-        return self._facts
-
-    def costs(self) -> None:
-        """Nothing that is known."""
-
-    def close(self) -> None:
-        """Nothing: the model goes with its process."""
-
-    def label_chunks(
-        self,
-        chunks: Iterator[ChunkWork | None],
-        commit: Callable[[ChunkWork], bool],
-        *,
-        progress: Progress,
-        stop: Stop,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """See `score_chunks`."""
-        return score_chunks(
-            self.model,
-            chunks,
-            commit,
-            progress=progress,
-            stop=stop,
-            on_progress=on_progress,
-            settle=settle_scores,
-        )
-
-
-def settle_scores(work: ChunkWork, _pairs: Pairs, scores_N: np.ndarray) -> None:
-    """Fill in the rows of a chunk: a row without a finite score is quarantined."""
-    rows = zip(work.pairs, work.keys, scores_N.tolist(), strict=True)
-    work.rows = [quarantined_text(pair) or _row(pair, key, score) for pair, key, score in rows]
-    work.left = 0
-    work.stages[STAGE] = StageSeen(len(work.rows))
+    def settle(self, work: ChunkWork, _encoded: Any, scores: Any) -> None:
+        """Fill in the scores; a row without a finite one is quarantined."""
+        rows = zip(work.pairs, work.keys, scores.tolist(), strict=True)
+        work.rows = [quarantined_text(pair) or _row(pair, key, score) for pair, key, score in rows]
+        work.left = 0
+        work.stages[STAGE] = StageSeen(len(work.rows))
 
 
 def _row(pair: Pair, key: bytes | None, score: float) -> LabelRow | QuarantineRow:

@@ -8,11 +8,11 @@ import contextlib
 import gc
 import json
 import time
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
@@ -534,7 +534,73 @@ Scorer: TypeAlias = StudentModel | BundleModel
 """What a score run asks."""
 
 
-class StudentRunner(ChunkLabeler):
+class ChunkModel(Protocol):
+    """What scores the pairs of chunks, as `StudentModel` and `BundleModel` do."""
+
+    def encode(self, pairs: Sequence[tuple[str, str]]) -> Any:
+        """What is scored, a row a pair; in a thread of its own."""
+        ...
+
+    def score(self, rows: Any, on_batch: Callable[[int], bool]) -> Any:
+        """What `settle` makes labels of; None if `on_batch`, called with the rows of each batch, gave up."""
+        ...
+
+
+class ScoringRunner(ChunkLabeler):
+    """What runs a model in place of an engine: it is given whole chunks, and asked nothing else.
+
+    Attributes:
+        model: what scores the pairs of chunks.
+    """
+
+    model: ChunkModel
+    _facts: EngineFacts
+
+    @staticmethod
+    def resolve_auto(spec: EngineSpec) -> dict[str, str]:  # noqa: ARG004
+        """None: options are chosen with the job."""
+        return {}
+
+    def prepare(self, asks: Sequence[Ask]) -> list[str]:
+        """Nothing: it is asked nothing."""
+        return []
+
+    def facts(self) -> EngineFacts:
+        """Provenance of the model."""
+        return self._facts
+
+    def costs(self) -> None:
+        """Nothing that is known."""
+
+    def close(self) -> None:
+        """Nothing: the model goes with its process."""
+
+    def label_chunks(
+        self,
+        chunks: Iterator[ChunkWork | None],
+        commit: Callable[[ChunkWork], bool],
+        *,
+        progress: Progress,
+        stop: Stop,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """See `score_chunks`."""
+        return score_chunks(
+            self.model,
+            chunks,
+            commit,
+            progress=progress,
+            stop=stop,
+            on_progress=on_progress,
+            settle=self.settle,
+        )
+
+    @abstractmethod
+    def settle(self, work: ChunkWork, encoded: Any, scores: Any) -> None:
+        """Fill in the rows of a chunk from what the model encoded and scored."""
+
+
+class StudentRunner(ScoringRunner):
     """What runs a student or a bundle in place of an engine: it is given whole chunks.
 
     Raises:
@@ -554,56 +620,19 @@ class StudentRunner(ChunkLabeler):
         """The digest of the student, or of the bundle."""
         return digest_of(identify(str(spec.model))[1])
 
-    @staticmethod
-    def resolve_auto(spec: EngineSpec) -> dict[str, str]:  # noqa: ARG004
-        """None: a student's options are chosen with its job."""
-        return {}
-
-    def prepare(self, asks: Sequence[Ask]) -> list[str]:
-        """Nothing: a student is asked nothing."""
-        return []
-
-    def facts(self) -> EngineFacts:
-        """Provenance of the student."""
-        return self._facts
-
-    def costs(self) -> None:
-        """Nothing is paid for."""
-
-    def close(self) -> None:
-        """Nothing: the student goes with its process."""
-
-    def label_chunks(
-        self,
-        chunks: Iterator[ChunkWork | None],
-        commit: Callable[[ChunkWork], bool],
-        *,
-        progress: Progress,
-        stop: Stop,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """See `score_chunks`."""
-        return score_chunks(
-            self.model,
-            chunks,
-            commit,
-            progress=progress,
-            stop=stop,
-            on_progress=on_progress,
-            settle=partial(_settle, phi=self.model.record.phi),
+    def settle(self, work: ChunkWork, encoded: Any, scores: Any) -> None:
+        """Fill in grades and distributions, and count the tokens."""
+        scored = score_rows(
+            work.pairs,
+            work.keys,
+            scores,
+            encoded,
+            self.model.record.phi,
         )
-
-
-class ChunkModel(Protocol):
-    """What scores the pairs of chunks, as `StudentModel` and `BundleModel` do."""
-
-    def encode(self, pairs: Sequence[tuple[str, str]]) -> Any:
-        """What is scored, a row a pair; in a thread of its own."""
-        ...
-
-    def score(self, rows: Any, on_batch: Callable[[int], bool]) -> Any:
-        """What `settle` makes labels of; None if `on_batch`, called with the rows of each batch, gave up."""
-        ...
+        work.rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
+        work.left = 0
+        num_tokens = sum(len(row.ids) for row in encoded)
+        work.stages[STAGE] = StageSeen(len(scored), prompt_tokens=num_tokens)
 
 
 def score_chunks(
@@ -681,21 +710,6 @@ class ReadChunk(NamedTuple):
 
     work: ChunkWork | None
     tokens: Any
-
-
-def _settle(work: ChunkWork, tokens: Sequence[TokenRow], probs: Mapping[str, np.ndarray], phi: PhiTable) -> None:
-    """Fill in the rows of a chunk and count its tokens."""
-    scored = score_rows(
-        work.pairs,
-        work.keys,
-        probs,
-        tokens,
-        phi,
-    )
-    work.rows = [quarantined_text(pair) or row for pair, row in zip(work.pairs, scored, strict=True)]
-    work.left = 0
-    num_tokens = sum(len(row.ids) for row in tokens)
-    work.stages[STAGE] = StageSeen(len(scored), prompt_tokens=num_tokens)
 
 
 def score_rows(
