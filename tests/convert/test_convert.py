@@ -630,7 +630,7 @@ def test_text_file_that_is_not_utf8_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("held", "what"),
     [
-        (gzip.compress(b"q 0 d 1\n"), "in.qrels: is compressed by gzip"),
+        (gzip.compress(b"q 0 d 1\n", mtime=0), "in.qrels: is compressed by gzip"),
         ("query_id,doc_id\n".encode("utf-16"), "in.qrels: is in UTF-16"),
         (b"PAR1\x15\x04\xff", "in.qrels: is Parquet"),
     ],
