@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,10 @@ def export_bundle(
     """
     record = read_student(path)
     digest = student_digest(path)
-    release = importlib.metadata.version("relabel-ir")
     recipe = digest_of(
         {
             "student": digest,
-            "relabel": release,
+            "relabel": importlib.metadata.version("relabel-ir"),
             "provider": provider,
             "spec": spec.model_dump(mode="json"),
             "pairs": asdict(pairs) if pairs else None,
@@ -128,6 +127,54 @@ def export_bundle(
     )
     if existing is not None:
         return existing, True
+    checked = _check(
+        path=path,
+        record=record,
+        digest=digest,
+        recipe=recipe,
+        spec=spec,
+        storage=storage,
+        pairs=pairs,
+        provider=provider,
+    )
+    with new_folder_for(target) as folder:
+        facts = _build(checked, folder, report)
+        _publish(facts, folder, target)
+    return _with_engines(target, spec, report), False
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """What an export works from, before anything is written.
+
+    Args:
+        manifest: the student's; empty where there is none.
+        compared: pairs that the models are compared on.
+        calibration: pairs for the scales of static int8.
+    """
+
+    path: Path
+    record: StudentRecord
+    digest: str
+    recipe: str
+    manifest: Mapping[str, Any]
+    spec: ExportSpec
+    provider: str
+    compared: PairSet
+    calibration: Sequence[tuple[str, str]]
+
+
+def _check(
+    path: Path,
+    record: StudentRecord,
+    digest: str,
+    recipe: str,
+    spec: ExportSpec,
+    storage: Storage,
+    pairs: PairsFile | None,
+    provider: str,
+) -> _Checked:
+    """What can be refused before the student is loaded: the machine, the student's manifest, the pairs."""
     provider = provider_here(provider)
     if "tensorrt" in spec.formats:
         check_machine()
@@ -140,89 +187,126 @@ def export_bundle(
         pairs=pairs,
         storage=storage,
     )
-    student = load_student(path)
+    return _Checked(
+        path=path,
+        record=record,
+        digest=digest,
+        recipe=recipe,
+        manifest=manifest,
+        spec=spec,
+        provider=provider,
+        compared=compared,
+        calibration=calibration,
+    )
+
+
+def _build(checked: _Checked, folder: Path, report: Report) -> dict[str, Any]:
+    """Write the models with their tokenizer and loader, and compare them with the student.
+
+    Returns:
+        The bundle's manifest, parity included.
+    """
+    record = checked.record
+    spec = checked.spec
+    student = load_student(checked.path)
     # a served graph takes padded rows, however the student was trained
     student.texts = make_texts(replace(record, packs=False), student.tokenizer)
-    with new_folder_for(target) as folder:
-        write_tokenizer(student, folder)
-        _write_loader(folder)
-        contract = input_contract(student)
-        encoder = Encoder(folder, contract)
-        batches = [encoder.collate([row]) for row in encoder.encode(calibration)]
-        models, made = _write_models(
-            student,
-            folder,
-            spec,
-            batches,
-            report,
-        )
-        rows = encoder.encode(compared.pairs)
-        parity = _compare(
-            student=student,
-            folder=folder,
+    write_tokenizer(student, folder)
+    _write_loader(folder)
+    contract = input_contract(student)
+    encoder = Encoder(folder, contract)
+    batches = [encoder.collate([row]) for row in encoder.encode(checked.calibration)]
+    models, made = _write_models(
+        student,
+        folder,
+        spec,
+        batches,
+        report,
+    )
+    rows = encoder.encode(checked.compared.pairs)
+    parity = _compare(
+        student=student,
+        folder=folder,
+        models=models,
+        pairs=checked.compared,
+        encoder=encoder,
+        rows=rows,
+        spec=spec,
+        provider=checked.provider,
+        report=report,
+    )
+    lengths = describe_lengths([len(ids) for ids, _ in rows])
+    logits = {}
+    if spec.logits:
+        logits = {f"{name}_logits": grades for name, grades in record.heads.items()}
+    if spec.triton:
+        write_repository(
+            bundle=folder,
+            name=record.name,
             models=models,
-            pairs=compared,
-            encoder=encoder,
-            rows=rows,
-            spec=spec,
-            provider=provider,
-            report=report,
+            inputs=contract["names"],
+            outputs=record.heads | logits,
         )
-        lengths = describe_lengths([len(ids) for ids, _ in rows])
-        logits = {}
-        if spec.logits:
-            logits = {f"{name}_logits": grades for name, grades in record.heads.items()}
-        facts = {
-            "name": record.name,
-            "grades": record.grades,
-            "heads": record.heads,
-            "temperature": record.temperature,
-            "phi": record.phi if len(record.heads) > 1 else None,
-            "inputs": {**contract, "lengths": plain(lengths)},
-            "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
-            "models": plain(models),
-            "default_precision": DEFAULT_PRECISION,
-            "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
-            "lineage": _lineage(digest, record.name, manifest),
-            "licence": {"bundle": spec.licence, "model": manifest.get("model", {}).get("reference")},
-            "spec": spec.model_dump(mode="json"),
-            "made_by": {"relabel": release, "models": made, "versions": installed_versions(VERSIONS)},
-            "recipe": recipe,
-            "parity": parity,
-        }
-        judged = read_parity(parity, str(target))
-        card = render_bundle_card(read_student_facts(facts, str(target)), judged)
-        (folder / CARD_NAME).write_text(card, encoding="utf-8")
-        if spec.triton:
-            write_repository(
-                bundle=folder,
-                name=record.name,
-                models=models,
-                inputs=contract["names"],
-                outputs=record.heads | logits,
-            )
-        refused = [model for model in judged.models if not model.has_passed]
-        if refused:
-            (folder / PARITY_NAME).write_bytes(readable_json(parity))
-            aside = target.with_name(target.name + ".refused")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-            raise GateError(refusal_text(refused, aside))
-        seal_bundle(folder, facts)
+    return {
+        "name": record.name,
+        "grades": record.grades,
+        "heads": record.heads,
+        "temperature": record.temperature,
+        "phi": record.phi if len(record.heads) > 1 else None,
+        "inputs": {**contract, "lengths": plain(lengths)},
+        "outputs": {"probabilities": list(record.heads), "logits": list(logits)},
+        "models": plain(models),
+        "default_precision": DEFAULT_PRECISION,
+        "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
+        "lineage": _lineage(checked.digest, record.name, checked.manifest),
+        "licence": {"bundle": spec.licence, "model": checked.manifest.get("model", {}).get("reference")},
+        "spec": spec.model_dump(mode="json"),
+        "made_by": {
+            "relabel": importlib.metadata.version("relabel-ir"),
+            "models": made,
+            "versions": installed_versions(VERSIONS),
+        },
+        "recipe": checked.recipe,
+        "parity": parity,
+    }
+
+
+def _publish(facts: dict[str, Any], folder: Path, target: Path) -> None:
+    """Write the model card and seal the folder, or put it aside where a gate refused a model.
+
+    Raises:
+        GateError: names the models, and where the folder is.
+    """
+    judged = read_parity(facts["parity"], str(target))
+    card = render_bundle_card(read_student_facts(facts, str(target)), judged)
+    (folder / CARD_NAME).write_text(card, encoding="utf-8")
+    refused = [model for model in judged.models if not model.has_passed]
+    if refused:
+        (folder / PARITY_NAME).write_bytes(readable_json(facts["parity"]))
+        aside = target.with_name(target.name + ".refused")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        raise GateError(refusal_text(refused, aside))
+    seal_bundle(folder, facts)
+
+
+def _with_engines(target: Path, spec: ExportSpec, report: Report) -> Bundle:
+    """The sealed bundle, with the TensorRT engines that the spec asks for."""
     bundle = open_bundle(target)
-    if "tensorrt" in spec.formats:
-        for precision in spec.precisions:
-            if precision not in ENGINE_PRECISIONS:
-                continue
-            report(f"{precision}: building an engine")
-            bundle = build_into(
-                target,
-                target,
-                precision=precision,
-                capability=None,
-                is_replacing=True,
-            )
-    return bundle, False
+    if "tensorrt" not in spec.formats:
+        return bundle
+    for precision in spec.precisions:
+        if precision not in ENGINE_PRECISIONS:
+            continue
+        report(f"{precision}: building an engine")
+        bundle = build_into(
+            target,
+            target,
+            precision=precision,
+            capability=None,
+            is_replacing=True,
+        )
+    return bundle
 
 
 def _write_loader(folder: Path) -> None:
