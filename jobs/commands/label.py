@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,10 +15,10 @@ from relabel.jobs.commands.options import (
     job_options,
     log_option,
     output_option,
+    refuse_given,
     together,
 )
 from relabel.jobs.output import Exit
-from relabel.manifests.errors import UsageError
 
 if TYPE_CHECKING:
     from relabel.jobs.job import Job
@@ -333,15 +333,13 @@ def _score_job(model: str, options: ScoreOptions, storage: Storage) -> Job:
 
     given = given_parameters()
     if is_server(model):
-        _refuse_given(
-            given, ("batch_tokens", "dtype", "precision"), f"{model} is a server, which computes as it likes."
-        )
+        refuse_given(given, ("batch_tokens", "dtype", "precision"), f"{model} is a server, which computes as it likes.")
         return reranker_job(model, options, storage)
-    _refuse_given(given, ("api", "served_model", "api_key_env"), f"{model} is no server's address.")
+    refuse_given(given, ("api", "served_model", "api_key_env"), f"{model} is no server's address.")
     folder = local_student(model, storage)
     if is_cross_encoder(folder):
         computes = f"{model} is a reranker, which computes as it was saved."
-        _refuse_given(given, ("batch_tokens", "dtype", "precision"), computes)
+        refuse_given(given, ("batch_tokens", "dtype", "precision"), computes)
         return reranker_job(folder, options, storage)
     return score_job(
         folder,
@@ -349,9 +347,3 @@ def _score_job(model: str, options: ScoreOptions, storage: Storage) -> Job:
         storage,
         on_choice=lambda line: logs.write(line, event="precision"),
     )
-
-
-def _refuse_given(given: Collection[str], names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if name in given:
-            raise UsageError(f"--{name.replace('_', '-')}: {reason}")

@@ -6,7 +6,7 @@ import contextlib
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +46,19 @@ def given_parameters() -> dict[str, click.Parameter]:
     context = click.get_current_context()
     sources = {one: context.get_parameter_source(str(one.name)) for one in context.command.params}
     return {str(one.name): one for one, source in sources.items() if source is not ParameterSource.DEFAULT}
+
+
+def refuse_given(given: Collection[str], names: Sequence[str], reason: str) -> None:
+    """Refuse options that are not meant here.
+
+    Args:
+        given: see `given_parameters`.
+    Raises:
+        UsageError: one of `names` is given.
+    """
+    for name in names:
+        if name in given:
+            raise UsageError(f"--{name.replace('_', '-')}: {reason}")
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -112,6 +125,11 @@ grade_map_option = click.option(
     help="Bring gold grades to the labels' scale, say 0=0,1=1,2=2,3=2.",
 )
 """`--map`: gold grades on another scale."""
+
+label_map_option = click.option(
+    "--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels, samples and distributions to another scale."
+)
+"""`--map-labels`: labels on another scale."""
 
 
 grades_option = click.option(

@@ -1,11 +1,12 @@
 """The commands `pairs cited`, `pairs context`, `pairs chunk`, `pairs tree`, `pairs similar` and `pairs unjudged`."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from relabel.jobs.commands.options import FORCE_HELP, Number, output_option, together
+from relabel.jobs.commands.options import FORCE_HELP, Number, given_parameters, output_option, refuse_given, together
 from relabel.jobs.delivery import fetch_model
 from relabel.jobs.job import cache_dir
 from relabel.jobs.output import Summary, emit, note
@@ -411,6 +412,13 @@ _LANGUAGES = (
     help="Its stop words are in none.",
 )
 @click.option(
+    "--min-words",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Words of a query that is cut, at least.",
+)
+@click.option(
     "--max-words",
     type=click.IntRange(min=1),
     default=3,
@@ -456,8 +464,7 @@ def queries(
     A query is a run of words of one title, sentence or line, or a model wrote it (--by). It comes with its document,
     and with documents further down a ranking by BM25 or a student. DOCS has doc_id, and document or title and body.
     """
-    if rule["by"] and (rule["column"] or rule["queries_in"]):
-        raise UsageError("--by takes its queries of a run; leave out --column and --queries-in.")
+    _refuse_without_effect(rule)
     if rule["candidates"] and (beyond := max(rule["ranks"])) >= rule["depth"]:
         raise UsageError(f"--rank {beyond}: the student ranks --depth {rule['depth']} documents, from 0.")
     started = time.perf_counter()
@@ -494,6 +501,28 @@ def queries(
         ),
         output,
     )
+
+
+_OF_CUTTING = ("queries", "column", "language", "min_words", "max_words", "seed")
+
+
+def _refuse_without_effect(rule: Mapping[str, Any]) -> None:
+    """Refuse options of `queries` that say nothing about what will be made.
+
+    Raises:
+        UsageError: names them.
+    """
+    given = given_parameters()
+    if rule["by"]:
+        refuse_given(given, ("queries_in", *_OF_CUTTING), "--by takes all queries of a run, and cuts none.")
+    elif rule["queries_in"]:
+        refuse_given(given, _OF_CUTTING, "--queries-in takes all queries of a column, and cuts none.")
+    elif rule["min_words"] > rule["max_words"]:
+        raise UsageError(f"--min-words {rule['min_words']} is more than --max-words {rule['max_words']}.")
+    if not rule["by"]:
+        refuse_given(given, ("allow_partial",), "It is about the run that --by names.")
+    if not rule["candidates"]:
+        refuse_given(given, ("depth",), "Without --candidates BM25 ranks all documents.")
 
 
 @pairs.command(

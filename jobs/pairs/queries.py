@@ -9,9 +9,9 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,9 @@ _LEAST_DOCUMENTS = 3
 _MOST_SHARE = 0.1
 """A word of more documents than this share of them, and of more than a few, says nothing about one."""
 _FEW = 50
+_MARKS = re.compile(r"[\n!?;:,()\[\]{}/|\"“”„«»]|\.\s|\s[-–—]\s")
+"""No phrase goes across one."""
+_RUNS_A_DRAW = 10
 _LIKE = 0.5
 """Queries are alike from this share of words in common (Jaccard)."""
 
@@ -50,8 +53,9 @@ class QueryRule:
     """A run of the labeler `query` over documents, whose queries are taken: nothing is cut."""
     language: str = "english"
     """Its stop words are in no query that is cut: bm25s has a list of them."""
+    min_words: int = 2
     max_words: int = 3
-    """Of a query that is cut; one word, two, ... are as frequent."""
+    """Of a query that is cut. A single word, as `pack` or `gray`, rarely says what is looked for."""
     ranks: Sequence[int] = (1, 4, 14, 49)
     """Places of candidates in the query's ranking, from 0."""
     candidates: str | None = None
@@ -117,8 +121,10 @@ def made_pairs(
         )
     if not made:
         raise InputError(
-            f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query. Words "
-            f"have to be in {_LEAST_DOCUMENTS} documents or more, and no stop words; --column names another column."
+            f"{docs_path} (DOCS): column `{source}` of {len(documents):,} documents gives no query: no "
+            f"phrase of {rule.min_words} to {rule.max_words} words without stop words, each in {_LEAST_DOCUMENTS} "
+            "documents or more, that is no piece of a longer phrase. --column names another column; --min-words 1 "
+            "takes single words."
         )
     index = Bm25Index(list(number_of))
     student = None
@@ -291,28 +297,108 @@ def _asked(run: RunLabels, number_of: Mapping[str, int], storage: Storage) -> It
 
 
 def _cut(documents: Sequence[dict[str, Any]], rule: QueryRule) -> Iterator[tuple[str, int]]:
-    """Runs of words of one sentence or line, each with the number of its document."""
+    """Whole phrases of one sentence or line, each with the number of its document."""
+    if not documents:
+        return
     num_with_word = Counter[str]()
     for document in documents:
         for text in _texts(document["source"]):
             num_with_word.update(set(_words(text)))
-    stop_words = require("bm25s.stopwords", extra="pairs", purpose="relabel pairs queries")
-    name = "EN" if rule.language == "english" else rule.language.upper()
-    for word in getattr(stop_words, f"STOPWORDS_{name}"):
-        num_with_word.pop(word, None)
     most = max(_FEW, _MOST_SHARE * len(documents))
-    if not documents:
-        return
+    breaks = _stop_words(rule.language)
+    breaks.update(word for word, count in num_with_word.items() if count > most)
     rng = random.Random(rule.seed)
-    for number in rng.choices(range(len(documents)), k=rule.queries * 20):
-        sentences = []
-        for text in _texts(documents[number]["source"]):
-            sentences += re.split(r"[\n!?;]|\.\s", text)
-        words = _words(rng.choice(sentences)) if sentences else []
-        length = rng.randint(1, rule.max_words)
-        start = rng.randrange(max(1, len(words) - length + 1))
-        cut = words[start : start + length]
-        has_a_name = any(word.isalpha() and (len(word) > 2 or not word.isascii()) for word in cut)
-        is_telling = all(_LEAST_DOCUMENTS <= num_with_word[word] <= most for word in cut)
-        if len(cut) == length and has_a_name and is_telling:
-            yield " ".join(cut), number
+    drawn = []
+    for number in rng.choices(range(len(documents)), k=rule.queries * 4):
+        runs = []
+        for phrase in _phrases(documents[number]["source"], breaks):
+            for run in _runs(phrase, rule):
+                is_known = all(num_with_word[word] >= _LEAST_DOCUMENTS for word in run.words)
+                if is_known and _names_something(run.words):
+                    runs.append(run.words)
+        drawn += [(words, number) for words in rng.sample(runs, min(len(runs), _RUNS_A_DRAW))]
+    rng.shuffle(drawn)
+    whole = _whole_phrases({words for words, _ in drawn}, documents, breaks, rule)
+    for words, number in drawn:
+        if words in whole:
+            yield " ".join(words), number
+
+
+class _Run(NamedTuple):
+    """Words of a phrase that follow each other, and the words before and after them, None at its ends."""
+
+    words: tuple[str, ...]
+    before: str | None
+    after: str | None
+
+
+def _stop_words(language: str) -> set[str]:
+    stop_words = require("bm25s.stopwords", extra="pairs", purpose="relabel pairs queries")
+    name = "EN" if language == "english" else language.upper()
+    return set(getattr(stop_words, f"STOPWORDS_{name}"))
+
+
+def _phrases(source: Any, breaks: Set[str]) -> Iterator[list[str]]:
+    """Words between marks, line ends and the words that say nothing."""
+    for text in _texts(source):
+        for part in _MARKS.split(text):
+            phrase: list[str] = []
+            for word in _words(part):
+                if word not in breaks:
+                    phrase.append(word)
+                elif phrase:
+                    yield phrase
+                    phrase = []
+            if phrase:
+                yield phrase
+
+
+def _runs(phrase: Sequence[str], rule: QueryRule) -> Iterator[_Run]:
+    for length in range(rule.min_words, rule.max_words + 1):
+        for start in range(len(phrase) - length + 1):
+            end = start + length
+            before = phrase[start - 1] if start else None
+            after = phrase[end] if end < len(phrase) else None
+            yield _Run(tuple(phrase[start:end]), before, after)
+
+
+def _names_something(words: Sequence[str]) -> bool:
+    """Whether there is a word of letters, and no number comes first: that counts or measures what follows."""
+    has_a_name = any(word.isalpha() and (len(word) > 2 or not word.isascii()) for word in words)
+    return has_a_name and not words[0].isdigit()
+
+
+def _whole_phrases(
+    wanted: Set[tuple[str, ...]], documents: Sequence[dict[str, Any]], breaks: Set[str], rule: QueryRule
+) -> set[tuple[str, ...]]:
+    """Those that are no piece of a longer phrase: in at most half of their documents does one and the same word come
+    before them, and the same after them. So of `gel ice cream maker`, `gel ice` is none.
+    """
+    num_documents = Counter[tuple[str, ...]]()
+    neighbours: dict[tuple[str, ...], Counter[tuple[str, str]]] = defaultdict(Counter)
+    for document in documents:
+        seen = set()
+        for phrase in _phrases(document["source"], breaks):
+            for run in _runs(phrase, rule):
+                if run.words not in wanted:
+                    continue
+                seen.add((run.words, "", ""))
+                if run.before is not None:
+                    seen.add((run.words, "before", _kind(run.before)))
+                if run.after is not None:
+                    seen.add((run.words, "after", _kind(run.after)))
+        for words, side, word in seen:
+            if side:
+                neighbours[words][side, word] += 1
+            else:
+                num_documents[words] += 1
+    whole = set()
+    for words, count in num_documents.items():
+        if max(neighbours[words].values(), default=0) <= _LIKE * count:
+            whole.add(words)
+    return whole
+
+
+def _kind(word: str) -> str:
+    """Numbers are alike: `piece cookware set` follows one, whichever."""
+    return "0" if word.isdigit() else word

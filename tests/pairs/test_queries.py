@@ -32,7 +32,8 @@ WORDS = ["oak", "lamp", "glass", *(a + b for a in ("gar", "ta", "whe", "bro", "s
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
     rng = random.Random(3)
-    titles = dict.fromkeys(" ".join([*rng.sample(WORDS, 4), "for sale", f"n{i % 40}"]) for i in range(150))
+    parts = ([*rng.sample(WORDS, 2), "for sale,", *rng.sample(WORDS, 2), f"n{i % 40}"] for i in range(150))
+    titles = dict.fromkeys(map(" ".join, parts))
     table = {"doc_id": [f"d{i}" for i in range(len(titles))], "title": list(titles)}
     pq.write_table(pa.table(table), tmp_path / "docs.parquet")
     return tmp_path / "docs.parquet"
@@ -66,6 +67,62 @@ def test_a_query_is_cut_out_of_its_document_and_its_candidates_are_those_of_bm25
         assert [row["title"] for row in rows if row["query_id"] == query_id] == [
             own, *(title for title in expected if title != own)
         ]  # fmt: skip
+
+
+PRODUCTS = (
+    "Hamilton Beach gel ice cream maker, 12 cast iron molds (assorted colors), gray",
+    "Cuisinart gel ice cream maker - assorted colors, 6 pack",
+    "Presto gel ice cream maker with yoga mat, gray",
+    "Manduka yoga mat for home, 12 cast iron rings, 4 pack",
+    "Gaiam yoga mat (assorted colors), 3 pack",
+    "Lodge 12 cast iron skillet, gray",
+)
+
+
+def write_products(docs: Path) -> None:
+    table = {"doc_id": [f"p{i}" for i in range(len(PRODUCTS))], "title": PRODUCTS}
+    pq.write_table(pa.table(table), docs)
+
+
+def test_a_query_is_a_whole_phrase_of_several_words(docs: Path) -> None:
+    write_products(docs)
+    queries = {str(row["query"]) for row in made(docs, "--max-words", "4")}
+    assert {"gel ice cream maker", "yoga mat", "assorted colors"} <= queries
+    pieces = {"gel ice", "ice cream", "cream maker", "gel ice cream", "ice cream maker"}
+    assert not pieces & queries, "each is followed, or preceded, by one and the same word"
+    assert "cast iron" not in queries, "a number always comes before"
+    assert not {query for query in queries if re.match(r"\d", query)}, "a number counts what follows"
+    assert min(len(query.split()) for query in queries) == 2
+    assert "mat gray" not in queries, "no phrase goes across a mark"
+
+
+def test_single_words_are_queries_on_request(docs: Path) -> None:
+    write_products(docs)
+    queries = {str(row["query"]) for row in made(docs, "--min-words", "1", "--max-words", "1")}
+    assert queries == {"gray"}, "the other words are pieces of phrases, or counted"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--queries-in title --queries 5", "--queries"),
+        ("--queries-in title --column title", "--column"),
+        ("--queries-in title --language german", "--language"),
+        ("--queries-in title --seed 3", "--seed"),
+        ("--by out/run --max-words 2", "--max-words"),
+        ("--by out/run --queries-in title", "--queries-in"),
+        ("--by out/run --min-words 1", "--min-words"),
+        ("--allow-partial", "--allow-partial"),
+        ("--depth 50", "--depth"),
+        ("--min-words 4", "--min-words 4"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    docs: Path, relabel: Callable[..., Outcome], options: str, named: str
+) -> None:
+    out = docs.with_name("made.parquet")
+    relabel("pairs", "queries", str(docs), "--to", str(out), *options.split()).refused(2, named)
+    assert not out.exists()
 
 
 def test_a_margin_leaves_out_what_may_be_as_relevant_as_the_documents_own(docs: Path) -> None:
@@ -137,7 +194,7 @@ def test_queries_that_a_run_asked_a_model_for_come_with_their_document_and_those
     held = docs.with_name("held.parquet")
     pq.write_table(pa.table({"query": ["nothing like it"], "title": [labels[0]["document"]]}), held)
     made_in = docs.with_name("made.parquet")
-    options = f"--by {asked} --to {made_in} --unlike {held} --queries 2 --output json"
+    options = f"--by {asked} --to {made_in} --unlike {held} --output json"
     done = relabel("pairs", "queries", str(docs), *options.split())
     rows = pq.read_table(made_in).to_pylist()
     first = {}
@@ -173,7 +230,7 @@ def test_a_students_candidates_are_the_places_of_its_own_order_of_the_first_by_b
     docs: Path, tmp_path: Path, relabel: Callable[..., Outcome], margin: float | None
 ) -> None:
     student, rng = write_tiny_student(tmp_path / "tiny"), random.Random(4)
-    titles = list(dict.fromkeys(" ".join(rng.sample(KNOWN, 4)) for _ in range(150)))
+    titles = list(dict.fromkeys("{} {}, {} {}".format(*rng.sample(KNOWN, 4)) for _ in range(150)))
     pq.write_table(pa.table({"doc_id": [f"d{i}" for i in range(len(titles))], "title": titles}), docs)
     options = f"--candidates {student} --depth 20 --queries 15 --rank 0 --rank 5" + f" --margin {margin}" * bool(margin)
     rows = made(docs, *options.split())
