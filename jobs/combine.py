@@ -30,7 +30,7 @@ from relabel.jobs.tables import written
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import FROM_GOLD, GOLD, check_scale, taken
-from relabel.manifests.label_sets import LabelSet, gather
+from relabel.manifests.label_sets import LabelSet, gather, map_labels
 from relabel.manifests.labels import codes_of, pair_codes
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import METRICS, Judged
@@ -310,9 +310,11 @@ def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptio
     gold = None if options.qrels is None else load_pairs((), options, storage)
     grades, scale_notes = scale_of(sets, gold.seen if gold else set(), options)
     if len(sets) > 1:
-        judges = [gather(labels.parts(), grades=grades, where=labels.where) for labels in sets]
+        judges = []
+        for labels in sets:
+            judges.append(gather(labels.parts(), grades=grades, where=labels.where, option="--map-labels"))
     else:
-        judges = _instructions(sets[0], grades, storage, allow_partial=options.allow_partial)
+        judges = _instructions(sets[0], grades, options, storage)
     votes = Votes.of(judges, grades)
     del judges
     query_P, queries = codes_of(votes.query_ids)
@@ -357,24 +359,32 @@ def combine_labels(paths: Sequence[str], to: str, by: str, options: JudgingOptio
     return result
 
 
-def _instructions(labels: LabelSet, grades: int, storage: Storage, *, allow_partial: bool) -> list[Labelled]:
-    """The judges of one run: its instructions."""
+def _instructions(labels: LabelSet, grades: int, options: JudgingOptions, storage: Storage) -> list[Labelled]:
+    """The judges of one run: its instructions.
+
+    Args:
+        grades: of what is written; the run has others where `options.label_map` maps them.
+    """
     if labels.plan is None or "judge_probs" not in own_columns(labels.plan.parts):
         raise UsageError(f"{labels.where}: one judge alone. Name two or more, or one run of `labeler: ensemble`.")
-    run = open_run_labels(labels.where, storage, allow_partial=allow_partial)
+    run = open_run_labels(labels.where, storage, allow_partial=options.allow_partial)
     names = ["row_id", "query_id", "doc_id", "judge_probs"]
     table = pa.concat_tables([read_labels(run.folder, file, names) for file in run.found.labels])
-    judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, grades)
+    asked_grades = labels.plan.parts["labeler"]["grades"]
+    judges_NJK = np.array(table["judge_probs"].to_pylist(), np.float64).reshape(table.num_rows, -1, asked_grades)
     ids = {name: table[name].combine_chunks() for name in names[:3]}
     ids |= {name: ids[name].cast(pa.large_binary()) for name in names[1:3]}
-    return [
-        Labelled(
-            f"{labels.where}: instruction {number}",
-            pa.RecordBatch.from_pydict({**ids, "grade": probs_NK.argmax(1)}),
-            probs_NK,
-        )
-        for number, probs_NK in enumerate(np.moveaxis(judges_NJK, 1, 0), 1)
-    ]
+    judges = []
+    for number, probs_NK in enumerate(np.moveaxis(judges_NJK, 1, 0), 1):
+        where = f"{labels.where}: instruction {number}"
+        columns = {
+            **ids,
+            "grade": probs_NK.argmax(1),
+            "probs": pa.array(list(probs_NK), pa.large_list(pa.float64())),
+        }
+        part = map_labels(pa.RecordBatch.from_pydict(columns), options.label_map, where=where)
+        judges.append(gather([part], grades=grades, where=where))
+    return judges
 
 
 def _rated(

@@ -548,8 +548,8 @@ def scale_of(sets: Sequence[LabelSet], seen: set[int], options: JudgingOptions) 
     listed = ", ".join(f"{where} has {grades} grades" for where, grades in scales.items())
     if len(set(scales.values())) > 1:
         raise InputError(
-            f"labels are on different scales ({listed}). Judge them apart, or bring them to one scale first "
-            "(`evaluate` takes --map-labels)."
+            f"labels are on different scales ({listed}). Bring them to one with --map-labels OLD=NEW,…, which maps the "
+            "grades of all of them, or take them apart."
         )
     if scales and options.grades not in (None, *scales.values()):
         raise UsageError(f"--grades {options.grades}: {listed}.")

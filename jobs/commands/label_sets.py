@@ -13,6 +13,7 @@ from relabel.jobs.commands.options import (
     grade_map_option,
     grade_option,
     grades_option,
+    label_map_option,
     output_option,
     report_refused,
     resamples_options,
@@ -85,9 +86,7 @@ from relabel.manifests.metrics.evaluation import parse_flag
 )
 @grades_option
 @grade_map_option
-@click.option(
-    "--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels, samples and distributions to another scale."
-)
+@label_map_option
 @duplicates_option("grades in the qrels")
 @resamples_options
 @click.option(
@@ -370,6 +369,7 @@ def report(
 )
 @click.option("--grade", metavar="COL", help="Column of gold grades.  [default: grade]")
 @grade_map_option
+@label_map_option
 @duplicates_option("grades in the gold")
 @grades_option
 @resamples_options
@@ -385,6 +385,7 @@ def combine(
     qrels: str | None,
     grade: str | None,
     grade_map: str | None,
+    label_map: str | None,
     duplicates: Any,
     grades: int | None,
     resamples: int,
@@ -396,7 +397,8 @@ def combine(
     """Make one label file out of several judges' labels, for evaluate, distill and a job's cascade.
 
     LABELS are outputs of finished runs, or label files with query_id, doc_id, grade and optionally probs; or one run of
-    the labeler ensemble, whose instructions are the judges. A judge may lack pairs. With gold, its pairs keep their
+    the labeler ensemble, whose instructions are the judges. A judge may lack pairs. Judges of 3 and of 4 grades are
+    brought to one scale: --map-labels 0=0,1=1,2=2,3=2. With gold, its pairs keep their
     gold grade, the others' grades occur as often as in the gold, and judges, mean and dawid-skene are measured.
     """
     check_grade_options(
@@ -414,6 +416,7 @@ def combine(
         qrels=qrels,
         grade=grade,
         grade_map=parse_map(grade_map, "--map"),
+        label_map=parse_map(label_map, "--map-labels"),
         duplicates=duplicates,
         grades=grades,
         allow_partial=allow_partial,

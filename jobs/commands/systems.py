@@ -9,6 +9,7 @@ from relabel.jobs.commands.options import (
     duplicates_option,
     grade_map_option,
     grades_option,
+    label_map_option,
     output_option,
 )
 from relabel.jobs.output import emit
@@ -64,7 +65,7 @@ MAKERS = ("judge", "student", "other")
 @click.option("--grade", metavar="COL", help="Column of gold grades.  [default: grade]")
 @grades_option
 @grade_map_option
-@click.option("--map-labels", "label_map", metavar="OLD=NEW,...", help="Bring labels to another scale.")
+@label_map_option
 @duplicates_option("labels or gold grades")
 @click.option(
     "--seed",

@@ -231,7 +231,27 @@ def test_without_gold_no_column_says_so_and_an_older_anchored_file_is_not_judged
     assert (code, "240 of its labels are the grades of" in said, "Combine it again" in said) == (3, True, True)
 
 
-def test_no_option_that_combine_lacks_is_named_for_a_grade_off_the_scale(days: Days) -> None:
+def test_a_grade_off_the_scale_names_the_option_that_maps_it(days: Days) -> None:
     judges = [judge(days, "sure", {("q1", "d1"): 1}, [0.2, 0.8]), judge(days, "wide", {("q1", "d1"): 3})]
     code, said = days.call("combine", *judges, "--to", days.out("combined.parquet"))
-    assert (code, "grade 3 is off the scale 0 to 1" in str(said), "--map-labels" in str(said)) == (3, True, False)
+    assert (code, "grade 3 is off the scale 0 to 1" in str(said), "--map-labels" in str(said)) == (3, True, True)
+
+
+def test_judges_of_three_and_of_four_grades_are_brought_to_one_scale(days: Days) -> None:
+    three = judge(days, "three", {("q1", "d1"): 2, ("q1", "d2"): 0}, [0.1, 0.2, 0.7])
+    four = judge(days, "four", {("q1", "d1"): 3, ("q1", "d2"): 1}, [0.0, 0.4, 0.2, 0.4])
+    code, said = days.call("combine", three, four, "--to", days.out("combined.parquet"))
+    assert (code, "different scales" in said, "--map-labels" in said) == (3, True, True)
+    rows = written(days, three, four, "--map-labels", "0=0,1=1,2=2,3=2")[1]
+    assert [row["grade"] for row in rows] == [2, 2]
+    for row in rows:
+        assert row["probs"] == pytest.approx([0.05, 0.3, 0.65])
+
+
+def test_the_instructions_of_an_ensemble_are_mapped(days: Days) -> None:
+    days.run("views", rows_of(6, 4), labeler={"name": "ensemble", "grades": 4})
+    plain = written(days, days.out("views"))[1]
+    mapped = written(days, days.out("views"), "--map-labels", "0=0,1=0,2=1,3=1")[1]
+    for row, was in zip(mapped, plain, strict=True):
+        low, high = sum(was["probs"][:2]), sum(was["probs"][2:])
+        assert row["probs"] == pytest.approx([low, high], abs=1e-6)
