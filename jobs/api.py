@@ -7,12 +7,15 @@ relative paths count from the working directory. `RELABEL_*` variables count as 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from relabel.jobs.output import Exit
-from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.errors import InputError, RelabelError, UsageError
 from relabel.manifests.labels import Pair
 
 if TYPE_CHECKING:
@@ -20,10 +23,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from relabel.distill.students.distillation import Report
-    from relabel.jobs.ask import AskedRows
+    from relabel.jobs.ask import Asked
     from relabel.jobs.sections import ComparedSets, JudgedLabels
 
 Spec = str | Mapping[str, Any]
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,53 @@ class RunResult:
         return read_labels(self.output, texts=texts, allow_partial=True)
 
 
+_COMMAND_LINE = re.compile(
+    r"(?P<command>\brelabel [a-z][^;\n`]*)|(?P<set>--set (?P<pair>[^\s=]+=\S*[^\s.,;:)`]))|--(?P<flag>[a-z][a-z-]*)"
+)
+"""A command, which stays as it is, or an option that is named outside of one."""
+_ARGUMENTS = {
+    "set": "overrides",
+    "for": "duration",
+    "map": "grade_map",
+    "map-labels": "label_map",
+    "gold": "qrels",
+    "baseline": "baselines",
+}
+"""Where an argument has another name than the option."""
+
+
+def _names_arguments(call: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Errors name the arguments of this function where the command's name options."""
+    parameters = inspect.signature(call).parameters
+
+    def as_argument(found: re.Match[str]) -> str:
+        if found["command"]:
+            return found[0]
+        if found["pair"]:
+            return f'overrides=["{found["pair"]}"]'
+        name = _ARGUMENTS.get(found["flag"], found["flag"].replace("-", "_"))
+        if name in parameters or ("options" in parameters and name in _judging_fields()):
+            return f"`{name}`"
+        return found[0]
+
+    @functools.wraps(call)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        try:
+            return call(*args, **kwargs)
+        except RelabelError as exc:
+            exc.args = tuple(_COMMAND_LINE.sub(as_argument, arg) if isinstance(arg, str) else arg for arg in exc.args)
+            raise
+
+    return called
+
+
+def _judging_fields() -> set[str]:
+    from relabel.jobs.evaluate import JudgingOptions
+
+    return {field.name for field in fields(JudgingOptions)}
+
+
+@_names_arguments
 def run(
     spec: Spec,
     *,
@@ -102,9 +154,8 @@ def run(
     )
 
 
-def ask(
-    spec: Spec, rows: int | Sequence[int | Mapping[str, Any]] = 0, *, overrides: Sequence[str] = ()
-) -> list[AskedRows]:
+@_names_arguments
+def ask(spec: Spec, rows: int | Sequence[int | Mapping[str, Any]] = 0, *, overrides: Sequence[str] = ()) -> Asked:
     """Put rows to the model as a run would, and return all that was asked and answered. Nothing is written.
 
     Args:
@@ -112,11 +163,12 @@ def ask(
             `document` (and, where the labeler reads them, `query_id`, `doc_id`, `context` and its own columns).
     Returns:
         One record for each row, or for each query where the labeler sees whole queries: its `exchanges` (prompt, raw
-        answer, distributions) and `rows` (the label, or why there is none).
+        answer, distributions) and `rows` (the label, or why there is none). Where one row was asked, `.label` of the
+        whole is its label, and `.grade` its grade.
     Raises:
         RelabelError: what is wrong with the spec, a row or the engine.
     """
-    from relabel.jobs.ask import Asker, RowChoice
+    from relabel.jobs.ask import Asked, Asker, RowChoice
     from relabel.jobs.job import load_job
 
     job = load_job(spec, overrides=overrides)
@@ -125,7 +177,7 @@ def ask(
             RowChoice((row,)) if isinstance(row, int) else [_pair(row, number)]
             for number, row in enumerate([rows] if isinstance(rows, int) else rows)
         )
-        return [asked for choice in choices for asked in asker.ask(job, choice)]
+        return Asked(asked for choice in choices for asked in asker.ask(job, choice))
 
 
 def _pair(row: Mapping[str, Any], number: int) -> Pair:
@@ -183,6 +235,7 @@ def read_labels(output: str, *, texts: bool = False, allow_partial: bool = False
     return pa.concat_tables([schema.empty_table(), *tables]).sort_by("row_id")
 
 
+@_names_arguments
 def evaluate(
     *labels: str,
     qrels: str | None = None,
@@ -226,6 +279,7 @@ def evaluate(
     return compare_sets(labels, judging, Storage())
 
 
+@_names_arguments
 def distill(spec: Spec, *, overrides: Sequence[str] = (), resume: bool = False, restart: bool = False) -> Report:
     """Train a student on finished label runs, as `relabel distill` does.
 

@@ -1,6 +1,7 @@
 """`ask`: rows put to the model as a run would, with all that is asked and answered in full. Writes no labels."""
 
 import contextlib
+import html
 import itertools
 import json
 import random
@@ -8,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import click
 
@@ -20,13 +21,21 @@ from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.report import engine_text
 from relabel.labelers.engines.transformers import prompt_encoder
 from relabel.manifests.asks import Answer, Ask, Engine, Message, Request
-from relabel.manifests.errors import ConfigError, InputError, MissingExtraError, ModelError, UsageError, VerdictError
+from relabel.manifests.errors import (
+    ConfigError,
+    FailureStatus,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    UsageError,
+    VerdictError,
+)
 from relabel.manifests.inputs import Dataset
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import load_plan
 from relabel.manifests.records import plain
 from relabel.manifests.rows import pairs_by_number, rows_of_queries
-from relabel.manifests.secrets import counted, one_line
+from relabel.manifests.secrets import counted, one_line, redacted
 from relabel.manifests.store import open_run_store
 
 
@@ -97,6 +106,42 @@ class AskedRows:
     exchanges: list[Exchange] = field(default_factory=list)
     rows: list[LabelRow | QuarantineRow | None] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+
+
+class Asked(list[AskedRows]):
+    """What `relabel.ask` returns: a record for each row, or for each query. A notebook shows it as the command does."""
+
+    @property
+    def rows(self) -> list[LabelRow | QuarantineRow | None]:
+        """The rows of all records, in turn: the label, or why there is none."""
+        return [row for asked in self for row in asked.rows]
+
+    @property
+    def label(self) -> LabelRow:
+        """The label of the one row that was asked.
+
+        Raises:
+            InputError: there are several rows, or none.
+            VerdictError: the row has no label; says why.
+        """
+        rows = self.rows
+        if len(rows) != 1:
+            raise InputError(f"{counted(len(rows), 'row')} were asked: `label` and `grade` are of one. See `rows`.")
+        row = rows[0]
+        if isinstance(row, QuarantineRow):
+            raise VerdictError(cast(FailureStatus, row.status), row.reason)
+        if row is None:
+            raise InputError("the row could not be asked: " + " ".join(self[0].remarks))
+        return row
+
+    @property
+    def grade(self) -> int | None:
+        """The grade of the one row that was asked; None where its labeler gives none. Raises as `label`."""
+        return self.label.grade
+
+    def _repr_html_(self) -> str:
+        text = click.unstyle("\n".join(asked_text(asked, None) for asked in self))
+        return f'<pre style="white-space: pre-wrap">{html.escape(redacted(text))}</pre>'
 
 
 def chosen_rows(job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[tuple[list[Pair], set[int]]]:

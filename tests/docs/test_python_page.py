@@ -13,7 +13,7 @@ import pytest
 
 import relabel
 from relabel.jobs.run import display
-from relabel.manifests.errors import ConfigError, InputError
+from relabel.manifests.errors import ConfigError, InputError, UsageError, VerdictError
 from tests.docs.pages import DOCS, blocks
 from tests.docs.worlds import call, write_pairs
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
@@ -97,3 +97,42 @@ def test_rows_of_the_input_and_pairs_of_ones_own_are_asked(folder: Path) -> None
         relabel.ask(JOB, [{"query": "red shoes"}])
     with pytest.raises(ConfigError, match=r"the job's spec: unknown key `enginge`"):
         relabel.run({**JOB, "enginge": {}})
+
+
+def test_the_label_of_one_row_is_at_hand(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    own = {"query": "red shoes", "document": "A red <b>shoe</b>."}
+    asked = relabel.ask(JOB, [own])
+    assert asked.label == asked[0].rows[0]
+    assert asked.grade == asked.label.grade is not None
+    several = relabel.ask(JOB, [own, 2])
+    assert several.rows == [*several[0].rows, *several[1].rows]
+    with pytest.raises(InputError, match="2 rows were asked"):
+        _ = several.grade
+    garbage = {**JOB, "engine": {"name": "fake", "args": {"p_garbage": 1.0}}}
+    with pytest.raises(VerdictError):
+        _ = relabel.ask(garbage, [own]).grade
+
+
+def test_a_notebook_shows_what_was_asked_and_answered(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    page = relabel.ask(JOB, [{"query": "red shoes", "document": "A red <b>shoe</b>."}])._repr_html_()
+    assert page.startswith("<pre")
+    assert "A red &lt;b&gt;shoe&lt;/b&gt;." in page
+    assert "<b>" not in page, "a document is text"
+    assert "\x1b" not in page
+    assert "row 0: label" in page
+
+
+def test_errors_name_arguments_where_the_commands_name_options(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    with pytest.raises(UsageError) as refused:
+        relabel.run(JOB, shard="9/3")
+    assert "`shard`" in str(refused.value)
+    assert "--shard" not in str(refused.value)
+    (folder / "labels.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 7}\n')
+    (folder / "gold.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 1}\n')
+    with pytest.raises(InputError) as refused_scale:
+        relabel.evaluate("labels.jsonl", qrels="gold.jsonl", grades=3)
+    assert "`label_map`" in str(refused_scale.value)
+    assert "--" not in str(refused_scale.value)
