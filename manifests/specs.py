@@ -3,11 +3,15 @@ one."""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
+import inspect
+import itertools
 import math
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +34,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     SerializeAsAny,
     ValidationError,
     ValidationInfo,
@@ -88,7 +93,6 @@ class Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         protected_namespaces=(),
         allow_inf_nan=False,
         hide_input_in_errors=True,
@@ -113,6 +117,40 @@ class Spec(BaseModel):
         elif kinds & {int, float} and bool not in kinds and any(isinstance(one, bool) for _, one in _inner(value)):
             raise ValueError("want a number, not true or false")
         return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Attribute docstrings become descriptions here, not as pydantic does it (`use_attribute_docstrings`): it reads
+        and parses the source of every model when that is imported, a third of what importing this module takes.
+        """
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        texts = _attribute_docstrings(cls)
+        for key, value in schema["properties"].items():
+            if key in texts:
+                value.setdefault("description", texts[key])
+        return reference
+
+
+def _attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The texts under a model's fields, and under those that it has of its bases, by field."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, Spec) or base is Spec:
+            continue
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):  # made by `create_model`
+            continue
+        tree = ast.parse(textwrap.dedent(source)).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for statement, below in itertools.zip_longest(tree.body, tree.body[1:]):
+            match statement, below:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[field] = inspect.cleandoc(text)
+                case ast.AnnAssign(target=ast.Name(id=field)), _:  # declared anew, without a text
+                    texts.pop(field, None)
+    return texts
 
 
 class Columns(Spec):
@@ -623,7 +661,6 @@ class ObjectSchema:
     """
 
     def __init__(self, model: type[BaseModel], definitions: dict[str, Schema]) -> None:
-        self._model = model
         self.values: Schema = model.model_json_schema()
         definitions.update(self.values.pop("$defs", {}))
 
@@ -639,7 +676,7 @@ class ObjectSchema:
 
     def offer(self, key: str, **alternatives: Sequence[Schema]) -> None:
         """Alternatives (`oneOf`, `anyOf`) in place of what the model gives; its description stays."""
-        self.keys[key] = {"description": self._model.model_fields[key].description, **alternatives}
+        self.keys[key] = {"description": self.keys[key].get("description"), **alternatives}
 
     def require(self, key: str) -> None:
         """Not to be left out."""

@@ -288,15 +288,11 @@ def fields() -> Iterator[tuple[str, type[Spec], str]]:
             yield f"{model.__name__}.{name}", model, name
 
 
-class Undescribed(Spec, use_attribute_docstrings=False):
-    """Its descriptions need not be sought in the source, which takes most of making a model."""
-
-
 @functools.cache
 def alone(model: type[Spec], name: str) -> type[Spec]:
     """A spec of that field alone."""
     field = model.model_fields[name]
-    return create_model("One", __base__=Undescribed, **{name: (field.annotation, field)})  # type: ignore[call-overload, no-any-return]
+    return create_model("One", __base__=Spec, **{name: (field.annotation, field)})  # type: ignore[call-overload, no-any-return]
 
 
 def read(model: type[Spec], name: str, text: str) -> Any:
