@@ -130,7 +130,8 @@ def open_session(job: Job | JobSource, options: RunOptions, *, may_write: bool =
     if isinstance(job, JobSource):
         job = job.load()
     logs.bind(job=job.spec.name)
-    choose_shards(options.shard, job.spec.shards)  # a wrong --shard is reported before anything is planned or written
+    # a wrong --shard is reported before anything is planned or written
+    choose_shards(options.shard, job.spec.shards or 1)
     opened = open_run(job, may_plan=not options.is_retry, may_write=may_write)
     table = opened.dataset.table
     if table is not None and table.snapshot != table.latest and job.spec.input.snapshot is None:
@@ -139,9 +140,16 @@ def open_session(job: Job | JobSource, options: RunOptions, *, may_write: bool =
             "Label the new one into another output.",
             event="table",
         )
+    shards = choose_shards(options.shard, len(opened.plan.shards))
+    if not shards:
+        logs.write(
+            f"note: --shard {options.shard} has no shard: the plan has {len(opened.plan.shards)} of them. For a new "
+            "output, set `shards` to four a task or more.",
+            event="remark",
+        )
     return Session(
         opened,
-        choose_shards(options.shard, len(opened.plan.shards)),
+        shards,
         is_retry=options.is_retry,
         stop=Stop(options.deadline),
         progress=Progress(),

@@ -107,7 +107,8 @@ class PlanResult:
         least = min(self.shard_rows)
         most = max(self.shard_rows)
         sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        return f"{len(self.shard_rows):,} of {sizes} rows"
+        workers = counted(len(self.shard_rows), "worker")
+        return f"{len(self.shard_rows):,} of {sizes} rows, for up to {workers}"
 
 
 def plan_result(opened: OpenRun, estimate: Estimate, *, seconds: float) -> PlanResult:

@@ -435,7 +435,7 @@ class ScoreOptions:
     columns: Mapping[str, Any] = field(default_factory=dict)
     name: str | None = None
     limit: int | None = None
-    shards: int = 1
+    shards: int | None = None
     chunk_rows: int = 2048
     batch_tokens: int | None = None
     device: str = "auto"

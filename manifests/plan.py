@@ -645,7 +645,7 @@ class PlanFacts:
         model: digest.
         schema: version of the label files.
         label_columns: the labeler's own, name and kind.
-        cut: `shards` and `chunk_rows`; None where each shard has what fits it.
+        cut: `shards` and `chunk_rows`; None where they are by the rows.
         kind: `student` for scores.
         table: what the input is a snapshot of; None for plain files.
     """
@@ -896,11 +896,7 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     Raises:
         StaleRunError: names every file that changed, or every setting that differs.
     """
-    # a job's parts as a plan's: where the job names no chunk size, that of the plan holds
-    now = parts
-    planned_cut = plan.parts.get("cut")
-    if planned_cut and parts.get("cut") == {**planned_cut, "chunk_rows": None}:
-        now = {**parts, "cut": planned_cut}
+    now = {**parts, "cut": _cut_as_planned(plan.parts.get("cut"), parts.get("cut"))}
     if plan.parts == now:
         return
     changed = []
@@ -916,6 +912,13 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
     raise StaleRunError(
         f"{output}: belongs to another job. Different:{_listed(changes)}\n  Use another `output`, or restore the spec."
     )
+
+
+def _cut_as_planned(planned: Any, cut: Any) -> Any:
+    """How a job cuts its work: where it names no number, that of the plan holds."""
+    if not planned or not cut:
+        return cut
+    return {name: planned.get(name) if value is None else value for name, value in cut.items()}
 
 
 def _listed(lines: list[str]) -> str:

@@ -128,6 +128,26 @@ MOST_CHUNK_ROWS = 256
 """Below it a commit costs more than the rows that it saves; a shard of 4,096 rows or more has the larger size."""
 
 
+FEWEST_SHARD_ROWS = 64
+MOST_SHARDS = 16
+MOST_SCATTERED_SHARDS = 4
+"""Shards by default: so many that a second worker, or a fourth, finds work whenever it comes. Each scattered shard may
+read all of the data.
+"""
+
+
+def fitting_shards(rows: int, *, chunk_rows: int | None, is_scattered: bool) -> int:
+    """Number of shards where the job names none: by the rows alone, so that the same input and spec give the same plan
+    on any machine.
+
+    Args:
+        chunk_rows: rows that the job wants in a chunk; a shard has at least one that is full.
+    """
+    fewest_rows = max(FEWEST_SHARD_ROWS, chunk_rows or 0)
+    most = MOST_SCATTERED_SHARDS if is_scattered else MOST_SHARDS
+    return min(max(rows // fewest_rows, 1), most)
+
+
 def cut_queries(
     sizes_Q: np.ndarray, weights_Q: np.ndarray, *, shards: int, chunk_rows: int | None, whole: bool = False
 ) -> tuple[list[int], list[list[int]], list[float]]:
@@ -183,10 +203,12 @@ def _cut_chunks(sizes: list[int], chunk_rows: int, *, whole: bool) -> list[int]:
 
 
 def make_plan(
-    dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int, chunk_rows: int | None
+    dataset: Dataset, parts: dict[str, Any], *, name: str, shards: int | None, chunk_rows: int | None
 ) -> tuple[Plan, dict[str, bytes]]:
     """Read the query ids and cut the work.
 
+    Args:
+        shards, chunk_rows: None for what fits the rows.
     Returns:
         The plan, and the files that must lie next to it, by name: row ids of scattered shards.
     Raises:
@@ -194,6 +216,8 @@ def make_plan(
     """
     query_R, sizes_Q, weights_Q = scan_queries(dataset)
     is_scattered = int(np.count_nonzero(query_R[1:] != query_R[:-1])) + 1 != len(sizes_Q)
+    if shards is None:
+        shards = fitting_shards(dataset.rows, chunk_rows=chunk_rows, is_scattered=is_scattered)
     # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever
     # shards are counted
     bounds, chunks, weights = cut_queries(

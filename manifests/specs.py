@@ -423,8 +423,11 @@ class JobSpec(Spec):
     """What runs the teacher."""
     output: PathText = Field(min_length=1)
     """Folder that the run owns."""
-    shards: int = Field(1, ge=1, le=1_000_000)
-    """Units that cron or a scheduler hands out."""
+    shards: int | None = Field(None, ge=1, le=1_000_000)
+    """Units that cron or a scheduler hands out, and that workers share: at least four a worker. Default: one for
+    each 64 rows (or `run.chunk_rows`, where that is more), at most 16; at most 4 where the rows of a query do not lie
+    together. An output that was planned keeps its shards.
+    """
     run: RunSpec = RunSpec()
     """Chunking and limits."""
     reuse: Annotated[tuple[PathText, ...], OneOrMany] = ()

@@ -225,8 +225,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option(
     "--shards",
     type=click.IntRange(1, 1_000_000),
-    default=1,
-    show_default=True,
+    show_default="by the rows, at most 16",
     help="Units that --shard hands out.",
 )
 @click.option(

@@ -382,6 +382,7 @@ class Supervisor:
         self.write = write
         self._on_progress = on_progress
         self._slots: list[_Slot] = []
+        self._look_for_more: Callable[[], None] = lambda: None
         self._error: RelabelError | RuntimeError | None = None
         self._is_ending = False
         self._ends_s = math.inf
@@ -408,6 +409,15 @@ class Supervisor:
     def add(self, name: str, start: Start) -> None:
         """Have one more worker."""
         self._slots.append(_Slot(name, start, self._listed))
+
+    def grows_by(self, look_for_more: Callable[[], None]) -> None:
+        """Have this called now and then while work is left; it may `add` workers."""
+        self._look_for_more = look_for_more
+
+    @property
+    def num_workers(self) -> int:
+        """Those that were added, given up or not."""
+        return len(self._slots)
 
     def run(self) -> RunReport:
         """Work until nothing is left that can be done here, and conclude.
@@ -661,6 +671,7 @@ class Supervisor:
                 seen = session.opened.folder.attempts_of_all()
                 self._committed = sum(session.left.rows_since(shard, seen.get(shard, {})) for shard in session.shards)
             if not self._is_ending:
+                self._look_for_more()
                 self._wake()
 
     def _count(self) -> None:
@@ -763,7 +774,7 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
     """Give a supervisor workers on a Ray cluster while the block runs.
 
     Args:
-        workers: number of actors; by default as many as the cluster's GPUs allow.
+        workers: number of actors; by default as many as the cluster's GPUs allow, those of nodes that join later too.
         address: `auto`, `ray://…`, or None for `RAY_ADDRESS`, else a cluster of this machine's own.
     Raises:
         MissingExtraError: no Ray here, no cluster there, or no GPU in it.
@@ -773,7 +784,7 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
         yield
         return
     with stdout_apart(), _joined(ray, address):
-        gpus = int(ray.cluster_resources().get("GPU", 0))
+        gpus = _gpus_of_cluster(ray)
         nodes = sum(node["Alive"] for node in ray.nodes())
         count = workers if workers is not None else gpus // gpus_each
         if count == 0:
@@ -794,11 +805,27 @@ def ray_workers(supervisor: Supervisor, *, workers: int | None, address: str | N
         variables = without_spec(os.environ)
         passed_on = [name for name in variables if name.startswith(PASSED_ON) or name in secret_names]
         environment = {name: variables[name] for name in passed_on}
+        start = functools.partial(_RayWorker, ray=ray, kind=kind, environment=environment)
         for number in range(count):
-            supervisor.add(f"r{number}", functools.partial(_RayWorker, ray=ray, kind=kind, environment=environment))
+            supervisor.add(f"r{number}", start)
         of_each = f" with {counted(gpus_each, 'GPU')} each" if gpus else ""
         supervisor.write(f"asked Ray for {counted(count, 'actor')}{of_each} on {counted(nodes, 'node')}")
+
+        def look_for_more() -> None:
+            more = _gpus_of_cluster(ray) // gpus_each - supervisor.num_workers
+            if more <= 0:
+                return
+            for _ in range(more):
+                supervisor.add(f"r{supervisor.num_workers}", start)
+            supervisor.write(f"the cluster has grown: asked Ray for {counted(more, 'more actor')}{of_each}")
+
+        if workers is None:
+            supervisor.grows_by(look_for_more)
         yield
+
+
+def _gpus_of_cluster(ray: Any) -> int:
+    return int(ray.cluster_resources().get("GPU", 0))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from relabel.jobs.run.shards import choose_shards
 from relabel.manifests.errors import RelabelError, UsageError
 from relabel.manifests.files import FileLock
 from relabel.manifests.plan import ChunkId
-from relabel.manifests.rows import fitting_chunk_rows
+from relabel.manifests.rows import fitting_chunk_rows, fitting_shards
 from relabel.manifests.run_manifest import RunManifest
 from relabel.manifests.store import LocalStore, shard_lock_name
 
@@ -423,6 +423,26 @@ def test_a_chunk_is_a_sixteenth_of_its_shard(rows: int, size: int) -> None:
     assert fitting_chunk_rows(rows) == size
 
 
+@pytest.mark.parametrize(
+    ("rows", "chunk_rows", "together", "scattered"),
+    [
+        (1, None, 1, 1),
+        (127, None, 1, 1),
+        (200, None, 3, 3),
+        (1024, None, 16, 4),
+        (10**9, None, 16, 4),
+        (2000, 4, 16, 4),
+        (2000, 500, 4, 4),
+        (100, 2048, 1, 1),
+    ],
+)
+def test_a_job_that_names_no_shards_has_some_for_other_workers(
+    rows: int, chunk_rows: int | None, together: int, scattered: int
+) -> None:
+    assert fitting_shards(rows, chunk_rows=chunk_rows, is_scattered=False) == together
+    assert fitting_shards(rows, chunk_rows=chunk_rows, is_scattered=True) == scattered
+
+
 @pytest.fixture
 def plan(relabel: Callable[..., Any], write_pairs: Callable[..., Path], folder: Path) -> Callable[..., dict[str, Any]]:
     """Plans a job and gives what its plan holds."""
@@ -453,6 +473,31 @@ def test_an_output_that_was_planned_keeps_its_chunks_and_fingerprint(
     assert was["parts"]["cut"] == {"shards": 2, "chunk_rows": size}
     assert len(list(folder.glob("out/ecom/receipts/*/*.json"))) == sum(len(one["chunks"]) for one in was["shards"])
     assert relabel("verify", "out/ecom").code == 0
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_an_output_that_was_planned_keeps_its_shards(
+    plan: Callable[..., dict[str, Any]],
+    relabel: Callable[..., Any],
+    write_job: Callable[..., str],
+    folder: Path,
+    shards: int,
+) -> None:
+    """One shard was the default once: such an output goes on with a job file that names no number."""
+    was = plan(write_job({"shards": shards}))
+    job = write_job({"shards": None})
+    assert relabel("run", job).code == 0
+    assert json.loads((folder / "out/ecom/plan.json").read_bytes()) == was
+    assert len(was["shards"]) == shards
+
+
+def test_a_task_beyond_the_shards_says_so(
+    plan: Callable[..., dict[str, Any]], relabel: Callable[..., Any], write_job: Callable[..., str]
+) -> None:
+    job = write_job({"shards": None})
+    plan(job)
+    ended = relabel("run", job, "--shard", "3/64")
+    assert "--shard 3/64 has no shard: the plan has 1 of them" in ended.err
 
 
 def test_another_size_or_number_of_shards_is_another_cut(

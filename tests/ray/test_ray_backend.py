@@ -72,6 +72,25 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
     assert SECRET not in out + said
 
 
+def test_a_node_that_joins_in_the_middle_of_a_job_finds_work(cluster: Any, tmp_path: Path) -> None:
+    job = write_job(tmp_path, rows=240, shards=None, p_slow=0.5, slow_s=0.5, capacity=8)
+    process = start(job, cluster)
+    wait_for(lambda: receipts(job) >= 3)
+    before = workers_that_committed(job)
+    cluster.add_node(num_cpus=2, num_gpus=1)
+    out, said = process.communicate(timeout=120)
+    assert (process.returncode, json.loads(out)["labelled"]) == (0, 240), said
+    assert "the cluster has grown: asked Ray for 1 more actor" in said
+    assert len(workers_that_committed(job)) > len(before), said
+    assert verified(job)
+
+
+def workers_that_committed(job: Path) -> set[str]:
+    """Processes, by the receipts."""
+    paths = (job.parent / "out" / "receipts").rglob("*.json")
+    return {json.loads(path.read_bytes())["worker"] for path in paths}
+
+
 def test_nothing_in_the_drivers_working_directory_is_imported_on_the_nodes(cluster: Any, tmp_path: Path) -> None:
     """Ray itself puts that folder first on the path of its workers."""
     job, marks = write_job(tmp_path), tmp_path / "imported"

@@ -24,7 +24,13 @@ POISON = "POISON"
 
 
 def write_job(
-    folder: Path, *, rows: int = 36, poison: Sequence[int] = (), run: dict[str, Any] | None = None, **args: Any
+    folder: Path,
+    *,
+    rows: int = 36,
+    poison: Sequence[int] = (),
+    shards: int | None = 3,
+    run: dict[str, Any] | None = None,
+    **args: Any,
 ) -> Path:
     """Pairs of six rows a query, and a job whose engine goes down over the poisonous ones in the
     way that `crash` says.
@@ -44,7 +50,7 @@ def write_job(
         "labeler": {"name": "r3a"},
         "engine": {"name": "fake", "seed": 3, "args": {"crash_on": POISON, "capacity": 16, "batch": 4, **args}},
         "output": str(folder / "out"),
-        "shards": 3,
+        "shards": shards,
         "run": {"chunk_rows": 6, "max_failed_fraction": 1.0, **(run or {})},
     }
     path = folder / "job.yaml"

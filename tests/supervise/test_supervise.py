@@ -82,6 +82,15 @@ def test_three_workers_give_the_labels_and_the_report_of_one_process(
     assert (code, again["engine_restarts"]) == (10, 0)
 
 
+def test_two_workers_share_a_job_that_names_no_shards(tmp_path: Path) -> None:
+    job = write_job(tmp_path, rows=240, shards=None, p_slow=1.0, slow_s=0.1)
+    code, report, said = relabel(job, "--workers", "2")
+    assert (code, report["labelled"]) == (0, 240), said
+    receipts = [json.loads(path.read_bytes()) for path in (tmp_path / "out/receipts").rglob("*.json")]
+    assert len({receipt["worker"] for receipt in receipts}) == 2
+    assert verified(job)
+
+
 @pytest.mark.parametrize("crash", ["silence", pytest.param("hang", marks=pytest.mark.full)])
 def test_a_row_that_the_engine_never_answers_is_found_too(tmp_path: Path, crash: str) -> None:
     job = write_job(tmp_path, rows=12, poison=(3,), crash=crash, run={"ask_timeout_s": 1.0})
