@@ -15,6 +15,7 @@ from relabel.jobs.run.session import Session
 from relabel.jobs.run.shards import choose_shards
 from relabel.jobs.run.stop import Deadline, Stop, choose_deadline, stopping
 from relabel.jobs.run.workers import WorkerPool, label_with
+from relabel.jobs.written_again import refuse_other_texts
 from relabel.manifests.asks import EngineFacts
 
 
@@ -133,6 +134,7 @@ def open_session(job: Job | JobSource, options: RunOptions, *, may_write: bool =
     # a wrong --shard is reported before anything is planned or written
     choose_shards(options.shard, job.spec.shards or 1)
     opened = open_run(job, may_plan=not options.is_retry, may_write=may_write)
+    refuse_other_texts(opened, may_write=may_write)
     table = opened.dataset.table
     if table is not None and table.snapshot != table.latest and job.spec.input.snapshot is None:
         logs.write(

@@ -245,12 +245,17 @@ FOOTERS_KEPT = 64
 
 
 class InputFile(NamedTuple):
-    """One input file: where it lies and what it is."""
+    """One input file: where it lies and what it is.
+
+    `stamp` changes when the file is written again: its time of change in ns on a disk, its ETag on S3. None where
+    nothing like that is known, and in plans that were written without.
+    """
 
     path: str
     size_bytes: int
     footer_sha256: str
     rows: int
+    stamp: str | None = None
 
     @property
     def identity(self) -> tuple[int, str]:
@@ -398,7 +403,8 @@ def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlainParquet]:
     with reading(path), UrlFile(path, storage) if is_url(path) else Path(path).open("rb", buffering=0) as source:
         size, footer = _read_footer(source, path)
         plain_sha256 = hashlib.sha256(footer).hexdigest()
-        if file.identity not in {(size, plain_sha256), (size, _with_folders(plain_sha256, path, dataset.text_columns))}:
+        identities = {(size, plain_sha256), (size, _with_folders(plain_sha256, path, dataset.text_columns))}
+        if file.identity not in identities or _stamp(source) != file.stamp:
             raise changed_under_way(path)
         if isinstance(source, UrlFile):  # pinned to the version whose footer this is
             source.seek(0)
@@ -412,7 +418,8 @@ def open_planned(file: InputFile, dataset: Dataset) -> Iterator[PlainParquet]:
 def changed_under_way(path: str) -> InputError:
     """The error for a file that is not any more what it was when this run began."""
     return InputError(
-        f"{path}: changed while this run was under way. Restore it, or label the new one into another output."
+        f"{path}: changed while this run was under way. Restore it, or label the new one into another output. If it "
+        "holds the same texts, run the same command again."
     )
 
 
@@ -423,6 +430,13 @@ def stamp_of(path: str) -> str | None:
     with contextlib.suppress(FileNotFoundError):
         return None if is_url(path) else file_stamp(Path(path).stat())
     return None
+
+
+def _stamp(source: BinaryIO | UrlFile) -> str | None:
+    """The `InputFile.stamp` of an opened file: of a disk's file what a copy may keep (`cp -p`, `rsync -t`)."""
+    if isinstance(source, UrlFile):
+        return source.tag or None
+    return str(os.fstat(source.fileno()).st_mtime_ns)
 
 
 def check_single(paths: list[str], where: str) -> None:
@@ -474,7 +488,7 @@ def _open_footer(path: str, storage: Storage) -> tuple[InputFile, pq.FileMetaDat
             raise InputError(
                 f"{path}: has encrypted columns, and relabel takes no keys. Write it again without encryption."
             )
-        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows)
+        found = InputFile(path, size, hashlib.sha256(footer).hexdigest(), metadata.num_rows, _stamp(file))
         return found, metadata, metadata.schema.to_arrow_schema()
 
 
@@ -539,7 +553,12 @@ def changed_files(planned: list[InputFile], current: tuple[InputFile, ...]) -> l
         return []
     before = {absolute_path(file.path): file for file in planned}
     after = {absolute_path(file.path): file for file in current}
-    missing = [f"{key}: planned, now missing" for key in before if key not in after]
+    missing = []
+    for key in before:
+        if key in after:
+            continue
+        is_gone = not is_url(key) and not Path(key).exists()
+        missing.append(f"{key}: planned, now missing" if is_gone else f"{key}: planned, not part of the input now")
     new = []
     changed = []
     for key, now in after.items():

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.files import Storage
+from relabel.manifests.inputs import InputFile
 from relabel.manifests.labels import QUARANTINE, table_of
 from relabel.manifests.plan import (
     PLAN_NAME,
@@ -475,6 +476,13 @@ def _plan_digest(folder: RunFolder) -> str:
     return sha256_bytes(data)
 
 
+def _lasting(file: InputFile) -> dict[str, Any]:
+    """An input file as a manifest states it: without its stamp, which no copy need have."""
+    values = file._asdict()
+    del values["stamp"]
+    return values
+
+
 def build_manifest(
     folder: RunFolder,
     snapshot: Snapshot,
@@ -524,7 +532,7 @@ def build_manifest(
         canary=list(canaries),
         reused_from=snapshot.reused_from,
         provenance=plan.parts,
-        inputs=[file._asdict() for file in plan.files],
+        inputs=[_lasting(file) for file in plan.files],
         spec=spec,
         labels=snapshot.labels,
         quarantine=snapshot.quarantine,

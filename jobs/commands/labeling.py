@@ -17,6 +17,7 @@ from relabel.jobs.rounds import run_rounds
 from relabel.jobs.run.estimate import estimate_run, probe_rates
 from relabel.jobs.run.progress import MetricsFile
 from relabel.jobs.run.report import RunReport, beyond_budget
+from relabel.jobs.written_again import refuse_other_texts
 from relabel.manifests.errors import NothingNewError, RelabelError
 from relabel.manifests.secrets import counted
 
@@ -25,6 +26,7 @@ def plan_and_report(source: JobSource, *, probe: bool, output: str) -> int:
     """Plan a job if nobody has, estimate it, and print both."""
     started_s = time.perf_counter()
     opened = open_run(source.load())
+    refuse_other_texts(opened, may_write=True)
     ask = functools.partial(probe_rates, opened, write=logs.write) if probe else None
     with sigterm_ends():
         estimate = estimate_run(opened, ask)

@@ -231,7 +231,8 @@ def test_a_spec_that_means_no_one_snapshot_is_refused(
     relabel("plan", job).refused(3, says)
 
 
-# A file is known by its size, its footer and its stamp (ETag or time of change): written over, it is named.
+# A file is known by its size, its footer and its stamp (ETag or time of change): one that was written over goes on
+# if its labels are of the texts that are there, and is named otherwise.
 
 
 ROWS, GROUP = 24, 8
@@ -299,7 +300,65 @@ def test_a_copy_of_equal_bytes_is_the_same_file_whatever_its_stamp(
     job = write_job({"input": {"path": "elsewhere.parquet"}}) if how == "moved" else half_done
     done = relabel("run", job)
     assert done.code == 0, done
+    assert "still there" in done.err, "who changed a file on purpose reads that it was seen"
     assert relabel("verify", job).code == 0
+    assert "still there" not in relabel("run", job).err, "a file that was compared is not compared again"
+
+
+def rewrite(**how: Any) -> None:
+    """Write the pairs over in place, a second later: disks count time in steps."""
+    before_ns = Path("pairs.parquet").stat().st_mtime_ns
+    write(**how)
+    os.utime("pairs.parquet", ns=(before_ns + 10**9, before_ns + 10**9))
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_other_texts_under_an_equal_footer_are_refused_with_file_and_row(
+    relabel: Cli, write_job: WriteJob, folder: Path, scattered: bool
+) -> None:
+    write(scattered=scattered)
+    job = write_job()
+    assert relabel("run", job, "--shard", "0/4").code == 0
+    size = Path("pairs.parquet").stat().st_size
+    before = labels()
+    rewrite(scattered=scattered, new="b", groups=(0, 1, 2))
+    assert Path("pairs.parquet").stat().st_size == size
+    for command in (["run", job], ["run", job, "--dry-run"], ["plan", job], ["retry", job]):
+        relabel(*command).refused(3, "pairs.parquet: written again", "its row 0 ", "reuse: [out/ecom]")
+    assert labels() == before
+    rewrite(scattered=scattered)
+    assert relabel("run", job).code == 0, "the file was restored"
+
+
+def test_one_label_of_another_text_is_enough(half_done: str, relabel: Cli) -> None:
+    """Texts that no label was made of yet may be others: all labels are of one state of the file then."""
+    rewrite(new="b", groups=(1, 2))
+    assert relabel("run", half_done).code == 0
+    rewrite()
+    relabel("run", half_done).refused(3, "its row 8 ", "another text")
+
+
+def test_a_file_that_went_back_to_its_planned_state_is_compared_too(relabel: Cli, write_job: WriteJob) -> None:
+    """The stamp is that of the plan, and the labels are of what was there between."""
+    write()
+    planned = Path("pairs.parquet").stat()
+    job = write_job()
+    assert relabel("plan", job).code == 0
+    rewrite(new="b", groups=(0, 1, 2))
+    assert relabel("run", job, "--shard", "0/4").code == 0
+    write()
+    os.utime("pairs.parquet", ns=(planned.st_atime_ns, planned.st_mtime_ns))
+    relabel("run", job).refused(3, "its row 0 ", "another text")
+
+
+def test_a_plan_of_an_earlier_relabel_has_no_stamps_and_goes_on(half_done: str, relabel: Cli) -> None:
+    place = Path("out/ecom/plan.json")
+    plan = json.loads(place.read_text())
+    for file in plan["files"]:
+        assert file.pop("stamp")
+    place.write_text(json.dumps(plan))
+    rewrite(new="b", groups=(0,))
+    assert relabel("run", half_done).code == 0
 
 
 @pytest.mark.parametrize("to", ["qrels", "parquet"])

@@ -239,6 +239,34 @@ def test_a_file_that_is_replaced_while_it_is_read_is_reported(table: pa.Table, s
         next(read_chunks(dataset, plan.shards[0], None, [0]))
 
 
+def test_an_object_that_was_written_again_between_two_runs_is_refused_if_its_texts_are_others(
+    write_job: Callable[..., Path], s3: str, relabel: Callable[..., Outcome], through: Callable[..., seaweed.Proxy]
+) -> None:
+    """Size and footer stay, so that the ETag alone shows it."""
+    url = f"{s3}/pairs.parquet"
+    job = write_job({"shards": 4})
+
+    def put(letter: str) -> bytes:
+        ids = [f"q{row // 6}" for row in range(ROWS)]
+        texts = [letter * 20] * ROWS
+        pairs = pa.table({"query_id": ids, "query": texts, "doc_id": ids, "document": texts})
+        return put_parquet(url, pairs, compression="none", use_dictionary=False, write_statistics=False)
+
+    first = put("a")
+    assert relabel("run", job, "--shard", "0/4").returncode == 0
+    assert len(put("b")) == len(first)
+    refused = relabel("run", job)
+    assert refused.returncode == 3
+    assert f"{url}: written again since the plan" in refused.stderr
+    put("a")
+    proxy = through()
+    done = relabel("run", job, "--shard", "1/4")
+    assert done.returncode == 0, done.stderr
+    assert "written again" not in done.stderr, "equal bytes have an equal ETag"
+    of_input = [seen for seen in proxy.seen if "pairs.parquet" in seen.path]
+    assert len(of_input) <= 3, "its footer at the start and at the opening, and its rows"
+
+
 def test_reads_are_tried_again_and_a_short_reply_is_no_file(
     table: pa.Table, s3: str, through: Callable[..., seaweed.Proxy]
 ) -> None:
