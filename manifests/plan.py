@@ -907,7 +907,8 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
         also = f"\n   Settings differ too:{_listed(changes)}" if changes else ""
         raise StaleRunError(
             f"{output}: the inputs are not those that were planned, and an output never grows or changes its input. "
-            f"Changed:{_listed(changed)}\n  Restore the files, or label the new ones into another output.{also}"
+            f"Changed:{_listed(changed)}\n  Restore the files; or label the new ones into another `output`, with "
+            f"`reuse: [{output}]` in the job for the labels of texts that stayed.{also}"
         )
     raise StaleRunError(
         f"{output}: belongs to another job. Different:{_listed(changes)}\n  Use another `output`, or restore the spec."

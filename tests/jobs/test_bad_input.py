@@ -249,6 +249,15 @@ def test_all_changes_are_listed(relabel: Cli, three_files: str, write_pairs: Wri
     )
 
 
+def test_other_files_for_the_same_output_say_how_labels_are_reused_and_call_nothing_missing_that_lies_there(
+    relabel: Cli, three_files: str, write_pairs: WritePairs, write_job: WriteJob
+) -> None:
+    write_pairs(path="other/d.parquet")
+    refused = relabel("run", write_job({"input": {"path": "other"}}))
+    refused.refused(3, "in/a.parquet: planned, not part of the input now", "other/d.parquet: new", "reuse: [out/ecom]")
+    assert "missing" not in refused.err
+
+
 def test_data_that_moved_whole_is_the_same_data(
     relabel: Cli, three_files: str, folder: Path, write_job: WriteJob
 ) -> None:
