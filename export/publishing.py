@@ -477,7 +477,7 @@ def publish(
         StoreError: store or disk fail.
     """
     if channel is not None and not is_anyway:
-        _check_baselines(bundle.facts, str(bundle.folder))
+        _check_baselines(bundle.facts, str(bundle.folder), "Nothing was uploaded, and the channel is where it was.")
     name = check_name(name or bundle.name, "name")
     at = check_name(version or bundle.version, "version")
     files = [file._asdict() for file in bundle.all_files]
@@ -586,9 +586,12 @@ def _write_version(bundle_store: Store, version: Version, published: Version | N
     raise TransientError(f"{bundle_store.url}/{version.path}: others keep signing it. Run the same command again.")
 
 
-def _check_baselines(facts: Mapping[str, Any], where: str) -> None:
+def _check_baselines(facts: Mapping[str, Any], where: str, outcome: str) -> None:
     """Compare the student's figures on its test split, as a bundle carries them, with its baselines; older bundles have
     none.
+
+    Args:
+        outcome: how things are after a refusal, a sentence.
     """
     test: Any = facts
     for name in ("lineage", "student", "metrics", "test"):
@@ -601,7 +604,7 @@ def _check_baselines(facts: Mapping[str, Any], where: str) -> None:
     if below:
         raise GateError(
             f"{where}: on its test split the student is no better than a baseline: {'; '.join(below)}. Train a better "
-            "one, or point the channel at it with --anyway. Nothing was uploaded, and the channel is where it was."
+            f"one, or point the channel at it with --anyway. {outcome}"
         )
 
 
@@ -627,7 +630,8 @@ def set_channel(
     spare(bundle_store, wanted.names)
     check_whole(bundle_store, wanted)
     if not is_anyway:
-        _check_baselines(facts_of(bundle_store, wanted), f"{bundle_store.url}/{name}: version {version}")
+        facts = facts_of(bundle_store, wanted)
+        _check_baselines(facts, f"{bundle_store.url}/{name}: version {version}", "The channel is where it was.")
     return _move(
         bundle_store,
         channel,

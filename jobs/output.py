@@ -110,9 +110,10 @@ class TextResult:
 
 
 def value_text(value: Any) -> str:
-    """A JSON value as a person reads it."""
+    """A JSON value as a person reads it; what is empty within an object is left out."""
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {value_text(inner)}" for name, inner in value.items())
+        entries = {name.replace("_", " "): value_text(inner) for name, inner in value.items()}
+        return ", ".join(f"{name} {text}" for name, text in entries.items() if text)
     if isinstance(value, list):
         return ", ".join(map(value_text, value))
     if isinstance(value, float):

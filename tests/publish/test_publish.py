@@ -485,6 +485,7 @@ def test_a_channel_takes_a_student_below_a_baseline_with_anyway_alone(
     done = relabel(*moves)
     assert done.code == 5
     assert named in done.err
+    assert "uploaded" not in done.err, "a move uploads nothing anyway"
     assert not (tmp_path / "store" / "ecom" / "channels").exists()
     assert relabel(*moves, "--anyway").code == 0
     assert relabel("publish", str(folder), store, "--channel", "candidate", "--anyway").code == 0
