@@ -232,12 +232,13 @@ class Asker:
         Raises:
             InputError: as `chosen_rows`.
             ConfigError: the engine can't ask what the labeler wants.
-            ModelError, MissingExtraError, EngineCrashError: as the engine does.
+            ModelError, MissingExtraError, EngineCrashError: as the engine does, or the model can't be fetched.
             ManifestError, StoreError: what an output that is there was begun with can't be read.
         """
         groups = chosen_rows(job, choice)
         first = next(groups)  # a wrong choice is reported before a model is loaded
         if self.engine is None:
+            job.fetch_model()
             store = open_run_store(job.spec.output, job.storage)
             started, remarks = start_engine(job.with_args(options_begun_with(job, store)).at_day_of(load_plan(store)))
             self.engine = RecordingEngine(started)

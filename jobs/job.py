@@ -152,17 +152,25 @@ class Job:
                 "input. Give an output elsewhere."
             )
 
+    def fetch_model(self) -> None:
+        """Fetch the engine's model if it lies elsewhere and the engine keeps a cache.
+
+        Raises:
+            ModelError: it can't be fetched.
+        """
+        engine = self.spec.engine
+        if engine.model is not None and isinstance(engine.args, KeepsModels):
+            cache = engine.args.cache_dir
+            fetch_model(engine.model, self.storage, cache_dir=Path(cache) if cache else None)
+
     def model_digest(self) -> str:
-        """The digest of the engine's model, which is fetched before if an engine that keeps a cache names one
-        elsewhere.
+        """The digest of the engine's model, which is fetched before.
 
         Raises:
             ModelError: there is no such model, or it can't be fetched.
         """
-        engine = self.spec.engine
-        if engine.model is not None and isinstance(engine.args, KeepsModels):
-            fetch_model(engine.model, self.storage, cache_dir=Path(cache) if (cache := engine.args.cache_dir) else None)
-        return self.runner_class.model_digest(engine)
+        self.fetch_model()
+        return self.runner_class.model_digest(self.spec.engine)
 
     def template_folder(self) -> TokenizerFolder | None:
         """The tokenizer whose chat template makes the prompts; None where a server makes them.

@@ -94,7 +94,8 @@ def resolve_model(reference: str, *, cache_dir: Path | None = None) -> ResolvedM
         path = wheel.slot if wheel else slot_of(reference, cache)
         if not (wheel.is_fetched if wheel else path.is_dir()):
             raise ModelError(
-                f"model {reference!r} is not in the cache ({path}), where a command that needs it puts it."
+                f"model {reference!r} is not in the cache ({path}). `relabel doctor`, `run` and `ask` fetch it, given "
+                "the job that names it."
             )
         if wheel is not None:
             check_pin(wheel, str(json.loads(wheel.note.read_text())["sha256"]))

