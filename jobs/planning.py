@@ -15,6 +15,9 @@ from relabel.manifests.records import plain
 from relabel.manifests.secrets import counted
 from relabel.manifests.table_snapshots import TableSnapshot
 
+LITTLE_BYTES = 64 << 20
+"""Up to so much that shards read again, nothing is said of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
@@ -85,8 +88,10 @@ class PlanResult:
             rows.append(("left out", left_out_text(self.left_out)))
         if self.template_day is not None:
             rows.append(("prompts say", f"{self.template_day}, the day of the plan"))
+        rows.append(("queries", f"{self.queries:,}, {self._layout()}"))
+        if (self.read_ratio - 1) * self.text_bytes > LITTLE_BYTES:
+            rows.append(("reads", f"{self.read_ratio:.1f} times the data: {self._why_more()}"))
         rows += [
-            ("queries", f"{self.queries:,}, {self._layout()}"),
             ("shards", self._shards()),
             ("chunks", f"{self.chunks:,}, {self.chunks_open:,} open"),
         ]
@@ -99,9 +104,13 @@ class PlanResult:
 
     def _layout(self) -> str:
         """How the rows of a query lie."""
+        return "their rows scattered over the input" if self.is_scattered else "the rows of each next to each other"
+
+    def _why_more(self) -> str:
+        """Why shards together read more than the data, and what to do."""
         if self.is_scattered:
-            return f"scattered: shards carry row ids, and together read {self.read_ratio:.1f} times the data"
-        return f"together: shards are row ranges (reads: {self.read_ratio:.2f} times the data)"
+            return "each shard looks for its rows everywhere. Sort the input by query to read it once"
+        return "shards share row groups of the files. Fewer shards, or files of smaller row groups, read less"
 
     def _shards(self) -> str:
         least = min(self.shard_rows)
