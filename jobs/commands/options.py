@@ -82,14 +82,17 @@ output_option = click.option(
 )
 """`--output text|json`: the result on stdout; everything else goes to stderr."""
 
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the job file, for instance engine.seed=3. Repeatable.",
+)
+"""`--set`: settings that win over the job file."""
+
 job_options = together(
-    click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Set a key of the job file, for instance engine.seed=3. Repeatable.",
-    ),
+    set_option,
     click.argument("job_file", metavar="JOB.YAML"),
 )
 """The job file, and settings that win over it."""

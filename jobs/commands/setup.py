@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from relabel.jobs.commands.options import FORCE_HELP, local_folder, output_option
+from relabel.jobs.commands.options import FORCE_HELP, date_option, local_folder, output_option, set_option
 from relabel.jobs.job import load_job
 from relabel.jobs.output import Exit, TextResult, emit, exit_for, grid, value_text
 from relabel.jobs.settings import schemas
@@ -70,7 +70,8 @@ def init(path: str | None, kind: str, force: bool, output: str) -> int:
     for name, content in texts.items():
         with written(name, storage) as file:
             file.write_text(content, encoding="utf-8")
-    message = TextResult(f"Wrote {path}. {NEXT[kind]} {path}", {"path": path, "schema": str(schema_file)})
+    text = f"Wrote {path}, and {schema_file}, by which editors explain its keys. {NEXT[kind]} {path}"
+    message = TextResult(text, {"path": path, "schema": str(schema_file)})
     return emit(message, output)
 
 
@@ -188,12 +189,16 @@ EXTRAS: dict[str, str] = {
 
 @click.command(epilog="Example: relabel doctor job.yaml")
 @click.argument("job_file", metavar="[JOB.YAML]", required=False)
+@set_option
+@date_option
 @output_option
-def doctor(job_file: str | None, output: str) -> int:
+def doctor(job_file: str | None, overrides: tuple[str, ...], day: str | None, output: str) -> int:
     """Show what this machine has; with a job file, whether that could start here.
 
     Exits 4 if it needs something that is absent, 3 if its spec or input is off. For trainings: relabel train --dry-run.
     """
+    if job_file is None and (overrides or day is not None):
+        raise UsageError("--set, --date: they change a job file, and none is named. Give one: relabel doctor JOB.YAML")
     result = _machine_facts()
     rows = [(name.replace("_", " "), value_text(value)) for name, value in result.items() if value is not None]
     extras = {}
@@ -211,7 +216,7 @@ def doctor(job_file: str | None, output: str) -> int:
     if job_file is not None:
         outcomes: dict[str, str] = {}
         try:
-            outcomes.update(zip(STEPS, job_checks(job_file), strict=True))
+            outcomes.update(zip(STEPS, job_checks(job_file, overrides, day), strict=True))
         except RelabelError as exc:
             failed = STEPS[len(outcomes)]
             outcomes[failed] = str(exc)
@@ -286,9 +291,9 @@ STEPS = ("spec", "input", "model", "engine", "server", "output")
 """Of a job; one with nothing to check is not shown."""
 
 
-def job_checks(job_file: str) -> Iterator[str]:
+def job_checks(job_file: str, overrides: Sequence[str] = (), day: str | None = None) -> Iterator[str]:
     """The outcomes of `STEPS`, up to the first that fails, which raises."""
-    job = load_job(job_file)
+    job = load_job(job_file, overrides=overrides, day=day)
     spec = job.spec
     engine = engine_class(spec.engine.name)
     yield "fine"

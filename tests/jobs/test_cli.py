@@ -409,6 +409,8 @@ CALLS = [
     ("doctor", _nothing, 0),
     ("doctor job.yaml", _nothing, 0),
     ("doctor absent.yaml", _nothing, 3),
+    ("doctor job.yaml --set input.path=absent", _nothing, 3),
+    ("doctor --set engine.seed=3", _nothing, 2),
     ("demo --engine fake --to pairs.parquet", _nothing, 3),
     ("demo --engine fake --to .", _nothing, 2),
     ("demo --engine nothing", _nothing, 2),
