@@ -37,6 +37,8 @@ from relabel.manifests.store import map_concurrent
 # Shape legend: N rows looked up, P pairs that the cheap judges answered, Q queries, K grades
 
 _PERSON_CASCADE = b"relabel cascade"
+_MOST_AUDITED = 0.2
+"""Of the cheap pairs of a small input; a larger `audit` is the user's wish."""
 _DIGITS = 6
 """Of a confidence: two machines may differ in what comes after them, and a tie must be one."""
 
@@ -152,10 +154,15 @@ class Certificate:
     @property
     def text(self) -> str:
         """In a sentence."""
+        if not self.cheap_share:
+            return (
+                f"cascade: {self.queries:,} calibration queries are too few, or these judges too often wrong, for any "
+                f"cheap label at alpha {self.alpha:g}: the teacher is asked about all rows"
+            )
         return (
             f"cascade: {self.queries:,} calibration queries certify alpha {self.alpha:g} for cheap labels with a "
-            f"confidence above {self.threshold:g}, {self.cheap_share:.0%} of their pairs; {self.audit:.1%} of the "
-            "others are audited"
+            f"confidence above {self.threshold:g}, {self.cheap_share:.0%} of their pairs; of such pairs the teacher is "
+            f"asked about {self.audit:.1%} all the same, as an audit"
         )
 
 
@@ -225,8 +232,7 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
     cheap_share = float((confidence_N > threshold).mean())
-    cheap_rows = max(1.0, rows * cheap_share)
-    audit = min(1.0, max(spec.audit, spec.audit_pairs / cheap_rows))
+    audit = _audited_share(spec, rows * cheap_share)
     certificate = Certificate(
         alpha=spec.alpha,
         loss=loss_KK.tolist(),
@@ -257,6 +263,15 @@ def open_cascade(spec: CascadeSpec, storage: Storage, parts: dict[str, Any], *, 
         origin=judges[0].fingerprint if len(judges) == 1 else cheap.digest,
         queries=frozenset(texts_of(answered.query_ids.unique())),
     )
+
+
+def _audited_share(spec: CascadeSpec, cheap_rows: float) -> float:
+    """Share of the cheap pairs that the teacher is asked about: `spec.audit_pairs` of them or more, and of a small
+    input no more than `_MOST_AUDITED`, so that most of what the cheap judges save stays saved. The bound does not rest
+    on it: a pair that is audited loses nothing, and the threshold is certified as if none were.
+    """
+    enough = spec.audit_pairs / max(1.0, cheap_rows)
+    return max(spec.audit, min(enough, _MOST_AUDITED))
 
 
 def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[LabelSet, Labelled]:

@@ -400,7 +400,7 @@ class CascadeSpec(Spec):
     audit: Fraction = 0.01
     """Share of the pairs that the teacher is asked though the cheap judges are sure, to see what their labels cost."""
     audit_pairs: int = Field(200, ge=0)
-    """How many such pairs are drawn at least, about."""
+    """How many such pairs are drawn at least, about; of a small input a fifth of them at most, so that it saves."""
 
     @field_validator("loss")
     @classmethod

@@ -372,6 +372,30 @@ def test_the_teacher_is_asked_what_the_cheap_judge_is_unsure_of_and_the_audit(as
     assert (code, again["cascade"]) == (10, found)
 
 
+def test_the_audit_of_a_small_file_leaves_most_of_what_is_saved(asked: Asked) -> None:
+    days, rows, _, cheap, _ = asked
+    labeler = {"name": "direct"}
+    small = days.run("small", rows, labeler=labeler, cascade=cascade(days, cheap, audit_pairs=200))["cascade"]
+    share = days.manifest("small")["provenance"]["cascade"]["audit"]
+    assert share == 0.2
+    assert small["cheap"] > 3 * small["audited"] > 0
+    wanted = cascade(days, cheap, audit_pairs=200, audit=0.5)
+    days.run("wanted", rows, labeler=labeler, cascade=wanted)
+    assert days.manifest("wanted")["provenance"]["cascade"]["audit"] == 0.5
+    plan = days.call("plan", days.folder / "small.yaml")[1]
+    assert "of such pairs the teacher is asked about 20.0% all the same, as an audit" in str(plan)
+
+
+def test_a_plan_says_that_nothing_is_saved_where_no_cheap_label_is_sure_enough(asked: Asked) -> None:
+    days, rows, truth, _, _ = asked
+    wrong = [{**label, "grade": (label["grade"] + 1) % GRADES} for label in truth]
+    spec = cascade(days, cheap_file(days, wrong, wrong=1000, name="wrong"))
+    days.run("nothing", rows, labeler={"name": "direct"}, cascade=spec)
+    assert {label["answered_by"] for label in days.labels("nothing")} == {"teacher", "calibration"}
+    plan = days.call("plan", days.folder / "nothing.yaml")[1]
+    assert "the teacher is asked about all rows" in str(plan)
+
+
 def test_no_later_run_takes_a_cheap_label_for_the_teachers(asked: Asked) -> None:
     days, rows, truth, _, _ = asked
     cheap = sum(label["answered_by"] == "cheap" for label in days.labels("cascade"))
