@@ -18,7 +18,7 @@ PARALLEL := --max-worker-restart 0 -n
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser picture environments test test-vllm contract check format docs faults full faults-long bench labels-for-less release shows gpu gpu-day clean
+.PHONY: help demo teach browser picture environments test test-vllm contract check format docs faults full faults-long bench labels-for-less release shows twenty-million gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -115,6 +115,10 @@ shows: $(STAMP) ## Whole jobs: workers and nodes killed on S3, a cron day, a mil
 	$(BIN)/python -m benchmarks.show_day
 	$(BIN)/python -m benchmarks.show_million
 	$(BIN)/python -m benchmarks.show_million --s3
+
+# Called again, it goes on where it was. --rows 200k takes minutes; --place disk needs root.
+twenty-million: $(STAMP) ## Twenty million asks while everything dies (hours, resumable): ARGS="FOLDER --every 45 --rows 20m --place s3|disk"
+	$(BIN)/python -m benchmarks.twenty_million $(or $(ARGS),out/twenty-million --rows 20m --every 45)
 
 # TRL knows vLLM up to 0.31, the vLLM engine is newer.
 $(GPU_STAMP): pyproject.toml
