@@ -175,6 +175,7 @@ EXITS = (
     "missing, 5 gate refused, 10 nothing to do, 20 partial (run again), 30 too many quarantined, 75 locked, 130 "
     "interrupted."
 )
+PAGES = "Pages that a help or a message names, such as docs/jobs.md, are in the source and not in the wheel."
 
 
 def root_help() -> str:
@@ -191,7 +192,10 @@ def root_help() -> str:
     return "\n\n".join(
         [
             "Usage: relabel [OPTIONS] COMMAND [ARGS]...",
-            *(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ") for text in (ABOUT, EXITS)),
+            *(
+                textwrap.fill(text, width, initial_indent="  ", subsequent_indent="  ")
+                for text in (ABOUT, EXITS, PAGES)
+            ),
             "Options:\n"
             + table({"--version": "Show the version and exit.", "-h, --help": "Show this message and exit."}),
             f"Commands:\n{table({name: command.help for name, command in COMMANDS.items()})}",

@@ -223,9 +223,9 @@ def compare(a: str, b: str, output: str, **values: Any) -> int:
     """Compare two label runs over the same pairs: two prompts, two teachers, or one teacher twice.
 
     A and B are outputs of finished runs. Rows are matched by row where both labelled the same input, else by query and
-    document. Shown are agreement, shift of grades with tests, distance of distributions, the largest flips with their
-    texts, and the queries whose order moved; with --qrels also who is right. Differences are B minus A, intervals are
-    over queries. docs/compare.md says what each figure is.
+    document. Shown are agreement, shift of grades, distance of distributions, the largest flips with their texts, and
+    the queries that moved furthest; with --qrels also who is right. Differences are B minus A, intervals are over
+    queries. docs/compare.md says what each figure is.
     """
     options = CompareOptions(**values)
     check_grade_options(

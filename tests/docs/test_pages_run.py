@@ -21,7 +21,7 @@ import pytest
 from relabel.jobs.cli import COMMANDS
 from tests.distill.conftest import encoder_dir  # noqa: F401
 from tests.docs.pages import DOCS, PAGES, ROOT, Command, blocks, commands
-from tests.docs.worlds import WORLDS, Rows, call, endpoint, toy_server
+from tests.docs.worlds import SERVERS, VARIABLES, WORLDS, Rows, call, endpoint, reranker, toy_server
 from tests.evaluate.conftest import random_rows  # noqa: F401
 from tests.jobs.conftest import folder, no_scheduler  # noqa: F401
 
@@ -64,6 +64,8 @@ def prepared(
         monkeypatch.setenv("RELABEL_TRAIN__EPOCHS", "1")
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("PYTHONPATH", str(folder / SITE))
+        for name, value in VARIABLES.get(page, {}).items():
+            monkeypatch.setenv(name, value)
         WORLDS.get(page, lambda *_: None)(folder, random_rows)
 
     return prepare
@@ -107,7 +109,8 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
         assert "Traceback" not in err, err
         return code, out, err
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
-    return done.returncode, done.stdout, done.stderr
+    code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # killed by a signal: as a shell has it
+    return code, done.stdout, done.stderr
 
 
 def write_files(page: Path, before: int, written: set[str]) -> None:
@@ -126,6 +129,8 @@ def test_the_commands_of_a_page_do_what_the_page_says(
     prepared(page.name)
     places, written = dict(ELSEWHERE), set[str]()
     with ExitStack() as running:
+        if page.name in SERVERS:
+            running.enter_context(SERVERS[page.name]())
         for command in commands(page):
             write_files(page, command.number, written)
             if why_not(command.line):
@@ -135,6 +140,9 @@ def test_the_commands_of_a_page_do_what_the_page_says(
                 places["localhost:8000"] = running.enter_context(endpoint(model))
             if command.line.startswith("python toy_server.py"):
                 running.enter_context(toy_server())
+                continue
+            if command.line.startswith("python rerank.py"):
+                places["localhost:8080"] = running.enter_context(reranker("out/bundle"))
                 continue
             check(command, places, capsys)
 
@@ -153,7 +161,7 @@ def check(command: Command, places: dict[str, str], capsys: pytest.CaptureFixtur
 def test_every_reason_for_not_running_a_line_is_needed() -> None:
     lines = [command.line for page in PAGES for command in commands(page)]
     assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, line) for line in lines)] == []
-    assert set(WORLDS) <= {page.name for page in RUNNING}
+    assert set(WORLDS) | set(SERVERS) | set(VARIABLES) <= {page.name for page in RUNNING}
 
 
 def test_every_command_is_on_the_page_of_commands() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ import pytest
 from relabel.jobs.cli import main
 from relabel.jobs.commands.demo import load_pairs
 from tests.docs.pages import DOCS
+from tests.engines_openai.batch_server import BatchServer
+from tests.engines_openai.scripted_server import Call, Json, ScriptedServer, chat
 from tests.jobs.test_demo import write_tiny_model
 from tests.publish.conftest import write_bundle
 from tests.score.conftest import write_tiny_student
 from tests.systems.conftest import make_collection
+from tests.teachers.models import write_tiny_decoder
 
 Rows = Callable[..., list[dict[str, Any]]]
 
@@ -200,6 +203,54 @@ def toy_server() -> Iterator[None]:
             process.wait()
 
 
+@contextmanager
+def answered_by(script: Callable[[Call], Json]) -> Iterator[None]:
+    """A server of OpenAI's API at a free port, which the job's commands are given."""
+    server = ScriptedServer(script)
+    if isinstance(script, BatchServer):
+        server.gets = script.get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELABEL_ENGINE__ARGS__BASE_URL", server.url)
+        patch.setenv("RELABEL_ENGINE__ARGS__BATCH_POLL_S", "0.05")
+        try:
+            yield
+        finally:
+            server.close()
+
+
+def after_a_thought(_: Call) -> Json:
+    """A reasoning model's answer: its server keeps the thought apart."""
+    thought = "The query asks for one thing. The document offers it in part."
+    return chat("<score>0</score>", output=420, reasoning_content=thought)
+
+
+def at_once(_: Call) -> Json:
+    """An answer that holds its thought."""
+    return chat("<think>so</think><score>1</score>")
+
+
+@contextmanager
+def reranker(bundle: str) -> Iterator[str]:
+    """`localhost:PORT` of docs/deploy/serving/rerank.py."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "rerank.py", bundle, "--port", str(port)], stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        assert b"serving" in process.stderr.readline()
+        yield f"localhost:{port}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def strong_teacher(folder: Path) -> None:
+    """A run of r3a, and a decoder that takes the place of a 7B."""
+    write_pairs(folder)
+    finished_run(folder, "r3a", "pairs.parquet", labeler="r3a")
+    write_tiny_decoder(folder / "models" / "tiny")
+
+
 def many_queries(folder: Path) -> None:
     """A student, pairs of enough queries to calibrate with, and gold of a few."""
     trained_student(folder)
@@ -254,22 +305,40 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "engines.md": lambda folder, _: write_pairs(folder),
     "evaluate.md": judged,
     "export.md": lambda folder, _: trained_student(folder),
+    "distill-an-llm-judge.md": lambda folder, _: write_pairs(folder),
     "getting-started.md": lambda folder, _: write_pairs(folder),
+    "how-many-human-labels.md": lambda folder, _: two_searches(folder),
     "jobs.md": lambda folder, _: write_pairs(folder),
     "labels-for-less.md": lambda folder, _: many_queries(folder),
     "label-my-pairs.md": lambda folder, _: write_pairs(folder),
+    "label-with-a-batch-api.md": lambda folder, _: write_pairs(folder),
     "labelers.md": lambda folder, _: (write_pairs(folder), cited_answers(folder)),
     "pairs.md": lambda folder, _: cited_answers_and_encoder(folder),
     "publish.md": lambda folder, _: sealed_bundle(folder),
     "report.md": lambda folder, _: two_prompts(folder),
+    "reranker-scores-differ.md": lambda folder, _: served_bundle(folder),
+    "resume-a-labeling-run.md": lambda folder, _: write_pairs(folder),
     "reuse.md": lambda folder, _: two_days(folder),
     "score.md": lambda folder, _: trained_student(folder),
     "something-broke.md": lambda folder, _: write_pairs(folder),
     "distill.md": lambda folder, _: labelled_pairs(folder),
     "storage.md": lambda folder, _: first_job(folder),
+    "train-r3a-7b.md": lambda folder, _: strong_teacher(folder),
+    "use-a-reasoning-model.md": lambda folder, _: write_pairs(folder),
     "which-search-is-better.md": lambda folder, _: two_searches(folder),
     "workers.md": lambda folder, _: first_job(folder),
     "writing-a-labeler.md": lambda folder, _: own_package(folder, "helpdesk"),
     "writing-an-engine.md": lambda folder, _: own_package(folder, "toy"),
 }
 """Page → what lies in the working folder before its first command."""
+
+VARIABLES: dict[str, dict[str, str]] = {
+    "train-r3a-7b.md": {"RELABEL_INIT": "models/tiny", "RELABEL_TRAIN__MAX_TOKENS": "8192"},
+}
+"""Page → variables that put small things in the place of large ones."""
+
+SERVERS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "label-with-a-batch-api.md": lambda: answered_by(BatchServer(at_once)),
+    "use-a-reasoning-model.md": lambda: answered_by(after_a_thought),
+}
+"""Page → a server that its commands ask."""
