@@ -16,7 +16,7 @@ from relabel.manifests.secrets import counted
 from relabel.manifests.table_snapshots import TableSnapshot
 
 LITTLE_BYTES = 64 << 20
-"""Up to so much that shards read again, nothing is said of it."""
+"""Up to so much that shards read again, nothing is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

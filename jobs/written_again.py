@@ -1,5 +1,5 @@
-"""Input files that were written again since the plan, with equal size and footer, so that nothing but their stamp
-(`InputFile.stamp`) tells: a copy, a `touch`, or other texts of the same length.
+"""Input files that were written again since the plan, with equal size and footer, so that their stamp alone
+(`InputFile.stamp`) shows it: a copy, a `touch`, or other texts of the same length.
 
 The labels that are there decide whether a run may go on. Each carries the key of the texts that it was made of
 (`manifests/label_keys.py`), which is compared with the key of the texts that its row holds now. So a copy goes on, and
