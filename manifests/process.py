@@ -6,6 +6,7 @@ import importlib.abc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
@@ -19,13 +20,16 @@ many more than this, dead tensors would pile up.
 
 
 def own_process() -> None:
-    """Say that this whole process is a command's: its libraries then load without what no command of ours uses of them.
+    """Say that this whole process is a command's: its libraries then load without what no command of ours uses of them,
+    and their warnings of versions to come, about which its user can do nothing, are shown with `PYTHONWARNINGS` alone.
 
     scikit-learn and SciPy, for guessing tokens ahead and for losses of object detection, are 4 of transformers' 10
     seconds, and pandas, which pyarrow imports at its first array, a quarter of any command's start.
     """
     sys.meta_path.insert(0, _NoPandasForArrow())
     gc.set_threshold(OBJECTS_A_COLLECTION)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore", FutureWarning)
 
 
 class _NoPandasForArrow(importlib.abc.MetaPathFinder):

@@ -104,6 +104,22 @@ def test_help_loads_nothing_heavy() -> None:
     assert not set().union(*others) & HEAVY
 
 
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_a_library_s_warning_of_a_version_to_come_is_shown_to_who_asks_for_it(is_asked_for: bool) -> None:
+    code = (
+        "import sys, warnings\nfrom relabel.jobs.cli import main\nsys.argv[1:] = ['schema', 'labels']\n"
+        "try:\n    main()\nexcept SystemExit:\n    warnings.warn('will be gone', FutureWarning)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    if is_asked_for:
+        environment["PYTHONWARNINGS"] = "default"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "row_id" in done.stdout
+    assert ("will be gone" in done.stderr) is is_asked_for
+
+
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_is_the_one_reviewed_and_ends_in_an_example(
     relabel: Callable[..., Any],
