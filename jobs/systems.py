@@ -49,6 +49,11 @@ PAGE = "docs/which-search-is-better.md"
 SHOWN = 5
 """Query ids in a message."""
 
+
+class TooFewGoldError(InputError):
+    """Humans graded none of the compared queries, or too few."""
+
+
 MadeBy: TypeAlias = Literal["judge", "student", "other"]
 
 
@@ -560,14 +565,14 @@ def _check_gold(comparison: Comparison, gold: PairGrades, options: SystemsOption
     num_gold = comparison.num_gold
     if not num_gold:
         graded = _first(_graded_queries(gold)) or "none"
-        raise InputError(
+        raise TooFewGoldError(
             f"--gold {options.gold}: none of its queries is compared: it grades {graded}; labels and systems have "
             f"{_first(comparison.queries)}. Do the ids mean the same things? --by names another column. Judgments that "
             "know a query by its text get ids by `relabel convert --queries`."
         )
     _check_documents(comparison, comparison.humans, str(options.gold), "--gold")
     if num_gold < FEWEST_FOR_DIFFERENCES and not options.is_plan:
-        raise InputError(
+        raise TooFewGoldError(
             f"--gold {options.gold}: {num_gold} of the compared queries have grades of humans. Differences want "
             f"{FEWEST_FOR_DIFFERENCES} and a system's own figures {FEWEST_FOR_LEVELS}: with fewer, 95 % intervals do "
             f"not hold what they say. Judge {FEWEST_FOR_DIFFERENCES - num_gold} more (--plan names them), or leave "

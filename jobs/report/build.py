@@ -71,6 +71,7 @@ from relabel.jobs.sections import (
     comparison_blocks,
     evaluation_blocks,
     figures_plot,
+    level_text,
     top_texts,
     verdicts_of,
 )
@@ -375,7 +376,7 @@ class BuiltPage:
 
     Args:
         sections: names of those that it has, in order; `labels` is the browser.
-        verdicts: whether its students are better than baselines, a sentence each.
+        verdicts: which system is better, and whether runs and students are better than baselines, a sentence each.
         rows_shown, rows: that the browser shows, and that there are.
     """
 
@@ -415,7 +416,9 @@ def build_report(
     notes: list[str] = []
     if max_rows and any(tally.chosen for tally in tallies):
         rows, notes = _browser(tallies, choice, own)
-    verdict = verdict_section(artifacts)
+    by_gold, levels = gold_section(runs, choice, own)
+    by_system, decisions = systems_section(runs, systems, choice, storage)
+    verdict = verdict_section(artifacts, [*decisions, *levels])
     sections = [
         verdict,
         ran_section(artifacts),
@@ -423,9 +426,9 @@ def build_report(
         conservation_section(tallies, has_reasons=max_rows > 0),
         labels_section(tallies),
         routes_section(tallies),
-        gold_section(runs, choice, own),
+        by_gold,
         compared_section(runs, choice, own),
-        systems_section(runs, systems, choice, storage),
+        by_system,
         *model_sections(artifacts),
     ]
     html = render_page(
@@ -596,10 +599,14 @@ def row_golds(run: RunArtifact, options: JudgingOptions, rows: Sequence[LabelRow
 WORST = 15
 
 
-def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mapping[str, JudgingOptions]) -> Section:
+def gold_section(
+    runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mapping[str, JudgingOptions]
+) -> tuple[Section, list[str]]:
     """Every run by gold grades, and the queries that it ranks worst; why one could not be judged, where its grades were
     only found, not asked for.
 
+    Returns:
+        The section, and of each run a sentence: whether it is above its baselines.
     Raises:
         RelabelError: grades were asked for by name, and a run can't be judged by them.
     """
@@ -627,7 +634,8 @@ def gold_section(runs: Sequence[RunArtifact], choice: JudgingOptions, own: Mappi
         figures = {name: result.figures for name, result in judged.items()}
         blocks.append(figures_plot("Agreement with gold", figures))
         blocks += _reliability_plot(judged)
-    return Section("gold", "Against gold", [*blocks, *details])
+    levels = [level_text(result, who=f"{name}: ") for name, result in judged.items()]
+    return Section("gold", "Against gold", [*blocks, *details]), [level for level in levels if level]
 
 
 def _reliability_plot(judged: Mapping[str, JudgedLabels]) -> list[Plot]:

@@ -14,6 +14,7 @@ from relabel.distill.training.output import (
     CURVE_SCHEMA,
     CURVES_NAME,
     LOSS_PANEL,
+    TrainingFacts,
     panel_of,
     panels_of,
 )
@@ -40,6 +41,7 @@ from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import is_url
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER
 from relabel.manifests.metrics.judged import title_of
+from relabel.manifests.secrets import counted
 
 
 def teacher_facts(teacher: TeacherArtifact) -> Facts:
@@ -121,11 +123,36 @@ POINTS = 400
 def training_blocks(artifact: StudentArtifact | TeacherArtifact) -> Iterator[Block]:
     """Losses and rewards by step, figures on dev, and facts of the training."""
     yield from _curves(artifact)
-    facts: list[tuple[str, Cell]] = []
-    for name, value in vars(artifact.manifest.training).items():
-        if value is not None:
-            facts.append((name.replace("_", " "), value if isinstance(value, int | float) else str(value)))
-    yield Facts(f"Training of {artifact.name}", facts)
+    yield Facts(f"Training of {artifact.name}", list(_training_facts(artifact.manifest.training)))
+
+
+_ENDED = {"early_stopping": "early: dev became no better", "watch": "early, by the watch on its rewards"}
+
+
+def _training_facts(training: TrainingFacts) -> Iterator[tuple[str, Cell]]:
+    yield "length", f"{counted(training.steps, 'step')}, {_epochs_text(training.epochs)} over the data"
+    if training.stopped_by is not None:
+        yield "ended", _ENDED.get(training.stopped_by, training.stopped_by)
+    if training.best_step is not None:
+        yield "kept", f"step {training.best_step:,}, the best on dev"
+    yield "device", training.device
+    if training.rows_per_s is not None:
+        yield "speed", f"{training.rows_per_s:,.4g} rows a second"
+    batch = ""
+    if training.batch_size is not None:
+        batch = counted(training.batch_size, "row")
+    elif training.tokens_per_batch is not None:
+        batch = f"rows of up to {training.tokens_per_batch:,} tokens together"
+    if training.accumulation > 1:
+        batch = f"{batch}, {training.accumulation:,} batches a step"
+    if training.was_batch_halved:
+        batch = f"{batch}; it was halved, since memory ran out"
+    if batch:
+        yield "batch", batch
+
+
+def _epochs_text(epochs: float) -> str:
+    return "once" if epochs == 1 else f"{epochs:,.4g} times"
 
 
 def _curves(artifact: StudentArtifact | TeacherArtifact) -> Iterator[Plot]:

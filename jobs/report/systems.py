@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from relabel.jobs.compared_systems import ComparedSystems, figure_title, systems_blocks
 from relabel.jobs.evaluate import JudgingOptions
 from relabel.jobs.report.artifacts import RunArtifact
-from relabel.jobs.sections import Block, Plot, Section, Series, Table
-from relabel.jobs.systems import SystemsOptions, compare_systems
+from relabel.jobs.sections import Block, Paragraph, Plot, Section, Series, Table
+from relabel.jobs.systems import SystemsOptions, TooFewGoldError, compare_systems
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 
 
 def systems_section(
     runs: Sequence[RunArtifact], systems: Sequence[str], gold: JudgingOptions, storage: Storage
-) -> Section:
-    """Each two systems by the labels of the first run that is no student's, and by gold where there is some; without
-    blocks where no system is named.
+) -> tuple[Section, list[str]]:
+    """Each two systems by the labels of the first run that is no student's, and by gold where there is some; why not
+    where gold has too few of their queries; without blocks where no system is named.
 
+    Returns:
+        The section, and a sentence for each two systems.
     Raises:
         UsageError: systems without a run, or one system alone.
         InputError: see `compare_systems`.
     """
     if not systems:
-        return Section("systems", "Systems", [])
+        return Section("systems", "Systems", []), []
     judges = [run.path for run in runs if run.kind != "scores"]
     if not judges:
         raise UsageError("--system: systems are compared by a run's labels, and no PATH is a run.")
@@ -38,8 +40,11 @@ def systems_section(
         duplicates=gold.duplicates,
         allow_partial=True,
     )
-    compared = compare_systems(systems, options, storage)
-    return Section("systems", "Systems", with_plot(compared))
+    try:
+        compared = compare_systems(systems, options, storage)
+    except TooFewGoldError as exc:
+        return Section("systems", "Systems", [Paragraph(f"The systems are not compared. {exc}", "warn")]), []
+    return Section("systems", "Systems", with_plot(compared)), [pair.sentence for pair in compared.pairs]
 
 
 def with_plot(compared: ComparedSystems) -> list[Block]:

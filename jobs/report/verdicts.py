@@ -1,4 +1,6 @@
-"""What a reader of a report has to know first: whether its students are better than baselines that learned nothing."""
+"""What a reader of a report has to know first: which system is better, and whether runs and students are better than
+baselines that learned nothing.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +14,12 @@ from relabel.manifests.metrics.judged import title_of
 from relabel.manifests.records import checked, plain
 
 
-def verdict_section(artifacts: Sequence[Artifact]) -> Section:
-    """A sentence for each student: of one that is given, of a bundle's, and of the one whose scores are given."""
-    verdicts = [
+def verdict_section(artifacts: Sequence[Artifact], found: Sequence[str]) -> Section:
+    """What the page's other sections found, and a sentence for each student: of one that is given, of a bundle's, and
+    of the one whose scores are given.
+    """
+    verdicts = [Paragraph(sentence) for sentence in found]
+    verdicts += [
         verdict_of(name, manifest)
         for name, manifest in _manifests(artifacts)
         if isinstance(manifest.get("metrics"), Mapping)

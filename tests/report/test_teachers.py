@@ -3,6 +3,7 @@ digests of files.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -163,3 +164,23 @@ def test_teacher_is_joined_to_the_teacher_and_the_runs_that_it_was_made_of(folde
     found = edges(teacher, run, second)
     assert found >= {("teacher", "teacher", True), ("label run", "teacher", True), ("teacher", "label run", True)}
     assert "the same, by digest" in build_report([str(teacher), str(run), str(second)], Storage()).html
+
+
+def test_how_a_training_went_is_in_words(teacher: Path) -> None:
+    html = build_report([str(teacher)], Storage()).html
+    card = html[html.index("Training of ") :].partition("</dl>")[0]
+    said = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", card))
+    assert said == {
+        "length": "3 steps, once over the data",
+        "ended": "early: dev became no better",
+        "kept": "step 2, the best on dev",
+        "device": "cpu",
+        "speed": "1.5 rows a second",
+        "batch": "8 rows",
+    }
+    manifest = json.loads((teacher / "manifest.json").read_text())
+    manifest["training"] |= {"epochs": 2.5, "stopped_by": None, "accumulation": 2, "was_batch_halved": True}
+    (teacher / "manifest.json").write_text(json.dumps(manifest))
+    html = build_report([str(teacher)], Storage()).html
+    assert "3 steps, 2.5 times over the data" in html
+    assert "8 rows, 2 batches a step; it was halved, since memory ran out" in html

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,7 +70,26 @@ def test_the_report_shows_the_comparison_with_a_plot(judged: Callable[[str], Non
     shown = relabel("systems", *systems[1::2], "--labels", "out/ecom", "--gold", "pairs.parquet", "--output", "json")
     assert shown.json["gold_queries"] == 6
     assert shown.json["pairs"][0]["sentence"].partition(" (")[0] in page
+    assert done.json["sections"][0] == "verdict"
+    assert done.json["verdicts"][0] == shown.json["pairs"][0]["sentence"]
     assert "difference, with its 95 % interval" in page or "differences of systems" in page
+
+
+def test_the_page_is_written_and_says_why_systems_are_not_compared_by_too_few_gold_queries(
+    judged: Callable[[str], None], relabel: Relabel
+) -> None:
+    judged("out/ecom")
+    table = pq.read_table("pairs.parquet")
+    first = pc.unique(table["query_id"])[:3]
+    pq.write_table(table.filter(pc.is_in(table["query_id"], value_set=first)), "few.parquet")
+    systems = ("--system", "student=out/scores", "--system", "a.run")
+    done = relabel("report", "out/ecom", "--gold", "few.parquet", *systems, "--output", "json")
+    assert (done.code, "systems" in done.json["sections"], "gold" in done.json["sections"]) == (0, True, True)
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert "The systems are not compared." in page
+    assert "Differences want 5" in page
+    typo = ("--system", "student=out/scores", "--system", "none.run")
+    relabel("report", "out/ecom", "--gold", "few.parquet", *typo, "--force").refused(3, "none.run")
 
 
 def test_the_report_wants_a_run_for_systems(judged: Callable[[str], None], relabel: Relabel) -> None:
