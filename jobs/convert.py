@@ -21,6 +21,7 @@ from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
 from relabel.manifests.forms import (
     FORMS,
+    GZIP_SUFFIX,
     LINE,
     PARQUET,
     RUN,
@@ -81,6 +82,8 @@ def target_form(path: str, named: str | None) -> Form:
     Raises:
         UsageError: the form is unclear.
     """
+    if path.lower().endswith(GZIP_SUFFIX):
+        raise UsageError(f"{path}: files are written unpacked. Leave {GZIP_SUFFIX} off, and compress it afterwards.")
     form = form_by_suffix(path, WRITABLE) if named is None else _form_named(named)
     if form is None:
         raise _unclear(path, "--to", WRITABLE, [])

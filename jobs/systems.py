@@ -281,6 +281,18 @@ def _estimate(found: PoweredMean) -> Estimate:
     )
 
 
+def _within_bounds(found: Estimate) -> Estimate:
+    """A system's own figure is from 0 to 1. The correction by humans and Student's t may go beyond, and what lies there
+    can't be: cutting it off takes nothing from the coverage.
+    """
+    return replace(
+        found,
+        value=min(max(found.value, 0.0), 1.0),
+        low=min(max(found.low, 0.0), 1.0),
+        high=min(max(found.high, 0.0), 1.0),
+    )
+
+
 def figure_difference(
     figure: str, names: tuple[str, str], first: SystemByQuery, second: SystemByQuery, is_gold_G: np.ndarray
 ) -> FigureDifference:
@@ -355,11 +367,13 @@ def system_figures(
     levels = None
     if comparison.num_gold >= FEWEST_FOR_LEVELS:
         levels = {
-            f"{figure}@{options.k}": _mean(
-                figure,
-                figures.humans.condensed[figure],
-                figures.judge.condensed[figure],
-                comparison.is_gold,
+            f"{figure}@{options.k}": _within_bounds(
+                _mean(
+                    figure,
+                    figures.humans.condensed[figure],
+                    figures.judge.condensed[figure],
+                    comparison.is_gold,
+                )
             )
             for figure in FIGURES
         }
@@ -395,6 +409,9 @@ def named_paths(arguments: Sequence[str], *, fewest: int = 2) -> dict[str, str]:
         if name in paths:
             raise UsageError(f"SYSTEM: two systems are called {name}. Name them apart: NAME=PATH.")
         paths[name] = path
+    for (first, path), (second, again) in itertools.combinations(paths.items(), 2):
+        if place_of(path) == place_of(again):
+            raise UsageError(f"SYSTEM: {first} and {second} are the same ranking, {path}. Name each once.")
     if len(paths) < fewest:
         raise UsageError("SYSTEM: one is named; two or more are compared.")
     return paths

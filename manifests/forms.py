@@ -9,8 +9,10 @@ line-like characters.
 """
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +25,7 @@ import pyarrow.parquet as pq
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.judgments import (
+    QUEPID_DETAILED,
     QUEPID_NAMES,
     QUEPID_UNWRITABLE,
     TEXT_COLUMNS,
@@ -67,6 +70,7 @@ class Form:
         example: a line, or what the file is.
         has_grades: whether it can hold judgments.
         marks: names at the top of such a file, by which it is known where its suffix says less.
+        also_marks: the same of another kind of such a file.
         is_by_text: whether it knows a query by its text alone.
         wants_text: whether the query's text is written.
         unwritable: a pattern of what its texts can't hold; empty where they hold anything.
@@ -82,16 +86,30 @@ class Form:
     example: str = ""
     has_grades: bool = True
     marks: tuple[str, ...] = ()
+    also_marks: tuple[str, ...] = ()
     is_by_text: bool = False
     wants_text: bool = False
     unwritable: str = ""
     limits: str = ""
     needs: tuple[str, ...] = ()
 
+    def is_marked_by(self, names: set[str]) -> bool:
+        """Whether a file that has these names at its top is of this form."""
+        is_also = bool(self.also_marks) and set(self.also_marks) <= names
+        return is_also or (bool(self.marks) and set(self.marks) <= names)
+
+
+GZIP_SUFFIX = ".gz"
+
+
+def name_of(path: str) -> str:
+    """The file's name in small letters, without the suffix of gzip: its form shows in what is left."""
+    return PurePosixPath(path).name.lower().removesuffix(GZIP_SUFFIX)
+
 
 def form_by_suffix(path: str, forms: Iterable[Form]) -> Form | None:
     """The form among these that a name has by its suffix, the longest that fits."""
-    name = PurePosixPath(path).name.lower()
+    name = name_of(path)
     fitting = [(len(suffix), form) for form in forms for suffix in form.suffixes if name.endswith(suffix)]
     return max(fitting, key=lambda one: one[0])[1] if fitting else None
 
@@ -107,12 +125,12 @@ def form_of(path: str, forms: Sequence[Form], storage: Storage) -> Form | None:
         InputError: the file can't be read, or names nothing that a form of its suffix would.
     """
     form = form_by_suffix(path, forms)
-    suffix = PurePosixPath(path).suffix.lower()
+    suffix = PurePosixPath(name_of(path)).suffix
     if suffix not in SHARED_SUFFIXES or (form is not None and form.marks):
         return form
     marked = [one for one in forms if one.marks]
     names = names_at_top(read_text(path, storage))
-    shown = next((one for one in marked if set(one.marks) <= names), form)
+    shown = next((one for one in marked if one.is_marked_by(names)), form)
     if shown is None:
         known = "; ".join(f"{one.name}: {', '.join(one.marks)}" for one in marked)
         raise InputError(
@@ -150,7 +168,6 @@ def load_scores(path: str, choose: Choice, storage: Storage) -> dict[str, Column
 
 
 NO_TEXT = {
-    b"\x1f\x8b": "is compressed by gzip, and text is wanted. Unpack it (`gunzip -k`).",
     b"\x28\xb5\x2f\xfd": "is compressed by Zstandard, and text is wanted. Unpack it (`unzstd`).",
     b"PK\x03\x04": "is a ZIP archive (a spreadsheet is one), and text is wanted. Unpack it, or save the sheet as CSV.",
     b"PAR1": "is Parquet, and text is wanted. Give it the suffix .parquet.",
@@ -160,14 +177,22 @@ NO_TEXT = {
 """What a file is that begins so and is no UTF-8, and what to do."""
 
 
+_GZIP_START = b"\x1f\x8b"
+
+
 def read_text(path: str, storage: Storage) -> str:
-    """A file's text.
+    """A file's text, unpacked where it is compressed by gzip.
 
     Raises:
-        InputError: it can't be read, or is not UTF-8.
+        InputError: it can't be read, is cut off, or is not UTF-8.
     """
     with reading(path):
         stored = read_whole(path, storage)
+    if stored.startswith(_GZIP_START):
+        try:
+            stored = gzip.decompress(stored)
+        except (OSError, EOFError, zlib.error) as exc:
+            raise InputError(f"{path}: is compressed by gzip and can't be unpacked ({exc}). Is it whole?") from exc
     try:
         return stored.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -245,7 +270,7 @@ def _write_jsonl(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table], _he
 
 
 def _read_delimited(path: str, choose: Choice, storage: Storage) -> dict[str, Column]:
-    delimiter = "\t" if path.lower().endswith(TSV.suffixes) else ","
+    delimiter = "\t" if name_of(path).endswith(TSV.suffixes) else ","
     reader = csv.reader(io.StringIO(read_text(path, storage), newline=""), delimiter=delimiter, strict=True)
     try:
         names = next(reader, [])
@@ -396,6 +421,7 @@ QUEPID = Form(
     columns=TEXT_COLUMNS,
     example="Quepid's CSV",
     marks=QUEPID_NAMES,
+    also_marks=QUEPID_DETAILED,
     is_by_text=True,
     wants_text=True,
     unwritable=QUEPID_UNWRITABLE,

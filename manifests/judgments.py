@@ -246,14 +246,55 @@ def filled(request: Any, judged: JudgedQuery) -> Any:
 
 
 QUEPID_NAMES = ("query", "docid", "rating")
+QUEPID_DETAILED = ("Query Text", "Doc ID", "Rating")
+"""Columns, among others, of a case's detailed export."""
 _QUEPID_SPACE = " \t\n\v\f\r\0"
 QUEPID_UNWRITABLE = r"^[ \t\n\x0b\x0c\r\x00]|[ \t\n\x0b\x0c\r\x00]$|^$"
 _FORMULA = ("=", "+", "-", "@")
 
 
 def read_quepid(path: str, text: str) -> dict[str, list[Any]]:
-    """Rows of a case; a query without ratings is a line of its text alone, and gives none."""
+    """Rows of a case, or of its detailed export; a query without ratings gives none."""
+    if set(QUEPID_DETAILED) <= names_at_top(text):
+        return ratings_table(_detailed_ratings(path, text))
     return ratings_table(_quepid_ratings(path, text))
+
+
+_DETAILED_FIELD = re.compile(r'"((?:[^"]|"")*)"(?=,|\r?\n|$)|([^,\r\n]*)')
+"""Quepid doubles every quote of a field, and puts quotes around those alone that hold a comma or a line break."""
+
+
+def _detailed_ratings(path: str, text: str) -> Iterator[Rating]:
+    """Documents that a case returned, each with its rating or none; a query without documents ends after its text."""
+    names: list[str] = []
+    for record, fields in enumerate(_detailed_records(text)):
+        if not record:
+            names = fields
+            continue
+        row = dict(zip(names, fields, strict=False))
+        query, doc, rating = (row.get(name, "").strip(_QUEPID_SPACE) for name in QUEPID_DETAILED)
+        if rating and not doc:
+            raise InputError(f"{path}: record {record} has a rating and no document.")
+        if doc:
+            yield Rating(query, query, doc, None if rating in ("", "NaN") else rating)
+
+
+def _detailed_records(text: str) -> Iterator[list[str]]:
+    text = text.rstrip("\r\n") + "\n"  # so that a last field that is empty counts
+    fields: list[str] = []
+    place = 0
+    while place < len(text):
+        found = _DETAILED_FIELD.match(text, place)
+        assert found is not None, "an empty field matches anywhere"
+        fields.append((found[1] if found[1] is not None else found[2]).replace('""', '"'))
+        place = found.end()
+        if text.startswith(",", place):
+            place += 1
+            continue
+        place += 2 if text.startswith("\r\n", place) else 1
+        if any(fields):
+            yield fields
+        fields = []
 
 
 def _quepid_ratings(path: str, text: str) -> Iterator[Rating]:

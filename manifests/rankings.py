@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.forms import FORMS, QRELS_COLUMNS, RUN, RUN_COLUMNS, form_by_suffix, read_text
+from relabel.manifests.forms import FORMS, QRELS_COLUMNS, RUN, RUN_COLUMNS, form_by_suffix, name_of, read_text
 from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import codes_of, pair_codes, texts_of
 from relabel.manifests.metrics.judged import RANK, SCORE
@@ -91,7 +90,7 @@ def load_ranking(
     columns = columns or RankingColumns()
     if is_run(path, storage):
         return _of_scored(path, storage, allow_partial=allow_partial)
-    if PurePosixPath(path).suffix.lower() == JSON_SUFFIX:
+    if name_of(path).endswith(JSON_SUFFIX):
         return _of_hits(path, _json_answers(path, storage))
     form = form_by_suffix(path, TABLES)
     if form is None:
@@ -330,6 +329,12 @@ def _hits_of(path: str, query: str, answer: Any) -> list[dict[str, Any]]:
         raise InputError(
             f"{path}: the answer to query {query} timed out (`timed_out`), so that its hits are not all. Ask again, or "
             "leave the query out."
+        )
+    shards = answer.get("_shards") if isinstance(answer, dict) else None
+    if isinstance(shards, dict) and shards.get("failed"):
+        raise InputError(
+            f"{path}: of the answer to query {query}, {shards['failed']} of {shards.get('total', 'all')} shards failed "
+            "(`_shards.failed`), so that its hits are not all. Ask again, or leave the query out."
         )
     hits = answer.get("hits") if isinstance(answer, dict) else None
     if isinstance(hits, dict):

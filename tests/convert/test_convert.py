@@ -630,7 +630,7 @@ def test_text_file_that_is_not_utf8_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("held", "what"),
     [
-        (gzip.compress(b"q 0 d 1\n", mtime=0), "in.qrels: is compressed by gzip"),
+        (gzip.compress(b"q 0 d 1\n", mtime=0)[:-9], "in.qrels: is compressed by gzip and can't be unpacked"),
         ("query_id,doc_id\n".encode("utf-16"), "in.qrels: is in UTF-16"),
         (b"PAR1\x15\x04\xff", "in.qrels: is Parquet"),
     ],
@@ -640,6 +640,26 @@ def test_a_file_that_is_no_text_is_refused_with_what_it_is(
 ) -> None:
     Path("in.qrels").write_bytes(held)
     relabel("convert", "in.qrels", "out.parquet").refused(3, what)
+
+
+@pytest.mark.parametrize("name", ["in.qrels", "in.run", "in.csv", "in.tsv", "in.jsonl"])
+def test_a_source_may_be_compressed_by_gzip(
+    relabel: Callable[..., Any], convert: Callable[..., Any], folder: Path, name: str
+) -> None:
+    texts = {
+        "in.qrels": "q 0 d 1\n",
+        "in.run": "q Q0 d 1 0.5 t\n",
+        "in.csv": "query_id,doc_id,grade\nq,d,1\n",
+        "in.tsv": "query_id\tdoc_id\tgrade\nq\td\t1\n",
+        "in.jsonl": '{"query_id": "q", "doc_id": "d", "grade": 1}\n',
+    }
+    Path(name).write_text(texts[name])
+    Path(f"{name}.gz").write_bytes(gzip.compress(texts[name].encode()))
+    convert(name, "plain.jsonl")
+    convert(f"{name}.gz", "unpacked.jsonl")
+    assert Path("plain.jsonl").read_bytes() == Path("unpacked.jsonl").read_bytes()
+    relabel("convert", name, "out.jsonl.gz").refused(2, "out.jsonl.gz", "Leave .gz off")
+    assert not Path("out.jsonl.gz").exists()
 
 
 def test_every_form_is_a_choice_of_a_source_and_each_that_can_be_written_of_a_target() -> None:

@@ -72,6 +72,17 @@ RANK_EVAL = {
     ],
     "metric": {"precision": {"k": 10}},
 }
+QUEPID_OF_DETAILS = "\r\n".join(
+    (
+        "Team Name,Case Name,Case ID,Query Text,Doc ID,Doc Position,Title,Rating,tags",
+        'shop,mine,1,oak table,a,1,"12"" oak, round",2,"[""x"",""y""]"',
+        'shop,mine,1,oak table,b,2,""oak"",0,',
+        "shop,mine,1,oak table,unrated,3,oak,,",
+        "shop,mine,1,no documents",
+        "shop,mine,1, lamp ,a,1,,1,",
+        "",
+    )
+)
 FILES = {
     "a.json": json.dumps(OPENSEARCH),
     "b.json": json.dumps(RRE_GROUPS),
@@ -79,6 +90,8 @@ FILES = {
     "d.json": json.dumps(RANK_EVAL),
     "e.csv": QUEPID,
     "f.quepid.csv": QUEPID,
+    "i.csv": QUEPID_OF_DETAILS,
+    "j.quepid.csv": QUEPID_OF_DETAILS,
     "g.opensearch.json": json.dumps(FETCHED),
     "h.json": json.dumps(FETCHED),
 }
@@ -130,6 +143,18 @@ def test_a_page_shows_figures_by_gold_of_a_tool(
     assert relabel("evaluate", "out/ecom", "--qrels", "gold.qrels", "--output", "json").json["counts"]["judged"] == 24
     done = relabel("report", "out/ecom", "--gold", "gold.qrels", "--to", "page.html")
     assert done.code == 0
+
+
+def test_quotes_of_a_detailed_export_are_those_of_the_query(folder: Path, convert: Callable[..., Any]) -> None:
+    lines = (
+        "Query Text,Doc ID,Rating",
+        '""oak"" table,a,1',
+        '"oak, ""old""",b,2',
+        " -50% lamp,c,0",
+    )
+    Path("case.csv").write_text("\n".join(lines))
+    convert("case.csv", "x.jsonl")
+    assert rows_of("x.jsonl") == [('"oak" table', "a", 1), ('oak, "old"', "b", 2), ("-50% lamp", "c", 0)]
 
 
 # Two ids of one text.

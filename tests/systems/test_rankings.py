@@ -2,8 +2,10 @@
 off is refused with what, where, and what to do.
 """
 
+import gzip
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -102,6 +104,11 @@ def test_answers_come_a_line_each_too(write_lines: Write) -> None:
         ("a.json", json.dumps({"q1": {"error": "shard failed"}}), ("query q1 has no list of hits", "shard failed")),
         ("a.json", json.dumps({"error": {"type": "no_index"}, "status": 404}), ("an error of the search", "no_index")),
         ("a.json", json.dumps({"q1": {**hits("a"), "timed_out": True}}), ("answer to query q1 timed out", "Ask again")),
+        (
+            "a.json",
+            json.dumps({"q1": {**hits("a"), "_shards": {"total": 5, "successful": 3, "failed": 2}}}),
+            ("answer to query q1, 2 of 5 shards failed", "Ask again"),
+        ),
         ("a.json", json.dumps({"q1": {"hits": [{"_score": 1}]}}), ("a hit of query q1 has no `_id`",)),
         ("a.json", json.dumps({"q1": hits("a", "a")}), ("document a of query q1",)),
         ("a.json", json.dumps([hits("a")]), ("item 0 names no `query_id`",)),
@@ -117,3 +124,12 @@ def test_what_is_off_is_refused(write_lines: Write, path: str, text: str | None,
         read(path)
     for part in (path, *parts):
         assert part in str(refused.value)
+
+
+def test_rankings_may_be_compressed_by_gzip(folder: object) -> None:
+    answer = {**hits("a", "b"), "_shards": {"total": 5, "successful": 5, "failed": 0}}
+    texts = {"a.run": "q1 Q0 a 1 2 t\nq1 Q0 b 2 1 t\n", "a.json": json.dumps({"q1": answer})}
+    for name, text in texts.items():
+        Path(f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+        found = load_ranking(f"{name}.gz", Storage())
+        assert texts_of(found.doc_ids) == ["a", "b"]
