@@ -6,6 +6,8 @@ used: torch, pyarrow and the like load with the first call that needs them.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +34,27 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, "TrainedStudent" if name == "Student" else name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Distill(ModuleType):
+    """The folder `distill`, which is called as the function of its name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from relabel.jobs import api
+
+        return api.distill(*args, **kwargs)
+
+
+class _Relabel(ModuleType):
+    """This package. Python puts a folder in the place of what has its name once a module of it is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "distill" and isinstance(value, ModuleType):
+            value.__class__ = _Distill
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Relabel
 
 
 def __dir__() -> list[str]:

@@ -136,3 +136,18 @@ def test_errors_name_arguments_where_the_commands_name_options(folder: Path) -> 
         relabel.evaluate("labels.jsonl", qrels="gold.jsonl", grades=3)
     assert "`label_map`" in str(refused_scale.value)
     assert "--" not in str(refused_scale.value)
+
+
+def test_a_function_is_called_again_though_a_folder_has_its_name(folder: Path) -> None:  # noqa: F811
+    code = """
+import relabel
+from relabel.manifests.errors import ConfigError
+from relabel.distill.students.spec import DistillSpec
+for _ in range(2):
+    try:
+        relabel.distill({"name": "student"})
+    except ConfigError as exc:
+        print(type(exc).__name__)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "ConfigError\n" * 2, done
