@@ -35,7 +35,7 @@ from relabel.jobs.output import Exit, exit_for
 from relabel.jobs.root_help import COMMANDS, MAX_WIDTH, root_help
 from relabel.manifests.errors import ConfigError, RelabelError, SaidElsewhereError
 from relabel.manifests.files import refusal
-from relabel.manifests.process import Terminated, own_process
+from relabel.manifests.process import Terminated, own_process, uncollected
 from relabel.manifests.secrets import (
     MIN_CHARS,
     STORAGE_KEY,
@@ -68,7 +68,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].place.partition(":")
-        found: click.Command = getattr(importlib.import_module(module), attribute)
+        with uncollected():
+            found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
     def resolve_command(

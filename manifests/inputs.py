@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.utils import glob_translate
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage, absolute_path, check_kind, filesystem_of, is_url, place_of, scheme_of
@@ -196,8 +195,7 @@ def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
     """The data among the keys below a folder: all of it, or what a glob's parts name. A folder that they name (Spark
     writes folders named like files) means the data in it.
     """
-    whole = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
-    matches = re.compile(glob_translate("/".join(whole))).match
+    matches = _glob(parts).match
     names_hidden = any(part.startswith(HIDDEN) for part in parts)
     files = list[str]()
     rules = set[tuple[str, str]]()
@@ -216,6 +214,16 @@ def _picked(keys: Iterable[str], root: str, parts: Sequence[str]) -> Listing:
         elif not is_folder:
             files.append(key)
     return Listing(sorted(files), Counter(rule for rule, _ in rules))
+
+
+def _glob(parts: Sequence[str]) -> re.Pattern[str]:
+    """Paths that a glob names; without parts the empty one."""
+    if not parts:
+        return re.compile(r"\Z")
+    from fsspec.utils import glob_translate  # with asyncio, which files and folders do without
+
+    whole = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
+    return re.compile(glob_translate("/".join(whole)))
 
 
 def _left_out_by(steps: list[str], *, is_folder: bool) -> tuple[str, str] | None:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url
@@ -30,6 +29,7 @@ from relabel.manifests.labels import LABELS
 from relabel.manifests.metrics.comparison import Labelled
 from relabel.manifests.metrics.judged import RANK, SCORE, column_of, distributions, with_columns
 from relabel.manifests.plan import PLAN_NAME, FileRef, Plan, shard_row_ids
+from relabel.manifests.process import WhenUsed
 from relabel.manifests.rows import open_run_input, read_chunks
 from relabel.manifests.run_folder import RunFolder
 from relabel.manifests.run_labels import RunLabels, file_schema, open_run_labels, own_columns, read_labels
@@ -47,6 +47,8 @@ from relabel.manifests.tables import (
     require_column,
     rows_of,
 )
+
+pc = WhenUsed("pyarrow.compute")
 
 # Labels are read a part at a time, and of a run only the columns that judging needs. A part is a record batch:
 #

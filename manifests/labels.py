@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.ma
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from relabel.manifests.asks import Distribution
+from relabel.manifests.process import WhenUsed
+
+pc = WhenUsed("pyarrow.compute")
 
 
 class Pair(NamedTuple):

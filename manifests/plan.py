@@ -17,7 +17,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
@@ -37,6 +36,7 @@ from relabel.manifests.labels import (
     table_of,
 )
 from relabel.manifests.phi import PhiTable
+from relabel.manifests.process import WhenUsed
 from relabel.manifests.records import (
     canonical_json,
     digest_of,
@@ -50,6 +50,8 @@ from relabel.manifests.records import (
 from relabel.manifests.secrets import redacted
 from relabel.manifests.specs import Columns, TableFormat
 from relabel.manifests.store import Store, read_if_there
+
+pc = WhenUsed("pyarrow.compute")
 
 # ------------------------------------------------------------------------------
 # Receipts: the proof that a chunk is committed, and the only way to its files.

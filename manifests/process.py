@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
 
 from relabel.manifests.errors import MissingExtraError
 
@@ -30,6 +31,20 @@ def own_process() -> None:
     gc.set_threshold(OBJECTS_A_COLLECTION)
     if not sys.warnoptions:
         warnings.simplefilter("ignore", FutureWarning)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage within the block: importing makes next to none, and looks for it are a twelfth of a command's
+    start.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _NoPandasForArrow(importlib.abc.MetaPathFinder):
@@ -79,6 +94,21 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         # no pipe may answer its question whether to run a model's own code: refused without asking
         setattr(importlib.import_module("transformers.dynamic_module_utils"), "TIME_OUT_REMOTE_CODE", 0)  # noqa: B010
     return package
+
+
+class WhenUsed:
+    """A module that is imported when something of it is first used: `pc = WhenUsed("pyarrow.compute")`. For one that
+    takes a good part of a command's start and that most commands do without.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        """What the module holds under a name; kept, so that it is looked up once."""
+        value = getattr(importlib.import_module(self._module), name)
+        setattr(self, name, value)
+        return value
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:

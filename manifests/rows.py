@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned, stamp_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
 from relabel.manifests.plan import FileRef, Plan, ShardPlan, row_id_file
+from relabel.manifests.process import WhenUsed
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import STRUCT_KINDS, mended_texts, open_parquet, reading
+
+pc = WhenUsed("pyarrow.compute")
 
 logger = logging.getLogger(__name__)
 

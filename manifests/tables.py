@@ -11,16 +11,18 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from relabel.manifests.errors import InputError, RelabelError
 from relabel.manifests.files import Storage, check_kind, is_url, out_of_files
 from relabel.manifests.labels import Reads
+from relabel.manifests.process import WhenUsed
 from relabel.manifests.secrets import counted, shortened
 from relabel.manifests.specs import Columns, nearest
 from relabel.manifests.store import UrlFile
 from relabel.manifests.trees import NODE
+
+pc = WhenUsed("pyarrow.compute")
 
 # ------------------------------------------------------------------------------
 # The boundary of all that reads input files: errors of the system and of Arrow name the file.
@@ -69,6 +71,8 @@ def folder_columns(path: str, stored: Collection[str]) -> dict[str, str | None]:
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type that a column of a stored type is read as."""
+    if is_text(kind):
+        return pa.large_string()
     return plain(pa.nulls(0, kind)).type
 
 

@@ -53,11 +53,11 @@ from relabel.jobs.commands.options import (
     sigterm_ends,
 )
 from relabel.jobs.commands.pull import is_destination, show_destination
-from relabel.jobs.delivery import TransferDisplay
 from relabel.jobs.output import Exit, Summary, TextResult, emit, grid, value_text
 from relabel.jobs.run.stop import span_s
 from relabel.jobs.score import local_student
 from relabel.jobs.settings import lay_over
+from relabel.jobs.transfers import TransferDisplay
 from relabel.manifests.errors import ConfigError, ManifestError, ServerGoneError, UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.gold import parse_map

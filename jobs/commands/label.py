@@ -19,6 +19,7 @@ from relabel.jobs.commands.options import (
     together,
 )
 from relabel.jobs.output import Exit
+from relabel.manifests.process import uncollected
 
 if TYPE_CHECKING:
     from relabel.jobs.job import Job
@@ -101,8 +102,9 @@ def plan(job_file: str, overrides: tuple[str, ...], day: str | None, probe: bool
     Reads footers, the query-id column and a sample of the rows. Rates are those of this model's last run on this
     device. The plan is written once and never changed; the same command again shows it.
     """
-    from relabel.jobs.commands.labeling import plan_and_report
-    from relabel.jobs.labeling import JobSource
+    with uncollected():
+        from relabel.jobs.commands.labeling import plan_and_report
+        from relabel.jobs.labeling import JobSource
 
     return plan_and_report(JobSource(job_file, overrides, day), probe=probe, output=output)
 
@@ -138,8 +140,9 @@ def _label(
     output: str,
     **options: Any,
 ) -> int:
-    from relabel.jobs.commands.labeling import run_and_report
-    from relabel.jobs.labeling import JobSource, RunOptions
+    with uncollected():
+        from relabel.jobs.commands.labeling import run_and_report
+        from relabel.jobs.labeling import JobSource, RunOptions
 
     return run_and_report(
         JobSource(job_file, overrides, day, ledger),

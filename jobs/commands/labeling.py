@@ -13,7 +13,6 @@ from relabel.jobs.job import Job, cache_dir, open_run
 from relabel.jobs.labeling import JobSource, RunOptions, open_session, run_job
 from relabel.jobs.output import Exit, emit, exit_for
 from relabel.jobs.planning import plan_result
-from relabel.jobs.rounds import run_rounds
 from relabel.jobs.run.estimate import estimate_run, probe_rates
 from relabel.jobs.run.progress import MetricsFile
 from relabel.jobs.run.report import RunReport, beyond_budget
@@ -169,6 +168,8 @@ def _same_job(source: JobSource, report: RunReport) -> str:
 
 def search_and_report(source: JobSource, options: RunOptions, *, done_ok: bool, output: str) -> int:
     """Run the rounds of a search, and print what they found."""
+    from relabel.jobs.rounds import run_rounds  # with what reads pages, which no other command here needs
+
     started_s = time.perf_counter()
     job = source.load()
     logs.bind(job=job.spec.name)

@@ -15,9 +15,10 @@ from relabel.jobs.commands.options import (
     local_folder,
     output_option,
 )
-from relabel.jobs.delivery import ChannelWatch, TransferDisplay, follow, pull_version
 from relabel.jobs.output import Exit, Summary, TextResult, emit, exit_for
+from relabel.jobs.pulling import ChannelWatch, follow, pull_version
 from relabel.jobs.run.stop import LONGEST_S
+from relabel.jobs.transfers import TransferDisplay
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.records import sha256_file

@@ -10,11 +10,9 @@ from typing import Any
 import click
 
 from relabel.jobs.commands.options import date_option, log_option, output_option
-from relabel.jobs.commands.pull import is_destination, verify_destination
 from relabel.jobs.job import output_of, priced_args, read_auto
 from relabel.jobs.output import Exit, emit, grid
 from relabel.jobs.run.allowance import charge_of, charge_of_receipts
-from relabel.jobs.run.canary import load_results
 from relabel.jobs.run.notices import Stopped, load_stop, load_warnings
 from relabel.jobs.run.progress import WorkerState, left_s, left_text, live_states
 from relabel.manifests.budgets import BudgetState, Range
@@ -357,6 +355,8 @@ def verify(target: str, day: str | None, output: str) -> int:
     Of a folder that bundles are pulled to, proves that the active version is what was pulled, byte for byte, without
     network. Exits 3 at the first fault.
     """
+    from relabel.jobs.commands.pull import is_destination, verify_destination  # with rich and HTTP: not for a status
+
     if is_destination(target):
         return verify_destination(Path(target), output)
     folder, _ = _opened(target, day)
@@ -443,6 +443,8 @@ def _check_side_records(folder: RunFolder) -> None:
                 f"{folder.store.root}/{template_name(digest)}: not the template that was planned. Restore it from a "
                 "copy, or remove it: no label depends on it."
             )
+    from relabel.jobs.run.canary import load_results  # with the run loop, which a status does without
+
     load_results(folder.store)
     list(folder.lost_receipts())
     read_auto(folder.store)

@@ -8,7 +8,6 @@ from relabel.manifests.asks import Ask
 from relabel.manifests.errors import ConfigError, VerdictError
 from relabel.manifests.files import place_of
 from relabel.manifests.label_keys import AnswerKeys
-from relabel.manifests.label_sets import is_run
 from relabel.manifests.labels import AnswerRow, Pair
 from relabel.manifests.plan import Plan, ReusedRows, recipe_digest
 from relabel.manifests.reuse import EarlierOutput, KnownLabels, RowPlace, open_earlier, shared_answers
@@ -32,6 +31,8 @@ def earlier_outputs(job: Job) -> list[EarlierOutput]:
             )
         seen.add(place_of(path))
     if job.spec.cascade is not None:
+        from relabel.manifests.label_sets import is_run  # with the metrics, which other jobs do without
+
         calibration = job.spec.cascade.calibration
         if place_of(calibration) not in seen and is_run(calibration, job.storage):
             paths.append(calibration)

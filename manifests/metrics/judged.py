@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from relabel.manifests.errors import InputError
 from relabel.manifests.evidence_sets import exact_match, hit_at_1, set_f1
@@ -52,6 +51,9 @@ from relabel.manifests.metrics.metric import (
     reliability_by_group,
     share,
 )
+from relabel.manifests.process import WhenUsed
+
+pc = WhenUsed("pyarrow.compute")
 
 # ------------------------------------------------------------------------------
 # Labels joined with the grades that judge them, and the rows that the join left out.

@@ -20,10 +20,10 @@ import click
 import pytest
 
 from relabel.jobs import logs
-from relabel.jobs.delivery import TransferDisplay
 from relabel.jobs.logs import json_lines, redacted_streams
 from relabel.jobs.run.display import Display
 from relabel.jobs.run.progress import Progress
+from relabel.jobs.transfers import TransferDisplay
 from relabel.labelers.prompts import TEMPLATES_READ
 
 

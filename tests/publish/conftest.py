@@ -10,7 +10,7 @@ import pytest
 from relabel.export.bundles import Bundle, seal_bundle, translate_refusals
 from relabel.export.publishing import Published, parse_address, publish
 from relabel.export.puller import Pulled, ServingFolder, Trust, roll_back
-from relabel.jobs.delivery import pull_version
+from relabel.jobs.pulling import pull_version
 from relabel.manifests.files import Storage
 from relabel.manifests.store import Store, open_bundle_store
 from tests import seaweed
