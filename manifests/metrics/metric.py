@@ -242,13 +242,19 @@ class Sums:
 
 BLOCK = 32
 """Rows of a block of `Order`, which are added up one after the other."""
-SLAB = 64
+SLAB = 128
 """Blocks of `Order` that are added up side by side: about what a processor's cache holds."""
 
 
 class Order:
     """Rows in the order of a score, each relevant or not: what AUC of weighted groups is computed from. The order never
     changes, so it is found once.
+
+    Others below every relevant row, and relevant rows above every other, count by their group alone. Rows between are
+    laid out in blocks of BLOCK: all blocks of a slab and all resamples are added up together, row by row of a block, in
+    16 bits where that is enough. A running sum a resample takes five times as long.
+
+    Letters: P rows of a block, B blocks, T rows in ties.
 
     Args:
         score_N: higher is more relevant.
@@ -258,15 +264,20 @@ class Order:
 
     def __init__(self, score_N: np.ndarray, is_relevant_N: np.ndarray, group_N: np.ndarray) -> None:
         self.over = len(score_N)
-        low_first = np.lexsort([is_relevant_N, score_N])
-        self._rows = _Walk(is_relevant_N[low_first], group_N[low_first])
-        """In which a relevant row has won against the others of its score."""
-        tied = low_first[_is_in_tie(score_N[low_first], is_relevant_N[low_first])]
-        relevant_first = tied[np.lexsort([~is_relevant_N[tied], score_N[tied]])]
-        self._ties_won = _Walk(is_relevant_N[tied], group_N[tied])
-        self._ties_lost = _Walk(is_relevant_N[relevant_first], group_N[relevant_first])
-        self._relevant_group = group_N[is_relevant_N]
-        self._other_group = group_N[~is_relevant_N]
+        order_N = np.lexsort([is_relevant_N, score_N])  # a relevant row comes after the others of its score
+        is_relevant_N = is_relevant_N[order_N]
+        group_N = group_N[order_N]
+        num_low = int(np.argmax(np.append(is_relevant_N, True)))
+        num_top = int(np.argmax(np.append(~is_relevant_N[num_low:][::-1], True)))
+        between = slice(num_low, self.over - num_top)
+        self._low_group = group_N[: between.start]
+        self._top_group = group_N[between.stop :]
+        self._relevant_PB = _blocks(np.where(is_relevant_N, group_N, -1)[between])
+        self._others_PB = _blocks(np.where(is_relevant_N, -1, group_N)[between])
+        is_tied_N = _is_in_tie(score_N[order_N], is_relevant_N)
+        self._group_T = group_N[is_tied_N]
+        self._starts = np.flatnonzero(np.diff(is_relevant_N[is_tied_N], prepend=True))
+        """Of the others of a tie and of its relevant rows, which take turns among the rows in ties."""
 
     def weighted(self, weight_RG: np.ndarray) -> np.ndarray:
         """Pairs of a relevant row and another in the right order (ties a half), relevant rows, other rows: float64 [R,
@@ -275,54 +286,42 @@ class Order:
         Args:
             weight_RG: whole numbers.
         """
-        num_groups = weight_RG.shape[1]
-        relevant_R = weight_RG @ np.bincount(self._relevant_group, minlength=num_groups)
-        others_R = weight_RG @ np.bincount(self._other_group, minlength=num_groups)
-        tied_R = self._ties_won.won(weight_RG) - self._ties_lost.won(weight_RG)
-        won_R = self._rows.won(weight_RG) - tied_R / 2
-        return np.stack([won_R, relevant_R, others_R], axis=1)
-
-    @staticmethod
-    def area(won_3: np.ndarray) -> np.ndarray:
-        """AUC of what `weighted` gives; NaN where only one kind is there."""
-        return np.asarray(won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
-
-
-class _Walk:
-    """Rows from the lowest to the highest, in blocks of BLOCK: all blocks of a slab and all resamples are added up
-    together, row by row of a block, in 16 bits where that is enough. A running sum a resample takes five times as long.
-
-    Letters: P rows of a block, B blocks.
-
-    Args:
-        is_relevant_N: bool.
-        group_N: 0..G-1.
-    """
-
-    def __init__(self, is_relevant_N: np.ndarray, group_N: np.ndarray) -> None:
-        self._relevant_PB = _blocks(np.where(is_relevant_N, group_N, -1))
-        self._others_PB = _blocks(np.where(is_relevant_N, -1, group_N))
-
-    def won(self, weight_RG: np.ndarray) -> np.ndarray:
-        """Pairs of a relevant row and another before it: float64 [R]."""
         num_resamples, num_groups = weight_RG.shape
         most_pairs = (BLOCK * int(weight_RG.max(initial=0)) // 2) ** 2
         weight_GR = np.zeros((num_groups + 1, num_resamples), dtype=np.min_scalar_type(most_pairs))
         weight_GR[:num_groups] = weight_RG.T  # the last, which is group -1, weighs nothing
         won_R = np.zeros(num_resamples)
-        before_R = np.zeros(num_resamples)
+        relevant_R = np.zeros(num_resamples)
+        others_R = weight_RG @ np.bincount(self._low_group, minlength=num_groups)
         for start in range(0, self._others_PB.shape[1], SLAB):
             relevant_PBR = weight_GR.take(self._relevant_PB[:, start : start + SLAB], axis=0, mode="wrap")
             others_PBR = weight_GR.take(self._others_PB[:, start : start + SLAB], axis=0, mode="wrap")
             for row in range(1, BLOCK):
                 others_PBR[row] += others_PBR[row - 1]
-            within_RB = np.einsum("pbr,pbr->rb", others_PBR, relevant_PBR)
-            relevant_RB = relevant_PBR.sum(0, dtype=np.float64).T
-            ends_RB = np.cumsum(others_PBR[-1].T, axis=1, dtype=np.float64) + before_R[:, None]
-            before_RB = ends_RB - others_PBR[-1].T
-            won_R += within_RB.sum(1, dtype=np.float64) + (relevant_RB * before_RB).sum(1)
-            before_R = ends_RB[:, -1]
-        return won_R
+            relevant_BR = relevant_PBR.sum(axis=0, dtype=weight_GR.dtype)
+            within_BR = np.einsum("pbr,pbr->br", others_PBR, relevant_PBR)
+            ends_BR = np.cumsum(others_PBR[-1], axis=0, dtype=np.float64) + others_R
+            before_BR = ends_BR - others_PBR[-1]
+            won_R += within_BR.sum(axis=0, dtype=np.float64) + np.einsum("br,br->r", before_BR, relevant_BR)
+            relevant_R += relevant_BR.sum(axis=0, dtype=np.float64)
+            others_R = ends_BR[-1]
+        top_R = weight_RG @ np.bincount(self._top_group, minlength=num_groups)
+        won_R += top_R * others_R - self._tied_pairs(weight_RG) / 2
+        return np.stack([won_R, relevant_R + top_R, others_R], axis=1)
+
+    def _tied_pairs(self, weight_RG: np.ndarray) -> np.ndarray:
+        """Pairs of a relevant row and another of the same score: float64 [R]."""
+        pairs_R = np.zeros(len(weight_RG))
+        if len(self._group_T):
+            for resample, weight_G in enumerate(weight_RG):
+                sums = np.add.reduceat(weight_G.take(self._group_T), self._starts)
+                pairs_R[resample] = sums[0::2] @ sums[1::2]
+        return pairs_R
+
+    @staticmethod
+    def area(won_3: np.ndarray) -> np.ndarray:
+        """AUC of what `weighted` gives; NaN where only one kind is there."""
+        return np.asarray(won_3[..., 0] / (won_3[..., 1] * won_3[..., 2]))
 
 
 def _is_in_tie(score_N: np.ndarray, is_relevant_N: np.ndarray) -> np.ndarray:
