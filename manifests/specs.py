@@ -148,7 +148,7 @@ def _attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
             match statement, below:
                 case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
                     texts[field] = inspect.cleandoc(text)
-                case ast.AnnAssign(target=ast.Name(id=field)), _:  # declared anew, without a text
+                case ast.AnnAssign(target=ast.Name(id=field)), _:  # declared again, without a text
                     texts.pop(field, None)
     return texts
 
