@@ -24,7 +24,6 @@ from relabel.jobs.compare import CompareOptions, compare_runs, comparison_sectio
 from relabel.jobs.convert import LABELS, WRITABLE, ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
-from relabel.jobs.merge import MergeResult, merge_outputs
 from relabel.jobs.output import Exit, Summary, emit
 from relabel.jobs.tables import check_free, written
 from relabel.manifests.errors import UsageError
@@ -444,6 +443,8 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     refused (exit 5) with what differs. The same command again continues where it was stopped, and follows OUTPUTs that
     were retried or redone since.
     """
+    from relabel.jobs.merge import MergeResult, merge_outputs  # with the run loop, which no other command here needs
+
     manifest, was_written_now = merge_outputs(
         outputs,
         to,
