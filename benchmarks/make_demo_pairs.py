@@ -3,9 +3,10 @@
     python benchmarks/make_demo_pairs.py
 
 All words below were written by the project's authors. A seed draws queries and products from them, and a grade follows
-from how a product was drawn: 2 is the kind of product asked for with every attribute asked for, 1 is one with a single
-attribute off or a close relative, 0 is an accessory for it or something else. An accessory often repeats the query's
-words, and a product often has others for them, so words alone are a poor judge.
+from how a product was drawn: 2 is what was asked for with every attribute asked for, 1 is one with a single attribute
+off or a close relative, 0 is something else. Half of the queries ask for a product and half for an accessory of one,
+and what one asks for is grade 0 for the other: so a product's own words do not say its grade, and neither do words that
+it shares with the query.
 
 The two files share the words for attributes that queries use and the sentences of bodies. Kinds of product, their
 relatives, brands and the other words for an attribute are in one of them alone.
@@ -26,6 +27,10 @@ TEACH_QUERIES = 300
 TEACH_SEED = 11
 SHOP_QUERIES = 100
 SHOP_SEED = 12
+
+
+Graded = tuple[int, tuple[str, str]]
+"""A grade with the title and the body of a document."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,7 @@ QUERIES = (
     "{attributes} {name}{people} gift",
     "best {attributes} {name}{people}",
 )
+PART_QUERIES = ("{part}", "looking for a {part}", "best {part}", "{part} gift")
 TITLES = (
     "{brand} {colour} {material} {name}{people}",
     "{brand} {name}{people}, {material}, {colour}",
@@ -267,26 +273,12 @@ class Composer:
 
     def query(self, number: int) -> list[dict[str, Any]]:
         """The pairs of one query."""
-        draw = self.random
         kind = self.kinds[number % len(self.kinds)]
-        name = kind.names[0]
-        text = ""
-        while not text or text in self.texts:
-            wanted = self.draw_attributes(kind)
-            asked = draw.sample(["colour", "material"], draw.choice((1, 1, 2)))
-            if kind.is_worn and draw.random() < 0.5:
-                asked.append("people")
-            text = self.query_text(name, wanted, asked)
+        text, documents = self.search(kind)
+        while text in self.texts:
+            text, documents = self.search(kind)
         self.texts.add(text)
-        documents = [(2, self.product(kind, wanted, asked)) for _ in range(draw.choice((2, 3)))]
-        documents += [(1, self.off_by_one(kind, wanted, asked)) for _ in range(2)]
-        if draw.random() < 0.6:
-            documents.append((1, self.relative(kind, wanted)))
-        documents.append((0, self.other(kind, wanted)))
-        documents.append((0, self.unrelated(kind)))
-        while len(documents) < DOCS_PER_QUERY:
-            documents.append((0, self.part(kind, wanted)))
-        draw.shuffle(documents)
+        self.random.shuffle(documents)
         query_id = f"{self.side}-{number + 1:03d}"
         return [
             {
@@ -300,6 +292,47 @@ class Composer:
             for place, (grade, (title, body)) in enumerate(documents, 1)
         ]
 
+    def search(self, kind: Kind) -> tuple[str, list[Graded]]:
+        """A query's text, and its documents with their grades."""
+        if self.random.random() < 0.5:
+            return self.search_for_product(kind)
+        return self.search_for_part(kind)
+
+    def search_for_product(self, kind: Kind) -> tuple[str, list[Graded]]:
+        draw = self.random
+        wanted = self.draw_attributes(kind)
+        asked = draw.sample(["colour", "material"], draw.choice((1, 1, 2)))
+        if kind.is_worn and draw.random() < 0.5:
+            asked.append("people")
+        documents = [(2, self.product(kind, wanted, asked)) for _ in range(draw.choice((2, 3)))]
+        documents += [(1, self.off_by_one(kind, wanted, asked)) for _ in range(2)]
+        if draw.random() < 0.6:
+            documents.append((1, self.relative(kind, wanted)))
+        documents.append((0, self.other(kind, wanted)))
+        if draw.random() < 0.5:
+            documents.append((0, self.unrelated(kind)))
+        while len(documents) < DOCS_PER_QUERY:
+            documents.append((0, self.part(kind, draw.choice(kind.parts), wanted)))
+        return self.query_text(kind.names[0], wanted, asked), documents
+
+    def search_for_part(self, kind: Kind) -> tuple[str, list[Graded]]:
+        draw = self.random
+        wanted = self.draw_attributes(kind)
+        asked = draw.sample(["colour", "material"], draw.choice((1, 1, 2)))
+        part = draw.choice(kind.parts)
+        documents = [(2, self.part(kind, part, self.redrawn(kind, wanted, asked))) for _ in range(draw.choice((2, 3)))]
+        for _ in range(2):
+            values = self.redrawn(kind, self.with_one_off(kind, wanted, asked), asked)
+            documents.append((1, self.part(kind, part, values)))
+        documents += [(0, self.product(kind, wanted, asked)) for _ in range(draw.choice((1, 2)))]
+        documents.append((0, self.other(kind, wanted)))
+        others = [one for one in kind.parts if one != part]
+        while len(documents) < DOCS_PER_QUERY:
+            documents.append((0, self.part(kind, draw.choice(others), wanted)))
+        described = " ".join(wanted[one] for one in ("colour", "material") if one in asked)
+        text = draw.choice(PART_QUERIES).format(part=part_of(part, f"{described} {kind.names[0]}"))
+        return self.perhaps_misspelt(text), documents
+
     def draw_attributes(self, kind: Kind) -> dict[str, str]:
         drawn = {"colour": self.random.choice(list(COLOURS)), "material": self.random.choice(kind.materials)}
         if kind.is_worn:
@@ -312,12 +345,12 @@ class Composer:
         text = self.random.choice(QUERIES).format(name=name, attributes=described, people=people)
         if people and people not in text:
             text += people
-        if self.random.random() < 0.1:
-            text = self.misspelt(text)
-        return text
+        return self.perhaps_misspelt(text)
 
-    def misspelt(self, text: str) -> str:
-        """Two neighbouring letters of the text in the other order."""
+    def perhaps_misspelt(self, text: str) -> str:
+        """One in ten has two neighbouring letters in the other order."""
+        if self.random.random() >= 0.1:
+            return text
         place = self.random.randrange(1, len(text) - 2)
         return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
 
@@ -327,21 +360,22 @@ class Composer:
             return attribute.value
         return self.random.choice(attribute.words(self.side))
 
-    def worded(self, values: dict[str, str], *, is_literal: bool = False) -> dict[str, str]:
+    def worded(self, values: dict[str, str]) -> dict[str, str]:
         words = {"brand": self.random.choice(BRANDS[self.side].split()), "people": ""}
         for name, table in (("colour", COLOURS), ("material", MATERIALS), ("people", PEOPLE)):
             if name in values:
-                words[name] = values[name] if is_literal else self.word(table[values[name]])
+                words[name] = self.word(table[values[name]])
         if words["people"]:
             words["people"] = f" for {words['people']}"
         return words
 
-    def product(
-        self, kind: Kind, wanted: dict[str, str], asked: Sequence[str], *, name: str | None = None
-    ) -> tuple[str, str]:
-        """A product with the attributes asked for; the others are drawn again."""
-        values = {**self.draw_attributes(kind), **{one: wanted[one] for one in asked}}
-        return self.described(name or self.random.choice(kind.names), values)
+    def redrawn(self, kind: Kind, wanted: dict[str, str], asked: Sequence[str]) -> dict[str, str]:
+        """The attributes asked for; the others are drawn again."""
+        return {**self.draw_attributes(kind), **{one: wanted[one] for one in asked}}
+
+    def product(self, kind: Kind, wanted: dict[str, str], asked: Sequence[str]) -> tuple[str, str]:
+        """A product with the attributes asked for."""
+        return self.described(self.random.choice(kind.names), self.redrawn(kind, wanted, asked))
 
     def described(self, name: str, values: dict[str, str]) -> tuple[str, str]:
         """Title and body of a product; attributes are in the one or in the other."""
@@ -354,12 +388,16 @@ class Composer:
             body = f"{capital(self.random.choice(SHORT_BODIES).format(**words))} {body}".strip()
         return capital(title.format(**words)), body
 
-    def off_by_one(self, kind: Kind, wanted: dict[str, str], asked: Sequence[str]) -> tuple[str, str]:
-        """The kind of product asked for, with one of the attributes asked for off."""
+    def with_one_off(self, kind: Kind, wanted: dict[str, str], asked: Sequence[str]) -> dict[str, str]:
+        """What is wanted, with one of the attributes asked for off."""
         name = self.random.choice(list(asked))
         tables = {"colour": list(COLOURS), "material": list(kind.materials), "people": list(PEOPLE)}
         other = self.random.choice([value for value in tables[name] if value != wanted[name]])
-        return self.product(kind, {**wanted, name: other}, asked)
+        return {**wanted, name: other}
+
+    def off_by_one(self, kind: Kind, wanted: dict[str, str], asked: Sequence[str]) -> tuple[str, str]:
+        """The kind of product asked for, with one of the attributes asked for off."""
+        return self.product(kind, self.with_one_off(kind, wanted, asked), asked)
 
     def relative(self, kind: Kind, wanted: dict[str, str]) -> tuple[str, str]:
         return self.described(self.random.choice(kind.near), wanted)
@@ -376,14 +414,17 @@ class Composer:
         drawn = self.random.choice([one for one in self.kinds if one is not kind])
         return self.described(self.random.choice(drawn.names), self.draw_attributes(drawn))
 
-    def part(self, kind: Kind, wanted: dict[str, str]) -> tuple[str, str]:
-        """An accessory, mostly in the query's own words."""
-        name = kind.names[0]
-        words = self.worded(wanted, is_literal=self.random.random() < 0.4)
-        words["name"] = name
-        words["part"] = self.random.choice(kind.parts).format(name)
-        title = capital(self.random.choice(PART_TITLES).format(**words))
-        return title, self.random.choice(BODIES)
+    def part(self, kind: Kind, part: str, values: dict[str, str]) -> tuple[str, str]:
+        """An accessory."""
+        name = self.random.choice(kind.names)
+        words = {**self.worded(values), "name": name, "part": part.format(name)}
+        title = self.random.choice(PART_TITLES).format(**words)
+        return capital(title), self.random.choice(BODIES)
+
+
+def part_of(part: str, product: str) -> str:
+    """An accessory of a product, as a query has it."""
+    return part.format(product) if "{}" in part else f"{part} for {product}"
 
 
 def capital(text: str) -> str:

@@ -165,6 +165,29 @@ def test_what_ships_is_what_the_checked_in_script_composes_and_no_kind_of_produc
         assert not set(attribute.teach) & set(attribute.shop)
 
 
+def auc_without_queries(learned: list[dict[str, Any]], judged: list[dict[str, Any]]) -> float:
+    """Of grades above 0, by a model that sees the words of documents alone."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    texts, others = ([f"{pair['title']} {pair['body']}" for pair in pairs] for pairs in (learned, judged))
+    words = CountVectorizer(ngram_range=(1, 2), min_df=2, token_pattern=r"[\w&]+|[^\w\s]").fit(texts)
+    model = LogisticRegression(C=0.1, max_iter=500)
+    model.fit(words.transform(texts), [pair["grade"] > 0 for pair in learned])
+    chances = model.predict_proba(words.transform(others))[:, 1]
+    return float(roc_auc_score([pair["grade"] > 0 for pair in judged], chances))
+
+
+def test_a_documents_words_do_not_say_its_grade() -> None:
+    """Else a model could learn how accessories are worded, and would look as if it read the query."""
+    lessons = load_lessons()
+    searches = load_searches()
+    half = len(searches) // 2
+    assert 0.4 < auc_without_queries(lessons, searches) < 0.6
+    assert 0.4 < auc_without_queries(searches[:half], searches[half:]) < 0.6
+
+
 def evaluation_with(teacher: tuple[float, float], student: tuple[float, float]) -> dict[str, Any]:
     """Of a teacher and a student, each with the low ends of its accuracy and its AUC; values lie 0.05 above."""
 
