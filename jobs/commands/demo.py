@@ -106,7 +106,7 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
 
 def call(command: str, log: Path) -> Row:
     """Do a step; all that it prints goes to the log file. What comes back goes into the demo's JSON; its `result` is
-    what the command prints with `--output json`, None where that is not JSON.
+    the last object that the command prints with `--output json`, None where it prints none.
     """
     program, *words = shlex.split(command)
     words = ["-m", "relabel", *words, "--output", "json"] if program == "relabel" else words
@@ -136,12 +136,15 @@ def call(command: str, log: Path) -> Row:
                         out = process.communicate()[0]
         finally:
             signal.signal(signal.SIGTERM, earlier)
-        try:
-            result = json.loads(out)
+        result = None
+        for text in out.splitlines():
+            found = object_of(text)
+            if found is None:
+                file.write(f"{text}\n")
+            else:
+                result = found
+        if result is not None:
             file.write(f"{RESULT_MARK}\n{json.dumps(result, indent=1, ensure_ascii=False)}\n")
-        except ValueError:
-            result = None
-            file.write(out)
     return {
         "command": command,
         "exit_code": int(Exit.STOPPED if process.returncode < 0 else process.returncode),
@@ -152,6 +155,15 @@ def call(command: str, log: Path) -> Row:
 
 RESULT_MARK = "--- result, as JSON"
 """In a log, between what a step said and what came of it."""
+
+
+def object_of(text: str) -> Row | None:
+    """A line of JSON that a step printed for programs; a stop or a failure may print a second one after the first."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def last_words(log: Path) -> list[str]:

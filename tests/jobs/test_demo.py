@@ -18,6 +18,7 @@ import pytest
 from relabel.jobs.commands.demo import (
     Speeds,
     call,
+    last_words,
     load_lessons,
     load_searches,
     seen_text,
@@ -123,6 +124,16 @@ def test_the_demo_can_stop_when_the_labels_are_there(relabel: Callable[..., Any]
     assert (folder / "out/demo/logs/01-run.log").exists()
     assert len(done.out.splitlines()) + len(done.err.splitlines()) <= 30
     assert not (folder / "out/demo/student").exists()
+
+
+def test_a_step_that_stops_with_two_objects_of_json_shows_people_none(folder: Path) -> None:
+    script = folder / "step.py"
+    script.write_text(
+        'print("words")\nprint(\'{"labelled": 3}\')\nprint(\'{"error": "Stopped"}\')\nraise SystemExit(130)\n'
+    )
+    done = call(f"python {script}", folder / "log")
+    assert (done["exit_code"], done["result"]) == (130, {"error": "Stopped"})
+    assert last_words(folder / "log") == ["words"]
 
 
 def test_sigterm_ends_the_step_that_runs(folder: Path) -> None:
