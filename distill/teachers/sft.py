@@ -676,7 +676,11 @@ def answer_loss(model: Any, batch: dict[str, Any]) -> Tensor:
     labels_BC = batch["labels"]
     tokens = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids")}
     width = labels_BC.shape[1] + 1
-    logits_BCV = model(**tokens, use_cache=False, logits_to_keep=width).logits[:, -width:-1]
+    last = batch["input_ids"].shape[1]
+    # places, and not their number: of a slice that is not contiguous, torch multiplies each row by a copy of the output
+    # matrix (8 rows of 60 tokens, SmolLM2-135M: 3.0 s a step for 2.6 s)
+    places = torch.arange(last - width, last, device=labels_BC.device)
+    logits_BCV = model(**tokens, use_cache=False, logits_to_keep=places).logits[:, -width:-1]
     return nn.functional.cross_entropy(
         logits_BCV.float().flatten(0, 1), labels_BC.flatten(), ignore_index=IGNORED, reduction="sum"
     )
