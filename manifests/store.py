@@ -269,6 +269,22 @@ class LocalStore(_Listed):
         with self._written(name, [data], is_synced=is_synced) as (temp, path):
             temp.replace(path)
 
+    def append(self, name: str, data: bytes, *, is_new: bool) -> None:
+        """Add bytes to the end of a file, which the disk has when the kernel likes. A kill may leave a part of them.
+
+        Args:
+            is_new: there is no such file yet; else there has to be one.
+        """
+        path = self.path(name)
+        with translate_errors("write", path):
+            if is_new:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb" if is_new else "r+b", buffering=0) as file:
+                file.seek(0, io.SEEK_END)
+                left = memoryview(data)
+                while left:
+                    left = left[file.write(left) :]
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a file durably if there is none of that name; in a race exactly one caller gets True.
 

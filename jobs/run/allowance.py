@@ -57,6 +57,8 @@ class Allowance:
         self._next_read_s = time.perf_counter() + READ_EVERY_S
         self._answered = Charge()
         self._trials = Charge()
+        self._kept = Charge()
+        """Of answers that an earlier execution paid for, which no receipt holds yet."""
         self._gone = Charge()
         """Of asks in flight in a loop that has ended: their answers will not come."""
         self._held = Charge()
@@ -120,6 +122,11 @@ class Allowance:
                 charge = charge_of(self._spec.args, answer.prompt_tokens, answer.output_tokens)
                 self._answered = self._answered.plus(charge)
 
+    def kept(self, answer: Answer) -> None:
+        """Count an answer that an earlier execution paid for, and that is committed now."""
+        charge = charge_of(self._spec.args, answer.prompt_tokens, answer.output_tokens)
+        self._kept = self._kept.plus(charge)
+
     def may_begin(self, rows: int, rows_begun: int, rows_done: int) -> bool:
         """Whether what is left is likely to finish a chunk, by what the rows before it took.
 
@@ -161,7 +168,7 @@ class Allowance:
 
     def _charged(self) -> Charge:
         by_engine = None if self._engine is None else self._engine.charged()
-        return by_engine or self._answered.plus(self._trials)
+        return (by_engine or self._answered.plus(self._trials)).plus(self._kept)
 
     def _most(self, ask: Ask) -> Charge:
         by_engine = None if self._engine is None else self._engine.most(ask)

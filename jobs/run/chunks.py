@@ -1,12 +1,10 @@
 """Chunks in progress: the walks of a labeler over their pairs, and the rows that come of them; and what is not asked
-again: asks that rows share, and answers kept for the run that continues.
+again: asks that rows share.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import logging
 import math
 import re
@@ -14,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -25,17 +23,22 @@ from relabel.jobs.run.progress import Progress, RefusedAnswer, StageSeen
 from relabel.jobs.run.stop import Stop
 from relabel.labelers.registry import Labeler
 from relabel.labelers.verdicts import merge_samples
-from relabel.manifests.asks import Answer, Ask, Distribution, EngineFacts, Sampling
+from relabel.manifests.asks import Answer, Ask, Distribution, Sampling
 from relabel.manifests.errors import ConfigError, RelabelError, VerdictError
 from relabel.manifests.labels import KINDS, AnswerRow, Label, LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
-from relabel.manifests.records import checked, plain, readable_json, version_of
-from relabel.manifests.run_manifest import engines_differ
+from relabel.manifests.records import plain, readable_json
 from relabel.manifests.secrets import redacted_values
 from relabel.manifests.specs import LabelerOptions
-from relabel.manifests.store import Store, map_concurrent, read_if_there
+from relabel.manifests.store import Store, map_concurrent
 
 logger = logging.getLogger(__name__)
+
+
+FreshAnswer = tuple[bytes, Answer, tuple[str, int] | None]
+"""The key of an ask, and its answer; of one that could not be read its stage, and how many asks were seen there by
+then.
+"""
 
 
 class ChunkWork:
@@ -49,11 +52,12 @@ class ChunkWork:
     """
 
     __slots__ = (
-        "answered",
         "answers",
         "apart",
         "asked",
         "doubts",
+        "failed",
+        "fresh",
         "id",
         "isolated_rows",
         "keys",
@@ -70,7 +74,6 @@ class ChunkWork:
         "stages",
         "started_clock",
         "started_s",
-        "unread",
     )  # fmt: skip
 
     def __init__(self, chunk: ChunkId, pairs: list[Pair], keys: Sequence[bytes | None] | None = None) -> None:
@@ -83,6 +86,7 @@ class ChunkWork:
         self.left = len(pairs)
         self.asked = len(pairs)  # rows that are not reused
         self.stages: defaultdict[str, StageSeen] = defaultdict(StageSeen)
+        self.failed = StageSeen()  # of all stages, those that no later execution is given
         self.apart: list[list[int]] = []
         self.isolated_rows: dict[int, str] = {}
         self.settled_rows: dict[int, QuarantineRow] = {}
@@ -90,9 +94,8 @@ class ChunkWork:
         self.answers: list[AnswerRow] = []
         self.reused_answers = 0
         self.refused: list[RefusedAnswer] = []
-        self.answered: dict[bytes, Answer] = {}  # by the key of their ask; those that rows share are left out
-        self.known: dict[bytes, Answer] = {}  # likewise, of an execution that was stopped
-        self.unread: set[bytes] = set()  # keys of those answers that could not be read
+        self.fresh: list[FreshAnswer] = []  # that are not written down yet
+        self.known: dict[bytes, Answer] = {}  # of executions that were stopped or killed, by the key of their ask
         self.doubts: dict[str, int] = {}
         self.lacks_answers = False
         self.started_s = time.perf_counter()
@@ -120,11 +123,6 @@ class ChunkWork:
             if pair.query_id in reasons:
                 self.isolated_rows[index] = reasons[pair.query_id]
 
-    def forget_unread(self) -> None:
-        """Have the asks whose answers could not be read asked again by the next execution, unlike all others."""
-        for key in self.unread:
-            self.answered.pop(key, None)
-
     def stage_counts(self) -> dict[str, dict[str, int]]:
         """Asks and tokens by stage, stages in order of name."""
         return {
@@ -135,6 +133,20 @@ class ChunkWork:
                 "output_tokens": seen.output_tokens,
             }
             for stage, seen in sorted(self.stages.items())
+        }
+
+    def kept_counts(self) -> dict[str, int]:
+        """Rows that are in and answers so far that need not be asked again, if the chunk stays open; named as in
+        `Progress`.
+        """
+        seen = self.stages.values()
+        failed = self.failed
+        return {
+            "pairs": self.asked - self.left,
+            "requests": sum(stage.answers for stage in seen) - failed.answers,
+            "prompt_tokens": sum(stage.prompt_tokens for stage in seen) - failed.prompt_tokens,
+            "cached_tokens": sum(stage.cached_tokens for stage in seen) - failed.cached_tokens,
+            "output_tokens": sum(stage.output_tokens for stage in seen) - failed.output_tokens,
         }
 
 
@@ -476,10 +488,13 @@ class AskKeys:
 
 @dataclass(slots=True, eq=False)
 class SharedAsk:
-    """A shared ask: who waits for it, then its answer; and what the answer is kept under."""
+    """A shared ask: who waits for it, then its answer; what the answer is kept under for later runs, and for which
+    chunk it was last kept until that is committed.
+    """
 
     answer: Answer | None = None
     kept_as: bytes | None = None
+    kept_for: ChunkId | None = None
     waiters: list[Trajectory] = field(default_factory=list)
 
 
@@ -494,73 +509,35 @@ class SharedAsks(OrderedDict[bytes, SharedAsk]):
 
 
 # ------------------------------------------------------------------------------
-# Answers of chunks that a run left unfinished: kept in `refused/`, so that the run that continues need not ask them
-# again. Those that could not be read are listed for people too.
-#
-# A committed chunk has its own in its files, and the file here is no longer looked at. Nothing depends on one.
+# Answers that could not be read, of chunks that a run left unfinished: listed in `refused/` for people. Nothing reads
+# them; a committed chunk has its own in its files.
 
 
 FOLDER = "refused"
-VERSION = 2
+VERSION = 3
 _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/chunk-(\d{6,})\.(\d+)\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class _UnfinishedChunk:
-    """`engine` gave the answers in `answered`, by the hex of their ask's key; `refused` of them could not be read."""
+def list_refused(store: Store, unfinished: Sequence[ChunkWork]) -> None:
+    """Write down what could not be read of chunks that stay open. What can't be written is warned of, once."""
 
-    version: int
-    fingerprint: str
-    engine: dict[str, Any]
-    refused: list[RefusedAnswer]
-    answered: dict[str, Answer]
-
-
-def keep_answers(store: Store, fingerprint: str, engine: EngineFacts | None, unfinished: Sequence[ChunkWork]) -> None:
-    """Write down the answers of chunks that stay open. What can't be written is warned of, once."""
-
-    def keep(work: ChunkWork) -> None:
-        answered = {key.hex(): replace(answer, detail="", raw="") for key, answer in work.answered.items()}
-        record = _UnfinishedChunk(
-            version=VERSION,
-            fingerprint=fingerprint,
-            engine=asdict(engine) if engine else {},
-            refused=work.refused,
-            answered=answered,
-        )
-        values = plain(record)
-        # an answer stays as the model wrote it, as in a label: what is read of it again is the same
-        values["refused"] = redacted_values(values["refused"])
-        store.put(_name(work.id), readable_json(values))
+    def write(work: ChunkWork) -> None:
+        refused = redacted_values(plain(work.refused))
+        store.put(_name(work.id), readable_json({"version": VERSION, "refused": refused}))
 
     try:
-        for _ in map_concurrent(store, keep, [work for work in unfinished if work.refused or work.answered]):
+        for _ in map_concurrent(store, write, [work for work in unfinished if work.refused]):
             pass
     except (OSError, RelabelError, ValueError) as exc:
-        logger.warning("%s/%s: answers can't be kept (%s); they are asked again", store.root, FOLDER, exc)
-
-
-def known_answers(store: Store, fingerprint: str, engine: EngineFacts | None, chunk: ChunkId) -> dict[bytes, Answer]:
-    """Answers of a chunk that need not be asked again, by the key of their ask; none that another engine gave."""
-    with contextlib.suppress(ValueError):  # the file is damaged or gone
-        values = json.loads(read_if_there(store, _name(chunk)) or b"{}")
-        if version_of(values) != VERSION or engine is None:
-            return {}
-        record = checked(_UnfinishedChunk, values)
-        if record.fingerprint != fingerprint or engines_differ([record.engine, asdict(engine)]):
-            return {}
-        return {bytes.fromhex(key): answer for key, answer in record.answered.items()}
-    return {}
+        logger.warning("%s/%s: what could not be read can't be listed (%s)", store.root, FOLDER, exc)
 
 
 def _name(chunk: ChunkId) -> str:
     return f"{FOLDER}/shard-{chunk.shard:05d}/chunk-{chunk.chunk:06d}.{chunk.attempt}.json"
 
 
-def listed(store: Store) -> Iterator[tuple[str, ChunkId]]:
-    """Files by name, with their chunk; what others laid there is left alone."""
-    for name in store.etags(FOLDER):
-        match = _NAME.fullmatch(name)
-        if match is not None:
-            shard, chunk, attempt = map(int, match.groups())
-            yield name, ChunkId(shard, chunk, attempt)
+def refused_files(store: Store) -> Iterator[str]:
+    """Names of those files; what others laid there is left alone."""
+    for name in store.names(FOLDER):
+        if _NAME.fullmatch(name):
+            yield name

@@ -174,6 +174,14 @@ class Health:
         """Whether nothing has shown yet that the engine still worked when rows of this chunk failed."""
         return any(self._stages[stage].is_in_doubt(number) for stage, number in work.doubts.items())
 
+    def num_seen(self, stage: str) -> int:
+        """How many asks of a stage were seen so far."""
+        return self._stages[stage].seen
+
+    def is_believed(self, stage: str, number: int) -> bool:
+        """Whether the engine was seen to work after so many asks of a stage."""
+        return not self._stages[stage].is_in_doubt(number)
+
     def is_dubious(self, work: ChunkWork, *, at_stop: bool) -> bool:
         """Whether a chunk in doubt may not be committed as it is where no more answers come. A few unreadable answers
         at the end may: chance spoils some.

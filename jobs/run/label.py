@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from relabel.jobs.job import ModelRunner, start_runner, with_auto_resolved
+from relabel.jobs.run.answer_journal import AnswerJournal
 from relabel.jobs.run.canary import CanaryResult, CanarySample, draw_canary, has_passed, pass_canary
-from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, keep_answers
+from relabel.jobs.run.chunks import ChunkLabeler, ChunkWork, list_refused
 from relabel.jobs.run.health import Health
 from relabel.jobs.run.loop import IDLE_S, RunLoop
 from relabel.jobs.run.notices import Graded, GradeWatch, forget_stop, keep_notices, keep_stop
@@ -136,7 +137,7 @@ def _label(session: Session, work: EngineWork, *, on_engine: OnEngine, on_progre
         if spec.canary and not session.is_retry and isinstance(runner, Engine):
             work.canary = pass_canary(runner, session, prepared.sample, facts, on_progress)
         session.progress.started_s = time.perf_counter()
-        _label_chunks(_chunk_labeler(runner, session), session, prepared.chunks, on_progress)
+        _label_chunks(_chunk_labeler(runner, session, facts), session, prepared.chunks, on_progress)
         if not session.is_retry:  # rows that failed before are no sample of others
             keep_rates(opened, facts, session.progress, source="run")
     work.costs = runner.costs()
@@ -268,7 +269,7 @@ def _reuse_remarks(session: Session, facts: EngineFacts) -> list[str]:
     return remarks
 
 
-def _chunk_labeler(runner: ModelRunner, session: Session) -> ChunkLabeler:
+def _chunk_labeler(runner: ModelRunner, session: Session, facts: EngineFacts) -> ChunkLabeler:
     """Who labels the chunks: a student does so itself, an engine is asked by a run loop."""
     if not isinstance(runner, Engine):
         assert isinstance(runner, ChunkLabeler)
@@ -287,6 +288,13 @@ def _chunk_labeler(runner: ModelRunner, session: Session) -> ChunkLabeler:
         ask_timeout_s=job.spec.run.ask_timeout_s,
         is_late=is_late,
         journal=session.journal,
+        answer_journal=AnswerJournal(
+            session.opened.store,
+            session.opened.plan.fingerprint,
+            facts,
+            session.worker,
+            attempts=session.opened.folder.attempts,
+        ),
         answer_cache=session.reuse.answer_cache,
         allowance=session.allowance,
         health=Health(
@@ -323,8 +331,7 @@ def _label_chunks(
     chunks: Iterator[ChunkWork | None],
     on_progress: Callable[[], None],
 ) -> None:
-    """Have the chunks labelled, and keep the answers of those that stay open for the run that goes on."""
-    opened = session.opened
+    """Have the chunks labelled, and list what could not be read of those that stay open."""
     try:
         labeler.label_chunks(
             chunks,
@@ -333,7 +340,5 @@ def _label_chunks(
             stop=session.stop,
             on_progress=on_progress,
         )
-    except (EngineCrashError, ServerGoneError):
-        keep_answers(opened.store, opened.plan.fingerprint, session.facts, labeler.unfinished)
-        raise
-    keep_answers(opened.store, opened.plan.fingerprint, session.facts, labeler.unfinished)
+    finally:
+        list_refused(session.opened.store, labeler.unfinished)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from relabel.jobs.job import Job
 from relabel.jobs.run.allowance import Allowance
+from relabel.jobs.run.answer_journal import AnswerJournal
 from relabel.jobs.run.chunks import (
     AskKeys,
     ChunkLabeler,
@@ -83,6 +84,7 @@ class RunLoop(ChunkLabeler):
             engine.
         is_late: answers come hours later, so that no request waits too long, and none is waited for at a stop.
         journal: where it is written down which rows the engine may be at.
+        answer_journal: where answers are kept until their chunks are committed.
         answer_cache: answers that rows share, from earlier runs and for later ones.
         allowance: what may still be asked, where there is a budget.
         health: who finds out whether the engine has gone bad; without one each row is believed.
@@ -99,6 +101,7 @@ class RunLoop(ChunkLabeler):
         ask_timeout_s: float = math.inf,
         is_late: bool = False,
         journal: CrashJournal | None = None,
+        answer_journal: AnswerJournal | None = None,
         answer_cache: AnswerCache | None = None,
         allowance: Allowance | None = None,
         health: Health | None = None,
@@ -110,6 +113,7 @@ class RunLoop(ChunkLabeler):
         self.engine = WatchedEngine(engine, math.inf if is_late else ask_timeout_s)
         self._columns = {column.name: column.kind for column in labeler.columns}
         self._journal = journal
+        self._answer_journal = answer_journal
         self._allowance = allowance
         self._health = health
         self._watch = watch
@@ -153,21 +157,23 @@ class RunLoop(ChunkLabeler):
         self.progress = progress
         self.stop = stop
         self.on_progress = on_progress
-        self._commits = CommitThreads(commit, progress)
+        self._commits = CommitThreads(self._noting(commit), progress)
         watchdog = ends_hanging(
             lambda: self.engine.polling_since_s,
             self._ask_timeout_s,
             on_end=lambda reason: None if self._journal is None else self._journal.hangs(reason),
         )
-        with watchdog, self._commits:
-            try:
-                is_done = self._feed(chunks)
-            finally:
-                if self._health is not None and self._health.is_going_badly:
-                    for work in self.unfinished:
-                        work.forget_unread()
-                self._show_live()
-                self.progress.live.in_flight = 0
+        try:
+            with watchdog, self._commits:
+                try:
+                    is_done = self._feed(chunks)
+                finally:
+                    self._keep_answers()
+                    self._show_live()
+                    self.progress.live.in_flight = 0
+        finally:
+            if self._answer_journal is not None:
+                self._answer_journal.close()
         if self._input_error is not None:
             raise self._input_error
         return is_done
@@ -206,10 +212,22 @@ class RunLoop(ChunkLabeler):
             return True
         if self._allowance is not None and self._allowance.is_spent:
             return True
-        return self._is_late or not self._begun
+        if self._is_late or not self._begun:
+            return True
+        return not self.engine.num_in_flight and not self._has_time()
+
+    def _has_time(self) -> bool:
+        """Whether a request that is made now is likely to be answered before the end of a stop that was asked for; else
+        it would be paid for and its answer lost.
+        """
+        if self.stop.reason is None:
+            return True
+        return time.perf_counter() + MARGIN * self.engine.longest_s < self.stop.deadline_s
 
     def _fill(self, pairs: Iterator[tuple[ChunkWork, int]]) -> bool:
         """Hand requests to the engine while it has room, opening pairs for more of them; False if no pair is left."""
+        if not self._has_time():
+            return True
         room = self.engine.capacity
         waiting = self._ready if self._controls is None else self._control_asks
         while room > 0:
@@ -275,8 +293,40 @@ class RunLoop(ChunkLabeler):
         """
         self._next_check_s = time.perf_counter() + CHECK_EVERY_S
         self._show_live()
+        if self._answer_journal is not None:
+            self._answer_journal.update(self._is_believed)
         ages = (time.perf_counter() - work.started_s for work in self._begun.values())
         self.stop.mind(max(DRAIN_S, MARGIN * max([next(ages, 0.0), *self._spans])))
+
+    def _keep_answers(self) -> None:
+        """Write down the answers of chunks that stay open. Where the engine was going badly, what could not be read is
+        asked again.
+        """
+        if self._answer_journal is None or not self.unfinished:
+            return
+        is_going_badly = self._health is not None and self._health.is_going_badly
+        self._answer_journal.flush(self._is_believed if is_going_badly else lambda *_: True)
+        for work in self.unfinished:
+            self.progress.kept.subtract(work.kept_counts())
+
+    def _is_believed(self, stage: str, number: int) -> bool:
+        """Whether the engine was seen to work after so many asks of a stage, so that an answer until then that could
+        not be read is the row's doing.
+        """
+        return self._health is None or self._health.is_believed(stage, number)
+
+    def _noting(self, commit: Callable[[ChunkWork], bool]) -> Callable[[ChunkWork], bool]:
+        """A commit after which the chunk's answers need not be kept."""
+        journal = self._answer_journal
+        if journal is None:
+            return commit
+
+        def noted(work: ChunkWork) -> bool:
+            is_first = commit(work)
+            journal.commits(work)
+            return is_first
+
+        return noted
 
     def _show_live(self) -> None:
         live = self.progress.live
@@ -312,6 +362,8 @@ class RunLoop(ChunkLabeler):
                 self._journal.begins(work)
                 if self.labeler.reads.whole_query and work.isolated_rows:
                     work.isolate_queries()
+            if self._answer_journal is not None and work.left:
+                self._answer_journal.begins(work)
             if work.left == 0:  # every row was reused
                 if time.perf_counter() >= self._next_check_s:
                     self._check()
@@ -379,11 +431,22 @@ class RunLoop(ChunkLabeler):
         if ask.shared_by is not None:
             self._dispatch_shared(trajectory, ask, key)
             return
-        known = work.known.get(key)
+        known = self._known(trajectory, key)
         if known is not None:
             self._runnable.append((trajectory, known))
         else:
             self._enqueue(ask, (work, ask.stage, trajectory, key, trajectory.attempt == 0))
+
+    def _known(self, trajectory: Trajectory, key: bytes) -> Answer | None:
+        """The answer that an earlier execution kept. It counts as the chunk's, as it would have there."""
+        work = trajectory.open.work
+        answer = work.known.get(key)
+        if answer is not None and trajectory.ask is not None:
+            work.stages[trajectory.ask.stage].add(answer, is_first=trajectory.attempt == 0)
+            self.progress.takes_kept(answer)
+            if self._allowance is not None:
+                self._allowance.kept(answer)
+        return answer
 
     def _dispatch_shared(self, trajectory: Trajectory, ask: Ask, key: bytes) -> None:
         """Likewise where rows share the ask: the first of them asks, and the others wait."""
@@ -393,11 +456,27 @@ class RunLoop(ChunkLabeler):
             shared = self._shared[key] = SharedAsk()
             self._look_up(shared, trajectory, ask)
             if shared.answer is None:
+                self._take_kept(shared, trajectory, key)
+            if shared.answer is None:
                 self._enqueue(ask, (work, ask.stage, None, key, trajectory.attempt == 0))
         if shared.answer is None:
             shared.waiters.append(trajectory)
-        else:
-            self._runnable.append((trajectory, shared.answer))
+            return
+        self._runnable.append((trajectory, shared.answer))
+        if shared.kept_for is not None and shared.kept_for != work.id:  # its chunk may be committed before this one
+            shared.kept_for = work.id
+            work.fresh.append((key, shared.answer, None))
+
+    def _take_kept(self, shared: SharedAsk, trajectory: Trajectory, key: bytes) -> None:
+        """Take a shared ask's answer from an execution that was stopped or killed."""
+        work = trajectory.open.work
+        shared.answer = self._known(trajectory, key)
+        if shared.answer is None or trajectory.ask is None:
+            return
+        shared.kept_for = work.id
+        if shared.kept_as is not None:
+            work.answers.append(answer_row(shared.kept_as, trajectory.ask.stage, shared.answer))
+        self._shared.forget_old()
 
     def _look_up(self, shared: SharedAsk, trajectory: Trajectory, ask: Ask) -> None:
         """Take a shared ask's answer from an earlier run that has it."""
@@ -434,11 +513,13 @@ class RunLoop(ChunkLabeler):
         answer = _with_possible_counts(answer)
         self._count(answer, work, stage, is_first=is_first)
         is_kept = answer.finish in ("stop", "length")  # at what the engine failed it is asked again
+        if not is_kept:
+            work.failed.add(answer, is_first=is_first)
+        works = {work.id: work}
         if trajectory is not None:
-            if is_kept:
-                work.answered[key] = answer
             self._runnable.append((trajectory, answer))
         else:
+            works |= {waiter.open.work.id: waiter.open.work for waiter in self._shared[key].waiters}
             self._deliver_shared(answer, work, stage, key, is_kept=is_kept)
         pair = self._runnable[0][0].open.pair if self._runnable else None
         read_as = self._run_answered(answer)
@@ -446,10 +527,14 @@ class RunLoop(ChunkLabeler):
             return
         self.progress.live.count(read_as)
         refused = None if None in read_as else read_as[0]  # one row that could read it is enough
-        if refused is not None and trajectory is not None:
-            work.unread.add(key)
         if self._health is not None and is_first:
             self._health.saw(stage, pair, answer, refused)
+        if is_kept and self._answer_journal is not None:
+            doubt = None if refused is None or self._health is None else (stage, self._health.num_seen(stage))
+            for waiting in works.values():
+                waiting.fresh.append((key, answer, doubt))
+            if trajectory is None and refused is None:
+                self._shared[key].kept_for = work.id
 
     def _count(self, answer: Answer, work: ChunkWork, stage: str, *, is_first: bool) -> None:
         progress = self.progress

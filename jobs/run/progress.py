@@ -155,7 +155,12 @@ def _live_cut(text: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """What one worker has done since its engine was up, or several together."""
+    """What one worker has done since its engine was up, or several together.
+
+    Args:
+        kept: answers that earlier executions were given, less those that are left to later ones, as `ASKED` counts
+            them; may be negative.
+    """
 
     pairs: int = 0
     reused: int = 0
@@ -169,6 +174,14 @@ class Counts:
     live: Live = field(default_factory=Live)
     jumps: list[GradeJump] = field(default_factory=list)
     outside: OutsideMass = field(default_factory=OutsideMass)
+    kept: Counter[str] = field(default_factory=Counter)
+
+    def takes_kept(self, answer: Answer) -> None:
+        """An answer was there from an earlier execution."""
+        self.kept["requests"] += 1
+        self.kept["prompt_tokens"] += answer.prompt_tokens
+        self.kept["cached_tokens"] += answer.cached_tokens
+        self.kept["output_tokens"] += answer.output_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -187,8 +200,8 @@ class Progress(Counts):
     started_s: float = field(default_factory=time.perf_counter)
 
     def settle(self, receipts: Iterable[Receipt]) -> None:
-        """End the count by what this execution committed: whatever else was answered, for a chunk that was lost, given
-        up at a stop or cut off by a kill, counts as discarded.
+        """End the count by what this execution committed: whatever else was answered and is not kept for the next one,
+        for a chunk that was lost or cut off by a kill, counts as discarded.
         """
         done = Counter[str]()
         statuses = Counter[str]()
@@ -202,7 +215,7 @@ class Progress(Counts):
         statuses["ok"] -= reused
         for name in ASKED:
             # a worker that was killed did not count its last answers
-            self.lost[name] = max(0, getattr(self, name) - done[name])
+            self.lost[name] = max(0, getattr(self, name) + self.kept[name] - done[name])
             setattr(self, name, done[name])
         self.statuses = +statuses
         self.reused = reused

@@ -9,8 +9,9 @@ from typing import Any
 from relabel.jobs.job import OpenRun
 from relabel.jobs.output import Exit
 from relabel.jobs.run.allowance import AT_BUDGET, budget_so_far
+from relabel.jobs.run.answer_journal import journal_files
 from relabel.jobs.run.canary import load_results
-from relabel.jobs.run.chunks import listed as refused_files
+from relabel.jobs.run.chunks import refused_files
 from relabel.jobs.run.crashes import FOLDER as CRASHES
 from relabel.jobs.run.notices import STOPPED, warnings_of
 from relabel.jobs.run.progress import FOLDER as LIVE
@@ -106,7 +107,7 @@ def conclude(session: Session) -> RunReport:
     if is_complete and not session.is_part:
         snapshot, was_finished_now = _finish(opened, snapshot, manifest)
         if was_finished_now:
-            _sweep(opened.store, keeps_batches=session.is_retry)
+            _sweep(opened.store, is_retry=session.is_retry)
     attempts = session.left.seen
     if snapshot.etags is not listing:
         attempts = opened.folder.attempts_of_all(snapshot.etags)
@@ -240,20 +241,17 @@ def _write_manifest(opened: OpenRun, snapshot: Snapshot) -> None:
     write_manifest(opened.store, replace(manifest, variables=dict(opened.job.variables), budget=budget))
 
 
-def _sweep(store: Store, *, keeps_batches: bool) -> None:
-    """Remove what a run needs until it is finished: what killed workers said of themselves, refused answers, batches.
+def _sweep(store: Store, *, is_retry: bool) -> None:
+    """Remove what a run needs until it is finished: what killed workers said of themselves, refused answers, the
+    journal, batches.
 
     Args:
-        keeps_batches: others may be at theirs, though every chunk is in.
+        is_retry: others may be at their journals and batches, though every chunk is in.
     """
-    folders = [LIVE, CRASHES]
-    if not keeps_batches:
-        folders.append(FOLDER)
     with contextlib.suppress(OSError, RelabelError):
-        names = [name for name, _ in refused_files(store)]
-        names.append(STOPPED)
-        for folder in folders:
-            names += store.names(folder)
+        names = [STOPPED, *refused_files(store), *store.names(LIVE), *store.names(CRASHES)]
+        if not is_retry:
+            names += [*journal_files(store), *store.names(FOLDER)]
         for name in names:
             with contextlib.suppress(OSError, RelabelError):
                 store.remove(name)

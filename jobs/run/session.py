@@ -19,7 +19,7 @@ import numpy as np
 
 from relabel.jobs.job import OpenRun
 from relabel.jobs.run.allowance import Allowance, open_allowance
-from relabel.jobs.run.chunks import ChunkWork, known_answers, listed
+from relabel.jobs.run.chunks import ChunkWork
 from relabel.jobs.run.crashes import CrashJournal
 from relabel.jobs.run.progress import Progress
 from relabel.jobs.run.reuse import Reuse, earlier_outputs
@@ -290,16 +290,7 @@ class Session:
         cascade = self.opened.cascade
         if cascade is not None and not self.is_retry:
             self.progress.reused += take_cheap(cascade, work)
-        if chunk in self._kept:
-            store = self.opened.store
-            fingerprint = self.opened.plan.fingerprint
-            work.known = work.answered = known_answers(store, fingerprint, self.facts, chunk)
         return work
-
-    @functools.cached_property
-    def _kept(self) -> set[ChunkId]:
-        """Chunks of which an execution that was stopped kept answers."""
-        return {chunk for _, chunk in listed(self.opened.store)}
 
     @functools.cached_property
     def allowance(self) -> Allowance | None:

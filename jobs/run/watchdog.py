@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from relabel.jobs.output import Exit
@@ -15,6 +16,8 @@ LONGEST_STEP_S = 5.0
 """Most that one step counts on the engine's clock, seconds: a process that was stopped and woke up has not kept a
 request waiting.
 """
+REQUESTS_TIMED = 256
+"""The last requests, whose times say how long one may take that is made now."""
 HASTY_S = 0.001
 HASTY_POLLS = 10_000
 """How many polls in a row may take less than that and give nothing, though requests are in flight: an engine that lost
@@ -37,6 +40,7 @@ class WatchedEngine:
         self._hasty_polls = 0
         self._worked_s = 0.0
         self._last_s = time.perf_counter()
+        self._took_s: deque[float] = deque(maxlen=REQUESTS_TIMED)
         self._in_flight: dict[int, tuple[float, str]] = {}  # when each was handed over, the oldest first, and its stage
 
     @property
@@ -88,8 +92,15 @@ class WatchedEngine:
                 f"the engine does not answer {self.num_in_flight} requests, and does not work on them either."
             )
         for answer in answers:
-            self._in_flight.pop(answer.request_id, None)
+            since_s, _ = self._in_flight.pop(answer.request_id, (self._worked_s, ""))
+            self._took_s.append(self._worked_s - since_s)
         return answers
+
+    @property
+    def longest_s(self) -> float:
+        """What the slowest of the last requests took, or has taken so far, seconds."""
+        oldest_s, _ = next(iter(self._in_flight.values()), (self._worked_s, ""))
+        return max([self._worked_s - oldest_s, *self._took_s])
 
 
 _WATCH_EVERY_S = 1.0

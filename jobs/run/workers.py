@@ -690,9 +690,11 @@ class Supervisor:
         progress.prompt_tokens += progress.cached_tokens
         progress.statuses = sum((state.statuses for state in states), Counter[str]())
         progress.live = Live()
+        progress.kept = Counter()
         progress.jumps = []
         progress.outside = OutsideMass()
         for state in states:
+            progress.kept.update(state.kept)
             progress.jumps += state.jumps
             progress.outside.add(state.outside)
             live = state.live

@@ -1,0 +1,349 @@
+"""Answers that are not committed yet, written down as they come, so that a kill costs a second of them and a stop none:
+the output's `journal/`.
+
+Each worker appends to files of its own, `journal/shard-00003/<worker>-0000.jsonl`: a header, then an answer a line,
+found by its chunk and by the key of its ask. Every line ends with the sha256 of the header and itself; a line that is
+torn or changed is not used, and its ask is asked again. Where a store can't append, each flush is a file.
+
+A worker that takes a shard over reads the files of all workers before it. A file goes when the chunks in it are
+committed, or with the run's end. Nothing depends on one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from relabel.jobs.run.chunks import ChunkWork
+from relabel.manifests.asks import Answer, Distribution, EngineFacts
+from relabel.manifests.errors import RelabelError
+from relabel.manifests.plan import ChunkId
+from relabel.manifests.records import checked, read_in_threads, version_of
+from relabel.manifests.run_manifest import engines_differ
+from relabel.manifests.secrets import redacted
+from relabel.manifests.store import LocalStore, Store, map_concurrent, read_if_there
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "journal"
+VERSION = 1
+FLUSH_EVERY_S = 0.75
+"""Seconds between two flushes to a disk: with a turn of the loop between, what a kill loses is a second's answers."""
+FLUSH_TO_STORE_EVERY_S = 5.0
+"""Likewise to a store, where each is a request that is paid for."""
+FILE_BYTES = 4 << 20
+"""A file that is longer is not appended to, so that it can go once its chunks are committed."""
+_NAME = re.compile(FOLDER + r"/shard-(\d{5,})/[^/]+-\d{4,}\.jsonl")
+_SEAL = b', "sha256": "'
+
+IsBelieved = Callable[[str, int], bool]
+"""Whether an answer of a stage that could not be read may be kept; by the number of asks that were seen there by
+then.
+"""
+
+
+@read_in_threads
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A file's first line: for which plan its answers are, who gave them, and who wrote them down."""
+
+    version: int
+    fingerprint: str
+    engine: dict[str, Any]
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An answer to write down."""
+
+    chunk: ChunkId
+    key: bytes
+    answer: Answer
+
+    def values(self) -> dict[str, Any]:
+        """As JSON holds it; what is as usual is left out."""
+        answer = self.answer
+        values: dict[str, Any] = {
+            "chunk": f"{self.chunk.chunk}.{self.chunk.attempt}",
+            "key": self.key.hex(),
+            "text": answer.text,
+            "finish": answer.finish,
+            "prompt_tokens": answer.prompt_tokens,
+            "output_tokens": answer.output_tokens,
+            "cached_tokens": answer.cached_tokens,
+        }
+        if answer.distributions:
+            values["distributions"] = {name: list(found) for name, found in answer.distributions.items()}
+        if answer.flags:
+            values["flags"] = list(answer.flags)
+        if answer.detail:
+            values["detail"] = redacted(answer.detail)
+        if answer.raw:
+            values["raw"] = answer.raw
+        return values
+
+
+@dataclass(slots=True)
+class _File:
+    """A file of the journal.
+
+    Args:
+        chunks: of the answers in it, those that are not committed.
+        size_bytes: as far as this worker wrote it.
+    """
+
+    chunks: set[ChunkId] = field(default_factory=set)
+    size_bytes: int = 0
+
+
+class AnswerJournal:
+    """The journal of one worker and one engine.
+
+    Files are written by a thread of its own, so that no store keeps the engine waiting. What can't be written is warned
+    of, once.
+
+    Args:
+        fingerprint: of the plan.
+        engine: whose answers these are; those of another are not used.
+        attempts: those that are committed, by chunk of a shard.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fingerprint: str,
+        engine: EngineFacts,
+        worker: str,
+        *,
+        attempts: Callable[[int], Mapping[int, Sequence[int]]],
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._fingerprint = fingerprint
+        self._engine = asdict(engine)
+        header = asdict(_Header(VERSION, fingerprint, self._engine, worker))
+        self._header = _sealed(header, hashlib.sha256())
+        self._seal = hashlib.sha256(self._header)
+        self._prefix = f"{worker}-{secrets.token_hex(4)}"
+        self._every_s = FLUSH_EVERY_S if isinstance(store, LocalStore) else FLUSH_TO_STORE_EVERY_S
+        self._next_s = time.perf_counter() + self._every_s
+        self._open: dict[ChunkId, ChunkWork] = {}
+        self._committed: deque[ChunkId] = deque()
+        self._known: dict[ChunkId, dict[bytes, Answer]] = {}
+        self._shard_read: int | None = None
+        self._guard = threading.Lock()
+        self._files: dict[str, _File] = {}
+        self._current: dict[int, str] = {}
+        self._num_files = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._writing: Future[None] | None = None
+        self._has_warned = False
+
+    def begins(self, work: ChunkWork) -> None:
+        """Note that a chunk's answers are to be kept from here on, and give it those that are there."""
+        if self._shard_read != work.id.shard:
+            self._known = self._read(work.id.shard)
+            self._shard_read = work.id.shard
+        work.known = self._known.pop(work.id, {})
+        self._open[work.id] = work
+
+    def commits(self, work: ChunkWork) -> None:
+        """The chunk is durable; called from a commit thread."""
+        self._committed.append(work.id)
+
+    def update(self, is_believed: IsBelieved) -> None:
+        """Write down what has come since, if it is time; cheap enough to be called at each turn of the loop."""
+        if time.perf_counter() < self._next_s:
+            return
+        if self._writing is None or self._writing.done():
+            self._next_s = time.perf_counter() + self._every_s
+            self.flush(is_believed)
+
+    def close(self) -> None:
+        """Wait until all is written, and remove what is of no use any more."""
+        self._thread.submit(self._write, [], self._take_committed())
+        self._thread.shutdown()
+
+    def flush(self, is_believed: IsBelieved) -> None:
+        """Write down all that has come and is not committed."""
+        committed = self._take_committed()
+        entries = list[_Entry]()
+        for work in self._open.values():
+            doubtful = []
+            for fresh in work.fresh:
+                key, answer, doubt = fresh
+                if doubt is None or is_believed(*doubt):
+                    entries.append(_Entry(work.id, key, answer))
+                else:
+                    doubtful.append(fresh)
+            work.fresh = doubtful
+        if entries or committed:
+            self._writing = self._thread.submit(self._write, entries, committed)
+
+    def _take_committed(self) -> set[ChunkId]:
+        """The chunks that were committed since the last call."""
+        committed = set[ChunkId]()
+        while self._committed:
+            committed.add(self._committed.popleft())
+        for chunk in committed:
+            self._open.pop(chunk, None)
+        return committed
+
+    def _write(self, entries: list[_Entry], committed: set[ChunkId]) -> None:
+        by_shard: dict[int, list[_Entry]] = {}
+        for entry in entries:
+            by_shard.setdefault(entry.chunk.shard, []).append(entry)
+        try:
+            for shard, some in by_shard.items():
+                self._append(shard, some)
+            self._remove_committed(committed)
+        except (OSError, RelabelError, ValueError, TypeError) as exc:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s/%s: answers can't be kept (%s); a stop or a kill has them asked again",
+                    self._store.root,
+                    FOLDER,
+                    exc,
+                )
+
+    def _append(self, shard: int, entries: list[_Entry]) -> None:
+        lines = b"".join(_sealed(entry.values(), self._seal) for entry in entries)
+        name = self._current.pop(shard, None)  # put back once it is written: nothing follows a line that may be torn
+        is_new = name is None
+        if name is None:
+            name = f"{FOLDER}/shard-{shard:05d}/{self._prefix}-{self._num_files:04d}.jsonl"
+            self._num_files += 1
+            lines = self._header + lines
+        with self._guard:
+            file = self._files.setdefault(name, _File())
+        if isinstance(self._store, LocalStore):
+            self._store.append(name, lines, is_new=is_new)
+        else:
+            self._store.put(name, lines)
+        file.size_bytes += len(lines)
+        file.chunks.update(entry.chunk for entry in entries)
+        if isinstance(self._store, LocalStore) and file.size_bytes < FILE_BYTES:
+            self._current[shard] = name
+
+    def _remove_committed(self, committed: set[ChunkId]) -> None:
+        """Remove the files that hold nothing but answers of committed chunks."""
+        with self._guard:
+            files = dict(self._files)
+        for name, file in files.items():
+            file.chunks -= committed
+            if file.chunks:
+                continue
+            self._current = {shard: current for shard, current in self._current.items() if current != name}
+            with self._guard:
+                del self._files[name]
+            self._store.remove(name)
+
+    def _read(self, shard: int) -> dict[ChunkId, dict[bytes, Answer]]:
+        """All answers that workers before this one kept of a shard's open chunks, by chunk and key."""
+        known: dict[ChunkId, dict[bytes, Answer]] = {}
+        names = list(journal_files(self._store, shard))
+        committed = self._attempts(shard) if names else {}
+        for name, data in zip(names, map_concurrent(self._store, self._read_file, names), strict=True):
+            file = _File()
+            for values in self._entries_of(data):
+                number, _, attempt = values["chunk"].partition(".")
+                chunk = ChunkId(shard, int(number), int(attempt))
+                if chunk.attempt in committed.get(chunk.chunk, ()):
+                    continue
+                file.chunks.add(chunk)
+                known.setdefault(chunk, {})[bytes.fromhex(values["key"])] = _answer(values)
+            with self._guard:
+                self._files.setdefault(name, file)
+        return known
+
+    def _read_file(self, name: str) -> bytes:
+        return read_if_there(self._store, name) or b""
+
+    def _entries_of(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+        """The lines of a file that are whole, if it is for this plan and engine."""
+        first, _, rest = data.partition(b"\n")
+        try:
+            values = _unsealed(first + b"\n", hashlib.sha256())
+            if version_of(values) != VERSION:
+                return
+            header = checked(_Header, values)
+        except ValueError:
+            return
+        if header.fingerprint != self._fingerprint or engines_differ([header.engine, self._engine]):
+            return
+        seal = hashlib.sha256(first + b"\n")
+        for line in rest.splitlines(keepends=True):
+            try:
+                yield _unsealed(line, seal)
+            except ValueError:
+                continue
+
+
+def journal_files(store: Store, shard: int | None = None) -> Iterator[str]:
+    """Names of the files of a shard, or of all; what others laid there is left alone."""
+    folder = FOLDER if shard is None else f"{FOLDER}/shard-{shard:05d}"
+    for name in store.names(folder):
+        if _NAME.fullmatch(name):
+            yield name
+
+
+def _answer(values: Mapping[str, Any]) -> Answer:
+    """An answer as the engine gave it; its request is nobody's."""
+    distributions = {}
+    for name, (probs, outside_mass) in values.get("distributions", {}).items():
+        distributions[name] = Distribution(tuple(probs), outside_mass)
+    return Answer(
+        -1,
+        values["text"],
+        values["finish"],
+        distributions,
+        prompt_tokens=values["prompt_tokens"],
+        output_tokens=values["output_tokens"],
+        cached_tokens=values["cached_tokens"],
+        detail=values.get("detail", ""),
+        flags=tuple(values.get("flags", ())),
+        raw=values.get("raw", ""),
+    )
+
+
+def _sealed(values: dict[str, Any], before: hashlib._Hash) -> bytes:
+    """A line whose last key, `sha256`, is the digest of what came before it and of the line without that key.
+
+    Args:
+        before: a sha256 of the bytes before.
+    """
+    body = json.dumps(values).encode()  # ASCII: a text may hold what is no UTF-8
+    return body[:-1] + _seal(body, before)
+
+
+def _unsealed(line: bytes, before: hashlib._Hash) -> dict[str, Any]:
+    """A line's values, without the digest.
+
+    Raises:
+        ValueError: it is not as it was written.
+    """
+    head, _, _ = line.rpartition(_SEAL)
+    body = head + b"}"
+    if line != head + _seal(body, before):
+        raise ValueError("it changed since it was written, or was not written to its end")
+    values: dict[str, Any] = json.loads(body)
+    return values
+
+
+def _seal(body: bytes, before: hashlib._Hash) -> bytes:
+    """How a line ends."""
+    digest = before.copy()
+    digest.update(body)
+    return _SEAL + digest.hexdigest().encode() + b'"}\n'
