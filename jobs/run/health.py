@@ -130,6 +130,7 @@ class Health:
         self._labeler = labeler
         self._minds_unreadable = minds_unreadable
         self._is_late = is_late
+        self._has_gone_bad = False
         self._stages = defaultdict[str, _Stage](_Stage)
         self._labelled: deque[Pair] = deque(maxlen=LABELLED_KEPT)
 
@@ -203,6 +204,8 @@ class Health:
     @property
     def is_going_badly(self) -> bool:
         """Whether the last unreadable answers are better not kept for the run that goes on, however this one ends."""
+        if self._has_gone_bad:
+            return True
         return any(stage.is_unlikely(DUBIOUS) or stage.is_hopeless for stage in self._stages.values())
 
     def settle(self) -> None:
@@ -262,6 +265,7 @@ class Health:
         )
 
     def _error(self, name: str, stage: _Stage, which: str, tried: str) -> UnreadableError:
+        self._has_gone_bad = True
         last = stage.last_refused
         what = "were of no use" if self._minds_unreadable else "did not come"
         example = ""
