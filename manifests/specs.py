@@ -286,6 +286,8 @@ class EngineArgs(Spec):
     speed_only: ClassVar[frozenset[str]] = frozenset()
     secret_variables: ClassVar[frozenset[str]] = frozenset()
     """Options that name an environment variable whose value is passed to the engine alone."""
+    runs_elsewhere: ClassVar[bool] = False
+    """Whether the model runs in another process that no row takes this one down with: at a server."""
 
     @classmethod
     def of(cls, spec: EngineSpec) -> Self:

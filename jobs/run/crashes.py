@@ -1,12 +1,13 @@
-"""Which rows crash the engine: the crash journal, and how suspects are narrowed down."""
+"""Which rows crash the engine: what is concluded from deaths, and the crash journal that remembers them."""
 
 import contextlib
 import itertools
 import json
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from relabel.jobs.run.chunks import ChunkWork
@@ -19,105 +20,234 @@ from relabel.manifests.store import Store, read_if_there
 logger = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------
-# Which rows crash the engine.
+# What is concluded from deaths. Pure: no clock, no file, so that a thousand schedules of kills are tried in seconds.
 
-PIECES = 8
-"""Into how many groups a group is cut that crashed an engine. Not halves: each crash costs the start of an engine (a
-minute on a GPU) and each innocent group a few seconds, so that among 512 rows the one is found after 5 crashes instead
-of 11.
+PIECES = 16
+"""Into how many groups rows are cut that were in flight at a death. Not halves: each crash costs the start of an engine
+(a minute on a GPU) and each innocent group a few seconds, so that among 256 rows the one is found after 5 crashes
+instead of 12.
 """
 TIMES_CAUGHT = 2
-"""How often a row must crash an engine alone before it is not asked any more."""
+"""How often a process must die while it asks a row and nothing else, before the row is to blame; more where deaths were
+seen that no row explains.
+"""
+CHANCE = 1e-3
+"""How probable it may be, at most, that kills at random hit a row so often while it was asked alone."""
+VARIED = 4
+"""How many asks about a made-up pair come before rows that are asked apart, at most, where these take long."""
+MOST_DEATHS = 16
+"""Deaths that are remembered while no row explains them; of more, the oldest counts as a kill from outside."""
 
 
 @dataclass(slots=True)
-class ChunkCase:
-    """The suspects of one chunk.
+class Death:
+    """A process that ended with rows in flight.
 
     Args:
-        groups: row ids to be asked apart, group by group.
-        isolated_rows: rows that are not asked any more, by row id, and why.
+        rows: by chunk and attempt; without those that were answered since.
+        num_apart: how many rows they were, if they were asked apart; 0 at ordinary work.
+        reason: how the engine crashed; None if the process ended without a word, as one does that is killed from
+            outside.
+        is_explained: whether one of its rows is to blame.
     """
 
-    groups: list[list[int]] = field(default_factory=list)
-    isolated_rows: dict[int, str] = field(default_factory=dict)
-
-    def drop(self, rows: set[int]) -> None:
-        """Take rows out of all groups."""
-        left = ([row for row in group if row not in rows] for group in self.groups)
-        self.groups = [group for group in left if group]
+    rows: dict[str, list[int]]
+    num_apart: int = 0
+    reason: str | None = None
+    is_explained: bool = False
 
 
 @dataclass(slots=True)
 class Isolation:
-    """Which rows may have crashed an engine: a group that was in flight at a crash is asked apart, in ever smaller
-    pieces, until one row is caught alone twice. Decides only; the journal keeps it, and the loop asks.
+    """Which rows may have ended a process, and which did. Decides only; the journal keeps it, and the loop asks.
 
-    Row ids are unique in a run, so that one count serves all chunks.
+    A row that was in flight at one death without a word is asked like any other: most deaths are kills from outside.
+    If it was in flight at two, or at one that the engine itself reported, it is a *suspect*: asked apart, after all
+    other rows of its shard, in groups that get smaller with each death. It is to blame after `TIMES_CAUGHT` deaths of
+    its own while nothing else was in flight, and while asks about a made-up pair were answered before it under the same
+    conditions. It takes more deaths where others were seen that no row explains, and where rows are asked for so long
+    that kills at random may well hit one twice. A row that is answered is as good as any.
+
+    Row ids are unique in a run; chunks are named by number and attempt, as text.
 
     Args:
-        cases: by chunk and attempt, as text.
-        num_isolated: rows that are not asked any more, of all chunks so far.
-        caught: how often a row crashed an engine alone.
+        deaths: the oldest first; those that all rows have survived are dropped.
+        strays: deaths that no row explains: all their rows were answered since, or none was in flight.
+        convicts: rows that an earlier attempt isolated; one more death is enough.
+        isolated: rows that are not asked any more, by chunk, and why.
+        num_isolated: of all chunks so far.
+        lived_s: how long processes lived over this shard, seconds.
+        num_trials: groups that were answered while they were asked apart, and the first ask before each about a
+            made-up pair.
+        trials_s: how long these took together, seconds.
     """
 
-    cases: dict[str, ChunkCase] = field(default_factory=dict)
+    deaths: list[Death] = field(default_factory=list)
+    strays: int = 0
+    convicts: list[int] = field(default_factory=list)
+    isolated: dict[str, dict[int, str]] = field(default_factory=dict)
     num_isolated: int = 0
-    caught: Counter[int] = field(default_factory=Counter)
+    lived_s: float = 0.0
+    num_trials: int = 0
+    trials_s: float = 0.0
 
-    def crashed(self, in_flight: dict[str, list[int]]) -> None:
-        """An engine crashed at its ordinary work: what was in flight is asked apart, in groups of an eighth of it."""
-        count = sum(map(len, in_flight.values()))
-        for chunk, rows in in_flight.items():
-            case = self.cases.setdefault(chunk, ChunkCase())
-            known = {*case.isolated_rows, *itertools.chain.from_iterable(case.groups)}
-            case.groups += _pieces([row for row in rows if row not in known], count)
-
-    def crashed_apart(self, chunk: str, in_flight: list[int], reason: str) -> None:
-        """A working engine crashed with these rows of one group in flight and nothing else.
+    def died(self, rows: Mapping[str, Collection[int]], *, is_apart: bool, reason: str | None) -> None:
+        """A process ended.
 
         Args:
-            in_flight: at least one row.
-            reason: how it crashed, for the quarantine.
+            rows: in flight, by chunk; empty if nothing of the input was.
+            is_apart: they were asked with nothing else in flight.
+            reason: how the engine crashed, if anybody can say that.
         """
-        case = self.cases.setdefault(chunk, ChunkCase())
-        row = in_flight[0]
-        case.drop(set(in_flight))
-        self.caught[row] += len(in_flight) == 1
-        if len(in_flight) > 1 or self.caught[row] < TIMES_CAUGHT:
-            case.groups[:0] = _pieces(in_flight, len(in_flight))
+        in_flight = dict[str, list[int]]()
+        for chunk, ids in rows.items():
+            not_asked = set(self.isolated.get(chunk, {}))
+            if not is_apart:  # suspects are not asked at ordinary work
+                not_asked |= self.suspects(chunk)
+            asked = [row for row in ids if row not in not_asked]
+            if asked:
+                in_flight[chunk] = asked
+        if not in_flight:
+            self.strays += 1
             return
-        case.isolated_rows[row] = (
-            f"the engine went down {self.caught[row]} times while it was asked this row and nothing else: {reason}"
+        num_rows = sum(map(len, in_flight.values()))
+        self.deaths.append(Death(in_flight, num_rows if is_apart else 0, reason))
+        if is_apart and num_rows == 1:
+            ((chunk, (row,)),) = in_flight.items()
+            self._judge(chunk, row)
+        if len(self.deaths) > MOST_DEATHS:
+            oldest = self.deaths.pop(0)
+            self.strays += not oldest.is_explained
+
+    def _judge(self, chunk: str, row: int) -> None:
+        """A process ended while it asked this row alone: is it to blame?"""
+        own = [death for death in self.deaths if row in death.rows.get(chunk, ())]
+        alone = [death for death in own if death.num_apart == 1]
+        if len(alone) < TIMES_CAUGHT + self.strays.bit_length():
+            return
+        is_silent = any(death.reason is None for death in alone) and row not in self.convicts
+        if is_silent and self.share ** len(alone) > CHANCE:
+            return
+        reason = alone[-1].reason or REASON
+        self.isolated.setdefault(chunk, {})[row] = (
+            f"the engine went down {len(alone)} times while it was asked this row and nothing else: {reason}"
         )
         self.num_isolated += 1
+        for death in own:
+            death.is_explained = True
+        self._drop(chunk, {row})
 
-    def cleared(self, chunk: str, rows: list[int]) -> None:
-        """Rows that were asked apart were answered: they are as good as any."""
-        self.cases.get(chunk, ChunkCase()).drop(set(rows))
-        for row in rows:
-            self.caught.pop(row, None)
+    @property
+    def share(self) -> float:
+        """How probable it is that a kill at random comes while one group is asked apart: at a rate of one kill more
+        than no row explains, over the time that was seen.
+        """
+        if not self.num_trials or not self.lived_s:
+            return 1.0
+        return min(1.0, self.trials_s / self.num_trials * (self.strays + 1) / self.lived_s)
+
+    def convict(self, rows: Mapping[str, Collection[int]]) -> None:
+        """Rows, by chunk, that an earlier attempt isolated: they are asked alone, and one more death is enough."""
+        for chunk, ids in rows.items():
+            for row in ids:
+                if row not in self.convicts:
+                    self.convicts.append(row)
+                    self.deaths.append(Death({chunk: [row]}, 1, EARLIER, is_explained=True))
+
+    def took(self, seconds: float) -> None:
+        """A group was answered that was asked apart, or the first ask about a made-up pair before it."""
+        self.num_trials += 1
+        self.trials_s += seconds
+
+    @property
+    def num_made_up(self) -> int:
+        """How many asks about a made-up pair come before rows that are asked apart, at least. It differs from one
+        process to the next: one that is killed at a fixed time after its start is not killed over the same row again.
+        """
+        return 1 + (self.strays + len(self.deaths)) % VARIED
+
+    def passed(self, chunk: str, rows: Collection[int]) -> None:
+        """Rows were answered: they are as good as any."""
+        self._drop(chunk, rows)
 
     def committed(self, chunk: str) -> None:
-        """A chunk is durable: its case is closed."""
-        for row in self.cases.pop(chunk, ChunkCase()).isolated_rows:
-            self.caught.pop(row, None)
+        """A chunk is durable: nothing is open about its rows."""
+        self.isolated.pop(chunk, None)
+        self._drop(chunk, None)
+
+    def _drop(self, chunk: str, rows: Collection[int] | None) -> None:
+        """Take rows of a chunk, None for all, out of the deaths; what has none left is a stray, or explained."""
+        for death in self.deaths:
+            ids = death.rows.pop(chunk, [])
+            left = [row for row in ids if rows is not None and row not in rows]
+            if left:
+                death.rows[chunk] = left
+        self.strays += sum(not death.rows and not death.is_explained for death in self.deaths)
+        self.deaths = [death for death in self.deaths if death.rows]
+
+    def suspects(self, chunk: str) -> set[int]:
+        """Rows of a chunk that are asked apart."""
+        counts = Counter[int]()
+        for death in self.deaths:
+            is_enough = death.num_apart > 0 or death.reason is not None
+            for row in death.rows.get(chunk, ()):
+                counts[row] += 2 if is_enough else 1
+        return {row for row, count in counts.items() if count > 1}
+
+    def caught(self, chunk: str) -> set[int]:
+        """Rows of a chunk that were in flight at a death while they were asked apart."""
+        rows = (death.rows.get(chunk, []) for death in self.deaths if death.num_apart)
+        return set(itertools.chain.from_iterable(rows))
+
+    def groups(self, chunk: str) -> list[list[int]]:
+        """The suspects of a chunk in the order in which they are asked: first those that were not asked apart yet, so
+        that others pass before a row is tried again; then those over which the last processes died, the last first.
+        """
+        fresh = self._fresh(chunk)
+        num_fresh = sum(len(self._fresh(other)) for other in self.chunks())
+        groups = _pieces(fresh, num_fresh)
+        known = set(fresh)
+        for death in reversed(self.deaths):
+            if death.num_apart:
+                rows = [row for row in death.rows.get(chunk, []) if row not in known]
+                known.update(rows)
+                groups += _pieces(rows, len(rows))
+        return groups
+
+    def _fresh(self, chunk: str) -> list[int]:
+        return sorted(self.suspects(chunk) - self.caught(chunk))
+
+    def chunks(self) -> set[str]:
+        """Chunks of which something is known."""
+        return {*itertools.chain.from_iterable(death.rows for death in self.deaths), *self.isolated}
+
+    @property
+    def num_suspects(self) -> int:
+        """Of all chunks."""
+        return sum(len(self.suspects(chunk)) for chunk in self.chunks())
+
+    def turn(self, chunk: str) -> int:
+        """When a chunk is asked: 0 among the first, 1 if it has suspects, 2 if processes died over these alone."""
+        if not self.suspects(chunk):
+            return 0
+        return 2 if self.caught(chunk) else 1
 
 
-def _pieces(rows: list[int], count: int) -> list[list[int]]:
-    """Rows cut into groups of an eighth of so many."""
+def _pieces(rows: Sequence[int], count: int) -> list[list[int]]:
+    """Rows cut into groups of a sixteenth of so many."""
     size = max(1, -(-count // PIECES))
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 # ------------------------------------------------------------------------------
 # The crash journal.
 
 FOLDER = "crashes"
-VERSION = 3
+VERSION = 4
 AHEAD = 16
 """Chunks that are written down at a time if a write is a request to a store, the next ones among them."""
 REASON = "its process ended without a word"
+EARLIER = "an earlier attempt isolated it"
 MOST_ISOLATED = 8
 MOST_SHARE = 0.01
 """Rows of a shard that may be isolated, as a number and as a share of its rows; above both, it is not the rows."""
@@ -129,7 +259,8 @@ class _Record:
 
     Args:
         begun: chunks under way, by chunk and attempt.
-        trying: the chunk and the rows that are asked with nothing else in flight.
+        trying: the chunk and the rows that are asked with nothing else in flight, which may be none; None at ordinary
+            work.
         reason: how the engine crashed, if its worker could say that.
     """
 
@@ -147,17 +278,22 @@ class _Shard:
 
     Args:
         todo: attempts of the chunks that are open, in the order in which they are asked.
+        lived_s: how long the workers before this one lived.
         begun: chunks under way.
         written: chunks that the file calls begun; None while there is no file.
-        trying: the chunk and the rows that are asked with nothing else in flight, and how many are not answered yet.
+        trying: the chunk and the rows that are asked with nothing else in flight; None at ordinary work.
+        left: those of these rows that are not answered yet.
+        since_s: when they were asked.
     """
 
     todo: Mapping[int, int]
     isolation: Isolation = field(default_factory=Isolation)
+    lived_s: float = 0.0
     begun: set[int] = field(default_factory=set)
     written: set[int] | None = None
     trying: tuple[int, list[int]] | None = None
     left: set[int] = field(default_factory=set)
+    since_s: float = 0.0
 
 
 class CrashJournal:
@@ -165,65 +301,92 @@ class CrashJournal:
 
     A shard's journal has one writer, the holder of the shard's lock, who removes it when the shard is released in
     order. So a journal that is found under a lock just taken is that of a worker that crashed, whatever the host,
-    process number or scheduler, and the rows that it had in flight are asked apart (`Isolation` decides how). So are
-    those of a reboot, a preemption, or a worker paused for longer than its lease, once; then they are as good as any.
+    process number or scheduler. So are those of a reboot, a preemption, or a worker paused for longer than its lease.
+    `Isolation` decides what follows for the rows that it had in flight.
 
     Args:
         store: the run's output.
         worker: who writes.
+        is_remote: the model runs elsewhere, where no row can end this process: one that ended without a word was
+            killed.
     """
 
-    def __init__(self, store: Store, worker: str) -> None:
-        self._store, self._worker = store, worker
+    def __init__(self, store: Store, worker: str, *, is_remote: bool = False) -> None:
+        self._store, self._worker, self._is_remote = store, worker, is_remote
         self._ahead = AHEAD if store.readers > 1 else 1
         self._shards: dict[int, _Shard] = {}
         self._guard = threading.Lock()
+        self._began_s = time.perf_counter() - time.process_time()  # what it took to start counts as life, too
 
-    def opens(self, shard: int, todo: Mapping[int, int], rows_of: Callable[[int], list[int]], *, num_rows: int) -> None:
+    def opens(
+        self,
+        shard: int,
+        todo: Mapping[int, int],
+        rows_of: Callable[[int], list[int]],
+        *,
+        num_rows: int,
+        convicts: Mapping[int, list[int]],
+    ) -> list[list[int]]:
         """A shard's lock was taken: read what the worker before left, and decide which rows are asked apart.
 
         Args:
             todo: attempt by open chunk.
             rows_of: ids of the rows that a chunk asks.
             num_rows: of the shard.
+            convicts: rows that an earlier attempt isolated, by chunk.
+        Returns:
+            The open chunks, in turns: those with suspects come after all others.
         Raises:
             EngineLostError: engines crashed over so many single rows that it is not the rows.
         """
         journal = _Shard(todo)
         self._shards[shard] = journal
-        record = _read(self._store, _name(shard))
-        if record is None:
-            return
-        journal.written = _chunks_named(record.begun)
-        journal.isolation = record.isolation
         keys = {chunk: _key(ChunkId(shard, chunk, attempt)) for chunk, attempt in todo.items()}
-        cases = record.isolation.cases
-        record.isolation.cases = {key: case for key, case in cases.items() if key in keys.values()}
-        under_way = [chunk for chunk in sorted(todo) if keys[chunk] in record.begun]
+        record = _read(self._store, _name(shard))
+        if record is not None:
+            journal.isolation = record.isolation
+            journal.lived_s = record.isolation.lived_s
+            journal.written = set()
+            for gone in record.isolation.chunks() - set(keys.values()):
+                record.isolation.committed(gone)
+            self._conclude(shard, record, keys, rows_of)
+        journal.isolation.convict({keys[chunk]: rows for chunk, rows in convicts.items() if chunk in keys})
+        turns = [[chunk for chunk in sorted(todo) if journal.isolation.turn(keys[chunk]) == turn] for turn in range(3)]
+        journal.todo = {chunk: todo[chunk] for chunk in itertools.chain.from_iterable(turns)}
+        if record is not None:
+            num_isolated = journal.isolation.num_isolated
+            if num_isolated > max(MOST_ISOLATED, MOST_SHARE * num_rows):
+                raise EngineLostError(
+                    f"shard {shard}: engines crashed over {num_isolated:,} single rows of {num_rows:,}, so it is not "
+                    f"the rows. Mend the engine (its memory, its driver), then remove {self._store.root}/"
+                    f"{_name(shard)} and run again."
+                )
+            self._write(shard)
+        return turns
+
+    def _conclude(
+        self, shard: int, record: _Record, keys: Mapping[int, str], rows_of: Callable[[int], list[int]]
+    ) -> None:
+        """Tell `Isolation` of the death that a record shows, if it shows one."""
+        under_way = [chunk for chunk, key in keys.items() if key in record.begun]
         if not under_way:
             return
-        if record.trying is not None and record.trying[0] in under_way:
-            chunk, suspects = record.trying
-            num_suspects = len(suspects)
-            record.isolation.crashed_apart(keys[chunk], suspects, record.reason or REASON)
-        else:
-            in_flight = {keys[chunk]: rows_of(chunk) for chunk in under_way}
-            num_suspects = sum(map(len, in_flight.values()))
-            record.isolation.crashed(in_flight)
-        logger.warning(
-            "shard %d: an earlier worker was killed, or its engine crashed, with %s rows under way; these are asked "
-            "apart",
-            shard,
-            f"{num_suspects:,}",
-        )
-        num_isolated = record.isolation.num_isolated
-        if num_isolated > max(MOST_ISOLATED, MOST_SHARE * num_rows):
-            raise EngineLostError(
-                f"shard {shard}: engines crashed over {num_isolated:,} single rows of {num_rows:,}, so it is not the "
-                f"rows. Mend the engine (its memory, its driver), then remove {self._store.root}/{_name(shard)} and "
-                "run again."
+        if self._is_remote and record.reason is None:
+            return
+        isolation = record.isolation
+        in_flight = {keys[chunk]: rows_of(chunk) for chunk in under_way}
+        if record.trying is not None:
+            chunk, rows = record.trying
+            in_flight = {keys[chunk]: rows} if chunk in under_way else {}
+        isolation.died(in_flight, is_apart=record.trying is not None, reason=record.reason)
+        num_suspects = isolation.num_suspects
+        if num_suspects:
+            logger.warning(
+                "shard %d: earlier workers were killed, or their engine crashed, again and again over the same rows; "
+                "%s rows are asked last, and apart",
+                shard,
+                f"{num_suspects:,}",
             )
-        self._write(shard)
 
     def closes(self, shard: int, *, crash: str | None = None) -> None:
         """A shard's lock is about to be released.
@@ -240,7 +403,7 @@ class CrashJournal:
     def _end(self, shard: int, journal: _Shard, crash: str | None) -> None:
         if crash is not None:
             self._write(shard, reason=crash)
-        elif journal.isolation.cases:
+        elif journal.isolation.chunks():
             journal.begun = set()
             journal.written = set()
             journal.trying = None
@@ -264,18 +427,18 @@ class CrashJournal:
         journal = self._shards.get(work.id.shard)
         if journal is None or not work.left:  # its lock was lost, or all its rows are reused
             return
+        was_apart = journal.trying is not None
+        journal.trying = None
         with self._guard:
             journal.begun.add(work.id.chunk)
-        if journal.written is None or work.id.chunk not in journal.written:
+        if was_apart or journal.written is None or work.id.chunk not in journal.written:
             self._write(work.id.shard, ahead_of=work.id.chunk)
-        case = journal.isolation.cases.get(_key(work.id))
-        if case is not None:
-            _set_apart(work, case)
-            for index, why in work.isolated_rows.items():
-                logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)
+        _set_apart(work, journal.isolation)
+        for index, why in work.isolated_rows.items():
+            logger.warning("row %d goes to quarantine as `engine`: %s", work.pairs[index].row_id, why)
 
     def tries(self, work: ChunkWork, indexes: list[int]) -> None:
-        """Write down which rows are asked with nothing else in flight; the engine is proven to work."""
+        """Write down which rows are asked with nothing else in flight; none while made-up pairs are asked before."""
         journal = self._shards.get(work.id.shard)
         if journal is not None:
             rows = [work.pairs[index].row_id for index in indexes]
@@ -290,7 +453,25 @@ class CrashJournal:
             return
         journal.left.discard(work.pairs[index].row_id)
         if not journal.left and journal.trying is not None:
-            journal.isolation.cleared(_key(work.id), journal.trying[1])
+            with self._guard:
+                journal.isolation.passed(_key(work.id), journal.trying[1])
+            self.tries(work, [])
+
+    def num_made_up(self, work: ChunkWork) -> int:
+        """How many asks about a made-up pair come before rows that are asked apart, at least."""
+        journal = self._shards.get(work.id.shard)
+        return 1 if journal is None else journal.isolation.num_made_up
+
+    def took(self, work: ChunkWork, seconds: float) -> None:
+        """Note how long a group took that was asked apart, or an ask about a made-up pair."""
+        journal = self._shards.get(work.id.shard)
+        if journal is not None:
+            journal.isolation.took(seconds)
+
+    def goes_on(self, work: ChunkWork) -> None:
+        """Write down that the other rows of the chunk are asked as usual."""
+        journal = self._shards.get(work.id.shard)
+        if journal is not None:
             journal.trying = None
             self._write(work.id.shard)
 
@@ -322,9 +503,10 @@ class CrashJournal:
             if ahead_of is None:
                 others = journal.written or set()
             else:
-                ahead = (chunk for chunk in journal.todo if chunk >= ahead_of)
+                ahead = itertools.dropwhile(lambda chunk: chunk != ahead_of, journal.todo)
                 others = set(itertools.islice(ahead, self._ahead))
             journal.written = journal.begun | others
+            journal.isolation.lived_s = journal.lived_s + time.perf_counter() - self._began_s
             chunks = sorted(journal.todo.keys() & journal.written)
             record = _Record(
                 version=VERSION,
@@ -338,37 +520,35 @@ class CrashJournal:
         self._store.put(_name(shard), readable_json(values), is_synced=False)
 
 
-def _set_apart(work: ChunkWork, case: ChunkCase) -> None:
+def _set_apart(work: ChunkWork, isolation: Isolation) -> None:
     """Note in a chunk which of its rows are asked apart, and which are not asked any more."""
+    key = _key(work.id)
     index_of = {pair.row_id: index for index, pair in enumerate(work.pairs)}
-    groups = ([index_of[row] for row in group if row in index_of] for group in case.groups)
+    groups = ([index_of[row] for row in group if row in index_of] for group in isolation.groups(key))
     work.apart = [group for group in groups if group]
-    work.isolated_rows = {index_of[row]: why for row, why in case.isolated_rows.items() if row in index_of}
-    # if two rows of a query crashed an engine and none was answered since, it is the query's own text: its other rows
-    # would each cost two engines more
-    suspects = {*work.isolated_rows, *itertools.chain.from_iterable(work.apart)}
-    cleared = {pair.query_id for index, pair in enumerate(work.pairs) if index not in suspects}
-    caught = Counter(work.pairs[index].query_id for index in work.isolated_rows)
-    for index, pair in enumerate(work.pairs):
-        count = caught[pair.query_id]
-        if count > 1 and pair.query_id not in cleared:
-            why = f"the engine went down over {count} other rows of its query"
-            work.isolated_rows.setdefault(index, why)
+    work.isolated_rows = {index_of[row]: why for row, why in isolation.isolated.get(key, {}).items() if row in index_of}
+    # if two rows of a query are to blame, and processes died over each other one too, it is the query's own text: its
+    # other rows would each cost two engines more
+    caught = isolation.caught(key)
+    blamed = Counter(work.pairs[index].query_id for index in work.isolated_rows)
+    others = [index for index in range(len(work.pairs)) if index not in work.isolated_rows]
+    cleared = {work.pairs[index].query_id for index in others if work.pairs[index].row_id not in caught}
+    for index in others:
+        query = work.pairs[index].query_id
+        if blamed[query] > 1 and query not in cleared:
+            work.isolated_rows[index] = f"the engine went down over {blamed[query]} other rows of its query"
 
 
-def _chunks_named(keys: list[str]) -> set[int]:
-    """The chunks of a journal's keys; what is none is left out."""
-    numbers = (key.partition(".")[0] for key in keys)
-    return {int(number) for number in numbers if number.isdecimal()}
-
-
-def crashed_apart(store: Store, worker: str) -> bool:
-    """Whether the journals of a worker that is gone say that its engine crashed over rows that were asked apart, which
-    narrows them down.
+def narrows_down(store: Store, worker: str) -> bool:
+    """Whether the journals of a worker that is gone say that its death narrows suspects down: it asked rows apart, or
+    rows that were in flight at an earlier death, too.
     """
     for name in store.names(FOLDER):
         record = _read(store, name)
-        if record is not None and record.worker == worker and record.trying is not None:
+        if record is None or record.worker != worker or not record.begun:
+            continue
+        in_question = record.isolation.deaths if record.trying is None else record.trying[1]
+        if in_question:
             return True
     return False
 

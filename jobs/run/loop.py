@@ -56,6 +56,11 @@ SPANS_KEPT = 32
 MARGIN = 1.25
 """A drain's expected time over the longest chunk seen: the last answers come from an engine that is no longer full."""
 
+MADE_UP = 8
+"""How often asks about a made-up pair are answered before rows are asked apart, if they take no longer than"""
+MADE_UP_S = 1.0
+"""in all, seconds; `Isolation.num_made_up` are answered in any case."""
+
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 """In place of a pair while no chunk can be begun."""
 
@@ -271,13 +276,16 @@ class RunLoop(ChunkLabeler):
             yield NOT_NOW
         return True
 
-    def _prove_engine(self) -> None:
-        """Have the engine answer asks about a made-up pair, alone, if it has not answered any yet: one that goes down
-        at these is itself to blame, and no row of the input.
+    def _ask_made_up(self, work: ChunkWork) -> None:
+        """Have the engine answer asks about a made-up pair, alone, before rows are asked apart: a process that ends at
+        these was killed, or its engine is itself to blame, and no row of the input.
         """
-        if self.progress.requests:
-            return
-        for ask in self.labeler.probe():
+        assert self._journal is not None
+        began_s = time.perf_counter()
+        self._journal.tries(work, [])
+        least = self._journal.num_made_up(work)
+        asks = itertools.chain.from_iterable(itertools.repeat(self.labeler.probe(), MADE_UP))
+        for number, ask in enumerate(asks, 1):
             request = Request(self._next_id, ask, self._seed)
             self._next_id += 1
             if not self._may_ask(request):
@@ -286,6 +294,11 @@ class RunLoop(ChunkLabeler):
             while not any(answer.request_id == request.id for answer in self._poll()):
                 if self.stop.reason is not None:
                     return
+            seconds = time.perf_counter() - began_s
+            if number == 1:  # with the journal's write, as long as one row takes
+                self._journal.took(work, seconds)
+            if seconds > MADE_UP_S and number >= least:
+                return
 
     def _check(self) -> None:
         """Begin to drain if the deadline is as near as the begun chunks need: as long as recent ones took, each being
@@ -381,26 +394,38 @@ class RunLoop(ChunkLabeler):
                     yield work, index
 
     def _apart(self, work: ChunkWork) -> Generator[tuple[ChunkWork, int], None, bool]:
-        """A chunk's groups of poison rows, one after the other, with nothing else in flight and everything before them
+        """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them
         committed; False if a stop came first.
         """
         # what an earlier run knew is settled, whatever was in flight with it
         left = ([index for index in group if work.rows[index] is None] for group in work.apart)
         work.apart = [group for group in left if group]
         for group in work.apart:
-            while self._open_pairs or self._held or len(self._commits):
+            while not self._is_quiet:
                 yield NOT_NOW
-            self._prove_engine()
+            assert self._journal is not None
+            self._ask_made_up(work)
             if self.stop.reason is not None:
                 self._begun.pop(work.id, None)
                 return False
-            assert self._journal is not None
+            began_s = time.perf_counter()
+            first_id = self._next_id
             self._journal.tries(work, group)
             for index in group:
                 yield work, index
-        while work.apart and self._open_pairs:
-            yield NOT_NOW
+            while self._open_pairs:
+                yield NOT_NOW
+            if self._next_id > first_id:  # not all answers were known
+                self._journal.took(work, time.perf_counter() - began_s)
+        if work.apart and work.left > 0:
+            assert self._journal is not None
+            self._journal.goes_on(work)
         return True
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether all that was asked is answered and committed."""
+        return not (self._open_pairs or self._held or len(self._commits))
 
     def _open(self, work: ChunkWork, index: int) -> None:
         self._begun[work.id] = work

@@ -146,7 +146,8 @@ class Session:
         self.taken: list[int] = []
         self.facts: EngineFacts | None = None
         self.worker = f"{HERE}-{os.getpid()}"
-        self.journal = CrashJournal(opened.store, self.worker)
+        is_remote = opened.job.spec.engine.args.runs_elsewhere
+        self.journal = CrashJournal(opened.store, self.worker, is_remote=is_remote)
         self.is_part = part_of is not None
         self.execution = part_of or secrets.token_hex(8)
         self.keys = LabelKeys(opened.plan.parts, opened.job.reads)
@@ -230,13 +231,21 @@ class Session:
         wanted = self.left.quarantined_ids(shard) if self.is_retry else None
         rows_of = self._rows_of(shard, wanted or {})
         num_rows = sum(opened.plan.shards[shard].chunks)
-        self.journal.opens(shard, attempts, rows_of, num_rows=num_rows)
+        turns = self.journal.opens(
+            shard,
+            attempts,
+            rows_of,
+            num_rows=num_rows,
+            convicts=self.left.isolated_ids(shard) if self.is_retry else {},
+        )
         settled = self.left.settled_rows(shard) if self.is_retry else {}
-        for chunk, pairs in opened.read(shard, sorted(attempts), wanted=wanted):
+        left = set(attempts)
+        for chunk, pairs in itertools.chain.from_iterable(opened.read(shard, turn, wanted=wanted) for turn in turns):
             lock = self._locks.get(shard)
             if lock and lock.is_lost and shard not in self._given_up:  # another worker has the lease by now
-                self._give_up(shard, [other for other in attempts if other >= chunk])
+                self._give_up(shard, list(left))
                 return
+            left.remove(chunk)
             self._count_others()
             yield self._begin(ChunkId(shard, chunk, attempts[chunk]), pairs, settled)
 

@@ -235,6 +235,16 @@ class WorkLeft:
         self._refuse_lost(shard, attempts.keys() - ids.keys())
         return ids
 
+    def isolated_ids(self, shard: int) -> dict[int, list[int]]:
+        """Row ids of a shard to ask again over which engines went down, by chunk: those that no answer came for."""
+        attempts = self.retries.get(shard, {})
+        ids = dict[int, list[int]]()
+        for receipt in itertools.chain.from_iterable(self.opened.folder.chunk_receipts(shard)):
+            if receipt.attempt + 1 == attempts.get(receipt.chunk):
+                rows = self.opened.folder.quarantined_rows(receipt)
+                ids[receipt.chunk] = [row["row_id"] for row in rows if row["status"] == "engine" and not row["tries"]]
+        return ids
+
     def _refuse_lost(self, shard: int, missing: set[int]) -> None:
         if missing:
             raise StoreUnreachableError(

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from relabel.jobs.run.canary import CanaryResult
-from relabel.jobs.run.crashes import crashed_apart
+from relabel.jobs.run.crashes import narrows_down
 from relabel.jobs.run.label import label
 from relabel.jobs.run.notices import OutsideMass
 from relabel.jobs.run.progress import ASKED, Live, WorkerState, live_name, live_states
@@ -587,7 +587,7 @@ class Supervisor:
         new = sorted(listed - slot.seen)
         slot.seen = listed
         has_committed = any(load_receipt(store, name).worker == ended.worker for name in new)
-        if has_committed or crashed_apart(store, ended.worker):
+        if has_committed or narrows_down(store, ended.worker):
             slot.crashes = 0
             return
         slot.crashes += 1

@@ -40,6 +40,7 @@ class OpenAiArgs(EngineArgs):
     )
     secret_variables: ClassVar[frozenset[str]] = frozenset({"api_key_env"})
     """Options that name an environment variable whose value is passed to the engine alone."""
+    runs_elsewhere: ClassVar[bool] = True
 
     base_url: str
     """Where the API's paths begin: `http://127.0.0.1:8000/v1`. Host and port may change from run to run; the path is

@@ -57,7 +57,7 @@ def test_where_a_query_itself_is_poison_its_rows_do_not_each_cost_two_engines(tm
 def test_what_is_known_of_a_row_outlives_a_stop_in_order(tmp_path: Path) -> None:
     """A drain between two crashes must not begin the search again."""
     job = write_job(tmp_path, poison=[3], crash="kill")
-    while not _knows(job, '"caught": {"3": 1}'):
+    while not _knows(job, '"num_apart": 1'):
         assert called(job) != 0
     assert relabel(job, "--for", "3s")[0] in (0, 20)
     assert called(job) in (0, 10)

@@ -3,7 +3,6 @@ no process is left.
 """
 
 import json
-import math
 import signal
 import subprocess
 import time
@@ -12,17 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from relabel.jobs.run import workers as supervisor
 from relabel.jobs.run.chunks import ChunkWork
-from relabel.jobs.run.crashes import PIECES, TIMES_CAUGHT, Isolation
+from relabel.jobs.run.loop import MADE_UP
 from relabel.jobs.run.workers import choose_gpus, gpu_groups, visible_gpus
 from relabel.manifests.asks import Answer, Ask, Message
 from relabel.manifests.errors import EngineCrashError, MissingExtraError, UsageError
 from relabel.manifests.labels import QuarantineRow
-from relabel.manifests.plan import ChunkId
 from relabel.manifests.process import usable_cores
 from tests.jobs.test_loop import Scripted, TwoStage, chunks_of, good, work_through
 from tests.supervise.pool_jobs import command, files, is_worker, relabel, rows, verified, write_job
@@ -265,6 +261,15 @@ class Notes:
     def ends(self, work: ChunkWork, index: int) -> None:
         self.seen.append(("ends", work.pairs[index].row_id))
 
+    def num_made_up(self, work: ChunkWork) -> int:
+        return 1
+
+    def took(self, work: ChunkWork, seconds: float) -> None:
+        assert seconds >= 0.0
+
+    def goes_on(self, work: ChunkWork) -> None:
+        self.seen.append(("goes on", work.id.chunk))
+
 
 class Polled(Scripted):
     """Notes which rows' documents it has at each poll."""
@@ -297,8 +302,9 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
     engine = Polled(notes, capacity=8, batch=3)
     committed = watched(engine, works, notes)
     assert sorted(work.id.chunk for work in committed) == [0, 1, 2]
-    assert [note for note in notes.seen if note[0] == "tries"] == [("tries", [7, 8]), ("tries", [10])]
-    tried = [notes.seen.index(note) for note in notes.seen if note[0] == "tries"]
+    written = [note for note in notes.seen if note[0] in ("tries", "goes on")]
+    assert written == [("tries", []), ("tries", [7, 8]), ("tries", []), ("tries", [10]), ("goes on", 1)]
+    tried = [notes.seen.index(note) for note in notes.seen if note[0] == "tries" and note[1]]
     for start, group in zip(tried, ({7, 8}, {10}), strict=True):
         left = set(group)
         for kind, what in notes.seen[start + 1 :]:
@@ -306,9 +312,11 @@ def test_suspects_are_asked_with_nothing_else_in_flight_and_isolated_rows_never(
             left -= {what} if kind == "ends" else set()
             if not left:
                 break
-    assert notes.seen.index(("commits", 0)) < tried[0], (
+    assert notes.seen.index(("commits", 0)) < notes.seen.index(("tries", [])), (
         "what was finished before is committed before anything is risked"
     )
+    made_up = [request for request in engine.seen if request.ask.messages[0].parts == ("made up",)]
+    assert len(made_up) == 2 * MADE_UP, "others pass before each group under the same conditions"
     row = works[1].rows[0]
     assert isinstance(row, QuarantineRow)
     assert (row.row_id, row.status, row.reason) == (6, "engine", "it did it twice")
@@ -376,79 +384,6 @@ def test_time_that_the_process_was_stopped_is_no_silence(clock: list[float]) -> 
             return super().poll()
 
     assert len(watched(Paused(good), chunks_of(20), ask_timeout_s=60.0)) == 1
-
-
-# Which rows are blamed for a crash: the poisonous ones, all of them, no other, after few crashes.
-
-
-def drive(chunks: dict[ChunkId, list[int]], poison: set[int], *, width: int) -> tuple[Isolation, dict[int, str], int]:
-    """Ask chunk by chunk, as a worker does, with an engine that goes down whenever a poisonous row is in flight."""
-    isolation, isolated_rows, crashes = Isolation(), {}, 0
-    left = dict(chunks)
-    while left:
-        for chunk, row_ids in list(left.items()):
-            case = isolation.cases.get(chunk)
-            groups = [list(group) for group in case.groups] if case is not None else []
-            crashed = False
-            for group in groups:
-                if poison & set(group):
-                    isolation.crashed_apart(chunk, group, "died")
-                    crashed = True
-                    break
-                isolation.cleared(chunk, group)
-            set_aside = set(case.isolated_rows) if case is not None else set()
-            apart = {row for group in groups for row in group}
-            ordinary = [row for row in row_ids if row not in apart | set_aside]
-            if not crashed:
-                for start in range(0, len(ordinary), width):
-                    window = ordinary[start : start + width]
-                    if poison & set(window):
-                        isolation.crashed({chunk: window})
-                        crashed = True
-                        break
-            if crashed:
-                crashes += 1
-                break
-            if case is not None:
-                isolated_rows.update(case.isolated_rows)
-            isolation.committed(chunk)
-            del left[chunk]
-    return isolation, isolated_rows, crashes
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[dict[ChunkId, list[int]], set[int], int]:
-    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
-    chunks, row = {}, 0
-    for number, size in enumerate(sizes):
-        chunks[ChunkId(0, number)] = list(range(row, row + size))
-        row += size
-    poison = draw(st.sets(st.integers(0, row - 1), max_size=8))
-    return chunks, poison, draw(st.integers(1, 64))
-
-
-@given(cases())
-def test_exactly_the_poisonous_rows_are_isolated_and_the_number_of_crashes_is_bounded(
-    case: tuple[dict[ChunkId, list[int]], set[int], int],
-) -> None:
-    chunks, poison, width = case
-    isolation, isolated_rows, crashes = drive(chunks, poison, width=width)
-    assert set(isolated_rows) == poison
-    assert isolation.num_isolated == len(poison)
-    assert not isolation.cases
-    levels = math.ceil(math.log(max(map(len, chunks.values())), PIECES)) + 1
-    assert crashes <= len(poison) * (1 + levels + TIMES_CAUGHT)
-
-
-def test_a_row_that_is_answered_alone_is_as_good_as_any_again() -> None:
-    isolation, chunk = Isolation(), ChunkId(0, 0)
-    isolation.crashed({chunk: [1]})
-    isolation.crashed_apart(chunk, [1], "died")
-    isolation.cleared(chunk, [1])
-    assert isolation.cases[chunk].groups == []
-    isolation.crashed({chunk: [1]})
-    isolation.crashed_apart(chunk, [1], "died")
-    assert not isolation.num_isolated, "caught once, by chance; then answered; this is the first time again"
 
 
 # GPUs are found and given out without torch.
