@@ -505,8 +505,9 @@ _REDO = (
 
 
 def _read(file: FileRef | None, schema: pa.Schema, columns: list[str], read: ReadColumns) -> pa.Table:
-    empty = pa.schema([schema.field(name) for name in columns]).empty_table()
-    return empty if file is None else read(file, schema, columns)
+    if file is None:
+        return pa.schema([schema.field(name) for name in columns]).empty_table()
+    return read(file, schema, columns)
 
 
 def _compare(wanted_R: np.ndarray, files: dict[str, np.ndarray], where: str, odd_as: str) -> None:

@@ -8,12 +8,11 @@ reads one narrow column of every committed file, once, when the last chunk is in
 from __future__ import annotations
 
 import bisect
-import functools
 import hashlib
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ import pyarrow as pa
 from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import InputFile
-from relabel.manifests.labels import QUARANTINE, table_of
+from relabel.manifests.labels import LABELS, QUARANTINE, table_of
 from relabel.manifests.plan import (
     PLAN_NAME,
     ChunkId,
@@ -388,12 +387,15 @@ class RunFolder:
             raise ManifestError(f"{path}: its schema is not this version's. Read it with the relabel that wrote it.")
         return table
 
-    def prove(self, snapshot: Snapshot, *, check_bytes: bool) -> Fates:
+    def prove(
+        self, snapshot: Snapshot, *, check_bytes: bool, check_labels: Callable[[FileRef, pa.Table], None] | None = None
+    ) -> Fates:
         """Prove that every planned row is there and has exactly one state, from the files that these receipts name.
 
         Args:
             snapshot: of the receipts; commits that came after it are not seen.
             check_bytes: also compare every file's sha256 (`verify`); otherwise only narrow columns are read.
+            check_labels: is called with each label file, of which it is given `grade` and `probs`.
         Raises:
             ManifestError: a chunk has no receipt; or names a receipt, its files, and up to ten row ids that are lost or
                 doubled.
@@ -413,14 +415,28 @@ class RunFolder:
             rows_by_chunk = chunk_row_ids(self.store, self.plan.shards[shard])
 
             def proved(receipts: list[Receipt], rows_by_chunk: list[np.ndarray] = rows_by_chunk) -> Fates:
-                return self._prove_chunk(receipts, rows_by_chunk[receipts[0].chunk], check_bytes=check_bytes)
+                planned_R = rows_by_chunk[receipts[0].chunk]
+                return self._prove_chunk(receipts, planned_R, check_bytes=check_bytes, check_labels=check_labels)
 
             for fates in map_concurrent(self.store, proved, of_shard):
                 total = total.plus(fates)
         return total
 
-    def _prove_chunk(self, receipts: list[Receipt], planned_R: np.ndarray, *, check_bytes: bool) -> Fates:
-        read = functools.partial(self.table, check_bytes=check_bytes)
+    def _prove_chunk(
+        self,
+        receipts: list[Receipt],
+        planned_R: np.ndarray,
+        *,
+        check_bytes: bool,
+        check_labels: Callable[[FileRef, pa.Table], None] | None = None,
+    ) -> Fates:
+        def read(file: FileRef, schema: pa.Schema, columns: list[str]) -> pa.Table:
+            if check_labels is None or schema is not LABELS:
+                return self.table(file, schema, columns, check_bytes=check_bytes)
+            table = self.table(file, schema, [*columns, "grade", "probs"], check_bytes=check_bytes)
+            check_labels(file, table)
+            return table
+
         return prove_chunk(receipts, planned_R, read, root=self.store.root)
 
     def open_chunks(self, *snapshots: Snapshot) -> dict[int, list[int]]:

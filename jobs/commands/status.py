@@ -1,5 +1,6 @@
 """The commands `status` and `verify`: the state of an output and its workers, read without changing it."""
 
+import functools
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow as pa
 
 from relabel.jobs.commands.options import date_option, log_option, output_option
 from relabel.jobs.job import output_of, priced_args, read_auto
@@ -19,7 +21,7 @@ from relabel.manifests.budgets import BudgetState, Range
 from relabel.manifests.cascade import audit_of
 from relabel.manifests.errors import ConfigError, ManifestError, UsageError
 from relabel.manifests.files import Storage
-from relabel.manifests.labels import ANSWERS, LABELS
+from relabel.manifests.labels import ANSWERS
 from relabel.manifests.plan import PLAN_NAME, Fates, FileRef, template_name
 from relabel.manifests.records import LEFT_OUT, as_object, plain, sha256_bytes
 from relabel.manifests.run_folder import RunFolder, open_planned
@@ -400,9 +402,7 @@ def verify_run(folder: RunFolder) -> VerifiedRun:
         ManifestError: it is not; names the first fault.
     """
     snapshot = folder.snapshot(believes_manifest=False)
-    fates = folder.prove(snapshot, check_bytes=True)
-    for labels in snapshot.labels:
-        _check_labels(folder, labels)
+    fates = folder.prove(snapshot, check_bytes=True, check_labels=functools.partial(_check_labels, folder))
     for answers in snapshot.answers:
         folder.table(answers, ANSWERS)
     manifest = load_manifest(folder.store)
@@ -450,28 +450,30 @@ def _check_side_records(folder: RunFolder) -> None:
     read_auto(folder.store)
 
 
-def _check_labels(folder: RunFolder, file: FileRef) -> None:
+def _check_labels(folder: RunFolder, file: FileRef, table: pa.Table) -> None:
     """Raise if a row of a label file is not a label: no grade, off the scale, invalid probabilities; a grade of a
     labeler that gives none.
+
+    Letters: D rows with a distribution, K grades.
     """
     import numpy as np
 
     grades = folder.plan.facts.labeler.grades
-    given, distributions = folder.table(file, LABELS, ["grade", "probs"], check_bytes=False).columns
+    given = table["grade"]
     values = given.to_numpy()
+    distributions = table["probs"].combine_chunks().drop_null()
     fault = ""
-    probs = [row for row in distributions.to_pylist() if row is not None]
     if not grades:
-        if probs or given.null_count < len(values):
+        if len(distributions) or given.null_count < len(values):
             fault = "a grade, of a labeler that gives none"
     elif given.null_count or values.min() < 0 or values.max() >= grades:
         fault = f"a label without a grade of 0 to {grades - 1}"
-    elif any(len(row) != grades for row in probs):
+    elif (distributions.value_lengths().to_numpy() != grades).any():
         fault = f"a distribution that is not over {grades} grades"
-    elif probs:
-        matrix = np.array(probs)
-        is_share = np.isfinite(matrix).all() and (matrix >= 0).all()
-        if not is_share or not np.allclose(matrix.sum(axis=1), 1, atol=1e-3):
+    else:
+        prob_DK = distributions.flatten().to_numpy(zero_copy_only=False).reshape(-1, grades)
+        is_share = np.isfinite(prob_DK).all() and (prob_DK >= 0).all()
+        if not is_share or not np.allclose(prob_DK.sum(axis=1, dtype=np.float64), 1, atol=1e-3):
             fault = "a distribution that does not sum to 1"
     if fault:
         raise ManifestError(f"{folder.store.root}/{file.path}: holds {fault}.")
