@@ -220,7 +220,7 @@ input:
 labeler: {{name: direct, grades: 3, templates: templates}}
 engine: {engine}
 output: run
-run: {{chunk_rows: 32}}
+run: {{chunk_rows: 16}}          # small, so that a stop keeps nearly all that was done
 """
 STUDENT = """\
 # Written by `relabel demo`. Untrained, a teacher of 135M can't teach, so the student learns mostly from trusted
@@ -254,7 +254,7 @@ input:
 labeler: {{name: direct, grades: 3, templates: templates}}
 engine: {{name: transformers, model: {model}}}
 output: untrained
-run: {{chunk_rows: 32}}
+run: {{chunk_rows: 16}}          # small, so that a stop keeps nearly all that was done
 """
 
 
@@ -410,6 +410,14 @@ def labels_in(folder: Path) -> dict[tuple[str, str], Row]:
     names = ["query_id", "doc_id", "grade", "probs", "outside_mass"]
     tables = (read_labels(run.folder, file, names) for file in run.found.labels)
     return {(row["query_id"], row["doc_id"]): row for table in tables for row in table.to_pylist()}
+
+
+def kept_text(step: Row) -> str:
+    """How many labels there are when a run was stopped; nothing of another step."""
+    result = step["result"] or {}
+    if "labelled" not in result:
+        return ""
+    return f"{result['labelled']} of {result['rows']} pairs are labelled. "
 
 
 def examples_text(pairs: Sequence[Row], labels: Mapping[tuple[str, str], Row]) -> list[str]:
@@ -578,7 +586,9 @@ def demo(
     }
     if last not in WELL:
         lines = [f"  {line}" for line in last_words(log)]
-        lines.append(f"Stopped: `{command}` ended with exit code {last}. {ADVICE.get(last, AGAIN)}")
+        lines.append(
+            f"Stopped: `{command}` ended with exit code {last}. {kept_text(done[-1])}{ADVICE.get(last, AGAIN)}"
+        )
         return emit(TextResult("\n".join(lines), result), output, last)
     lines = ["", *examples_text(pairs, labels)]
     if not labels_only:

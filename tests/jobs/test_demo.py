@@ -4,6 +4,7 @@ made.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -134,6 +135,26 @@ def test_a_step_that_stops_with_two_objects_of_json_shows_people_none(folder: Pa
     done = call(f"python {script}", folder / "log")
     assert (done["exit_code"], done["result"]) == (130, {"error": "Stopped"})
     assert last_words(folder / "log") == ["words"]
+
+
+def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_from_them(
+    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(command: str, log: Path) -> dict[str, Any]:
+        """A run that has done one shard when it ends."""
+        return {**call(f"{command} --shard 1/12", log), "exit_code": Exit.PARTIAL}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("relabel.jobs.commands.demo.call", stopped)
+        begun = relabel("demo", "--engine", "fake", "--labels-only")
+    assert begun.code == Exit.PARTIAL
+    said = re.search(r"ended with exit code 20\. (\d+) of 800 pairs are labelled\.", begun.out)
+    assert said is not None
+    kept = int(said[1])
+    assert 0 < kept < 800
+    done = relabel("demo", "--engine", "fake", "--labels-only", "--output", "json")
+    assert done.json["labels"] == 800
+    assert done.json["steps"][0]["result"]["this_run"]["pairs"] == 800 - kept
 
 
 def test_sigterm_ends_the_step_that_runs(folder: Path) -> None:
