@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+OPTIMUM_VENV ?= .venv-optimum
+OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
 GPU_VENV ?= .venv-train-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 
@@ -18,7 +20,7 @@ PARALLEL := --max-worker-restart 0 -n
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser picture environments test test-vllm contract check format docs faults full faults-long bench labels-for-less release shows twenty-million gpu gpu-day clean
+.PHONY: help demo teach browser picture environments test test-vllm test-optimum contract check format docs faults full faults-long bench labels-for-less release shows twenty-million gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +66,14 @@ $(VLLM_STAMP): pyproject.toml
 
 test-vllm: $(VLLM_STAMP) ## Tests of the vLLM engine on its CPU build, in .venv-vllm
 	$(ONE_THREAD) $(VLLM_VENV)/bin/python -m pytest tests/vllm $(PARALLEL) 2 --dist loadfile
+
+# optimum-onnx asks for transformers 4, we for 5. The tests export here, and ask there.
+$(OPTIMUM_STAMP): Makefile
+	PYTHON=$(PYTHON) .ci/install $(OPTIMUM_VENV) 'torch==2.13.0' 'optimum-onnx[onnxruntime]==0.1.0' 'sentence-transformers>=5.7,<6'
+	touch $@
+
+test-optimum: $(STAMP) $(OPTIMUM_STAMP) ## What sentence-transformers and optimum load of an export, in .venv-optimum
+	$(ONE_THREAD) RELABEL_OPTIMUM=$(CURDIR)/$(OPTIMUM_VENV)/bin/python $(BIN)/python -m pytest tests/optimum
 
 environments: $(STAMP) $(VLLM_STAMP) ## Both environments of the tests; side by side with -j2
 

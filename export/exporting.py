@@ -179,7 +179,7 @@ def _check(
     if "tensorrt" in spec.formats:
         check_machine()
     manifest = student_manifest(path)
-    compared, calibration = _choose_pairs(
+    compared, calibration = pairs_to_compare(
         path=path,
         record=record,
         manifest=manifest,
@@ -286,7 +286,13 @@ def _publish(facts: dict[str, Any], folder: Path, target: Path) -> None:
         aside = target.with_name(target.name + ".refused")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        raise GateError(refusal_text(refused, aside))
+        raise GateError(
+            refusal_text(
+                refused,
+                f"All figures are in {aside / PARITY_NAME}. Leave that precision out of --precisions, or set its bound "
+                "(--set parity.…).",
+            )
+        )
     seal_bundle(folder, facts)
 
 
@@ -359,7 +365,7 @@ def _opened(target: Path) -> tuple[Bundle, Any]:
     return bundle, bundle.facts.get("recipe")
 
 
-def _choose_pairs(
+def pairs_to_compare(
     path: Path,
     record: StudentRecord,
     manifest: Mapping[str, Any],
@@ -473,18 +479,8 @@ def _write_models(
         report(f"{precision}: writing {target.name}")
         if precision == "fp32":
             made[precision] = export_onnx(student, full, spec)
-        elif precision == "fp16":
-            config = student.module.inner.config
-            made[precision] = write_fp16(
-                full,
-                target,
-                num_heads=config.num_attention_heads,
-                hidden_size=config.hidden_size,
-            )
-        elif precision == STATIC:
-            made[precision] = write_int8_static(full, target, batches)
         else:
-            made[precision] = write_int8(full, target, narrowing=KINDS[student.record.kind].int8_narrows)
+            made[precision] = write_smaller(student, full, target, precision, batches)
     models = []
     for precision in spec.onnx_precisions:
         path = FILES[precision]
@@ -498,6 +494,32 @@ def _write_models(
             )
         )
     return models, made
+
+
+def write_smaller(
+    student: StudentModel, full: Path, target: Path, precision: str, batches: Sequence[Mapping[str, np.ndarray]] = ()
+) -> dict[str, Any]:
+    """Write fp16, int8 or static int8 of a student's float32 graph.
+
+    Args:
+        full: the graph.
+        batches: to calibrate static int8 on.
+    Returns:
+        What made it, see `_write_models`.
+    Raises:
+        ModelError: it can't be done with this graph.
+    """
+    if precision == "fp16":
+        config = student.module.inner.config
+        return write_fp16(
+            full,
+            target,
+            num_heads=config.num_attention_heads,
+            hidden_size=config.hidden_size,
+        )
+    if precision == STATIC:
+        return write_int8_static(full, target, batches)
+    return write_int8(full, target, narrowing=KINDS[student.record.kind].int8_narrows)
 
 
 def _compare(
@@ -578,9 +600,9 @@ def _check_tokens(student: StudentModel, rows: list[tuple[list[int], list[int]]]
             )
 
 
-def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
+def refusal_text(refused: Sequence[ModelParity], advice: str) -> str:
     """What a gate refused, and the rows that differ most."""
-    lines = ["parity failed, so no bundle was made:"]
+    lines = ["parity failed, so this was not made:"]
     for model in refused:
         for check in model.checks:
             if not check.has_passed:
@@ -592,9 +614,7 @@ def refusal_text(refused: Sequence[ModelParity], aside: Path) -> str:
             before = np.round(np.array(row["student"], dtype=float), 3)
             after = np.round(np.array(row["model"], dtype=float), 3)
             lines.append(f"    {where}: {before} became {after}")
-    figures = f"All figures are in {aside / PARITY_NAME}."
-    lines.append(f"{figures} Leave that precision out of --precisions, or set its bound (--set parity.…).")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"  {advice}"])
 
 
 def write_repository(
@@ -679,24 +699,49 @@ class ServingModule(nn.Module):  # type: ignore[misc]
 
 
 def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[str, Any]:
-    """Write the student as ONNX; weights are inside the file, or in `<file>.data` above the 2 GB that
+    """Write the student as ONNX, its answers probabilities; see `trace_onnx`."""
+    names = input_names(student)
+    heads = list(student.record.heads)
+    serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits)
+    batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
+    output_names = list(heads)
+    if options.logits:
+        output_names += [f"{name}_logits" for name in heads]
+    return trace_onnx(
+        student,
+        serving,
+        {name: batch[name] for name in names},
+        output_names,
+        path,
+        opset=options.opset,
+    )
+
+
+def trace_onnx(
+    student: StudentModel,
+    serving: nn.Module,
+    batch: Mapping[str, Tensor],
+    output_names: Sequence[str],
+    path: Path,
+    *,
+    opset: int,
+) -> dict[str, Any]:
+    """Write a module around a student as ONNX; weights are inside the file, or in `<file>.data` above the 2 GB that
     protobuf takes.
 
+    Args:
+        serving: takes the batch's values in their order.
+        batch: inputs by name, int64 [B, T], but for `counts`, which is [B, 19].
+    Returns:
+        Versions of what made it.
     Raises:
         MissingExtraError: onnxscript is absent.
         ModelError: torch can't trace the model.
     """
     onnxscript = require("onnxscript", extra="cpu", purpose="An export")
-    names = input_names(student)
-    heads = list(student.record.heads)
-    serving = ServingModule(student.module, names, student.record.temperature, logits=options.logits).eval()
-    batch = student.texts.collate(student.texts.encode(SAMPLE), pad_multiple=1)
-    output_names = list(heads)
-    if options.logits:
-        output_names += [f"{name}_logits" for name in heads]
     batch_axis = torch.export.Dim("batch", min=1, max=1 << 20)
     token_axis = torch.export.Dim("sequence", min=1, max=max(student.record.max_tokens, 2))
-    shapes = [{0: batch_axis} if name == "counts" else {0: batch_axis, 1: token_axis} for name in names]
+    shapes = [{0: batch_axis} if name == "counts" else {0: batch_axis, 1: token_axis} for name in batch]
     # attention as products and a softmax: torch's own operator becomes a graph that checks every weight for NaN, 5 %
     # slower on a CPU
     inner = student.module.inner
@@ -705,12 +750,12 @@ def export_onnx(student: StudentModel, path: Path, options: ExportSpec) -> dict[
     with quiet(), torch.no_grad():
         try:
             program = torch.onnx.export(
-                serving,
-                tuple(batch[name] for name in names),
+                serving.eval(),
+                tuple(batch.values()),
                 dynamo=True,
-                opset_version=options.opset,
-                input_names=names,
-                output_names=output_names,
+                opset_version=opset,
+                input_names=list(batch),
+                output_names=list(output_names),
                 dynamic_shapes=(tuple(shapes),),
                 verbose=False,
             )

@@ -20,7 +20,9 @@ import numpy as np
 
 from relabel.distill.students.model import PROBES, DecoderTexts, StudentModel
 from relabel.distill.students.spec import StudentRecord
+from relabel.export.loader import open_session
 from relabel.export.parity import PairSet, PairsFile, choose_rows, file_pairs, lineage_pairs
+from relabel.export.specs import ParitySpec
 from relabel.manifests.errors import GateError, InputError, ManifestError
 from relabel.manifests.files import Storage
 
@@ -38,6 +40,11 @@ LEAST_SENTENCE_TRANSFORMERS = (6, 2)
 """Older ones have no modules for a cross-encoder."""
 PARTS = ("0_Transformer", "1_Pooling", "2_Dense", "3_Dense")
 """Folders of sentence-transformers' modules; the last one where there are two layers."""
+GRAPH = "onnx/model.onnx"
+"""Where sentence-transformers and optimum look for a graph: below the folder, or below the one of its transformer."""
+LOGITS = "logits"
+HIDDEN = "last_hidden_state"
+"""The graph's one output, by what optimum's classes for the two kinds of folder read."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class LoadedBack:
     """What became of a folder in one library.
 
     Args:
-        library: `transformers` or `sentence-transformers`.
+        library: `transformers`, `sentence-transformers`, or `onnxruntime` with the folder's graph.
         version: of the library; None where it is not installed.
         max_abs: the largest |Δp|; None where it was not asked.
         reason: why it was not asked.
@@ -125,6 +132,16 @@ def check_folder(
             ),
             _through_sentence_transformers(student, folder, form, pairs),
         ]
+        if (model_folder(folder, library) / GRAPH).is_file():
+            checks.append(
+                _through_onnxruntime(
+                    student,
+                    folder,
+                    form,
+                    library,
+                    pairs,
+                )
+            )
     report(f"loaded again and compared on {len(pairs)} pairs ({asked.source}), padded together")
     for check in checks:
         report(str(check))
@@ -181,18 +198,91 @@ Ask = Callable[[list[Pair], int], np.ndarray]
 """Pairs and the size of a batch → probabilities [B, K], or of form `rerank` a number from 0 to 1, [B, 1]."""
 
 
+def model_folder(folder: Path, library: str) -> Path:
+    """Where config, weights and tokenizer lie: the folder itself, or the one of its first module."""
+    return folder if library == "transformers" else folder / PARTS[0]
+
+
 def _through_transformers(
     student: StudentModel, folder: Path, form: Form, library: str, pairs: list[Pair]
 ) -> LoadedBack:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModel, AutoModelForSequenceClassification
 
-    is_whole = library == "transformers"
-    tokenizer = AutoTokenizer.from_pretrained(folder if is_whole else folder / PARTS[0])
-    if is_whole:
+    if library == "transformers":
         classifier = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+
+        def logits_of(batch: Mapping[str, Any]) -> Any:
+            return classifier(**batch).logits
     else:
-        modules = _open_modules(folder)
+        backbone = AutoModel.from_pretrained(folder / PARTS[0]).eval()
+        head = open_head(folder)
+
+        def logits_of(batch: Mapping[str, Any]) -> Any:
+            return head(backbone(**batch).last_hidden_state, batch["attention_mask"])
+
+    release = version("transformers")
+    apart = _most_apart(
+        student,
+        form,
+        f"transformers {release}",
+        asker(folder, form, library, logits_of),
+        pairs,
+    )
+    return LoadedBack("transformers", release, apart)
+
+
+def _through_onnxruntime(
+    student: StudentModel, folder: Path, form: Form, library: str, pairs: list[Pair]
+) -> LoadedBack:
+    """The folder's graph, as optimum's classes run it."""
+    import onnxruntime
+
+    release = onnxruntime.__version__
+    apart = _most_apart(
+        student,
+        form,
+        f"onnxruntime {release}",
+        graph_asker(folder, form, library, model_folder(folder, library) / GRAPH),
+        pairs,
+        limit=ParitySpec().fp32_max_abs,
+    )
+    return LoadedBack("onnxruntime", release, apart)
+
+
+def graph_asker(folder: Path, form: Form, library: str, graph: Path) -> Ask:
+    """How a graph of a folder is asked: on the CPU, between the folder's tokenizer and its head, if it has one.
+
+    Args:
+        library: whose classes load the folder.
+    """
+    import torch
+
+    session = open_session(graph, "cpu")
+    head = None
+    if library != "transformers":
+        head = open_head(folder)
+
+    def logits_of(batch: Mapping[str, Any]) -> Any:
+        inputs = {name: values_BT.numpy() for name, values_BT in batch.items()}
+        if head is None:
+            return torch.from_numpy(session.run([LOGITS], inputs)[0])
+        hidden_BTD = torch.from_numpy(session.run([HIDDEN], inputs)[0])
+        return head(hidden_BTD, batch["attention_mask"])
+
+    return asker(folder, form, library, logits_of)
+
+
+def asker(folder: Path, form: Form, library: str, logits_of: Callable[[Mapping[str, Any]], Any]) -> Ask:
+    """How a folder is asked, by its own tokenizer.
+
+    Args:
+        library: whose classes load the folder.
+        logits_of: a batch of that tokenizer → logits [B, K], or of form `rerank` [B, 1].
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(folder, library))
 
     def ask(pairs: list[Pair], batch_size: int) -> np.ndarray:
         logits = []
@@ -206,28 +296,20 @@ def _through_transformers(
                 return_tensors="pt",
             )
             with torch.inference_mode():
-                logits.append(classifier(**batch).logits if is_whole else modules(batch))
+                logits.append(logits_of(batch))
         logits_BK = torch.cat(logits)
         return np.asarray(logits_BK.softmax(1) if form == "hf" else logits_BK.sigmoid())
 
-    release = version("transformers")
-    apart = _most_apart(
-        student,
-        form,
-        f"transformers {release}",
-        ask,
-        pairs,
-    )
-    return LoadedBack("transformers", release, apart)
+    return ask
 
 
-def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
-    """What sentence-transformers' modules compute, by transformers and torch alone: a batch → logits [B, K]."""
+def open_head(folder: Path) -> Callable[[Any, Any], Any]:
+    """What sentence-transformers' modules compute after the transformer, by torch alone: hidden states [B, T, D] and
+    mask [B, T] → logits [B, K].
+    """
     import torch
     from safetensors.torch import load_file
-    from transformers import AutoModel
 
-    backbone = AutoModel.from_pretrained(folder / PARTS[0]).eval()
     pooling = json.loads((folder / PARTS[1] / "config.json").read_bytes())["pooling_mode"]
     layers = []
     for name in PARTS[2:]:
@@ -236,9 +318,7 @@ def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
             config = json.loads((dense / "config.json").read_bytes())
             layers.append((load_file(dense / "model.safetensors"), config))
 
-    def logits_of(batch: Mapping[str, Any]) -> Any:
-        hidden_BTD = backbone(**batch).last_hidden_state
-        mask_BT = batch["attention_mask"]
+    def head(hidden_BTD: Any, mask_BT: Any) -> Any:
         if pooling == "lasttoken":
             last_B = mask_BT.sum(1) - 1
             values = hidden_BTD[torch.arange(len(last_B)), last_B]
@@ -252,7 +332,7 @@ def _open_modules(folder: Path) -> Callable[[Mapping[str, Any]], Any]:
                 values = values.tanh()
         return values
 
-    return logits_of
+    return head
 
 
 def _through_sentence_transformers(student: StudentModel, folder: Path, form: Form, pairs: list[Pair]) -> LoadedBack:
@@ -287,27 +367,35 @@ def _through_sentence_transformers(student: StudentModel, folder: Path, form: Fo
     return LoadedBack(library, release, apart)
 
 
-def _most_apart(student: StudentModel, form: Form, library: str, ask: Ask, pairs: list[Pair]) -> float:
+def answers_of_student(student: StudentModel, form: Form, pairs: list[Pair]) -> np.ndarray:
+    """What a folder should answer: probabilities [B, K]; of form `rerank` expected grade over the highest, [B, 1]."""
+    want_BK = student.probabilities(pairs)[HEAD]
+    if form == "hf":
+        return want_BK
+    top = student.record.grades - 1
+    return want_BK @ np.arange(top + 1)[:, None] / top
+
+
+def _most_apart(
+    student: StudentModel, form: Form, library: str, ask: Ask, pairs: list[Pair], *, limit: float = MOST_APART
+) -> float:
     """The largest difference from the student, over two ways to batch the pairs: as they come, and, turned round, all
     together.
 
     Raises:
         GateError: it is beyond the limit.
     """
-    want_BK = student.probabilities(pairs)[HEAD]
-    if form == "rerank":
-        top = student.record.grades - 1
-        want_BK = want_BK @ np.arange(top + 1)[:, None] / top
+    want_BK = answers_of_student(student, form, pairs)
     in_turn_BK = np.abs(ask(pairs, 8) - want_BK)
     together_BK = np.abs(ask(pairs[::-1], len(pairs))[::-1] - want_BK)
     apart_B = np.maximum(in_turn_BK, together_BK).max(1)
     worst = int(np.nan_to_num(apart_B, nan=np.inf).argmax())
     apart = float(apart_B[worst])
-    if apart <= MOST_APART:
+    if apart <= limit:
         return apart
     query, document = pairs[worst]
     raise GateError(
         f"{student.path}: what was written, loaded again by {library}, answers up to {apart:.2g} from the student "
-        f"({MOST_APART:g} is the limit), farthest for {query[:60]!r} with {document[:60]!r}. Nothing is kept of it: "
+        f"({limit:g} is the limit), farthest for {query[:60]!r} with {document[:60]!r}. Nothing is kept of it: "
         "export it to a bundle, and report this with the model's name."
     )

@@ -3,16 +3,18 @@
 A decoder's prompt is in the folder's tokenizer, which puts it around each pair.
 
 The weights are those of transformers' class for the task where that can answer the same, else sentence-transformers'
-modules. Only transformers and safetensors are needed to write either. What was written is loaded again and compared
-with the student (`hub_parity.py`). The modules lie in folders of their own, so that a class that would put a random
-head on the encoder finds nothing to load.
+modules. Only transformers and safetensors are needed to write either. The student's graph comes along as ONNX
+(`hub_onnx.py`). What was written is loaded again and compared with the student (`hub_parity.py`). The modules lie in
+folders of their own, so that a class that would put a random head on the encoder finds nothing to load.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -33,10 +35,22 @@ from relabel.distill.students.model import (
 from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
 from relabel.export.bundle_facts import CARD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
-from relabel.export.exporting import Report, student_manifest
-from relabel.export.hub_parity import HEAD, MOST_APART, PARTS, Form, LoadedBack, check_folder, choose_pairs
+from relabel.export.exporting import Report, pairs_to_compare, student_manifest
+from relabel.export.hub_onnx import GRAPHS, GraphFile, folded_head, measure_graphs, write_graphs
+from relabel.export.hub_parity import (
+    GRAPH,
+    HEAD,
+    MOST_APART,
+    PARTS,
+    Form,
+    LoadedBack,
+    check_folder,
+    choose_pairs,
+    model_folder,
+)
 from relabel.export.parity import PairsFile
-from relabel.manifests.errors import ConfigError, ModelError
+from relabel.export.specs import ExportSpec
+from relabel.manifests.errors import ConfigError, MissingExtraError, ModelError
 from relabel.manifests.files import Storage
 from relabel.manifests.models import config_file
 from relabel.manifests.records import plain, readable_json
@@ -46,7 +60,13 @@ _SHOWN = ("accuracy", "f1_macro", "kappa_quadratic", "auc")
 
 
 def render_hub_card(
-    manifest: StudentManifest, record: StudentRecord, form: Form, score: Score, library: str, licence: str | None
+    manifest: StudentManifest,
+    record: StudentRecord,
+    form: Form,
+    score: Score,
+    library: str,
+    licence: str | None,
+    graphs: Sequence[GraphFile],
 ) -> str:
     """Markdown below the Hub's metadata, in which a base model that is not of the Hub is left out.
 
@@ -90,6 +110,7 @@ def render_hub_card(
         max_tokens=record.max_tokens,
         left_out=[name for name in record.heads if name != HEAD],
         licence=licence,
+        graphs=[(graph.precision, Path(graph.path).name) for graph in graphs],
     )
 
 
@@ -151,7 +172,7 @@ def write_model(
     Returns:
         Whose classes load them: `transformers` or `sentence-transformers`.
     """
-    weight_KD, bias_K = _folded(student)
+    weight_KD, bias_K = folded_head(student)
     layers = _one_logit(weight_KD, bias_K) if form == "rerank" else _a_logit_a_grade(weight_KD, bias_K)
     is_decoder = student.record.kind == "decoder"
     model = None
@@ -230,7 +251,7 @@ def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     is_decoder = student.record.kind == "decoder"
-    weight_OD, bias_O = _folded(student)
+    weight_OD, bias_O = folded_head(student)
     if is_decoder and form == "rerank":
         weight_OD = weight_OD[1:] - weight_OD[:1]
         bias_O = bias_O[1:] - bias_O[:1]
@@ -281,13 +302,6 @@ def _classifier(student: StudentModel, form: Form, score: Score, layers: _Layers
     return model
 
 
-def _folded(student: StudentModel) -> tuple[Any, Any]:
-    """The relevance head's weight [K, D] and bias [K] over its temperature."""
-    weight_KD, bias_K = student.module.output_rows()[HEAD]
-    temperature = student.record.temperature.get(HEAD, 1.0)
-    return weight_KD.detach() / temperature, bias_K.detach() / temperature
-
-
 def _apart(student: StudentModel, form: Form, model: Any) -> float:
     """The largest |Δp| between an encoder student and a classifier, over drawn rows of all lengths, padded together."""
     import torch
@@ -324,7 +338,7 @@ def _write_modules(student: StudentModel, form: Form, score: Score, layers: _Lay
     transformer = folder / PARTS[0]
     pooling = folder / PARTS[1]
     modules = list(MODULES)
-    dense_layers = [("Identity", *_folded(student))]
+    dense_layers = [("Identity", *folded_head(student))]
     activation = SCORES["log-odds-relevant"].activation
     if form == "rerank":
         modules.append((PARTS[3], MODULES[-1][1]))
@@ -426,12 +440,16 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     save_tokenizer(_pair_tokenizer(student), folder)
-    if student.record.kind != "decoder":
-        return
+    is_decoder = student.record.kind == "decoder"
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_bytes())
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # others put their own marks around texts
-    file.write_bytes(readable_json(settings))
+    # a decoder's: others put their own marks around texts. And transformers 4, with which optimum comes, does not know
+    # the name that transformers 5 gives to this class
+    if is_decoder or settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_bytes(readable_json(settings))
+    if not is_decoder:
+        return
     pairs = [("a", document) for _, document in PROBES]
     loaded = AutoTokenizer.from_pretrained(folder)
     loaded_ids = [loaded(*pair, truncation=True).input_ids for pair in pairs]
@@ -453,6 +471,7 @@ def export_to_hub_folder(
     score: Score = "expected-grade",
     storage: Storage,
     pairs: PairsFile | None = None,
+    precisions: Sequence[str] | None = None,
     licence: str | None,
     is_replacing: bool,
     report: Report = lambda _: None,
@@ -462,12 +481,15 @@ def export_to_hub_folder(
     Args:
         path: the student's folder.
         pairs: what to compare on; the student's own by default.
+        precisions: of graphs, of `GRAPHS`. By default fp32 of an encoder that torch can trace, and none of a decoder,
+            whose graph is as large as its weights.
         licence: SPDX expression.
         is_replacing: take the place of another such folder.
         report: called with progress, a line each.
     Raises:
         GateError: a library that loads it answers otherwise than the student; nothing is made at `target`.
-        ConfigError: no class there answers as it does.
+        ConfigError: no class there answers as it does, or no graph is made in such a precision.
+        InputError: there are no pairs to compare a smaller graph on.
         StaleRunError: `target` holds something else.
         ManifestError, ModelError, MissingExtraError: the student is not whole, or can't be loaded.
     """
@@ -482,9 +504,18 @@ def export_to_hub_folder(
             f"{path}: has {record.grades} grades, and the heads of rerank endpoints can say the expected grade of two "
             "or three in one number. Take --format hf, or serve a bundle: docs/deploy/serving/rerank.py."
         )
+    unknown = [name for name in precisions or () if name not in GRAPHS]
+    if unknown:
+        raise ConfigError(f"--precisions {unknown[0]}: a graph in such a folder is one of {', '.join(GRAPHS)}.")
     facts = student_manifest(path)
     manifest = StudentManifest.read(readable_json(facts), f"{path}/manifest.json")
-    recipe = {"student": student_digest(path), "form": form, "relabel": version("relabel-ir"), "licence": licence}
+    recipe: dict[str, Any] = {
+        "student": student_digest(path),
+        "form": form,
+        "relabel": version("relabel-ir"),
+        "licence": licence,
+        "precisions": None if precisions is None else list(precisions),
+    }
     if form == "rerank":
         recipe["score"] = score
     existing = made_before(
@@ -496,9 +527,18 @@ def export_to_hub_folder(
     )
     left_out = [name for name in record.heads if name != HEAD]
     if existing is not None:
-        library, checks = existing
-        return HubFolder(library, checks, left_out, was_done=True)
+        return replace(existing, left_out=left_out)
     asked = choose_pairs(record, facts, pairs, storage)
+    compared = None
+    if set(precisions or ()) - {"fp32"}:
+        compared, _ = pairs_to_compare(
+            path=path,
+            record=record,
+            manifest=facts,
+            spec=ExportSpec(),
+            pairs=pairs,
+            storage=storage,
+        )
     student = load_student(path)
     with new_folder_for(target) as folder:
         library = write_model(
@@ -508,6 +548,14 @@ def export_to_hub_folder(
             report,
             score,
         )
+        graphs = _write_graphs(
+            student=student,
+            folder=folder,
+            form=form,
+            library=library,
+            precisions=precisions,
+            report=report,
+        )
         checks = check_folder(
             student=student,
             folder=folder,
@@ -516,6 +564,17 @@ def export_to_hub_folder(
             asked=asked,
             report=report,
         )
+        parities = []
+        if compared is not None:
+            parities = measure_graphs(
+                student=student,
+                folder=folder,
+                form=form,
+                library=library,
+                graphs=graphs,
+                pairs=compared,
+                report=report,
+            )
         card = render_hub_card(
             manifest=manifest,
             record=record,
@@ -523,11 +582,52 @@ def export_to_hub_folder(
             score=score,
             library=library,
             licence=licence,
+            graphs=graphs,
         )
         (folder / CARD_NAME).write_text(card, encoding="utf-8")
-        notes = {"library": library, "compared_on": asked.source, "checks": plain(checks)}
+        notes = {
+            "library": library,
+            "compared_on": asked.source,
+            "checks": plain(checks),
+            "graphs": plain(graphs),
+            "parity": plain(parities),
+        }
         (folder / RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))
-    return HubFolder(library, checks, left_out, was_done=False)
+    return HubFolder(library, checks, graphs, left_out, was_done=False)
+
+
+def _write_graphs(
+    student: StudentModel, folder: Path, form: Form, library: str, precisions: Sequence[str] | None, report: Report
+) -> list[GraphFile]:
+    """The folder's graphs. Of one that nobody asked for, that it can't be made is reported.
+
+    Raises:
+        ModelError, MissingExtraError: one that was asked for can't be made.
+    """
+    if precisions is not None:
+        return write_graphs(
+            student,
+            folder,
+            form,
+            library,
+            precisions,
+            report,
+        )
+    if student.record.kind == "decoder":
+        return []
+    try:
+        return write_graphs(
+            student,
+            folder,
+            form,
+            library,
+            ("fp32",),
+            report,
+        )
+    except (ModelError, MissingExtraError) as exc:
+        shutil.rmtree((model_folder(folder, library) / GRAPH).parent, ignore_errors=True)
+        report(f"without a graph (onnx/): {exc}")
+        return []
 
 
 @dataclass(frozen=True)
@@ -537,22 +637,33 @@ class HubFolder:
     Args:
         library: whose classes load it: `transformers` or `sentence-transformers`.
         checks: what each library answered.
+        graphs: as ONNX.
         left_out: heads beyond relevance, which these classes have no place for.
         was_done: it was there already.
     """
 
     library: str
     checks: list[LoadedBack]
+    graphs: list[GraphFile]
     left_out: list[str]
     was_done: bool
 
 
-def _noted(target: Path) -> tuple[tuple[str, list[LoadedBack]], Any]:
-    """Whose classes load a folder, what they answered, and the recipe that it was made by."""
+def _noted(target: Path) -> tuple[HubFolder, Any]:
+    """A folder that was made before, and the recipe that it was made by."""
     recipe = json.loads((target / RECORD_NAME).read_bytes())
     library = str(recipe.pop("library"))
     checks = recipe.pop("checks", None)
+    graphs = recipe.pop("graphs", None)
     recipe.pop("compared_on", None)
-    if checks is None:  # of a relabel that did not load what it wrote
-        return (library, []), None
-    return (library, [LoadedBack(**check) for check in checks]), recipe
+    recipe.pop("parity", None)
+    if checks is None or graphs is None:  # of a relabel that did not load what it wrote, or wrote no graph
+        return HubFolder(library, [], [], [], was_done=True), None
+    made = HubFolder(
+        library=library,
+        checks=[LoadedBack(**check) for check in checks],
+        graphs=[GraphFile(**graph) for graph in graphs],
+        left_out=[],
+        was_done=True,
+    )
+    return made, recipe

@@ -353,7 +353,7 @@ def gc(url: str, deletes: bool, keep: int, grace: str, output: str) -> int:
     default="fp32",
     show_default=True,
     metavar="LIST",
-    help="Of fp32, fp16, bf16, int8, int8-static.",
+    help="Of fp32, fp16, bf16, int8, int8-static; with --format hf and rerank, of fp32, fp16, int8.",
 )
 @click.option(
     "--provider",
@@ -409,6 +409,7 @@ def export(
             form,
             score,
             own["licence"],
+            precisions=own["precisions"] if "precisions" in given_parameters() else None,
             pairs=pairs,
             is_replacing=replace,
             done_ok=done_ok,
@@ -477,6 +478,7 @@ def _export_hf(
     score: Any,
     licence: str | None,
     *,
+    precisions: str | None,
     pairs: str | None,
     is_replacing: bool,
     done_ok: bool,
@@ -484,17 +486,23 @@ def _export_hf(
 ) -> int:
     """A folder for transformers and sentence-transformers.
 
+    Args:
+        precisions: of its graphs, with commas; None where none were named.
     Raises:
         UsageError: an option was given that a bundle alone has.
     """
-    fitting = {"student", "to", "form", "score", "pairs", "licence", "replace", "done_ok", "output"}
+    fitting = {"student", "to", "form", "score", "precisions", "pairs", "licence", "replace", "done_ok", "output"}
     given = [option.opts[0] for name, option in given_parameters().items() if name not in fitting]
     if given:
         raise UsageError(
-            f"{given[0]} belongs to bundles; --format {form} takes --to, --pairs, --licence, --replace and --done-ok."
+            f"{given[0]} belongs to bundles; --format {form} takes --to, --precisions, --pairs, --licence, --replace "
+            "and --done-ok."
         )
     from relabel.export.huggingface import export_to_hub_folder
 
+    wanted = None
+    if precisions is not None:
+        wanted = validate_spec(ExportSpec, {"precisions": precisions}, where="the options").precisions
     place = _place(to)
     storage = Storage()
     made = export_to_hub_folder(
@@ -504,6 +512,7 @@ def _export_hf(
         score=score,
         storage=storage,
         pairs=None if pairs is None else PairsFile(pairs),
+        precisions=wanted,
         licence=licence,
         is_replacing=is_replacing,
         report=lambda line: click.echo(line, err=True),
@@ -513,6 +522,7 @@ def _export_hf(
         "path": str(place),
         "library": made.library,
         "checks": [str(check) for check in made.checks],
+        "graphs": {graph.path: graph.sha256 for graph in made.graphs},
         "left_out": made.left_out,
         "was_done": made.was_done,
     }

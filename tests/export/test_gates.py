@@ -189,7 +189,7 @@ def test_an_int8_is_refused_by_its_flips_where_a_bound_is_set() -> None:
     assert measured("int8", flipped, int8_max_flips=share)["has_passed"]
     one = measured("int8", flipped, int8_max_flips=share - 1e-9)
     assert not one["has_passed"]
-    assert "int8: share of flipped grades is" in refusal_text([checked(ModelParity, one)], Path("out/bundle.refused"))
+    assert "int8: share of flipped grades is" in refusal_text([checked(ModelParity, one)], "in out/bundle.refused")
     assert measured("fp16", flipped, int8_max_flips=0.0, fp16_max_flips=0.5, fp16_min_tau=-1, fp16_max_ndcg_loss=1)[
         "has_passed"
     ]
@@ -266,7 +266,7 @@ def test_queries_of_the_test_split_are_those_that_it_was_split_by(tmp_path: Path
 def test_the_worst_rows_are_named_by_row_and_their_texts_are_not_reported() -> None:
     _, probs = made_pairs()
     one = measured("fp16", spoiled(probs, 0.01), worst=3)
-    text = refusal_text([checked(ModelParity, one)], Path("out/bundle.refused"))
+    text = refusal_text([checked(ModelParity, one)], "in out/bundle.refused")
     assert len(one["worst"]) == 3
     assert f"row {one['worst'][0]['row']} of pairs.parquet, batch of 7, flipped" in text
     assert "share of flipped grades is" in text

@@ -3,6 +3,7 @@ nothing loads with a head that was not trained.
 """
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -12,17 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import BertTokenizerFast
+from transformers import AutoTokenizer, BertTokenizerFast
 
 from relabel.distill.students.model import (
     grade_token_ids,
     load_student,
     render_prompt,
+    softmax,
     student_files,
     write_student,
 )
 from relabel.distill.students.networks import DecoderStudent, EncoderStudent
 from relabel.distill.students.spec import read_student
+from relabel.export.hub_onnx import rename_data
+from relabel.manifests.errors import ModelError
+from relabel.manifests.records import sha256_file
 from tests.distill.conftest import tiny_encoder, word_tokenizer
 from tests.engines.conftest import CHATML, make_tokenizer
 from tests.export.conftest import HOSTILE
@@ -295,9 +300,9 @@ def test_what_no_class_there_can_say_is_refused(
     record = json.loads(Path("logistic/student.json").read_text())
     Path("logistic/student.json").write_text(json.dumps({**record, "kind": "logistic"}))
     relabel("export", "logistic", "--to", "hf", "--format", "hf").refused(3, "kind logistic", "bundle")
-    relabel("export", str(student), "--to", "hf", "--format", "hf", "--precisions", "int8").refused(
-        2, "--precisions belongs to bundles"
-    )
+    line = ("export", str(student), "--to", "hf", "--format", "hf")
+    relabel(*line, "--triton").refused(2, "--triton belongs to bundles")
+    relabel(*line, "--precisions", "int8-static").refused(3, "--precisions int8-static", "fp32, fp16, int8")
     relabel("export", str(made("bert", "cls", 4)), "--to", "hf", "--format", "rerank").refused(3, "4 grades", "serve")
     assert not (folder / "hf").exists()
 
@@ -338,11 +343,12 @@ def test_where_sentence_transformers_is_not_installed_that_is_said(
     monkeypatch.setattr(hub_parity, "version", version)
     done = relabel("export", str(made("bert", pooling)), "--to", "hf", "--format", "hf", "--output", "json")
     assert done.code == 0, done
-    transformers, other = done.json["checks"]
+    transformers, other, graph = done.json["checks"]
     assert "from the student" in transformers
+    assert "from the student" in graph
     assert other == "not checked with sentence-transformers: not installed (pip install 'relabel-ir[hf]')"
     checks = json.loads(Path("hf/relabel.json").read_bytes())["checks"]
-    assert [check["library"] for check in checks] == ["transformers", "sentence-transformers"]
+    assert [check["library"] for check in checks] == ["transformers", "sentence-transformers", "onnxruntime"]
     assert checks[1]["version"] is None
 
 
@@ -360,3 +366,144 @@ def test_pairs_to_compare_on_may_be_named_and_are_made_where_the_own_are_gone(
     done = relabel("export", "moved", "--to", "hf", "--format", "hf")
     assert done.code == 0, done
     assert "pairs made here alone, since the student's own can't be read" in done.err
+
+
+GRAPHS = [
+    ("hf", "bert", "cls", 3, 32),
+    ("rerank", "bert", "cls", 3, 384),
+    ("hf", "bert", "mean", 3, 32),
+    ("rerank", "modernbert", "mean", 2, 32),
+]
+
+
+@pytest.mark.parametrize(("form", "kind", "pooling", "grades", "width"), GRAPHS)
+def test_the_folder_holds_the_students_own_graph(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, form: str, kind: str, pooling: str, grades: int,
+    width: int,
+) -> None:  # fmt: skip
+    """Where sentence-transformers looks for it, with the names of inputs and outputs that optimum reads, alone and
+    padded together.
+    """
+    onnxruntime = pytest.importorskip("onnxruntime")
+    student = made(kind, pooling, grades, width)
+    done = relabel("export", str(student), "--to", "out", "--format", form, "--output", "json")
+    assert done.code == 0, done
+    is_whole = done.json["library"] == "transformers"
+    path = folder / "out" / ("onnx/model.onnx" if is_whole else "0_Transformer/onnx/model.onnx")
+    assert done.json["graphs"] == {str(path.relative_to(folder / "out")): sha256_file(path)}
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = {one.name for one in session.get_inputs()}
+    types = {"token_type_ids"} if kind == "bert" else set()
+    assert inputs == {"input_ids", "attention_mask"} | types
+    assert [one.name for one in session.get_outputs()] == ["logits" if is_whole else "last_hidden_state"]
+    assert re.search(r"onnxruntime .*: at most \S+ from the student", done.json["checks"][2])
+    if not is_whole:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(path.parents[1])
+    want = load_student(student).probabilities(HOSTILE + LONG)["relevance"]
+    if form == "rerank":
+        want = want @ np.arange(grades)[:, None] / (grades - 1)
+    for size in (1, len(want)):
+        parts = []
+        for start in range(0, len(want), size):
+            queries, documents = map(list, zip(*(HOSTILE + LONG)[start : start + size], strict=True))
+            batch = tokenizer(queries, documents, truncation=True, padding=True, return_tensors="np")
+            (logits,) = session.run(None, dict(batch))
+            parts.append(softmax(logits) if form == "hf" else 1 / (1 + np.exp(-logits)))
+        assert np.abs(np.concatenate(parts) - want).max() <= APART
+
+
+def test_smaller_graphs_pass_the_gates_of_bundles(relabel: Relabel, student: Path, folder: Path) -> None:
+    line = ("export", str(student), "--to", "out", "--format", "hf", "--precisions", "fp16,int8", "--output", "json")
+    done = relabel(*line)
+    assert done.code == 0, done
+    names = ["model.onnx", "model_fp16.onnx", "model_quantized.onnx"]
+    assert list(done.json["graphs"]) == [f"0_Transformer/onnx/{name}" for name in names]
+    parity = json.loads(Path("out/relabel.json").read_bytes())["parity"]
+    assert [one["precision"] for one in parity] == ["fp16", "int8"]
+    assert all(one["has_passed"] for one in parity)
+    assert parity[1]["by_batch_size"]["7"]["max_abs"] > parity[0]["by_batch_size"]["7"]["max_abs"] > 0
+    assert parity[1]["by_batch_size"]["7"]["judged_by"] == "gold"
+    assert 'model_kwargs={"file_name": "model_quantized.onnx"}' in Path("out/README.md").read_text()
+    assert relabel(*line).code == 10
+    relabel(*line[:-4]).refused(3, "holds another export")
+
+
+def test_a_smaller_graph_of_one_logit_is_judged_by_the_students_own_answers(
+    relabel: Relabel, made: Callable[..., Path], folder: Path
+) -> None:
+    line = ("export", str(made("bert", "cls", 2)), "--to", "out", "--format", "rerank", "--precisions", "int8")
+    done = relabel(*line, "--output", "json")
+    assert done.code == 0, done
+    assert list(done.json["graphs"]) == ["onnx/model.onnx", "onnx/model_quantized.onnx"]
+    (parity,) = json.loads(Path("out/relabel.json").read_bytes())["parity"]
+    assert {figures["judged_by"] for figures in parity["by_batch_size"].values()} == {"student"}
+    assert 0 < parity["by_batch_size"]["1"]["max_abs"] < 0.5
+
+
+def test_a_graph_beyond_its_gate_is_not_kept(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relabel.export import hub_onnx
+
+    def write_ruined(_student: Any, full: Path, target: Path, _precision: str) -> None:
+        graph = onnx.load(full)
+        for tensor in graph.graph.initializer:
+            if tensor.name.endswith("weight_KD"):
+                tensor.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(tensor), tensor.name))
+        onnx.save(graph, target)
+
+    onnx = pytest.importorskip("onnx")
+    monkeypatch.setattr(hub_onnx, "write_smaller", write_ruined)
+    line = ("export", str(made("bert", "cls")), "--to", "out", "--format", "hf")
+    relabel(*line, "--precisions", "int8").refused(5, "int8", "Nothing is kept")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_decoder_has_a_graph_where_one_is_asked_for(
+    relabel: Relabel, made_decoder: Callable[..., Path], folder: Path
+) -> None:
+    line = ("export", str(made_decoder(2)), "--format", "rerank", "--output", "json")
+    assert relabel(*line, "--to", "plain").json["graphs"] == {}
+    done = relabel(*line, "--to", "graphed", "--precisions", "fp32")
+    assert done.code == 0, done
+    assert list(done.json["graphs"]) == ["onnx/model.onnx"]
+    assert "onnxruntime" in done.json["checks"][2]
+
+
+def test_a_model_that_cannot_be_traced_is_exported_without_a_graph(
+    relabel: Relabel, made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from relabel.export import hub_onnx
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ModelError("torch.onnx can't trace this encoder")
+
+    monkeypatch.setattr(hub_onnx, "trace_onnx", refuse)
+    line = ("export", str(made("bert", "cls")), "--format", "hf")
+    done = relabel(*line, "--to", "out")
+    assert done.code == 0, done
+    assert "without a graph (onnx/): torch.onnx can't trace this encoder" in done.err
+    assert not Path("out/onnx").exists()
+    assert relabel(*line, "--to", "named", "--precisions", "fp32").code == 4
+    assert not Path("named").exists()
+
+
+def test_weights_of_a_graph_above_2_gb_lie_where_optimum_fetches_them(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    values = np.arange(600, dtype=np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["x", "w"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [600])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [600])],
+        [onnx.numpy_helper.from_array(values, "w")],
+    )
+    path = tmp_path / "model.onnx"
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    rename_data(path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx_data"]
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert np.array_equal(session.run(None, {"x": values})[0], 2 * values)

@@ -1,0 +1,86 @@
+"""The graph that relabel measured is the one that these libraries run: its bytes, no export of their own, and the
+bundle's scores.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relabel import Bundle
+from relabel.export.specs import ParitySpec
+from relabel.manifests.records import sha256_file
+from tests.export.conftest import HOSTILE
+from tests.export.test_huggingface import made  # noqa: F401
+
+APART = ParitySpec().fp32_max_abs
+PAIRS = HOSTILE + [("red shoe", "a red shoe of the size " * number) for number in (1, 3, 9, 30)]
+
+
+def files_of(place: Path) -> dict[str, str]:
+    return {str(path): sha256_file(path) for path in place.rglob("*") if path.is_file()}
+
+
+def sealed(place: Path, precision: str = "fp32") -> str:
+    """What the export noted of a graph."""
+    graphs = json.loads((place / "relabel.json").read_bytes())["graphs"]
+    return next(graph["sha256"] for graph in graphs if graph["precision"] == precision)
+
+
+@pytest.mark.parametrize("form", ["hf", "rerank"])
+@pytest.mark.parametrize(
+    ("kind", "pooling", "loaders"),
+    [
+        ("bert", "cls", ["optimum", "cross-encoder"]),
+        ("xlm-roberta", "cls", ["optimum", "cross-encoder"]),
+        ("bert", "mean", ["cross-encoder"]),
+    ],
+)
+def test_the_measured_graph_is_loaded_and_scores_as_the_bundle(
+    relabel: Callable[..., Any],
+    made: Callable[..., Path],  # noqa: F811
+    folder: Path,
+    load: Callable[..., Any],
+    kind: str,
+    pooling: str,
+    loaders: list[str],
+    form: str,
+) -> None:
+    student = made(kind, pooling, 3, 384)
+    place = folder / form
+    assert relabel("export", str(student), "--to", form, "--format", form).code == 0
+    assert relabel("export", str(student), "--to", "bundle", "--set", "parity.min_pairs=20").code == 0
+    want_BK = Bundle("bundle").probabilities(PAIRS)["relevance"]
+    if form == "rerank":
+        want_BK = want_BK @ np.arange(3)[:, None] / 2
+    before = files_of(place)
+    for loader in loaders:
+        found = load(loader, form, PAIRS, apply_softmax=form == "hf")
+        scores_BK = np.array(found.scores).reshape(len(PAIRS), -1)
+        if loader == "optimum" and form == "hf":
+            scores_BK = np.exp(scores_BK - scores_BK.max(1, keepdims=True))
+            scores_BK /= scores_BK.sum(1, keepdims=True)
+        elif loader == "optimum":
+            scores_BK = 1 / (1 + np.exp(-scores_BK))
+        assert want_BK.std(0).max() > 0.01
+        assert np.abs(scores_BK - want_BK).max() <= APART
+        assert (Path(found.graph).name, found.sha256) == ("model.onnx", sealed(place))
+    assert files_of(place) == before, "nothing was exported into the folder"
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_smaller_graph_is_loaded_by_its_name(
+    relabel: Callable[..., Any],
+    made: Callable[..., Path],  # noqa: F811
+    folder: Path,
+    load: Callable[..., Any],
+    pooling: str,
+) -> None:
+    line = ("export", str(made("bert", pooling, 3, 384)), "--to", "hf", "--format", "hf")
+    done = relabel(*line, "--precisions", "fp32,int8")
+    assert done.code == 0, done
+    found = load("cross-encoder", "hf", PAIRS, file_name="model_quantized.onnx")
+    assert (Path(found.graph).name, found.sha256) == ("model_quantized.onnx", sealed(folder / "hf", "int8"))
