@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from relabel.jobs.dataset_card import CARD_NAME, render_dataset_card
 from relabel.jobs.output import values_table
 from relabel.jobs.query_texts import load_queries, with_ids, with_texts
 from relabel.jobs.tables import check_free, open_tables, scratch_folder, translate_polars_errors, written
@@ -126,6 +127,7 @@ class ConvertOptions:
         tag: of a run file's rows.
         duplicates: what becomes of a pair with several values.
         texts: add a run's texts.
+        card: of a run: write a data set's card next to the target.
     """
 
     from_format: str | None = None
@@ -141,6 +143,7 @@ class ConvertOptions:
     tag: str | None = None
     duplicates: Rule = "error"
     texts: bool = False
+    card: bool = False
     allow_partial: bool = False
     force: bool = False
 
@@ -551,7 +554,11 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     to = target_form(target, options.to_format)
     check_options(source, form, to, options)
     heading = heading_of(target, to, options, storage)
-    check_free(target, (source, *filter(None, (options.queries, options.template))), storage, force=options.force)
+    inputs = (source, *filter(None, (options.queries, options.template)))
+    check_free(target, inputs, storage, force=options.force)
+    card_place = card_of(target)
+    if options.card:
+        check_free(card_place, inputs, storage, force=options.force)
     polars = require("polars", extra="eval", purpose="relabel convert")
     with scratch_folder("relabel-convert-") as folder:
         opened = open_source(
@@ -581,6 +588,10 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
         assert to.write is not None
         with written(target, storage) as file:
             to.write(file, schema, tables, heading)
+        if options.card and opened.run:
+            card = render_dataset_card(opened.run, PurePosixPath(target).name, schema, kept.height)
+            with written(card_place, storage) as file:
+                file.write_text(card, encoding="utf-8")
         texts.report()
         notes = list(opened.run.notes) if opened.run else []
         if FROM_GOLD in opened.names and to.columns:
@@ -606,6 +617,11 @@ def convert(source: str, target: str, options: ConvertOptions, storage: Storage)
     )
 
 
+def card_of(target: str) -> str:
+    """Where the card of a data set lies: next to it."""
+    return f"{target.rpartition('/')[0]}/{CARD_NAME}" if "/" in target else CARD_NAME
+
+
 def check_options(source: str, form: Form | None, target: Form, options: ConvertOptions) -> None:
     """Refuse options that do not go together.
 
@@ -616,6 +632,11 @@ def check_options(source: str, form: Form | None, target: Form, options: Convert
         raise UsageError(
             f"--texts: {source} is {_name_of(form)}, the target {target.name}. Texts are joined from a run's output "
             "folder (labels), which knows its input, into a table, .parquet or .jsonl."
+        )
+    if options.card and (form is not None or target.columns):
+        raise UsageError(
+            f"--card: {source} is {_name_of(form)}, the target {target.name}. A card says what made a run's labels, so "
+            "the source is an output folder, and the target a table, .parquet or .jsonl."
         )
     if options.duplicates == "keep" and target.columns:
         raise UsageError(

@@ -518,6 +518,7 @@ def merge(outputs: tuple[str, ...], to: str, name: str | None, allow_mixed: bool
     help="A pair whose grades or scores differ; keep leaves tables as they are.",
 )
 @click.option("--texts", is_flag=True, help="Of a run: add its query, document and gold.")
+@click.option("--card", is_flag=True, help="Of a run: also README.md next to TARGET, the card of a data set.")
 @click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it is there.")
 @output_option

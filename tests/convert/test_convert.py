@@ -668,3 +668,28 @@ def test_every_form_is_a_choice_of_a_source_and_each_that_can_be_written_of_a_ta
     choices = {one.name: one.type.choices for one in command.params if one.name in ("from_format", "to_format")}
     assert [*choices["from_format"]] == ["labels", *(form.name for form in FORMS)]
     assert [*choices["to_format"]] == [form.name for form in WRITABLE]
+
+
+def test_a_card_says_what_the_data_are_and_what_made_them_and_datasets_reads_the_folder(
+    run: Callable[..., None], convert: Callable[..., Any], relabel: Callable[..., Any], folder: Path
+) -> None:
+    from datasets import load_dataset
+    from huggingface_hub import DatasetCard
+
+    run()
+    convert("out/ecom", "data/labels.parquet", "--texts", "--card")
+    card = DatasetCard.load("data/README.md")
+    assert card.data.to_dict()["configs"] == [{"config_name": "default", "data_files": "labels.parquet"}]
+    loaded = load_dataset("data", cache_dir=str(folder / "cache"))["train"]
+    assert loaded.num_rows == pq.read_metadata("data/labels.parquet").num_rows == 24
+    for column in loaded.column_names:
+        assert f"| `{column}` |" in card.text
+    plan = json.loads(Path("out/ecom/plan.json").read_bytes())
+    assert plan["fingerprint"] in card.text
+    assert f"labeler `{plan['parts']['labeler']['name']}`" in card.text
+    assert "answers are made up" in card.text, "a note of the engine's"
+    line = ("convert", "out/ecom", "data/more.jsonl", "--card")
+    relabel(*line).refused(2, "data/README.md: is there already", "--force")
+    assert not Path("data/more.jsonl").exists()
+    relabel("convert", "out/ecom", "ecom.qrels", "--card").refused(2, "--card", "qrels")
+    relabel("convert", "data/labels.parquet", "x.jsonl", "--card").refused(2, "--card", "output folder")
