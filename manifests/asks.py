@@ -281,7 +281,8 @@ class Ask:
 
 
 class Request(NamedTuple):
-    """An ask on its way to an engine. `id` is unique while in flight.
+    """An ask on its way to an engine. `id` is unique while in flight. Of requests that wait, those with lower ids are
+    wanted sooner; an engine need not heed that.
 
     The same ask and seed give the same answer, as far as the engine can.
     """

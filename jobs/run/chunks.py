@@ -208,11 +208,18 @@ class ChunkLabeler(ABC):
 
 @dataclass(slots=True, eq=False)
 class OpenPair:
-    """A pair whose trajectories are under way; its row goes to `work.rows[index]`."""
+    """A pair whose trajectories are under way; its row goes to `work.rows[index]`.
+
+    Args:
+        number: of pairs, in the order in which they were opened.
+        num_asks: requests so far.
+    """
 
     work: ChunkWork
     index: int
     pair: Pair
+    number: int
+    num_asks: int = 0
     outcomes: list[Trajectory] = field(default_factory=list)
 
 

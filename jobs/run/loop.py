@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 MAX_OPEN_PAIRS = 4096
 """Pairs open at once: enough to fill any engine, few enough that their text stays in tens of megabytes."""
+MOST_ASKS = 1 << 20
+"""More asks than a pair has, for numbers of requests in the order of their pairs."""
 CHUNKS_PASSED = 16
 """Chunks without an ask that may go by before the engine is polled again, while it has work."""
 CHECK_EVERY_S = 0.25
@@ -131,7 +133,7 @@ class RunLoop(ChunkLabeler):
         self._shared = SharedAsks()
         self._runnable: deque[tuple[Trajectory, Answer]] = deque()
         self._open_pairs = 0
-        self._next_id = 0
+        self._next_pair = 0
         self._input_error: InputError | None = None
         self._begun: dict[ChunkId, ChunkWork] = {}
         self._spans: deque[float] = deque(maxlen=SPANS_KEPT)
@@ -286,8 +288,8 @@ class RunLoop(ChunkLabeler):
         least = self._journal.num_made_up(work)
         asks = itertools.chain.from_iterable(itertools.repeat(self.labeler.probe(), MADE_UP))
         for number, ask in enumerate(asks, 1):
-            request = Request(self._next_id, ask, self._seed)
-            self._next_id += 1
+            request = Request(self._next_pair * MOST_ASKS, ask, self._seed)
+            self._next_pair += 1
             if not self._may_ask(request):
                 return
             self.engine.submit(request)
@@ -409,13 +411,13 @@ class RunLoop(ChunkLabeler):
                 self._begun.pop(work.id, None)
                 return False
             began_s = time.perf_counter()
-            first_id = self._next_id
+            num_answered = self.progress.requests
             self._journal.tries(work, group)
             for index in group:
                 yield work, index
             while self._open_pairs:
                 yield NOT_NOW
-            if self._next_id > first_id:  # not all answers were known
+            if self.progress.requests > num_answered:  # not all answers were known
                 self._journal.took(work, time.perf_counter() - began_s)
         if work.apart and work.left > 0:
             assert self._journal is not None
@@ -436,7 +438,8 @@ class RunLoop(ChunkLabeler):
             self._keep(work, index, row)
 
     def _walk(self, work: ChunkWork, index: int) -> None:
-        open_pair = OpenPair(work, index, work.pairs[index])
+        open_pair = OpenPair(work, index, work.pairs[index], self._next_pair)
+        self._next_pair += 1
         self._open_pairs += 1
         for sample in range(self.options.samples):
             trajectory = Trajectory(open_pair, sample)
@@ -460,7 +463,7 @@ class RunLoop(ChunkLabeler):
         if known is not None:
             self._runnable.append((trajectory, known))
         else:
-            self._enqueue(ask, (work, ask.stage, trajectory, key, trajectory.attempt == 0))
+            self._enqueue(trajectory.open, ask, (work, ask.stage, trajectory, key, trajectory.attempt == 0))
 
     def _known(self, trajectory: Trajectory, key: bytes) -> Answer | None:
         """The answer that an earlier execution kept. It counts as the chunk's, as it would have there."""
@@ -483,7 +486,7 @@ class RunLoop(ChunkLabeler):
             if shared.answer is None:
                 self._take_kept(shared, trajectory, key)
             if shared.answer is None:
-                self._enqueue(ask, (work, ask.stage, None, key, trajectory.attempt == 0))
+                self._enqueue(trajectory.open, ask, (work, ask.stage, None, key, trajectory.attempt == 0))
         if shared.answer is None:
             shared.waiters.append(trajectory)
             return
@@ -516,10 +519,13 @@ class RunLoop(ChunkLabeler):
             work.reused_answers += 1
             self._shared.forget_old()
 
-    def _enqueue(self, ask: Ask, flight: InFlight) -> None:
+    def _enqueue(self, open_pair: OpenPair, ask: Ask, flight: InFlight) -> None:
+        """Have a pair's next ask wait for room in the engine. Its number is below those of pairs opened later, so that
+        what is under way comes first there, and chunks are finished in order.
+        """
         work, _, _, key, _ = flight
-        number = self._next_id
-        self._next_id += 1
+        number = open_pair.number * MOST_ASKS + open_pair.num_asks
+        open_pair.num_asks += 1
         self._in_flight[number] = flight
         request = Request(number, ask, int.from_bytes(key[:8], "little") >> 1)
         if work is self._controls:

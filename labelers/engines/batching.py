@@ -3,6 +3,7 @@ prefixes, drawing of tokens, and continuous batching."""
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -497,8 +498,8 @@ def _draw_row(logits_V: torch.Tensor, sampling: Sampling, chance: float) -> int:
 # ------------------------------------------------------------------------------
 # Continuous batching: sequences that are done leave, sequences that wait join, and nobody waits for the slowest.
 #
-# One step is either a prefill of some waiting sequences or one more token for every sequence in flight. The one that
-# has waited longest decides which prefix is shared and which length is sought; those nearest to its length go with it.
+# One step is either a prefill of some waiting sequences or one more token for every sequence in flight. The one whose
+# turn it is decides which prefix is shared and which length is sought; those nearest to its length go with it.
 
 
 # B sequences, V vocabulary
@@ -542,8 +543,8 @@ class Batch:
         return len(self._waiting) + len(self._active)
 
     def add(self, sequence: TokenSequence) -> None:
-        """Let a sequence wait its turn."""
-        self._waiting.append(sequence)
+        """Let a sequence wait its turn, which comes by its request's number."""
+        bisect.insort(self._waiting, sequence, key=lambda waiting: waiting.request.id)
         self._has_news = True
 
     def step(self) -> list[TokenSequence]:

@@ -155,6 +155,20 @@ def test_a_mixed_batch_answers_as_each_request_alone(kind, sampling, start):
     assert len(set(texts)) > 3
 
 
+def test_a_further_ask_of_a_row_under_way_goes_before_rows_that_wait(start):
+    """A retry or a second stage behind everything that waits would leave each chunk unfinished for long."""
+    engine = start("qwen2", batch_size=2)
+    requests = requests_for(engine.capacity, decisions=(SCORE,), max_tokens=4)
+    numbered = [request._replace(id=10 + request.id) for request in requests]
+    for request in numbered[1:]:
+        engine.submit(request)
+    answered = [answer.request_id for answer in engine.poll()]
+    engine.submit(numbered[0]._replace(id=1))
+    while 1 not in answered:
+        answered += [answer.request_id for answer in engine.poll()]
+    assert len(answered) <= 6, "those that ran, and those that joined them"
+
+
 def mixes_rows(model: Any, plain: Any, **given: Any) -> Any:
     found = plain(model, **given)
     found.last_hidden_state = 0.8 * found.last_hidden_state + 0.2 * found.last_hidden_state.mean(0, keepdim=True)

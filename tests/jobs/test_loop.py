@@ -165,6 +165,20 @@ def test_a_slow_answer_holds_back_its_own_chunk_only() -> None:
     assert [work.id.chunk for work in committed][-1] == 0
 
 
+def test_requests_are_numbered_in_the_order_of_their_pairs_further_asks_too() -> None:
+    """So that an engine that heeds it finishes the rows, and so the chunks, that are under way first."""
+
+    def unreadable_at_first(request: Request) -> Answer:
+        is_retry = request.ask.sampling.temperature > 0
+        return good(request) if is_retry or request.ask.stage == "intent" else Answer(request.id, "?", "stop")
+
+    engine = Scripted(unreadable_at_first, capacity=8, batch=3)
+    work_through(engine, chunks_of(5, 5, queries=10))
+    by_number = sorted(engine.seen, key=lambda request: request.id)
+    queries = [request.ask.messages[0].text for request in by_number]
+    assert queries == [f"query query {number}" for number in range(10) for _ in range(3)]
+
+
 def test_seeds_depend_on_what_is_asked_and_not_on_order_or_capacity() -> None:
     def seeds(capacity: int, batch: int) -> dict[str, int]:
         engine = Scripted(good, capacity, batch)
