@@ -116,6 +116,15 @@ class ChunkWork:
         self.left -= 1
         self.asked -= 1
 
+    def try_queries(self) -> None:
+        """Ask one row of each query apart, the one that was tried before if there is one: the others would be asked the
+        very same, and take its answer.
+        """
+        row_of = {self.pairs[index].query_id: index for index in itertools.chain.from_iterable(self.apart)}
+        tried = set(row_of.values())
+        groups = ([index for index in group if index in tried] for group in self.apart)
+        self.apart = [group for group in groups if group]
+
     def isolate_queries(self) -> None:
         """Isolate all rows of the queries of isolated rows: they would be asked the very same."""
         reasons = {self.pairs[index].query_id: reason for index, reason in self.isolated_rows.items()}

@@ -115,9 +115,10 @@ class Isolation:
         if is_apart and num_rows == 1:
             ((chunk, (row,)),) = in_flight.items()
             self._judge(chunk, row)
-        if len(self.deaths) > MOST_DEATHS:
-            oldest = self.deaths.pop(0)
-            self.strays += not oldest.is_explained
+        unexplained = [death for death in self.deaths if not death.is_explained]
+        if len(unexplained) > MOST_DEATHS:
+            self.deaths.remove(unexplained[0])
+            self.strays += 1
 
     def _judge(self, chunk: str, row: int) -> None:
         """A process ended while it asked this row alone: is it to blame?"""
@@ -201,17 +202,17 @@ class Isolation:
 
     def groups(self, chunk: str) -> list[list[int]]:
         """The suspects of a chunk in the order in which they are asked: first those that were not asked apart yet, so
-        that others pass before a row is tried again; then those over which the last processes died, the last first.
+        that others pass before a row is tried again; then those over which processes died, the fewest first.
         """
         fresh = self._fresh(chunk)
         num_fresh = sum(len(self._fresh(other)) for other in self.chunks())
         groups = _pieces(fresh, num_fresh)
         known = set(fresh)
-        for death in reversed(self.deaths):
-            if death.num_apart:
-                rows = [row for row in death.rows.get(chunk, []) if row not in known]
-                known.update(rows)
-                groups += _pieces(rows, len(rows))
+        apart = [death for death in reversed(self.deaths) if death.num_apart]
+        for death in sorted(apart, key=lambda death: death.num_apart):
+            rows = [row for row in death.rows.get(chunk, []) if row not in known]
+            known.update(rows)
+            groups += _pieces(rows, len(rows))
         return groups
 
     def _fresh(self, chunk: str) -> list[int]:
@@ -228,7 +229,7 @@ class Isolation:
 
     def turn(self, chunk: str) -> int:
         """When a chunk is asked: 0 among the first, 1 if it has suspects, 2 if processes died over these alone."""
-        if not self.suspects(chunk):
+        if not self.deaths or not self.suspects(chunk):
             return 0
         return 2 if self.caught(chunk) else 1
 
@@ -351,7 +352,9 @@ class CrashJournal:
                 record.isolation.committed(gone)
             self._conclude(shard, record, keys, rows_of)
         journal.isolation.convict({keys[chunk]: rows for chunk, rows in convicts.items() if chunk in keys})
-        turns = [[chunk for chunk in sorted(todo) if journal.isolation.turn(keys[chunk]) == turn] for turn in range(3)]
+        turns: list[list[int]] = [[], [], []]
+        for chunk in sorted(todo):
+            turns[journal.isolation.turn(keys[chunk])].append(chunk)
         journal.todo = {chunk: todo[chunk] for chunk in itertools.chain.from_iterable(turns)}
         if record is not None:
             num_isolated = journal.isolation.num_isolated
@@ -524,12 +527,12 @@ def _set_apart(work: ChunkWork, isolation: Isolation) -> None:
     """Note in a chunk which of its rows are asked apart, and which are not asked any more."""
     key = _key(work.id)
     index_of = {pair.row_id: index for index, pair in enumerate(work.pairs)}
-    groups = ([index_of[row] for row in group if row in index_of] for group in isolation.groups(key))
-    work.apart = [group for group in groups if group]
+    caught = isolation.caught(key)
+    groups = [[index_of[row] for row in group if row in index_of] for group in isolation.groups(key)]
+    work.apart = _rest_of_queries_first(work, groups, caught)
     work.isolated_rows = {index_of[row]: why for row, why in isolation.isolated.get(key, {}).items() if row in index_of}
     # if two rows of a query are to blame, and processes died over each other one too, it is the query's own text: its
     # other rows would each cost two engines more
-    caught = isolation.caught(key)
     blamed = Counter(work.pairs[index].query_id for index in work.isolated_rows)
     others = [index for index in range(len(work.pairs)) if index not in work.isolated_rows]
     cleared = {work.pairs[index].query_id for index in others if work.pairs[index].row_id not in caught}
@@ -537,6 +540,24 @@ def _set_apart(work: ChunkWork, isolation: Isolation) -> None:
         query = work.pairs[index].query_id
         if blamed[query] > 1 and query not in cleared:
             work.isolated_rows[index] = f"the engine went down over {blamed[query]} other rows of its query"
+
+
+def _rest_of_queries_first(work: ChunkWork, groups: list[list[int]], caught: set[int]) -> list[list[int]]:
+    """The groups, but for queries of which processes died over two rows: it may be the query's own text, so the rows of
+    it that were not tried yet are tried as one group, before all others.
+    """
+    died = Counter(pair.query_id for pair in work.pairs if pair.row_id in caught)
+    rest_of = dict[str, list[int]]()
+    others = list[list[int]]()
+    for group in groups:
+        others.append([])
+        for index in group:
+            pair = work.pairs[index]
+            if died[pair.query_id] > 1 and pair.row_id not in caught:
+                rest_of.setdefault(pair.query_id, []).append(index)
+            else:
+                others[-1].append(index)
+    return [*rest_of.values(), *filter(None, others)]
 
 
 def narrows_down(store: Store, worker: str) -> bool:

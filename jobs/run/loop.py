@@ -59,9 +59,9 @@ MARGIN = 1.25
 """A drain's expected time over the longest chunk seen: the last answers come from an engine that is no longer full."""
 
 MADE_UP = 8
-"""How often asks about a made-up pair are answered before rows are asked apart, if they take no longer than"""
+"""How many asks about a made-up pair are answered before rows are asked apart, at most."""
 MADE_UP_S = 1.0
-"""in all, seconds; `Isolation.num_made_up` are answered in any case."""
+"""How long these may take, seconds; then no more are asked than `Isolation.num_made_up`."""
 
 NOT_NOW: tuple[ChunkWork, int] = (ChunkWork(ChunkId(-1, -1), []), -1)
 """In place of a pair while no chunk can be begun."""
@@ -399,9 +399,14 @@ class RunLoop(ChunkLabeler):
         """A chunk's groups of suspects, one after the other, with nothing else in flight and everything before them
         committed; False if a stop came first.
         """
-        # what an earlier run knew is settled, whatever was in flight with it
-        left = ([index for index in group if work.rows[index] is None] for group in work.apart)
+        # what an earlier run knew, or what is not asked any more, is settled, whatever was in flight with it
+        left = (
+            [index for index in group if work.rows[index] is None and work.row_without_asking(index) is None]
+            for group in work.apart
+        )
         work.apart = [group for group in left if group]
+        if self.labeler.reads.whole_query:
+            work.try_queries()
         for group in work.apart:
             while not self._is_quiet:
                 yield NOT_NOW

@@ -118,6 +118,11 @@ class ScriptedServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for their reply."""
+        return self._in_flight
+
     def posts(self, path: str = "") -> list[Call]:
         return [call for call in self.calls if call.path.endswith(path)]
 

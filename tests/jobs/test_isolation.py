@@ -143,3 +143,12 @@ def test_a_row_that_an_earlier_attempt_isolated_is_labelled_if_it_is_answered_no
     isolation.convict({"0.2": [7]})
     isolation.passed("0.2", [7])
     assert (isolation.chunks(), isolation.strays) == (set(), 0)
+
+
+def test_many_kills_make_no_row_of_an_earlier_attempt_one_to_be_asked_with_others() -> None:
+    isolation = Isolation()
+    isolation.convict({"0.2": list(range(20))})
+    for number in range(20):
+        isolation.died({f"{number}.2": [100 + number]}, is_apart=False, reason=None)
+    assert sorted(isolation.groups("0.2")) == [[row] for row in range(20)]
+    assert isolation.strays > 0

@@ -2,6 +2,7 @@
 several commands at once: no supervisor outlives any of them.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from relabel.jobs.cli import main
 from relabel.manifests.store import LocalStore
-from tests.supervise.pool_jobs import POISON, command, relabel, verified, write_job
+from tests.supervise.pool_jobs import POISON, command, relabel, rows, verified, write_job
 
 MOST_CALLS = 12
 ALONE = "the engine went down 2 times while it was asked this row and nothing else"
@@ -54,6 +56,39 @@ def test_where_a_query_itself_is_poison_its_rows_do_not_each_cost_two_engines(tm
     assert [row["row_id"] for row in rows_in(job, "quarantine")] == list(range(18, 24))
 
 
+def in_process_calls(job: Path, verb: str, *more: str) -> int:
+    """How many calls of a command in this process it takes, with an engine that reports its crashes."""
+    for number in range(1, MOST_CALLS + 1):
+        with pytest.raises(SystemExit) as end:
+            main([verb, str(job), *more])
+        if not end.value.code:
+            return number
+        assert end.value.code == 20
+    return MOST_CALLS + 1
+
+
+def test_a_retry_asks_an_isolated_row_alone_and_labels_it_once_it_is_answered(tmp_path: Path) -> None:
+    """One crash sends it back into quarantine; an engine that can do it labels it."""
+    job = write_job(tmp_path, poison=[13])
+    assert in_process_calls(job, "run") <= 5
+    assert in_process_calls(job, "retry") == 2
+    assert set(rows(job, "quarantine")) == {13}
+    assert in_process_calls(job, "retry", "--set", "engine.args.crash_on=NOTHING") == 1
+    assert set(rows(job)) == set(range(36))
+    assert verified(job)
+
+
+def test_a_document_that_crashes_the_engine_takes_no_more_than_its_own_query_along(tmp_path: Path) -> None:
+    """Where all rows of a query share one ask, that is asked apart once a try, whatever row it is asked for."""
+    job = write_job(tmp_path, poison=[14])
+    job.write_text(job.read_text().replace("name: r3a", "name: review"))
+    assert in_process_calls(job, "run") <= 5
+    assert set(rows(job, "quarantine")) == set(range(12, 18))
+    assert in_process_calls(job, "retry") == 2
+    assert in_process_calls(job, "retry", "--set", "engine.args.crash_on=NOTHING") == 1
+    assert set(rows(job)) == set(range(36))
+
+
 def test_what_is_known_of_a_row_outlives_a_stop_in_order(tmp_path: Path) -> None:
     """A drain between two crashes must not begin the search again."""
     job = write_job(tmp_path, poison=[3], crash="kill")
@@ -69,14 +104,24 @@ def _knows(job: Path, said: str) -> bool:
     return said.replace(" ", "") in "".join(text.split())
 
 
-def test_kills_from_outside_make_no_row_a_suspect_for_good(tmp_path: Path) -> None:
-    """After a SIGKILL by a scheduler, rows are asked apart once, and labelled."""
+def _journals(job: Path) -> dict[str, bytes]:
+    found = dict[str, bytes]()
+    for path in (job.parent / "out").glob("crashes/*.json"):
+        with contextlib.suppress(FileNotFoundError):  # its shard was done meanwhile
+            found[path.name] = path.read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(24, marks=pytest.mark.full)])
+def test_kills_from_outside_make_no_row_a_suspect_for_good(tmp_path: Path, kills: int) -> None:
+    """Each comes as soon as the worker asks: over one row that is asked alone, where it comes to that."""
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, batch=1)
-    for _ in range(3):
+    for number in range(kills):
+        before = _journals(job)
         process = subprocess.Popen(command(job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not list((job.parent / "out").glob("crashes/*.json")):
-            time.sleep(0.05)
-        time.sleep(0.3)
+        while process.poll() is None and _journals(job) == before:
+            time.sleep(0.01)
+        time.sleep(0.1 * (number % 4))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert called(job) == 0
