@@ -284,7 +284,6 @@ class _Shard:
         written: chunks that the file calls begun; None while there is no file.
         trying: the chunk and the rows that are asked with nothing else in flight; None at ordinary work.
         left: those of these rows that are not answered yet.
-        since_s: when they were asked.
     """
 
     todo: Mapping[int, int]
@@ -294,7 +293,6 @@ class _Shard:
     written: set[int] | None = None
     trying: tuple[int, list[int]] | None = None
     left: set[int] = field(default_factory=set)
-    since_s: float = 0.0
 
 
 class CrashJournal:

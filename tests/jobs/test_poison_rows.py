@@ -114,7 +114,7 @@ def _journals(job: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(24, marks=pytest.mark.full)])
 def test_kills_from_outside_make_no_row_a_suspect_for_good(tmp_path: Path, kills: int) -> None:
-    """Each comes as soon as the worker asks: over one row that is asked alone, where it comes to that."""
+    """Each comes as soon as the worker asks, be it over a row that is asked alone."""
     job = write_job(tmp_path, p_slow=1.0, slow_s=0.3, batch=1)
     for number in range(kills):
         before = _journals(job)
