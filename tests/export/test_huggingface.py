@@ -429,18 +429,6 @@ def test_smaller_graphs_pass_the_gates_of_bundles(relabel: Relabel, student: Pat
     relabel(*line[:-4]).refused(3, "holds another export")
 
 
-def test_a_smaller_graph_of_one_logit_is_judged_by_the_students_own_answers(
-    relabel: Relabel, made: Callable[..., Path], folder: Path
-) -> None:
-    line = ("export", str(made("bert", "cls", 2)), "--to", "out", "--format", "rerank", "--precisions", "int8")
-    done = relabel(*line, "--output", "json")
-    assert done.code == 0, done
-    assert list(done.json["graphs"]) == ["onnx/model.onnx", "onnx/model_quantized.onnx"]
-    (parity,) = json.loads(Path("out/relabel.json").read_bytes())["parity"]
-    assert {figures["judged_by"] for figures in parity["by_batch_size"].values()} == {"student"}
-    assert 0 < parity["by_batch_size"]["1"]["max_abs"] < 0.5
-
-
 def test_a_graph_beyond_its_gate_is_not_kept(
     relabel: Relabel, made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
