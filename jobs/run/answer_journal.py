@@ -44,7 +44,22 @@ FLUSH_TO_STORE_EVERY_S = 5.0
 FILE_BYTES = 4 << 20
 """A file that is longer is not appended to, so that it can go once its chunks are committed."""
 _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/[^/]+-\d{4,}\.jsonl")
-_SEAL = b', "sha256": "'
+_SEAL = b', "'
+COLUMNS = (
+    "chunk",
+    "key",
+    "text",
+    "finish",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "distributions",
+    "flags",
+    "detail",
+    "raw",
+    "sha256",
+)
+"""Of a line; not named in each, which took as long as all the rest of it."""
 
 IsBelieved = Callable[[str, int], bool]
 """Whether an answer of a stage that could not be read may be kept; by the number of asks that were seen there by
@@ -55,9 +70,10 @@ then.
 @read_in_threads
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """A file's first line: for which plan its answers are, who gave them, and who wrote them down."""
+    """What a file's first line holds: for which plan its answers are, who gave them, and who wrote them down."""
 
     version: int
+    columns: tuple[str, ...]
     fingerprint: str
     engine: dict[str, Any]
     worker: str
@@ -71,27 +87,22 @@ class _Entry:
     key: bytes
     answer: Answer
 
-    def values(self) -> dict[str, Any]:
-        """As JSON holds it; what is as usual is left out."""
+    def values(self) -> list[Any]:
+        """As a line holds it, in the order of `COLUMNS`."""
         answer = self.answer
-        values: dict[str, Any] = {
-            "chunk": f"{self.chunk.chunk}.{self.chunk.attempt}",
-            "key": self.key.hex(),
-            "text": answer.text,
-            "finish": answer.finish,
-            "prompt_tokens": answer.prompt_tokens,
-            "output_tokens": answer.output_tokens,
-            "cached_tokens": answer.cached_tokens,
-        }
-        if answer.distributions:
-            values["distributions"] = {name: list(found) for name, found in answer.distributions.items()}
-        if answer.flags:
-            values["flags"] = list(answer.flags)
-        if answer.detail:
-            values["detail"] = redacted(answer.detail)
-        if answer.raw:
-            values["raw"] = answer.raw
-        return values
+        return [
+            f"{self.chunk.chunk}.{self.chunk.attempt}",
+            self.key.hex(),
+            answer.text,
+            answer.finish,
+            answer.prompt_tokens,
+            answer.output_tokens,
+            answer.cached_tokens,
+            answer.distributions,
+            answer.flags,
+            redacted(answer.detail) if answer.detail else "",
+            answer.raw,
+        ]
 
 
 @dataclass(slots=True)
@@ -132,8 +143,8 @@ class AnswerJournal:
         self._attempts = attempts
         self._fingerprint = fingerprint
         self._engine = asdict(engine)
-        header = asdict(_Header(VERSION, fingerprint, self._engine, worker))
-        self._header = _sealed(header, hashlib.sha256())
+        header = asdict(_Header(VERSION, COLUMNS, fingerprint, self._engine, worker))
+        self._header = _sealed([header], hashlib.sha256())
         self._seal = hashlib.sha256(self._header)
         self._prefix = f"{worker}-{secrets.token_hex(4)}"
         self._every_s = FLUSH_EVERY_S if isinstance(store, LocalStore) else FLUSH_TO_STORE_EVERY_S
@@ -258,12 +269,13 @@ class AnswerJournal:
         for name, data in zip(names, map_concurrent(self._store, self._read_file, names), strict=True):
             file = _File()
             for values in self._entries_of(data):
-                number, _, attempt = values["chunk"].partition(".")
+                place, key, *answer = values
+                number, _, attempt = place.partition(".")
                 chunk = ChunkId(shard, int(number), int(attempt))
                 if chunk.attempt in committed.get(chunk.chunk, ()):
                     continue
                 file.chunks.add(chunk)
-                known.setdefault(chunk, {})[bytes.fromhex(values["key"])] = _answer(values)
+                known.setdefault(chunk, {})[bytes.fromhex(key)] = _answer(answer)
             with self._guard:
                 self._files.setdefault(name, file)
         return known
@@ -271,11 +283,11 @@ class AnswerJournal:
     def _read_file(self, name: str) -> bytes:
         return read_if_there(self._store, name) or b""
 
-    def _entries_of(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+    def _entries_of(self, data: bytes) -> Iterator[list[Any]]:
         """The lines of a file that are whole, if it is for this plan and engine."""
         first, _, rest = data.partition(b"\n")
         try:
-            values = _unsealed(first + b"\n", hashlib.sha256())
+            (values,) = _unsealed(first + b"\n", hashlib.sha256())
             if version_of(values) != VERSION:
                 return
             header = checked(_Header, values)
@@ -299,27 +311,25 @@ def journal_files(store: Store, shard: int | None = None) -> Iterator[str]:
             yield name
 
 
-def _answer(values: Mapping[str, Any]) -> Answer:
+def _answer(values: Sequence[Any]) -> Answer:
     """An answer as the engine gave it; its request is nobody's."""
-    distributions = {}
-    for name, (probs, outside_mass) in values.get("distributions", {}).items():
-        distributions[name] = Distribution(tuple(probs), outside_mass)
+    text, finish, prompt_tokens, output_tokens, cached_tokens, distributions, flags, detail, raw = values
     return Answer(
         -1,
-        values["text"],
-        values["finish"],
-        distributions,
-        prompt_tokens=values["prompt_tokens"],
-        output_tokens=values["output_tokens"],
-        cached_tokens=values["cached_tokens"],
-        detail=values.get("detail", ""),
-        flags=tuple(values.get("flags", ())),
-        raw=values.get("raw", ""),
+        text,
+        finish,
+        {name: Distribution(tuple(probs), outside_mass) for name, (probs, outside_mass) in distributions.items()},
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
+        detail=detail,
+        flags=tuple(flags),
+        raw=raw,
     )
 
 
-def _sealed(values: dict[str, Any], before: hashlib._Hash) -> bytes:
-    """A line whose last key, `sha256`, is the digest of what came before it and of the line without that key.
+def _sealed(values: list[Any], before: hashlib._Hash) -> bytes:
+    """A line whose last value is the digest of what came before it and of the line without it.
 
     Args:
         before: a sha256 of the bytes before.
@@ -328,17 +338,17 @@ def _sealed(values: dict[str, Any], before: hashlib._Hash) -> bytes:
     return body[:-1] + _seal(body, before)
 
 
-def _unsealed(line: bytes, before: hashlib._Hash) -> dict[str, Any]:
+def _unsealed(line: bytes, before: hashlib._Hash) -> list[Any]:
     """A line's values, without the digest.
 
     Raises:
         ValueError: it is not as it was written.
     """
     head, _, _ = line.rpartition(_SEAL)
-    body = head + b"}"
+    body = head + b"]"
     if line != head + _seal(body, before):
         raise ValueError("it changed since it was written, or was not written to its end")
-    values: dict[str, Any] = json.loads(body)
+    values: list[Any] = json.loads(body)
     return values
 
 
@@ -346,4 +356,4 @@ def _seal(body: bytes, before: hashlib._Hash) -> bytes:
     """How a line ends."""
     digest = before.copy()
     digest.update(body)
-    return _SEAL + digest.hexdigest().encode() + b'"}\n'
+    return _SEAL + digest.hexdigest().encode() + b'"]\n'
