@@ -267,8 +267,11 @@ class AnswerJournal:
         names = list(journal_files(self._store, shard))
         committed = self._attempts(shard) if names else {}
         for name, data in zip(names, map_concurrent(self._store, self._read_file, names), strict=True):
+            entries = list(self._entries_of(data))
+            if not entries:  # damaged, or another engine's, which may be asked again one day
+                continue
             file = _File()
-            for values in self._entries_of(data):
+            for values in entries:
                 place, key, *answer = values
                 number, _, attempt = place.partition(".")
                 chunk = ChunkId(shard, int(number), int(attempt))

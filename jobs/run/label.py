@@ -332,6 +332,7 @@ def _label_chunks(
     on_progress: Callable[[], None],
 ) -> None:
     """Have the chunks labelled, and list what could not be read of those that stay open."""
+    store = session.opened.store
     try:
         labeler.label_chunks(
             chunks,
@@ -340,5 +341,7 @@ def _label_chunks(
             stop=session.stop,
             on_progress=on_progress,
         )
-    finally:
-        list_refused(session.opened.store, labeler.unfinished)
+    except (EngineCrashError, ServerGoneError):
+        list_refused(store, labeler.unfinished)
+        raise
+    list_refused(store, labeler.unfinished)

@@ -32,7 +32,7 @@ from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.jobs.run.watchdog import WatchedEngine, ends_hanging
 from relabel.labelers.registry import Labeler
 from relabel.manifests.asks import Answer, Ask, Engine, Request
-from relabel.manifests.errors import EngineCrashError, InputError
+from relabel.manifests.errors import EngineCrashError, InputError, StoreUnreachableError
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.reuse import answer_of, answer_row
@@ -174,8 +174,14 @@ class RunLoop(ChunkLabeler):
             with watchdog, self._commits:
                 try:
                     is_done = self._feed(chunks)
-                finally:
+                except StoreUnreachableError:  # there is nowhere to keep them
+                    raise
+                except BaseException:
                     self._keep_answers()
+                    raise
+                else:
+                    self._keep_answers()
+                finally:
                     self._show_live()
                     self.progress.live.in_flight = 0
         finally:

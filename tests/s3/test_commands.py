@@ -12,13 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from relabel.jobs.run.loop import RunLoop
+from relabel.manifests.asks import Answer
 from relabel.manifests.errors import InputError, StoreUnreachableError
 from relabel.manifests.files import Storage
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.plan import Plan
 from relabel.manifests.rows import make_plan, read_chunks
 from relabel.manifests.specs import InputSpec
-from relabel.manifests.store import TAIL_BYTES, UrlFile, open_run_store, read_whole
+from relabel.manifests.store import TAIL_BYTES, ObjectStore, UrlFile, open_run_store, read_whole
 from tests import seaweed
 from tests.s3.conftest import ROWS, Outcome, labels, put_parquet
 
@@ -50,6 +52,35 @@ def test_a_job_on_s3_runs_from_plan_to_retry(
     assert retried.returncode == 0, retried.stderr
     assert relabel("verify", f"{s3}/out").returncode == 0
     assert labels(f"{s3}/out").keys() != first.keys()
+
+
+def test_answers_that_a_stop_left_open_are_kept_as_objects_and_not_asked_again(
+    write_job: Callable[..., Path],
+    undisturbed: dict[str, str],
+    s3: str,
+    relabel: Callable[..., Outcome],
+    open_fresh: Callable[..., ObjectStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopped(RunLoop):
+        def _poll(self) -> list[Answer]:
+            if self.progress.requests >= 25:
+                self.stop.now()
+            return super()._poll()
+
+    job = write_job(args={"capacity": 8, "batch": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr("relabel.jobs.run.answer_journal.FLUSH_TO_STORE_EVERY_S", 0.0)
+        patch.setattr("relabel.jobs.run.loop.CHECK_EVERY_S", 0.0)
+        patch.setattr("relabel.jobs.run.label.RunLoop", Stopped)
+        assert relabel("run", job).returncode == 20
+    assert len(open_fresh().names("journal")) > 1
+    done = relabel("run", job)
+    assert done.returncode == 0, done.stderr
+    assert labels(f"{s3}/out") == undisturbed
+    assert open_fresh().names("journal") == []
+    whole = json.loads(relabel("status", f"{s3}/undisturbed").stdout)["stages"]
+    assert json.loads(done.stdout)["stages"] == whole
 
 
 def test_nothing_to_do_takes_a_few_requests_one_listing_of_receipts_and_reads_none(
