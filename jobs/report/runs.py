@@ -105,12 +105,13 @@ def tally_labels(run: RunArtifact, *, most: int) -> RunTally:
     )
     draw = DrawnRows(by_status, most)
     for file in run.snapshot.labels:
-        table = run.folder.table(file, LABELS, ["grade", "probs", "outside_mass", "flags"])
-        _add_labels(tally, table)
-        rows_M = draw.of_file("ok", np.arange(table.num_rows))
+        rows_M = draw.of_file("ok", np.arange(file.rows))
         if len(rows_M):
-            labels = read_labels(run.folder, file, check_bytes=False)
-            tally.chosen += label_rows(labels.take(pa.array(rows_M)))
+            table = read_labels(run.folder, file)
+            tally.chosen += label_rows(table.take(pa.array(rows_M)))
+        else:
+            table = run.folder.table(file, LABELS, ["grade", "probs", "outside_mass", "flags"])
+        _add_labels(tally, table)
     for file in run.snapshot.quarantine:
         table = run.folder.table(file, QUARANTINE, ["status", "reason"])
         _add_reasons(tally, table)
