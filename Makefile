@@ -109,7 +109,10 @@ faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at 
 release: ## The wheel and the sdist in dist/, each installed in an empty environment and used; the demo runs from the wheel
 	PYTHON=$(PYTHON) .ci/release
 
-bench: $(STAMP) ## Figures of benchmarks/, on this machine
+bench: $(STAMP) ## Figures of benchmarks/, on this machine. VS=COMMIT also shows, and ends with 1, what is slower than there
+	@if [ -n "$(VS)" ]; then git worktree add -f --detach build/vs "$(VS)" && \
+	  { $(BIN)/python benchmarks/ratios.py --vs build/vs; code=$$?; git worktree remove --force build/vs; exit $$code; }; \
+	else $(BIN)/python benchmarks/ratios.py; fi
 	$(BIN)/python benchmarks/run_loop.py
 	$(BIN)/python benchmarks/commands.py
 

@@ -65,6 +65,9 @@ def test_nothing_to_do_imports_no_torch_and_takes_four_times_the_libraries_start
     assert not set(HEAVY) & set(found["modules"])
     assert busy_s < 4 * called(LIBRARIES)[2]
     assert 'relabel_run_engine_starts{job="tiny",shard="all"} 0.0' in metrics.read_text()
+    looked = json.loads(called(PROGRAM, "status", finished)[0].splitlines()[-1])
+    assert looked["code"] == 0
+    assert not {*HEAVY, "asyncio", "fsspec", "rich"} & set(looked["modules"])
 
 
 # First estimates: how fast a model answers here, and how long its answers are, is known from its last run or a

@@ -22,7 +22,16 @@ from sklearn import metrics
 from relabel.manifests.labels import codes_of, ids_of
 from relabel.manifests.metrics.evaluation import outside_mass_text, parse_gate
 from relabel.manifests.metrics.judged import METRICS, Judged, metric_of, title_of
-from relabel.manifests.metrics.metric import MetricSet, Share, bootstrap, draw_weights, share_bounds, t_quantile, wilson
+from relabel.manifests.metrics.metric import (
+    MetricSet,
+    Order,
+    Share,
+    bootstrap,
+    draw_weights,
+    share_bounds,
+    t_quantile,
+    wilson,
+)
 
 GRADES = 3
 EVALUATE_PAGE = Path(__file__).parents[2] / "docs" / "evaluate.md"
@@ -400,3 +409,27 @@ def test_fewer_than_two_groups_say_nothing(whole: list[float]) -> None:
 def test_much_mass_outside_the_grades_is_warned_of(mean: float, *, is_warned: bool) -> None:
     assert bool(outside_mass_text(mean)) == is_warned
     assert not outside_mass_text(math.nan)
+
+
+@pytest.mark.parametrize("digits", [1, 12], ids=["ties", "no ties"])
+@pytest.mark.parametrize("apart", [0.0, 0.3, 0.95, 3.0])
+def test_auc_of_weighted_queries_is_that_of_repeated_rows_however_far_the_kinds_lie_apart(
+    apart: float, digits: int
+) -> None:
+    random = np.random.default_rng(5)
+    is_relevant_N = random.random(700) < 0.4
+    score_N = np.round(random.random(700) + apart * is_relevant_N, digits)
+    group_N = random.integers(0, 60, 700)
+    weight_RG = next(draw_weights(60, 8, seed=1))
+    weighted = Order(score_N, is_relevant_N, group_N).weighted(weight_RG)
+    for weight_G, won_3 in zip(weight_RG, weighted, strict=True):
+        rows = np.repeat(np.arange(700), weight_G[group_N].astype(int))
+        area = metrics.roc_auc_score(is_relevant_N[rows], score_N[rows])
+        assert Order.area(won_3) == pytest.approx(area, abs=1e-12)
+
+
+@pytest.mark.parametrize("is_relevant", [False, True])
+def test_auc_of_one_kind_of_rows_is_not_defined(is_relevant: bool) -> None:
+    order = Order(np.arange(100.0), np.full(100, is_relevant), np.zeros(100, dtype=np.int64))
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(Order.area(order.weighted(np.ones((1, 1))))).all()
