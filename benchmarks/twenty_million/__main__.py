@@ -234,7 +234,7 @@ class RayPool(Pool):
         self.cluster.add_node(num_cpus=3)
 
     def kill_head(self) -> None:
-        """Lose the cluster; whoever used it goes too, and the next way begins."""
+        """Lose the cluster; its user goes too, and the next way begins."""
         self.kill()
         self.cluster.remove_node(self.cluster.head_node, allow_graceful=False)
 

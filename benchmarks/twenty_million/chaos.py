@@ -1,4 +1,4 @@
-"""What dies: workers, whoever started them, nodes and the head of a Ray cluster, the storage server, the disk's room.
+"""What dies: workers, what started them, nodes and the head of a Ray cluster, the storage server, the disk's room.
 
 Every event is a line of `events.jsonl`, with its time, so that a stop can be laid next to what came before it.
 """

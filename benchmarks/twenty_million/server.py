@@ -3,7 +3,7 @@ how often each row was asked. What is paid for is what this server has answered,
 
     python -m benchmarks.twenty_million.server PORT FOLDER ROWS LATENCY_S
 
-The number of a row stands in its document, and alone decides the answer, so that labels can be compared with those of
+The number of a row is part of its document, and alone decides the answer, so that labels can be compared with those of
 an undisturbed run. One row of a thousand is never answered in a form that reads.
 """
 
