@@ -156,7 +156,7 @@ def test_a_mixed_batch_answers_as_each_request_alone(kind, sampling, start):
 
 
 def test_a_further_ask_of_a_row_under_way_goes_before_rows_that_wait(start):
-    """A retry or a second stage behind everything that waits would leave each chunk unfinished for long."""
+    """A retry or a second stage after everything that waits would leave each chunk unfinished for long."""
     engine = start("qwen2", batch_size=2)
     requests = requests_for(engine.capacity, decisions=(SCORE,), max_tokens=4)
     numbered = [request._replace(id=10 + request.id) for request in requests]
