@@ -11,6 +11,7 @@ committed, or with the run's end. Nothing depends on one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -26,7 +27,7 @@ from typing import Any
 
 from relabel.jobs.run.chunks import ChunkWork
 from relabel.manifests.asks import Answer, Distribution, EngineFacts
-from relabel.manifests.errors import RelabelError
+from relabel.manifests.errors import ManifestError, RelabelError
 from relabel.manifests.plan import ChunkId
 from relabel.manifests.records import checked, read_in_threads, version_of
 from relabel.manifests.run_manifest import engines_differ
@@ -284,7 +285,9 @@ class AnswerJournal:
         return known
 
     def _read_file(self, name: str) -> bytes:
-        return read_if_there(self._store, name) or b""
+        with contextlib.suppress(ManifestError):  # no ordinary file
+            return read_if_there(self._store, name) or b""
+        return b""
 
     def _entries_of(self, data: bytes) -> Iterator[list[Any]]:
         """The lines of a file that are whole, if it is for this plan and engine."""

@@ -4,6 +4,7 @@ run that continues ends with the bytes of one that nobody stopped. What is damag
 
 import hashlib
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,7 @@ def test_others_files_are_left_alone(stopped: Callable[..., Any], relabel: Calla
     stopped()
     (file,) = folder.glob("out/ecom/journal/*/*")
     (listed, *_) = folder.glob("out/ecom/refused/*/*")
+    os.mkfifo(file.with_name("w-0000.jsonl"))
     foreign = [file.parent.parent / "README.txt", file.with_name("x"), listed.with_name("chunk-one.json")]
     for path in foreign:
         path.write_text("somebody's")
