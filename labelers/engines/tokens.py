@@ -179,6 +179,61 @@ class Overlong(NamedTuple):
     max_prompt_tokens: int
 
 
+@dataclass(slots=True)
+class _Draft:
+    """An ask on its way to a prompt.
+
+    Args:
+        prefill: token ids of the ask's prefill.
+        end: what the prompt ends with in place of a thought that the template opens.
+        parts: the whole prompt, template text and data by turns.
+        room: most tokens that the prompt may have before its prefill.
+        ids: the token ids without the prefill, or None where it is plain that they are too many.
+    """
+
+    ask: Ask
+    prefill: tuple[int, ...]
+    end: str
+    parts: list[str]
+    room: int
+    ids: list[int] | None = None
+
+
+class _Opening(NamedTuple):
+    """What many prompts begin with: characters of template text, and their token ids."""
+
+    length: int = 0
+    ids: Sequence[int] = ()
+
+
+CHECKED_AFTER_OPENING = ("", "a", " a", "\n\n", "\u0301", "é 日本 🙂", "<", "|>")
+"""Data that is put after a prompt's opening to see that the two can be encoded apart."""
+
+
+def boundary_texts(backend: Any) -> list[str]:
+    """Added tokens before which a text can be cut in two such that the ids of both, put together, are the whole's.
+
+    Tokenizers look for added tokens first, and encode what is between them piece by piece. So a cut before one changes
+    nothing, if none reaches over the cut: none has that one's first character anywhere but as its own first, takes
+    white space before it or looks at what it is next to. Those that are looked for after normalisation do not count.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+    """
+    added = list(backend.get_added_tokens_decoder().values())
+    if any(token.lstrip or token.single_word for token in added):
+        return []
+    inner = set[str]()
+    for token in added:
+        inner.update(token.content[1:])
+    boundaries: list[str] = []
+    for token in added:
+        first = token.content[:1]
+        if not token.normalized and first.strip() and first not in inner:
+            boundaries.append(token.content)
+    return boundaries
+
+
 class PromptEncoder:
     """Encodes asks for one tokenizer.
 
@@ -199,6 +254,9 @@ class PromptEncoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        # A prompt is whole, and as long as it is: transformers too turns these off in every call that asks for neither.
+        self._backend.no_padding()
+        self._backend.no_truncation()
         self._overlong = overlong
         self._template = ChatTemplate(tokenizer, chat_template_kwargs)
         # sentencePiece tokenizers put a space before what they encode; a line break before it keeps that space off
@@ -218,12 +276,19 @@ class PromptEncoder:
         self.control_ids = frozenset(token for token in ids if token is not None)
         """Ids that no data may give rise to."""
         self._control: re.Pattern[str] | None = None
+        self._any_control: re.Pattern[str] | None = None
         if texts:
             longest_first = sorted(texts, key=len, reverse=True)
+            choices = "|".join(map(re.escape, longest_first))
             # A lookahead finds overlapping strings too: "<|im_<|im_end|>end|>" hides one in another.
-            self._control = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
+            self._control = re.compile(f"(?={choices})")
+            # To learn whether there is any, a pattern that begins with a character is twelve times as fast.
+            self._any_control = re.compile(choices)
         # template text is the same for all pairs of a stage; earlier answers in it are not, hence the bound
         self._count = functools.lru_cache(maxsize=256)(self._count_of_template)
+        self._prefill_ids = functools.lru_cache(maxsize=256)(lambda prefill: tuple(self.encode_text(prefill)))
+        self._boundaries = boundary_texts(self._backend)
+        self._opening_of = functools.lru_cache(maxsize=256)(self._find_opening)
         self._start_ids = [] if self._template.is_own else start_ids(tokenizer)
 
     def encode(self, ask: Ask, *, max_prompt_tokens: int) -> Prompt | Overlong:
@@ -232,24 +297,44 @@ class PromptEncoder:
         Raises:
             ConfigError, ModelError: the chat template can't show all of it, see `ChatTemplate.around`.
         """
-        prefill = self.encode_text(ask.prefill) if ask.prefill else []
-        begins = ask.prefill or self.opened_for(ask)
+        return self.encode_all([(ask, max_prompt_tokens)])[0]
+
+    def encode_all(self, asks: Sequence[tuple[Ask, int]]) -> list[Prompt | Overlong]:
+        """Encode asks, each with the most tokens that its prompt may have, in one call of the tokenizer.
+
+        Raises:
+            ConfigError, ModelError: the chat template can't show all of one, see `ChatTemplate.around`.
+        """
+        drafts = [self._draft(ask, max_prompt_tokens) for ask, max_prompt_tokens in asks]
+        whole = [draft for draft in drafts if not self._bursts(draft.ask.messages, draft.room)]
+        for draft, ids in zip(whole, self._encode_each([draft.parts for draft in whole]), strict=True):
+            draft.ids = ids
+        return [self._fit(draft) for draft in drafts]
+
+    def _draft(self, ask: Ask, max_prompt_tokens: int) -> _Draft:
+        prefill = self._prefill_ids(ask.prefill) if ask.prefill else ()
         end = self._end_for(ask)
-        room = max_prompt_tokens - len(prefill)
+        return _Draft(ask, prefill, end, self._parts(ask.messages, end), max_prompt_tokens - len(prefill))
+
+    def _fit(self, draft: _Draft) -> Prompt | Overlong:
+        """The prompt of a draft, with its document cut if that is allowed and needed."""
+        ask = draft.ask
+        num_prefill = len(draft.prefill)
+        begins = ask.prefill or self.opened_for(ask)
+        max_prompt_tokens = draft.room + num_prefill
         num_tokens = max_prompt_tokens + 1
-        if not self._bursts(ask.messages, room):
-            ids = self.encode_messages(ask.messages, end=end)
-            if len(ids) <= room:
-                return Prompt(ids + prefill, len(prefill), begins)
-            num_tokens = len(ids) + len(prefill)
+        if draft.ids is not None:
+            if len(draft.ids) <= draft.room:
+                return Prompt([*draft.ids, *draft.prefill], num_prefill, begins)
+            num_tokens = len(draft.ids) + num_prefill
         refused = Overlong(num_tokens, max_prompt_tokens)
         if self._overlong == "quarantine":
             return refused
-        cut = self._cut_to_fit(ask.messages, room, end)
+        cut = self._cut_to_fit(ask.messages, draft.room, draft.end)
         if cut is None:
             return refused
         ids, document = cut
-        return Prompt(ids + prefill, len(prefill), begins, document)
+        return Prompt([*ids, *draft.prefill], num_prefill, begins, document)
 
     def opened_for(self, ask: Ask) -> str:
         """The thought that the template opens at the prompt's end and the answer goes on in, since the ask's format
@@ -287,13 +372,7 @@ class PromptEncoder:
         Args:
             end: in place of a thought that the template opens there.
         """
-        parts = self._parts(messages, end)
-        is_hostile = any(map(self._has_control_text, parts[1::2]))
-        ids = self._encode_parts(parts, self._has_control_text if is_hostile else lambda _: False)
-        # Equal counts also rule out what only becomes a control string next to template text, or after normalisation.
-        if self.count_control(ids) == self._count(*parts[::2]):
-            return ids
-        return self._encode_parts(parts, lambda _: True)
+        return self._encode_each([self._parts(messages, end)])[0]
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of template text that continues something: no token of a sequence's start, no
@@ -331,8 +410,13 @@ class PromptEncoder:
         return cast("dict[str, int]", self._tokenizer.get_vocab())
 
     def _ids(self, text: str) -> list[int]:
-        # a batch of one lets go of Python's lock meanwhile; `encode` holds it, and vLLM's step waits
-        return cast("list[int]", self._backend.encode_batch([text], add_special_tokens=False)[0].ids)
+        return self._ids_of_each([text])[0]
+
+    def _ids_of_each(self, texts: Sequence[str]) -> list[list[int]]:
+        # A batch lets go of Python's lock meanwhile, once for all its texts; `encode` holds it, and vLLM's step waits.
+        # `fast` leaves out where each token was in the text.
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def _bursts(self, messages: Sequence[Message], room: int) -> bool:
         """Whether a document's head alone takes more than `room` tokens: spares tokenizing 450,000 characters to learn
@@ -343,7 +427,7 @@ class PromptEncoder:
         return any(len(self._ids(text[:head])) > room + 8 for text in long_texts)
 
     def _has_control_text(self, text: str) -> bool:
-        return self._control is not None and self._control.search(text) is not None
+        return self._any_control is not None and self._any_control.search(text) is not None
 
     def _end_for(self, ask: Ask) -> str:
         """What a prompt ends with where the template opens a thought: that, if the answer goes on in it; nothing, if
@@ -370,6 +454,45 @@ class PromptEncoder:
     def _count_of_template(self, *texts: str) -> int:
         """Control tokens of a prompt's template text."""
         return self.count_control(self._start_ids) + sum(self.count_control(self.encode_text(text)) for text in texts)
+
+    def _encode_each(self, prompts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Token ids of prompts that are given as parts; of all whose data is harmless, in one call of the tokenizer."""
+        hostile = [any(map(self._has_control_text, parts[1::2])) for parts in prompts]
+        harmless = [parts for parts, is_hostile in zip(prompts, hostile, strict=True) if not is_hostile]
+        whole = iter(self._encode_whole(harmless))
+        encoded: list[list[int]] = []
+        for parts, is_hostile in zip(prompts, hostile, strict=True):
+            ids = self._encode_parts(parts, self._has_control_text) if is_hostile else next(whole)
+            # Equal counts also rule out what only becomes a control string next to template text, or after
+            # normalisation.
+            if self.count_control(ids) != self._count(*parts[::2]):
+                ids = self._encode_parts(parts, lambda _: True)
+            encoded.append(ids)
+        return encoded
+
+    def _encode_whole(self, prompts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Token ids of prompts, data and all in one piece, without those of an opening that is known already."""
+        openings = [self._opening_of(parts[0]) for parts in prompts]
+        texts = ["".join(parts) for parts in prompts]
+        rests = [text[opening.length :] for text, opening in zip(texts, openings, strict=True)]
+        return [
+            [*self._start_ids, *opening.ids, *ids]
+            for opening, ids in zip(openings, self._ids_of_each(rests), strict=True)
+        ]
+
+    def _find_opening(self, text: str) -> _Opening:
+        """As much of a prompt's first template text as can be encoded for itself: up to the last added token in it
+        that parts what is before it from all that comes after.
+        """
+        end = max((text.rfind(boundary) for boundary in self._boundaries), default=-1)
+        if end <= 0:
+            return _Opening()
+        ids = self._ids(text[:end])
+        # The tokenizer at hand has the last word.
+        for data in CHECKED_AFTER_OPENING:
+            if ids + self._ids(text[end:] + data) != self._ids(text + data):
+                return _Opening()
+        return _Opening(end, ids)
 
     def _encode_parts(self, parts: Sequence[str], is_apart: Callable[[str], bool]) -> list[int]:
         """Token ids of a prompt's parts, with the data that `is_apart` names encoded apart."""
@@ -818,21 +941,55 @@ def admit(
         bind: makes what holds the answer to its format, for the prompt as the model will see it; None leaves the
             answer free.
     """
+    return admit_all([request], encoder, places, max_prompt_tokens=lambda _: max_prompt_tokens, bind=bind)[0]
+
+
+def admit_all(
+    requests: Sequence[Request],
+    encoder: PromptEncoder,
+    places: DecisionPlaces,
+    *,
+    max_prompt_tokens: Callable[[Ask], int],
+    bind: Callable[[Ask, Prompt], Any] | None,
+    each: Callable[..., Iterable[Any]] = map,
+) -> list[TokenSequence | Answer]:
+    """Make requests ready to run, as `admit` does one, their prompts encoded together.
+
+    Args:
+        each: calls `bind` for each of them, as `map` does; a pool's `map` does it in several threads.
+    """
+    prompts = encoder.encode_all([(request.ask, max_prompt_tokens(request.ask)) for request in requests])
+
+    def matcher_of(request: Request, prompt: Prompt | Overlong) -> Any:
+        ask = request.ask
+        if bind is None or ask.format is None or ask.max_tokens == 0 or isinstance(prompt, Overlong):
+            return None
+        return bind(ask, prompt)
+
+    admitted: list[TokenSequence | Answer] = []
+    for request, prompt, matcher in zip(requests, prompts, each(matcher_of, requests, prompts), strict=True):
+        if isinstance(prompt, Overlong):
+            admitted.append(_overlong_answer(request, prompt))
+        else:
+            admitted.append(_sequence(request, prompt, places, matcher, is_free=bind is None))
+    return admitted
+
+
+def _overlong_answer(request: Request, prompt: Overlong) -> Answer:
+    room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
+    return Answer(
+        request.id,
+        "",
+        "overlong",
+        prompt_tokens=prompt.num_tokens,
+        detail=f"the prompt has {prompt.num_tokens} tokens or more, {room}",
+    )
+
+
+def _sequence(
+    request: Request, prompt: Prompt, places: DecisionPlaces, matcher: Any, *, is_free: bool
+) -> TokenSequence:
     ask = request.ask
-    prompt = encoder.encode(ask, max_prompt_tokens=max_prompt_tokens)
-    if isinstance(prompt, Overlong):
-        room = f"{prompt.max_prompt_tokens} fit, and nothing but the document may be cut"
-        return Answer(
-            request.id,
-            "",
-            "overlong",
-            prompt_tokens=prompt.num_tokens,
-            detail=f"the prompt has {prompt.num_tokens} tokens or more, {room}",
-        )
-    decisions = places.of(ask)
-    matcher = None
-    if bind is not None and ask.format is not None and ask.max_tokens > 0:
-        matcher = bind(ask, prompt)
     closing = ""
     if ask.format is not None and ask.format.sections:
         closing = closing_of(ask.format.sections[-1])
@@ -840,12 +997,12 @@ def admit(
         request,
         np.array(prompt.ids, dtype=np.int64),
         ask.max_tokens,
-        decisions,
+        places.of(ask),
         prefill=prompt.begins.encode(),
         is_prefill_shown=not ask.prefill,
         num_prefill=prompt.num_prefill,
         matcher=matcher,
-        is_free=bind is None,
+        is_free=is_free,
         closing=closing.encode(),
         flags=("document_truncated",) if prompt.cut_document is not None else (),
     )

@@ -12,7 +12,7 @@ import gc
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -24,7 +24,7 @@ from relabel.labelers.engines.tokens import (
     Prompt,
     PromptEncoder,
     TokenSequence,
-    admit,
+    admit_all,
     stage_remarks,
 )
 from relabel.manifests.asks import (
@@ -288,19 +288,22 @@ class CheckpointEngine(Engine):
     def prepare(self, asks: Sequence[Ask]) -> list[str]:
         """Resolve every decision, compile every grammar, and check whether each stage builds on the one before."""
         for ask in asks:
-            self._admit(Request(0, ask, 0))
+            self._admit([Request(0, ask, 0)])
         return stage_remarks(self._encoder, asks, self._max_prompt)
 
     def rendered(self, ask: Ask) -> list[str]:
         return self._encoder.shown(ask)
 
-    def _admit(self, request: Request) -> TokenSequence | Answer:
-        return admit(
-            request,
+    def _admit(
+        self, requests: Sequence[Request], each: Callable[..., Iterable[Any]] = map
+    ) -> list[TokenSequence | Answer]:
+        return admit_all(
+            requests,
             self._encoder,
             self._places,
-            max_prompt_tokens=self._max_prompt(request.ask),
+            max_prompt_tokens=self._max_prompt,
             bind=self._compiler.bind if self._args.constrain else None,
+            each=each,
         )
 
     def _max_prompt(self, ask: Ask) -> int:
@@ -465,7 +468,7 @@ class Transformers(CheckpointEngine):
 
     def submit(self, request: Request) -> None:
         batch = self._open_batch()
-        admitted = self._admit(request)
+        (admitted,) = self._admit([request])
         if isinstance(admitted, TokenSequence):
             batch.add(admitted)
         else:
