@@ -1,6 +1,7 @@
 """vLLM's step loop with precompiled grammars: sequences join and leave between steps until their decisions are
 complete. Importing this module loads vLLM."""
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -181,13 +182,7 @@ class StepLoop:
         sampling = sequence.request.ask.sampling
         is_free = grammar_id is None
         if sequence.max_new == 0:
-            return SamplingParams(
-                max_tokens=1,
-                temperature=0.0,
-                logprob_token_ids=_label_ids(sequence.places_here()),
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
+            return _reading_params(tuple(sequence.places_here()))
         takes_logprobs = is_free and self._is_inline and bool(sequence.places)
         return SamplingParams(
             max_tokens=sequence.max_new,
@@ -200,6 +195,7 @@ class StepLoop:
             output_kind=RequestOutputKind.DELTA if is_free else RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if is_free else StructuredOutputsParams(grammar=grammar_id),
             logprob_token_ids=_label_ids(sequence.places) if takes_logprobs else None,
+            skip_clone=True,  # nobody else has them, and a copy takes vLLM longer than all that we do for a request
         )
 
     def _take(self, output: Any) -> None:
@@ -250,6 +246,21 @@ class StepLoop:
         done, probes = sequence.settle(self._encode_text)
         self._done += done
         self._waiting.extendleft(reversed(probes))
+
+
+@functools.lru_cache(maxsize=256)
+def _reading_params(places: tuple[DecisionPlace, ...]) -> SamplingParams:
+    """What reads the distributions after a prompt. vLLM writes nothing into them that depends on the request, so all
+    of a kind share one object.
+    """
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        logprob_token_ids=_label_ids(places),
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
 
 
 def _label_ids(places: Sequence[DecisionPlace]) -> list[int]:
