@@ -20,7 +20,7 @@ PARALLEL := --max-worker-restart 0 -n
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo teach browser picture environments test test-vllm test-optimum contract check format docs faults full faults-long bench labels-for-less release shows twenty-million gpu gpu-day clean
+.PHONY: help demo teach browser picture environments test test-vllm test-optimum contract check format docs faults full faults-long bench labels-for-less claims release shows twenty-million gpu gpu-day clean
 
 help: ## Show these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -105,6 +105,9 @@ full: $(STAMP) ## Tests that are too long for every day and are not among `make 
 
 faults-long: $(STAMP) ## The same without a limit of time: every sweep tries at least 80 % of its schedules (hours)
 	RELABEL_FAULTS=long $(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(TEST_WORKERS) --dist worksteal $(FAULT_TESTS) $(LONG_TESTS) --timeout 0 -o faulthandler_timeout=0
+
+claims: $(STAMP) ## Papers' claims on published labels, as docs/claims (30 CPU minutes at most): RELABEL_DATA=FOLDER make claims
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.claims
 
 release: ## The wheel and the sdist in dist/, each installed in an empty environment and used; the demo runs from the wheel
 	PYTHON=$(PYTHON) .ci/release

@@ -1,0 +1,32 @@
+"""Repeat papers' claims on the data that RELABEL_DATA names, and write docs/claims: `make claims`."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from benchmarks.claims import hardest_grade, untested
+from benchmarks.claims.page import write_index, write_page
+
+CLAIMS = (hardest_grade,)
+
+
+def main() -> None:
+    """Write all pages."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--to", type=Path, default=Path("docs/claims"))
+    folder = parser.parse_args().to
+    data = Path(os.environ["RELABEL_DATA"])
+    found = []
+    for module in CLAIMS:
+        started = time.process_time()
+        claim = module.claim(data)
+        write_page(claim, folder)
+        found.append(claim)
+        print(f"{claim.name}: {claim.here}; {claim.there}; {claim.headline}; {time.process_time() - started:.0f} CPU s")
+    write_index(found, folder)
+    untested.write(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What all claims share: figures, intervals over queries, the smallest effect that n could show, and the page.
+
+Letters: R resamples, Q queries.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure as Canvas
+
+RESAMPLES = 1000
+POWER = 2.8
+"""1.96 + 0.84 standard errors: an effect of so many is found by a two-sided test at 5 % in 80 % of cases."""
+DIFFERING = (0.2, 0.3)
+"""Assumed shares of rows on which two systems of a paper differ; no paper gives its own."""
+
+HOLDS = "holds"
+FAILS = "fails"
+NOT_SHOWN = "cannot be shown here"
+SHOWN = "shown there"
+NOT_SHOWN_THERE = "could not be shown there"
+NO_N = "no n to judge by"
+"""The paper has no such figure, or we have not its n."""
+
+INDEX = Path(__file__).with_name("index.txt")
+COLOURS = ("#1f5fa8", "#c0392b", "#2e8b57", "#888888")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a page, with its 95 % interval where it has one.
+
+    Args:
+        name: of the figure in `figures.json`, unique within its claim.
+        form: how the page shows it, as in `format`.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    form: str = ".3f"
+
+    def __str__(self) -> str:
+        value = format(self.value, self.form)
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} ({format(self.low, self.form)} to {format(self.high, self.form)})"
+
+
+Cell = str | Figure
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a page's table."""
+
+    what: str
+    here: Cell | Sequence[Cell]
+    paper: str = "–"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim and what became of it.
+
+    Args:
+        name: of the page and the picture.
+        title: the claim, as the paper means it.
+        source: the paper and its table.
+        answer: one sentence for somebody who reads no other.
+        here: `HOLDS`, `FAILS` or `NOT_SHOWN`.
+        there: whether the paper's own n could show it.
+        headline: the figure of the index.
+        how: how it was counted, and what is not the same as in the paper.
+        draw: draws the picture into matplotlib's axes.
+    """
+
+    name: str
+    title: str
+    source: str
+    answer: str
+    here: str
+    there: str
+    headline: Figure
+    rows: list[Row]
+    how: str
+    draw: Callable[[Any], None]
+
+
+# ------------------------------------------------------------------------------
+# Statistics.
+
+
+def resampled(name: str, num_queries: int) -> np.ndarray:
+    """How often each query of a collection is in each resample, float64 [R, Q]; the same for the same name."""
+    random = np.random.default_rng(list(name.encode()))
+    drawn_RQ = random.integers(0, num_queries, (RESAMPLES, num_queries))
+    return np.array([np.bincount(drawn_Q, minlength=num_queries) for drawn_Q in drawn_RQ], dtype=np.float64)
+
+
+def figure(name: str, value: float, value_R: np.ndarray, form: str = ".3f") -> Figure:
+    """A value with the percentiles of its resamples."""
+    low, high = np.nanpercentile(value_R, (2.5, 97.5))
+    return Figure(name, float(value), float(low), float(high), form)
+
+
+def smallest(value_R: np.ndarray) -> float:
+    """The smallest effect that these queries could show with 80 % power."""
+    return float(POWER * np.nanstd(value_R, ddof=1))
+
+
+def smallest_of(num_rows: int) -> str:
+    """The smallest difference of two shares over a paper's rows, at the assumed shares of differing rows."""
+    least, most = (100 * POWER * np.sqrt(share / num_rows) for share in DIFFERING)
+    return f"{least:.1f} to {most:.1f} points ({num_rows:,} rows, d 0.2 to 0.3)"
+
+
+def verdict(found: Figure, line: float) -> str:
+    """`HOLDS` where the interval is above the line, `FAILS` where it is below."""
+    assert found.low is not None
+    assert found.high is not None
+    if found.low > line:
+        return HOLDS
+    if found.high < line:
+        return FAILS
+    return NOT_SHOWN
+
+
+# ------------------------------------------------------------------------------
+# Pages.
+
+
+def write_page(claim: Claim, folder: Path) -> None:
+    """`<name>.md` and `images/<name>.svg`."""
+    draw_picture(claim, folder / "images" / f"{claim.name}.svg")
+    table = "\n".join(f"| {row.what} | {shown(row.here)} | {row.paper} |" for row in claim.rows)
+    text = f"""# {claim.title}
+
+**{claim.here.capitalize()}; {claim.there}.** {claim.answer}
+
+![{claim.title}](images/{claim.name}.svg)
+
+| {claim.source} | Here | The paper |
+|---|---|---|
+{table}
+
+{claim.how}
+"""
+    (folder / f"{claim.name}.md").write_text(text, encoding="utf-8")
+
+
+def shown(here: Cell | Sequence[Cell]) -> str:
+    """A cell's text."""
+    if isinstance(here, str | Figure):
+        return str(here)
+    return " · ".join(str(part) for part in here)
+
+
+def figures(claim: Claim) -> Iterable[Figure]:
+    """The headline, and every number of the table."""
+    yield claim.headline
+    for row in claim.rows:
+        parts = [row.here] if isinstance(row.here, str | Figure) else row.here
+        yield from (part for part in parts if isinstance(part, Figure))
+
+
+def draw_picture(claim: Claim, path: Path) -> None:
+    """The same figures give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"svg.hashsalt": "relabel", "svg.fonttype": "none", "font.size": 9}):
+        canvas = Canvas(figsize=(6.0, 3.0), layout="constrained")
+        axes = canvas.subplots()
+        claim.draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        canvas.savefig(path, format="svg", metadata={"Date": None})
+
+
+def draw_intervals(axes: Any, found: Sequence[Figure], line: float, label: str) -> None:
+    """Figures from the least to the largest with their intervals, and the line that the claim is about."""
+    ordered = sorted(found, key=lambda one: one.value)
+    for place, one in enumerate(ordered):
+        axes.plot([one.low, one.high], [place, place], color=COLOURS[3], linewidth=1)
+    axes.plot([one.value for one in ordered], range(len(ordered)), "o", color=COLOURS[0], markersize=3)
+    axes.axvline(line, color=COLOURS[1], linewidth=1)
+    axes.set(xlabel=label, yticks=[])
+
+
+def write_index(claims: Sequence[Claim], folder: Path) -> None:
+    """All claims in one table, and all figures in full precision."""
+    rows = "\n".join(
+        f"| [{one.title}]({one.name}.md) | {one.source} | {one.headline} | {one.here} | {one.there} |" for one in claims
+    )
+    text = INDEX.read_text(encoding="utf-8").format(rows=rows)
+    (folder / "index.md").write_text(text, encoding="utf-8")
+    held = {one.name: {each.name: [each.value, each.low, each.high] for each in figures(one)} for one in claims}
+    (folder / "figures.json").write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
