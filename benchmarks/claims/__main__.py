@@ -5,10 +5,10 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.claims import hardest_grade, untested
+from benchmarks.claims import hardest_grade, overrating, two_areas, untested
 from benchmarks.claims.page import write_index, write_page
 
-CLAIMS = (hardest_grade,)
+CLAIMS = (hardest_grade, two_areas, overrating)
 
 
 def main() -> None:

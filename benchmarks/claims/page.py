@@ -79,6 +79,7 @@ class Claim:
         headline: the figure of the index.
         how: how it was counted, and what is not the same as in the paper.
         draw: draws the picture into matplotlib's axes.
+        drawn: what the picture shows and the table does not.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Claim:
     rows: list[Row]
     how: str
     draw: Callable[[Any], None]
+    drawn: Sequence[Figure] = ()
 
 
 # ------------------------------------------------------------------------------
@@ -163,8 +165,9 @@ def shown(here: Cell | Sequence[Cell]) -> str:
 
 
 def figures(claim: Claim) -> Iterable[Figure]:
-    """The headline, and every number of the table."""
+    """Every number of the page."""
     yield claim.headline
+    yield from claim.drawn
     for row in claim.rows:
         parts = [row.here] if isinstance(row.here, str | Figure) else row.here
         yield from (part for part in parts if isinstance(part, Figure))
