@@ -5,10 +5,19 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks.claims import hardest_grade, overrating, two_areas, untested
+from benchmarks.claims import (
+    few_humans,
+    hardest_grade,
+    overrating,
+    prompt_noise,
+    stuffing,
+    system_order,
+    two_areas,
+    untested,
+)
 from benchmarks.claims.page import write_index, write_page
 
-CLAIMS = (hardest_grade, two_areas, overrating)
+CLAIMS = (hardest_grade, two_areas, overrating, system_order, few_humans, prompt_noise, stuffing)
 
 
 def main() -> None:

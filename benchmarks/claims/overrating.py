@@ -42,8 +42,9 @@ def claim(folder: Path) -> Claim:
                 "smallest excess that n could show, median", Figure("smallest", float(np.median(smallests)), form=".2f")
             ),
         ],
-        how="Relevant is grade 2 and more for humans and for judges of grades 0 to 3, 1 for yes and no, 4 and more of "
-        "0 to 5. Passages are those of TREC's pools. Several runs are of one model, so runs are no independent sample.",
+        how="Relevant is grade 2 and more for humans and for judges of grades 0 to 3, 1 for yes and no, 4 and "
+        "more of 0 to 5. Passages are those of TREC's pools. Several runs are of one model, so runs are no "
+        "independent sample.",
         draw=lambda axes: draw_intervals(axes, ratios, 1, "passages that the judge calls relevant, humans = 1, by run"),
         drawn=ratios,
     )

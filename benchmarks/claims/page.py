@@ -112,6 +112,15 @@ def figure(name: str, value: float, value_R: np.ndarray, form: str = ".3f") -> F
     return Figure(name, float(value), float(low), float(high), form)
 
 
+def figure_by_deviation(name: str, value: float, value_R: np.ndarray, form: str = ".3f") -> Figure:
+    """A value with 1.96 standard deviations of its resamples to both sides, 1 at most. For figures of an order: a
+    resample has some queries twice and others not at all, so its order is worse than that of the queries themselves,
+    and percentiles would lie below the value.
+    """
+    half = 1.96 * float(np.nanstd(value_R, ddof=1))
+    return Figure(name, float(value), float(value) - half, min(float(value) + half, 1.0), form)
+
+
 def smallest(value_R: np.ndarray) -> float:
     """The smallest effect that these queries could show with 80 % power."""
     return float(POWER * np.nanstd(value_R, ddof=1))

@@ -9,7 +9,6 @@ import numpy as np
 from benchmarks.claims.judges import four_grades, num_queries
 from benchmarks.claims.page import SHOWN, Claim, Figure, Row, draw_intervals, figure, smallest, smallest_of, verdict
 
-
 PAPER = 0.039
 """The least difference of the 13 trained rows on NoteRel (.039 to .114)."""
 
@@ -50,10 +49,11 @@ def claim(folder: Path) -> Claim:
             Row("the same on T²Ranking", "–", "trained 6 of 13, prompted 1 of 5"),
             Row("runs whose interval is above 0, below 0", f"{above}, {below} of {len(years)}", "no intervals"),
         ],
-        how="The line is the least difference of the paper's trained rows, .039. Human grades 2 and 3 are one. The paper "
-        "ranks by probabilities of grades, these runs by grades alone, whose ties count one half. These judges are "
-        "prompted, most of them; so are the paper's five rows that show no such difference. Whether the difference is "
-        "above 0 cannot be shown here.",
+        how="The line is the least difference of the paper's trained rows, .039; the paper prints these rows and "
+        "does not comment on them. Human grades 2 and 3 are one. The paper ranks by probabilities of grades, "
+        "these runs by grades alone, whose ties count one half. These judges are prompted, most of them; so "
+        "are the paper's five rows that show no such difference. Whether the difference is above 0 cannot be "
+        "shown here.",
         draw=lambda axes: draw_intervals(axes, differences, PAPER, "AUC 0/12 less AUC 01/2, by run"),
         drawn=differences,
     )
