@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 from benchmarks.claims import (
+    equal_budget,
     few_humans,
     hardest_grade,
     overrating,
     prompt_noise,
+    sections,
     stuffing,
     system_order,
     two_areas,
@@ -17,7 +19,17 @@ from benchmarks.claims import (
 )
 from benchmarks.claims.page import write_index, write_page
 
-CLAIMS = (hardest_grade, two_areas, overrating, system_order, few_humans, prompt_noise, stuffing)
+CLAIMS = (
+    hardest_grade,
+    two_areas,
+    overrating,
+    system_order,
+    few_humans,
+    prompt_noise,
+    stuffing,
+    equal_budget,
+    sections,
+)
 
 
 def main() -> None:
