@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## The whole way with a small set and real models on the CPU: labels, student, bundle, published and pulled
 	$(BIN)/relabel demo --to out/demo
 
-teach: $(STAMP) ## The same, beginning with a teacher that is trained on trusted grades of other products
+teach: $(STAMP) ## The same, beginning with the training of its teacher (half an hour); benchmarks/make_demo_adapter.py ships it
 	$(BIN)/relabel demo --teach --to out/teach
 
 # The tests that open a page skip without it, so nothing here fails.

