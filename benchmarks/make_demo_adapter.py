@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("teacher", type=Path)
     teacher = parser.parse_args().teacher
+    manifest = manifest_of(teacher)
+    lessons = (DEMO / "teach.jsonl").read_text(encoding="utf-8").count("\n")
+    if manifest["data"]["rows"] != lessons:
+        sys.exit(f"{teacher}: learned from {manifest['data']['rows']} pairs, and teach.jsonl has {lessons}")
     to = DEMO / "adapter"
     to.mkdir(exist_ok=True)
     shutil.copy(teacher / "adapter/adapter_config.json", to)
     weights = load_file(teacher / "adapter/adapter_model.safetensors")
     rounded = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
     save_file(rounded, to / "adapter_model.safetensors", metadata={"format": "pt"})
-    (to / "manifest.json").write_text(json.dumps(manifest_of(teacher), indent=1) + "\n", encoding="utf-8")
+    (to / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     (to / "README.md").write_text(README, encoding="utf-8")
+    for file in to.iterdir():
+        file.chmod(0o644)
 
 
 def manifest_of(teacher: Path) -> dict[str, Any]:
