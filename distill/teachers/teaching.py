@@ -179,13 +179,14 @@ def _read_model(resolved: ResolvedModel, *, device: str | None = None, attention
     """
     from transformers import AutoModelForCausalLM
 
+    options = {} if attention is None else {"attn_implementation": attention}  # None would overrule the config's own
     return read_weights(
         AutoModelForCausalLM,
         resolved.path,
         f"`init` {resolved.reference!r}",
         device=device,
         dtype=torch.float32,
-        attn_implementation=attention,
+        **options,
     )
 
 

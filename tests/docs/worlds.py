@@ -114,7 +114,7 @@ def cited_answers(folder: Path) -> None:
     ]
     pq.write_table(pa.Table.from_pylist(answers), folder / "answers.parquet")
     documents = [
-        {"doc_id": f"d{number}", "title": f"shoe {number}", "body": f"a red shoe of kind {number}"}
+        {"doc_id": f"d{number}", "title": f"red shoe {number}", "body": f"a red shoe of kind {number}"}
         for number in range(40)
     ]
     pq.write_table(pa.Table.from_pylist(documents), folder / "docs.parquet")

@@ -145,11 +145,12 @@ def test_rows_without_a_score_are_left_out_and_what_is_no_number_is_refused(
     relabel("evaluate", "odd.csv", "--score", "score", "--qrels", "gold.qrels").refused(3, "row 1", "'high'")
 
 
-@pytest.mark.parametrize("command", [("evaluate", "--qrels"), ("systems", "a.run", "b=a.run", "--gold")], ids=" ".join)
+@pytest.mark.parametrize("command", [("evaluate", "--qrels"), ("systems", "a.run", "b.run", "--gold")], ids=" ".join)
 def test_labels_in_words_are_refused_with_some(
     world: Path, relabel: Callable[..., Any], command: tuple[str, ...]
 ) -> None:
     Path("words.csv").write_text("query_id,doc_id,grade\nq0,d0,yes\nq0,d1,no\n")
+    Path("b.run").write_text("".join(RUN.splitlines(keepends=True)[::2]))
     name, *systems, option = command
     labels = ["--labels", "words.csv"] if systems else ["words.csv"]
     done = relabel(name, *systems, *labels, option, "gold.qrels")

@@ -374,7 +374,6 @@ CALLS = [
     (EXPORT, _bundled, 10),
     ("export student --to bundle", _taught, 3),
     ("export student --to bundle --gold grade", _taught, 2),
-    ("export student --to hf --format hf --precisions int8", _taught, 2),
     ("export student --to hf --format hf", _taught, 3),
     (f"{EXPORT} --formats tensorrt", _taught, 4),
     ("bench bundle --providers cpu --precisions fp32 --seconds 0.2 --shapes 1xreplay", _bundled, 0),
