@@ -113,8 +113,9 @@ def cited_answers(folder: Path) -> None:
         for answer in range(5)
     ]
     pq.write_table(pa.Table.from_pylist(answers), folder / "answers.parquet")
+    kinds = ["leather boots", "garden hose", "wool scarf", "glass bowl", "steel pan"]
     documents = [
-        {"doc_id": f"d{number}", "title": f"red shoe {number}", "body": f"a red shoe of kind {number}"}
+        {"doc_id": f"d{number}", "title": kinds[number % 5], "body": f"a red shoe of kind {number}"}
         for number in range(40)
     ]
     pq.write_table(pa.Table.from_pylist(documents), folder / "docs.parquet")

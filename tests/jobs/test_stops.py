@@ -53,18 +53,19 @@ class Clocked(Scripted):
 
 
 def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 1.5)
-    monkeypatch.setattr("relabel.jobs.run.loop.DRAIN_S", 1.5)
+    monkeypatch.setattr("relabel.jobs.run.stop.DRAIN_S", 0.5)
+    monkeypatch.setattr("relabel.jobs.run.loop.DRAIN_S", 0.5)
     monkeypatch.setattr("relabel.jobs.run.stop.END_S", 0.2)
     monkeypatch.setattr("relabel.jobs.run.loop.MAX_OPEN_PAIRS", 40)
-    stop, committed = Stop(after(4.0)), []
+    stop, committed = Stop(after(3.0)), []
     engine = Clocked(good, 0.01, capacity=20, batch=2)
     assert label_chunks(engine, chunks_of(*[10] * 100, queries=100), committed, stop=stop) is False
     assert stop.deadline.left_s() > 0, "the deadline has passed"
-    assert stop.deadline.left_s() < 3.5, "nothing like the time was used"
+    assert stop.deadline.left_s() < 2.5, "nothing like the time was used"
     assert committed
     begun = {request.ask.messages[0].parts[1] for request in engine.seen if request.ask.stage == "verdict"}
-    assert len(begun) == len(committed), "a chunk was begun and not committed, though there was time to drain"
+    # no ask is begun that may outlast the stop, so that one chunk may stay open; its answers are kept
+    assert len(begun) - len(committed) <= 1, "chunks were begun and not committed, though there was time to drain"
 
 
 def test_a_deadline_shortens_a_drain_and_the_first_reason_stays() -> None:

@@ -79,13 +79,12 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
             check_learnable(AnsweredRows(labeler_class(labeler)(options), options), has_answers=True)
         return
     asked: set[tuple[int, ...]] = set()
-    whole = PromptEncoder.encode
+    whole = PromptEncoder.encode_all
 
-    def noting(self: PromptEncoder, ask: Any, **limits: Any) -> Any:
-        found = whole(self, ask, **limits)
-        if isinstance(found, Prompt):
-            asked.add(tuple(found.ids))
-        return found
+    def noting(self: PromptEncoder, asks: Any) -> Any:
+        prompts = whole(self, asks)
+        asked.update(tuple(prompt.ids) for prompt in prompts if isinstance(prompt, Prompt))
+        return prompts
 
     if labeler == "route":
         pairs_path = write_treed_pairs(tmp_path / "treed.parquet")
@@ -102,7 +101,7 @@ def test_every_labelers_prompts_are_those_of_a_run_token_for_token(
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     with monkeypatch.context() as patch:
-        patch.setattr(PromptEncoder, "encode", noting)
+        patch.setattr(PromptEncoder, "encode_all", noting)
         assert relabel("run", str(tmp_path / "job.yaml")) == 0
     # a tag of graph-grpo takes this tokenizer more tokens than an answer has room for: there the fake engine answered
     found = examples(data={"runs": str(run_of(labeler) if labeler == "graph-grpo" else tmp_path / "labels")})
