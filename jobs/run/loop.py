@@ -310,14 +310,15 @@ class RunLoop(ChunkLabeler):
 
     def _check(self) -> None:
         """Begin to drain if the deadline is as near as the begun chunks need: as long as recent ones took, each being
-        begun while others ran.
+        begun while others ran, and one request more, since none is made that may outlast the drain.
         """
         self._next_check_s = time.perf_counter() + CHECK_EVERY_S
         self._show_live()
         if self._answer_journal is not None:
             self._answer_journal.update(self._is_believed)
         ages = (time.perf_counter() - work.started_s for work in self._begun.values())
-        self.stop.mind(max(DRAIN_S, MARGIN * max([next(ages, 0.0), *self._spans])))
+        span_s = max([next(ages, 0.0), *self._spans])
+        self.stop.mind(max(DRAIN_S, MARGIN * (span_s + self.engine.longest_s)))
 
     def _keep_answers(self) -> None:
         """Write down the answers of chunks that stay open. Where the engine was going badly, what could not be read is

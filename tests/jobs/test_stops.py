@@ -64,8 +64,7 @@ def test_a_deadline_ends_the_run_before_it_with_what_was_begun_committed(monkeyp
     assert stop.deadline.left_s() < 2.5, "nothing like the time was used"
     assert committed
     begun = {request.ask.messages[0].parts[1] for request in engine.seen if request.ask.stage == "verdict"}
-    # no ask is begun that may outlast the stop, so that one chunk may stay open; its answers are kept
-    assert len(begun) - len(committed) <= 1, "chunks were begun and not committed, though there was time to drain"
+    assert len(begun) == len(committed), "chunks were begun and not committed, though there was time to drain"
 
 
 def test_a_deadline_shortens_a_drain_and_the_first_reason_stays() -> None:
