@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import psutil
 import pytest
 
 HERE = Path(__file__).parent
+# 30 by default, too little next to other tests on two cores
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 IS_HERE = importlib.util.find_spec("ray") is not None
 
 
