@@ -477,38 +477,16 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
             where=job.where,
         )
         parts["cascade"] = asdict(cascade.certificate)
-    if plan is None:
-        if not may_plan:
-            raise ManifestError(
-                f"{job.spec.output}: no plan there yet. Run the job first, with the --set and --date that this command "
-                f"had, if any: relabel run {shlex.quote(job.where)}"
-            )
-        # the plan is looked for again: another worker may have come between
-        if read_if_there(store, MANIFEST_NAME) is not None and load_plan(store) is None:
-            raise StaleRunError(
-                f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
-                "say to a student. Name another `output`."
-            )
-        if may_write:
-            # a store that can't keep commits single is refused before anything is read or written
-            store.check_conditional_writes()
-        plan, more_files = make_plan(
-            dataset,
-            parts,
-            name=job.spec.name,
-            shards=job.spec.shards,
-            chunk_rows=job.spec.run.chunk_rows,
+    if plan is None and not may_plan:
+        raise ManifestError(
+            f"{job.spec.output}: no plan there yet. Run the job first, with the --set and --date that this command "
+            f"had, if any: relabel run {shlex.quote(job.where)}"
         )
-        templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
-        more_files |= {template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)}
-        if may_write:
-            for folder in ("", "plan"):
-                store.sweep(folder)
-            was_planned_now = write_plan(store, plan, more_files)
-            plan = load_plan(store) or plan
-            if not was_planned_now and plan.parts != parts:
-                # the table or the day changed between this worker's reading of it and the planner's
-                return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
+    if plan is None:
+        plan, was_planned_now = _planned(job, dataset, parts, store, may_write=may_write)
+        if may_write and not was_planned_now and plan.parts != parts:
+            # the table or the day changed between this worker's reading of it and the planner's
+            return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
     check_plan(plan, dataset, parts, output=job.spec.output)
     return OpenRun(
         job=job,
@@ -519,6 +497,40 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         was_planned_now=was_planned_now,
         cascade=cascade,
     )
+
+
+def _planned(job: Job, dataset: Dataset, parts: dict[str, Any], store: Store, *, may_write: bool) -> tuple[Plan, bool]:
+    """The plan of an output that has none; that of another worker, where one came between.
+
+    Returns:
+        The plan, and whether it was written by this call.
+    Raises:
+        StaleRunError: the output belongs to something that is not a run.
+    """
+    # the plan is looked for again: another worker may have come between
+    if read_if_there(store, MANIFEST_NAME) is not None and load_plan(store) is None:
+        raise StaleRunError(
+            f"{job.spec.output}: holds a {MANIFEST_NAME} without a {PLAN_NAME}, so it belongs to something else, "
+            "say to a student. Name another `output`."
+        )
+    if may_write:
+        # a store that can't keep commits single is refused before anything is read or written
+        store.check_conditional_writes()
+    plan, more_files = make_plan(
+        dataset,
+        parts,
+        name=job.spec.name,
+        shards=job.spec.shards,
+        chunk_rows=job.spec.run.chunk_rows,
+    )
+    if not may_write:
+        return plan, False
+    templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
+    more_files |= {template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)}
+    for folder in ("", "plan"):
+        store.sweep(folder)
+    was_written = write_plan(store, plan, more_files)
+    return load_plan(store) or plan, was_written
 
 
 def _at_planned_snapshot(job: Job, plan: Plan) -> Job:

@@ -437,26 +437,60 @@ def read_settings(
     else:
         path = f"the {kind}'s spec"
         values = copy.deepcopy(dict(spec))
-    laid_over = []
     outside = {tuple(override.partition("=")[0].split(".")) for override in overrides}
-    for name, text in sorted(environment.items()):
+    laid_over = []
+    for name, keys in _keys_in(environment, kind, fields):
+        _set(values, keys, environment[name], where=f"variable {name}")
+        laid_over.append(f"variable {name}")
+        outside.add(tuple(keys))
+    lay_over(values, overrides)
+    laid_over += map(_shown, overrides)
+    storage = values.pop(STORAGE_KEY, None)
+    plain, used = _resolved(values, environment, _day(environment, day), where=path)
+    if storage is not None:
+        plain[STORAGE_KEY] = _with_secrets(storage, environment, where=path)
+    if day is not None and not any(name.partition(":")[0] == "date" for name in used):
+        raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
+    here = working_directory(environment)
+    # that of the file as the call names it, whatever links lie there
+    parent = None if is_url(path) else str(Path(placed(path, here)).parent)
+    # where a shell finds `/dev/stdin` and `<(…)`; such a spec has no folder of its own
+    folder = here if path.startswith(("/dev/fd/", "/dev/std", "/proc/")) else parent
+    return Settings(plain, laid_over, used, Places(path, folder, here, frozenset(outside)))
+
+
+def _keys_in(environment: Mapping[str, str], kind: str, fields: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+    """The variables that set keys of a spec, by name, each with the key's parts.
+
+    Raises:
+        ConfigError: one that looks like a key with a slip in it; a cluster may set names of its own
+            (RELABEL_SERVICE_HOST).
+    """
+    found = []
+    for name in sorted(environment):
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
         keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if name.startswith(ENVIRONMENT_PREFIX) and keys[0] in fields:
-            _set(values, keys, text, where=f"variable {name}")
-            laid_over.append(f"variable {name}")
-            outside.add(tuple(keys))
-        # what looks like a key with a slip in it; a cluster may set names of its own (RELABEL_SERVICE_HOST)
-        elif name.startswith(ENVIRONMENT_PREFIX) and (
-            meant := difflib.get_close_matches(keys[0], fields, n=1, cutoff=0.8)
-        ):
+        if keys[0] in fields:
+            found.append((name, keys))
+            continue
+        meant = difflib.get_close_matches(keys[0], fields, n=1, cutoff=0.8)
+        if meant:
             raise ConfigError(
                 f"variable {name}: no key of a {kind} is called `{keys[0]}`; did you mean "
                 f"{ENVIRONMENT_PREFIX}{meant[0].upper()}?"
             )
-    lay_over(values, overrides)
-    laid_over += map(_shown, overrides)
-    storage = values.pop(STORAGE_KEY, None)
-    means = _day(environment, day)
+    return found
+
+
+def _resolved(
+    values: dict[str, Any], environment: Mapping[str, str], day: date, *, where: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values with the variables in their strings resolved, and those variables.
+
+    Raises:
+        ConfigError: a string names a variable that there is not, or holds a secret.
+    """
     used = dict[str, str]()
 
     def variable(found: re.Match[str], key: str) -> str:
@@ -466,35 +500,36 @@ def read_settings(
         try:
             if found[2] is None:
                 raise ConfigError("a variable's brace is not closed; write `$${` for a literal `${`")
-            used[name] = _variable(name, environment, means)
+            used[name] = _variable(name, environment, day)
         except ConfigError as exc:
-            raise ConfigError(f"{path}: `{key}` = {found.string}: {exc}") from exc
+            raise ConfigError(f"{where}: `{key}` = {found.string}: {exc}") from exc
         return used[name]
-
-    def secret(found: re.Match[str], _key: str) -> str:  # neither recorded nor shown
-        if found[1] not in environment:
-            raise ConfigError(f"{path}: `{STORAGE_KEY}`: the variable {found[1]} is not set")
-        return environment[found[1]]
 
     plain = _replaced(values, re.compile(r"\$\$\{|\$\{([^{}]*)(\})?"), variable)
     for key, text in texts_in(plain):
-        found = secret_in(text)
-        if found is not None:
+        secret = secret_in(text)
+        if secret is not None:
             raise ConfigError(
-                f"{path}: `{key}` holds {found}, and a spec's values are written to the manifest. Engines read keys "
+                f"{where}: `{key}` holds {secret}, and a spec's values are written to the manifest. Engines read keys "
                 "from the environment (engine.args.api_key_env), stores by the usual variables and profiles, or "
                 "storage_options."
             )
-    if storage is not None:
-        plain[STORAGE_KEY] = _replaced(storage, re.compile(r"\$\{env\.(\w+)\}"), secret)
-    if day is not None and not any(name.partition(":")[0] == "date" for name in used):
-        raise UsageError(f"--date {day}: {path} does not use ${{date}}, so that no day changes what it does.")
-    here = working_directory(environment)
-    # that of the file as the call names it, whatever links lie there
-    parent = None if is_url(path) else str(Path(placed(path, here)).parent)
-    # where a shell finds `/dev/stdin` and `<(…)`; such a spec has no folder of its own
-    folder = here if path.startswith(("/dev/fd/", "/dev/std", "/proc/")) else parent
-    return Settings(plain, laid_over, used, Places(path, folder, here, frozenset(outside)))
+    return plain, used
+
+
+def _with_secrets(storage: Any, environment: Mapping[str, str], *, where: str) -> Any:
+    """Storage options with `${env.NAME}` resolved, which are neither recorded nor shown.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+
+    def secret(found: re.Match[str], _key: str) -> str:
+        if found[1] not in environment:
+            raise ConfigError(f"{where}: `{STORAGE_KEY}`: the variable {found[1]} is not set")
+        return environment[found[1]]
+
+    return _replaced(storage, re.compile(r"\$\{env\.(\w+)\}"), secret)
 
 
 def lay_over(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
