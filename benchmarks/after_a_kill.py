@@ -8,19 +8,12 @@ first request to its last reply, so that imports and plans don't count. The goal
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from tests.engines_openai.scripted_server import MODEL, Call, Json, ScriptedServer, chat
-
-GOOD = "<think>so</think><score>1</score>"
+from tests.engines_openai.chat_jobs import late_answer, start, write_chat_job
+from tests.engines_openai.scripted_server import Call, Json, ScriptedServer
 
 
 class Clocked:
@@ -36,39 +29,7 @@ class Clocked:
 
     def __call__(self, call: Call) -> Json:
         self.arrived_s.append(time.perf_counter())
-        reply = chat(GOOD)
-        reply.after_s = self._latency_s * (0.7 + 0.6 * (call.number * 37 % 100) / 100)
-        return reply
-
-
-def write_job(folder: Path, server: ScriptedServer, *, rows: int, concurrency: int) -> Path:
-    """Umbrela over the server, into `folder/out`."""
-    numbers = range(rows)
-    table = {
-        "query_id": [f"q{row // 8}" for row in numbers],
-        "query": [f"shoe {row // 8}" for row in numbers],
-        "doc_id": [f"d{row}" for row in numbers],
-        "document": [f"a shoe of kind {row}" for row in numbers],
-    }
-    folder.mkdir()
-    pq.write_table(pa.table(table), folder / "pairs.parquet")
-    args = {"served_model": MODEL, "base_url": server.url, "concurrency": concurrency, "mode": "chat"}
-    job = {
-        "name": "killed",
-        "input": {"path": str(folder / "pairs.parquet")},
-        "labeler": {"name": "umbrela"},
-        "engine": {"name": "openai", "args": args},
-        "output": str(folder / "out"),
-    }
-    path = folder / "job.yaml"
-    path.write_text(json.dumps(job))  # JSON is YAML
-    return path
-
-
-def start(job: Path) -> subprocess.Popen[bytes]:
-    """A call of the ordinary command."""
-    words = [sys.executable, "-m", "relabel", "run", str(job), "--output", "json"]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        return late_answer(call, mean_s=self._latency_s)
 
 
 def whole_call(job: Path, clock: Clocked) -> tuple[int, float]:
@@ -92,10 +53,10 @@ def main() -> None:
     server = ScriptedServer(clock)
     try:
         with tempfile.TemporaryDirectory(prefix="relabel-kill-") as scratch:
-            alone = write_job(Path(scratch) / "alone", server, rows=args.rows, concurrency=args.concurrency)
+            alone = write_chat_job(Path(scratch) / "alone", server, rows=args.rows, concurrency=args.concurrency)
             requests, seconds = whole_call(alone, clock)
             print(f"undisturbed: {requests} requests in {seconds:.1f} s", flush=True)
-            job = write_job(Path(scratch) / "killed", server, rows=args.rows, concurrency=args.concurrency)
+            job = write_chat_job(Path(scratch) / "killed", server, rows=args.rows, concurrency=args.concurrency)
             for _ in range(args.kills):
                 seen = len(clock.arrived_s)
                 process = start(job)
