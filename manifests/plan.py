@@ -915,7 +915,17 @@ def check_plan(plan: Plan, dataset: Dataset, parts: dict[str, Any], *, output: s
         )
     raise StaleRunError(
         f"{output}: belongs to another job. Different:{_listed(changes)}\n  Use another `output`, or restore the spec."
+        f"{_audit_to_restore(plan.parts.get('cascade'), parts.get('cascade'))}"
     )
+
+
+def _audit_to_restore(planned: dict[str, Any] | None, cascade: dict[str, Any] | None) -> str:
+    """How to go on where less of a cascade would be audited than was planned: the share is derived, so the job does not
+    name what it was. Before 0.1.0, all of a small input was audited.
+    """
+    if planned is None or cascade is None or planned["audit"] <= cascade["audit"]:
+        return ""
+    return f" `cascade.audit: {planned['audit']:g}` in the job restores the audit."
 
 
 def _cut_as_planned(planned: Any, cut: Any) -> Any:

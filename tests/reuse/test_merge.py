@@ -386,6 +386,20 @@ def test_the_audit_of_a_small_file_leaves_most_of_what_is_saved(asked: Asked) ->
     assert "of such pairs the teacher is asked about 20.0% all the same, as an audit" in str(plan)
 
 
+def test_a_run_whose_audit_would_be_smaller_now_says_how_it_goes_on(asked: Asked) -> None:
+    """As of an output for which relabel itself found a larger share, before it left a small file some savings."""
+    days, rows, _, cheap, _ = asked
+    labeler = {"name": "direct"}
+    days.run("larger", rows, labeler=labeler, cascade=cascade(days, cheap, audit_pairs=200, audit=0.5))
+    derived = cascade(days, cheap, audit_pairs=200)
+    code, refused = days.call("run", days.job("larger", rows, labeler=labeler, cascade=derived))
+    assert code == 3
+    assert "cascade.audit: was 0.5, is 0.2" in str(refused)
+    assert "`cascade.audit: 0.5` in the job restores the audit" in str(refused)
+    restored = cascade(days, cheap, audit_pairs=200, audit=0.5)
+    assert days.call("run", days.job("larger", rows, labeler=labeler, cascade=restored))[0] == 10
+
+
 def test_a_plan_says_that_nothing_is_saved_where_no_cheap_label_is_sure_enough(asked: Asked) -> None:
     days, rows, truth, _, _ = asked
     wrong = [{**label, "grade": (label["grade"] + 1) % GRADES} for label in truth]
