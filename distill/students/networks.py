@@ -331,7 +331,7 @@ class DecoderStudent(StudentNetwork):
                 lora,
                 seed=seed,
                 key="student.lora",
-                extra="gpu",
+                extra="cpu",
             )
         ]
 

@@ -541,7 +541,7 @@ def _load_model(
         # attention with sinks or a cap on its logits: only the model's own code knows how
         model.set_attn_implementation("eager")
     if args.lora is not None:
-        peft = require("peft", extra="gpu", purpose="engine.args.lora")
+        peft = require("peft", extra="cpu", purpose="engine.args.lora")
         try:
             model = peft.PeftModel.from_pretrained(model, args.lora).merge_and_unload()
         except (OSError, ValueError, KeyError) as exc:
