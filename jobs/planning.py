@@ -8,6 +8,7 @@ from relabel.jobs.job import OpenRun
 from relabel.jobs.output import grid
 from relabel.jobs.run.allowance import budget_so_far
 from relabel.jobs.run.estimate import Estimate
+from relabel.jobs.run.report import limited
 from relabel.manifests.budgets import BudgetState
 from relabel.manifests.chat_templates import day_of
 from relabel.manifests.inputs import left_out_text
@@ -24,6 +25,7 @@ class PlanResult:
     """A job's plan and what is done of it.
 
     Args:
+        input_rows: with those beyond `input.limit`.
         table: the snapshot that it is of, where the input is a table.
         left_out: rows of the input that are not labelled, by reason.
         read_ratio: data that all shards together read, over the data that is there.
@@ -36,6 +38,7 @@ class PlanResult:
     was_planned_now: bool
     fingerprint: str
     rows: int
+    input_rows: int
     queries: int
     files: int
     table: TableSnapshot | None
@@ -60,6 +63,7 @@ class PlanResult:
             "was_planned_now": self.was_planned_now,
             "fingerprint": self.fingerprint,
             "rows": self.rows,
+            "input_rows": self.input_rows,
             "queries": self.queries,
             "files": self.files,
             "table": _table_json(self.table),
@@ -81,7 +85,7 @@ class PlanResult:
 
     def lines(self) -> list[str]:
         """Rows, queries, shards, chunks, what of the budget is gone, and the estimate."""
-        rows = [("rows", f"{self.rows:,} in {counted(self.files, 'file')}")]
+        rows = [("rows", f"{limited(self.rows, self.input_rows)} in {counted(self.files, 'file')}")]
         if self.table:
             rows.append(("table", _table_text(self.table)))
         if self.left_out:
@@ -131,6 +135,7 @@ def plan_result(opened: OpenRun, estimate: Estimate, *, seconds: float) -> PlanR
         was_planned_now=opened.was_planned_now,
         fingerprint=plan.fingerprint,
         rows=plan.rows,
+        input_rows=plan.input_rows,
         queries=plan.queries,
         files=len(plan.files),
         table=opened.dataset.table,

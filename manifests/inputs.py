@@ -509,12 +509,27 @@ def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
     return digest_of([sha256, used]) if used else sha256
 
 
+TEXT_FORMS = {
+    ".csv": "read_csv(PATH, infer_schema=False)",
+    ".tsv": r'read_csv(PATH, separator="\t", infer_schema=False)',
+    ".jsonl": "read_ndjson(PATH)",
+    ".ndjson": "read_ndjson(PATH)",
+}
+"""How polars reads what people have instead of Parquet, by suffix. Ids stay text: 007 is not 7."""
+
+
 def _read_footer(file: BinaryIO | UrlFile, path: str) -> tuple[int, bytes]:
     """A file's size, and its footer with length field and magic."""
     size = file.seek(0, 2)
     file.seek(max(0, size - TAIL_BYTES))
     tail = file.read(TAIL_BYTES)
     if size < 12 or tail[-4:] not in (b"PAR1", b"PARE"):  # the latter is encrypted, which Arrow reports
+        how = TEXT_FORMS.get(Path(path).suffix.lower())
+        if how is not None:
+            raise InputError(
+                f"{path}: text, and a job reads Parquet. Write it again with polars (the extra eval): "
+                f'`polars.{how}.write_parquet("pairs.parquet")`.'
+            )
         raise InputError(
             f"{path}: not a whole Parquet file ({size} bytes, no PAR1 mark at its end). Was it cut off while being "
             "written, or is it something else?"

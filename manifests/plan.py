@@ -704,6 +704,11 @@ class Plan:
     shards: list[ShardPlan]
 
     @property
+    def input_rows(self) -> int:
+        """Of the files, with those that are not in use (`input.limit`)."""
+        return sum(file.rows for file in self.files)
+
+    @property
     def read_ratio(self) -> float:
         """Bytes that all shards together read, over one reading of the data: 1 where queries lie together, up to the
         number of shards.

@@ -86,6 +86,7 @@ class RunReport:
         shards, busy_shards: the shards asked for, and those of them that other processes held.
         tally: the whole run, all workers together.
         rows: rows in the plan.
+        input_rows: with those beyond `input.limit`.
         settled: quarantined rows that no retry asks, since their queries have labels; 0 until every chunk is in, and
             where a run had nothing to do.
         over_limit, failed_fraction: None until every chunk is in.
@@ -108,6 +109,7 @@ class RunReport:
     busy_shards: list[int]
     tally: Tally
     rows: int
+    input_rows: int
     chunks: int
     over_limit: bool | None
     failed_fraction: float | None
@@ -228,7 +230,7 @@ class RunReport:
             by_status = ", ".join(f"{count:,} {status}" for status, count in sorted(tally.quarantined.items()))
             quarantined += f" ({by_status})"
         return [
-            ("rows", f"{self.rows:,}, {self.rows_open:,} open"),
+            ("rows", f"{limited(self.rows, self.input_rows)}, {self.rows_open:,} open"),
             ("labelled", f"{tally.labelled:,}"),
             ("reused", f"{tally.reused:,}"),
             ("quarantined", quarantined),
@@ -295,6 +297,11 @@ class RunReport:
             see = f"; those that were refused are listed in {self.output}/refused" if self.live.refused else ""
             lines.append(f"Answers of unfinished chunks are kept and not asked again{see}")
         return lines
+
+
+def limited(rows: int, input_rows: int) -> str:
+    """How many rows a job labels, and of how many where it has a limit."""
+    return f"{rows:,}" if rows == input_rows else f"{rows:,} of {input_rows:,} (input.limit)"
 
 
 def beyond_budget(job_file: str) -> str:

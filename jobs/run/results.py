@@ -143,6 +143,7 @@ def _report(session: Session, snapshot: Snapshot, *, is_complete: bool) -> RunRe
         busy_shards=session.busy,
         tally=tally,
         rows=opened.plan.rows,
+        input_rows=opened.plan.input_rows,
         chunks=opened.plan.num_chunks,
         over_limit=None,
         failed_fraction=None,

@@ -56,6 +56,22 @@ def test_missing_column_is_reported_with_the_nearest_and_those_that_are_there(
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "call"),
+    [
+        ("pairs.csv", "query_id,query\n7,wool socks\n", "polars.read_csv(PATH, infer_schema=False)"),
+        ("pairs.TSV", "query_id\tquery\n7\twool socks\n", r'polars.read_csv(PATH, separator="\t", '),
+        ("pairs.jsonl", '{"query_id": "7", "query": "wool socks"}\n', "polars.read_ndjson(PATH)"),
+    ],
+)
+def test_text_where_parquet_is_wanted_is_refused_with_how_it_becomes_parquet(
+    relabel: Cli, folder: Path, write_job: WriteJob, name: str, text: str, call: str
+) -> None:
+    (folder / name).write_text(text)
+    done = relabel("plan", write_job({"input": {"path": name}}))
+    done.refused(3, f"{name}: text, and a job reads Parquet", call)
+
+
 @pytest.mark.parametrize("name", ["empty", "empty/*.parquet", "absent.parquet", "no_rows.parquet"])
 def test_nothing_to_label_is_reported_with_what_would_do(
     relabel: Cli, folder: Path, write_pairs: WritePairs, write_job: WriteJob, pairs: Rows, name: str

@@ -80,6 +80,16 @@ def labels_of(out: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["row_id"])
 
 
+def test_rows_beyond_the_limit_are_counted_in_plan_and_run(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    spec = yaml.safe_load(path.read_text())
+    spec["input"]["limit"] = 30
+    path.write_text(yaml.safe_dump(spec))
+    for command in ("plan", "run"):
+        shown = CliRunner().invoke(relabel, [command, str(path)], standalone_mode=False, catch_exceptions=False)
+        assert re.search(r"rows +30 of 40 \(input\.limit\)", shown.stdout), shown.stdout
+
+
 @pytest.mark.parametrize("labeler", ["direct", "r3a", "graph-grpo"])
 def test_a_run_labels_every_row_and_says_so(tmp_path: Path, labeler: str) -> None:
     path = job(tmp_path, labeler={"name": labeler})
