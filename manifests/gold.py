@@ -381,13 +381,18 @@ def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str | N
             new = [int(2 * grade > all_seen[-1]) for grade in all_seen]
         else:  # cut at both ends
             new = [min(max(grade, 0), grades - 1) for grade in all_seen]
-        suggestion = ",".join(f"{old}={grade}" for old, grade in zip(all_seen, new, strict=True))
-        advice = (
-            f"Say what each grade becomes, for instance {option}" if option else "Bring the labels to it, for instance"
-        )
+        becomes = list(zip(all_seen, new, strict=True))
+        typed = ",".join(f"{old}={grade}" for old, grade in becomes)
+        if option is None:
+            advice = f"Bring the labels to it, for instance {typed}"
+        elif option.startswith("--"):
+            advice = f"Say what each grade becomes, for instance {option} {typed}"
+        else:  # a spec's key
+            written = ", ".join(f"{old}: {grade}" for old, grade in becomes)
+            section, _, key = option.rpartition(".")
+            advice = f"Say what each grade becomes, for instance `{key}: {{{written}}}` below `{section}`"
         raise InputError(
-            f"{where}: grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}. {advice} "
-            f"{suggestion}"
+            f"{where}: grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}. {advice}"
         )
 
 

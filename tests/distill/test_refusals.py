@@ -96,6 +96,7 @@ def test_a_gate_that_changed_since_the_training_is_judged_again(run: Callable[..
 PAIRS = make_pairs()
 UNKNOWN = [{**pair, "query_id": f"x{pair['query_id']}"} for pair in PAIRS]
 TRAINED_ALONE = [pair for pair in PAIRS if pair["query_id"] == "q00"]
+HARSH = [{**PAIRS[0], "grade": 3}]
 TWICE = [*PAIRS, {**PAIRS[0], "grade": (PAIRS[0]["grade"] + 1) % 3}]
 
 
@@ -109,6 +110,12 @@ TWICE = [*PAIRS, {**PAIRS[0], "grade": (PAIRS[0]["grade"] + 1) % 3}]
             id="it meets no label, and labels do not replace it",
         ),
         pytest.param(PAIRS, {"gold": {"grade": "grades"}}, r"no column `grades`.*`gold\.grade`", id="another column"),
+        pytest.param(
+            HARSH,
+            {},
+            r"grade 3 is off the scale 0 to 2.*`map: \{3: 2\}` below `gold`",
+            id="another scale, with what a spec says of it",
+        ),
         pytest.param(TWICE, {}, r"several grades.*`gold\.duplicates: mean`", id="two grades of a pair"),
         pytest.param(
             UNKNOWN,
