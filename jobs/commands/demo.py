@@ -121,6 +121,7 @@ def call(command: str, log: Path) -> Row:
     line = [sys.executable, "-P", *words]
     started = time.monotonic()
     out = None
+    progress = StepProgress()
     process: subprocess.Popen[str] | None = None
     asked: list[int] = []
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -140,10 +141,13 @@ def call(command: str, log: Path) -> Row:
                 if asked:  # before there was a step
                     process.terminate()
                 while out is None:
-                    with contextlib.suppress(KeyboardInterrupt):  # reaches the step too, where SIGTERM came here alone
-                        out = process.communicate()[0]
+                    # an interrupt reaches the step too, where SIGTERM came here alone
+                    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                        out = process.communicate(timeout=1)[0]
+                    progress.show(log)
         finally:
             signal.signal(signal.SIGTERM, earlier)
+            progress.clear()
         result = None
         for text in out.splitlines():
             found = object_of(text)
@@ -160,6 +164,42 @@ def call(command: str, log: Path) -> Row:
         "result": result,
     }
 
+
+class StepProgress:
+    """The last line of a step's log on stderr, so that a slow step is not taken for one that hangs: in place on a
+    terminal, else after ten seconds and then once a minute.
+    """
+
+    def __init__(self) -> None:
+        self._has_terminal = sys.stderr.isatty()
+        self._shown = ""
+        self._due_s = time.monotonic() + FIRST_LINE_S
+
+    def show(self, log: Path) -> None:
+        """Show the line, if it is another one than before."""
+        now = time.monotonic()
+        if now < self._due_s and not self._has_terminal:
+            return
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if not lines or lines[-1] == self._shown:
+            return
+        self._shown = lines[-1]
+        self._due_s = now + NEXT_LINE_S
+        if self._has_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"{CLEAR_LINE}  {self._shown}"[: width + len(CLEAR_LINE)], nl=False, err=True)
+        else:
+            click.echo(f"  {self._shown}", err=True)
+
+    def clear(self) -> None:
+        """Leave the terminal as it was."""
+        if self._has_terminal and self._shown:
+            click.echo(CLEAR_LINE, nl=False, err=True)
+
+
+FIRST_LINE_S = 10
+NEXT_LINE_S = 60
+CLEAR_LINE = "\r\x1b[K"
 
 RESULT_MARK = "--- result, as JSON"
 """In a log, between what a step said and what came of it."""

@@ -169,6 +169,18 @@ def test_a_step_that_stops_with_two_objects_of_json_shows_people_none(folder: Pa
     assert last_words(folder / "log") == ["words"]
 
 
+def test_a_slow_step_shows_how_far_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("relabel.jobs.commands.demo.FIRST_LINE_S", 0)
+    script = folder / "step.py"
+    script.write_text(
+        "import sys, time\nprint('16 of 800 pairs', file=sys.stderr, flush=True)\ntime.sleep(3)\nprint('{}')\n"
+    )
+    call(f"python {script}", folder / "log")
+    assert capsys.readouterr().err.splitlines() == ["  16 of 800 pairs"]
+
+
 def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_from_them(
     relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
