@@ -253,7 +253,8 @@ def evaluate(
         require: gates such as `macro_f1>=0.6`; `exit_code` is 5 where one does not hold.
         side: rows of this side of a student's split alone; by default the test side where a student is among them.
         resamples, seed: of the intervals.
-        options: further fields of `JudgingOptions`: `grade`, `by`, `doc`, `grade_map`, `allow_partial` …
+        options: further fields of `JudgingOptions`: `grade`, `by`, `doc`, `grade_map`, `allow_partial` … A map is
+            `{3: 2}`, or a text as the command takes it, `"3=2"`.
     Returns:
         `figures` by name with value and interval, counts, baselines, confusion and notes; of several sets
         `comparisons`, one a student. Its fields are the keys of the command's JSON.
@@ -262,10 +263,18 @@ def evaluate(
     """
     from relabel.jobs.evaluate import JudgingOptions, compare_sets, judge
     from relabel.manifests.files import Storage
+    from relabel.manifests.gold import parse_map
     from relabel.manifests.metrics.evaluation import parse_flag
+    from relabel.manifests.specs import nearest
 
     if len(labels) == 1 and qrels is None:
         raise UsageError("evaluate: one set is judged by gold: give `qrels`, or a second set to compare it with.")
+    for name in options.keys() - _judging_fields():
+        meant = _ARGUMENTS.get(name.replace("_", "-")) or nearest(name, sorted(_judging_fields()))
+        raise UsageError(f"evaluate: no argument `{name}`." + (f" Did you mean `{meant}`?" if meant else ""))
+    for name in ("grade_map", "label_map"):
+        if isinstance(options.get(name), str):
+            options[name] = parse_map(options[name], name)
     judging = JudgingOptions(
         qrels=qrels,
         side=side,

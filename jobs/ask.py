@@ -109,7 +109,7 @@ class AskedRows:
 
 
 class Asked(list[AskedRows]):
-    """What `relabel.ask` returns: a record for each row, or for each query. A notebook shows it as the command does."""
+    """What `relabel.ask` returns: a record for each row, or for each query. It is shown as by the command."""
 
     @property
     def rows(self) -> list[LabelRow | QuarantineRow | None]:
@@ -139,9 +139,11 @@ class Asked(list[AskedRows]):
         """The grade of the one row that was asked; None where its labeler gives none. Raises as `label`."""
         return self.label.grade
 
+    def __str__(self) -> str:
+        return redacted(click.unstyle("\n".join(asked_text(asked, None) for asked in self)))
+
     def _repr_html_(self) -> str:
-        text = click.unstyle("\n".join(asked_text(asked, None) for asked in self))
-        return f'<pre style="white-space: pre-wrap">{html.escape(redacted(text))}</pre>'
+        return f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</pre>'
 
 
 def chosen_rows(job: Job, choice: RowChoice | Sequence[Pair]) -> Iterator[tuple[list[Pair], set[int]]]:

@@ -29,6 +29,7 @@ from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError
 from relabel.manifests.files import Storage, is_url, place_of
+from relabel.manifests.forms import FORMS, form_of
 from relabel.manifests.gold import (
     DEFAULT_GRADE,
     GOLD,
@@ -326,10 +327,16 @@ def _nothing_judged(sets: Sequence[LabelSet], golds: Golds, counts: Mapping[str,
         return "no labels: nothing was found to judge."
     first = next(sets[0].parts())
     num_qrels = len(golds.pairs.keys) + golds.pairs.num_repeated
+    advice = "Do the ids mean the same things? --by and --doc name other columns."
+    if golds.are_by_text():
+        advice = (
+            "Such a file knows a query by its text. With the pairs that were labelled, it becomes one with ids: "
+            f"relabel convert {golds.qrels} people.qrels --queries PAIRS.parquet"
+        )
     return (
         f"no label has a grade: {counts['labels']:,} labels and {num_qrels:,} qrels were compared by "
         f"(query_id, doc_id). Labels begin with {first_pairs(first['query_id'], first['doc_id'])}; {golds.qrels} with "
-        f"{golds.pairs.begins}. Do the ids mean the same things? --by and --doc name other columns."
+        f"{golds.pairs.begins}. {advice}"
     )
 
 
@@ -413,6 +420,11 @@ class Golds:
         if None in self._by_row.values():
             self.pairs = load_pairs(sets, options, storage)
             self.seen |= self.pairs.seen
+
+    def are_by_text(self) -> bool:
+        """Whether the qrels are of a form whose query ids are texts."""
+        form = form_of(self.qrels, FORMS, self._storage)
+        return form is not None and form.is_by_text
 
     def of(self, labels: LabelSet, rows: pa.RecordBatch) -> GoldRows:
         """Gold of some rows of a set; none of queries whose gold its labels have seen."""

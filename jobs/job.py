@@ -42,7 +42,7 @@ from relabel.manifests.records import read_record, sealed_json
 from relabel.manifests.rows import ChunkRows, make_plan, read_chunks
 from relabel.manifests.run_folder import RunFolder
 from relabel.manifests.run_manifest import MANIFEST_NAME
-from relabel.manifests.secrets import STORAGE_KEY
+from relabel.manifests.secrets import STORAGE_KEY, shown
 from relabel.manifests.specs import (
     EngineArgs,
     EngineSpec,
@@ -50,6 +50,7 @@ from relabel.manifests.specs import (
     KeepsModels,
     PaidByToken,
     PathMark,
+    nearest,
     validate_spec,
 )
 from relabel.manifests.store import Store, open_run_store, read_if_there
@@ -383,7 +384,10 @@ def _section(values: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     if section is None and "labels" in values:
         raise ConfigError(f"{where}: this is a student's spec, not a job's: relabel distill {where}")
     if not isinstance(section, dict) or not isinstance(section.get("name"), str):
-        got = "is missing" if section is None else f"= {section!r}"
+        got = f"= {section!r}"
+        if section is None:
+            meant = nearest(key, [str(name) for name in values if name not in JobSpec.model_fields])
+            got = f"is missing (`{shown(meant)}` is no key)" if meant else "is missing"
         example = section if isinstance(section, str) else "…"
         raise ConfigError(f"{where}: `{key}` {got}: want a mapping with a name, at least `{key}: {{name: {example}}}`")
     return section
@@ -487,13 +491,22 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
         if may_write and not was_planned_now and plan.parts != parts:
             # the table or the day changed between this worker's reading of it and the planner's
             return open_run(job_as_given, may_plan=may_plan, may_write=may_write)
-    check_plan(plan, dataset, parts, output=job.spec.output)
+    run_folder = RunFolder(store, plan)
+    try:
+        check_plan(plan, dataset, parts, output=job.spec.output)
+    except StaleRunError as exc:
+        if run_folder.listing():
+            raise
+        raise StaleRunError(
+            f"{exc}\n  Nothing is labelled there yet: where no worker is at it, remove that folder, and this command "
+            "plans again."
+        ) from exc
     return OpenRun(
         job=job,
         dataset=dataset,
         store=store,
         plan=plan,
-        folder=RunFolder(store, plan),
+        folder=run_folder,
         was_planned_now=was_planned_now,
         cascade=cascade,
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from relabel.manifests.errors import ConfigError
+from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import KEY_BYTES, Pair, ids_of, texts_of
 from relabel.manifests.metrics.metric import share_bounds
@@ -289,7 +289,10 @@ def open_answers(path: str, storage: Storage, grades: int, key: str) -> tuple[La
     """
     from relabel.manifests.label_sets import gather, open_labels  # with the metrics, which other jobs do without
 
-    labels = open_labels(path, storage)
+    try:
+        labels = open_labels(path, storage)
+    except InputError as exc:
+        raise InputError(f"{key}: {exc}") from exc
     if labels.grades not in (None, grades):
         raise ConfigError(f"{key}: {path} has {labels.grades} grades, and the job's labeler {grades}")
     return labels, gather(labels.parts(), grades=grades, where=path)

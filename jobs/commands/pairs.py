@@ -574,6 +574,11 @@ def unjudged(
     check_target(to, inputs, storage, force=force)
     frame, counts = unjudged_pairs(systems, corpus, queries, SystemsOptions(**options), storage)
     rows = publish(frame, to, storage, source=corpus)
+    if counts["without_query_text"]:
+        note(
+            f"{counts['without_query_text']:,} pairs are left out for want of their query's text, which a table of "
+            "query_id and query gives: --queries"
+        )
     return emit(
         Summary(
             f"Wrote {rows:,} unjudged pairs to {to}",

@@ -334,6 +334,10 @@ def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
     ]
 
 
+FEW_QUERIES = 10
+"""With fewer, an interval of resampled queries is too narrow: of two, it can't reach beyond both."""
+
+
 def _notes(judged: Judged, metrics: MetricSet) -> list[str]:
     """What of the rows is in no metric, or not in all."""
     rows = len(judged.gold)
@@ -371,6 +375,8 @@ def _notes(judged: Judged, metrics: MetricSet) -> list[str]:
             notes.append(f"judged labels without samples, left out of pass@k: {lacking:,}")
     if groups < 2:
         notes.append("one query or row alone: there is nothing to resample, so no intervals")
+    elif judged.queries is not None and groups < FEW_QUERIES:
+        notes.append(f"{groups} queries: intervals over so few are too narrow to rely on; judge {FEW_QUERIES} or more")
     for metric in QUERY_METRICS:
         lacking = groups - metrics.over(metric.name) if metric.name in metrics.values else 0
         if lacking:

@@ -97,6 +97,8 @@ def test_rows_of_the_input_and_pairs_of_ones_own_are_asked(folder: Path) -> None
         relabel.ask(JOB, [{"query": "red shoes"}])
     with pytest.raises(ConfigError, match=r"the job's spec: unknown key `enginge`"):
         relabel.run({**JOB, "enginge": {}})
+    with pytest.raises(ConfigError, match=r"`engine` is missing \(`enginge` is no key\)"):
+        relabel.run({key.replace("engine", "enginge"): value for key, value in JOB.items()})
 
 
 def test_the_label_of_one_row_is_at_hand(folder: Path) -> None:  # noqa: F811
@@ -122,6 +124,24 @@ def test_a_notebook_shows_what_was_asked_and_answered(folder: Path) -> None:  # 
     assert "<b>" not in page, "a document is text"
     assert "\x1b" not in page
     assert "row 0: label" in page
+
+
+def test_what_was_asked_prints_as_the_command_shows_it(folder: Path) -> None:  # noqa: F811
+    write_pairs(folder)
+    printed = str(relabel.ask(JOB, [{"query": "red shoes", "document": "A red shoe."}]))
+    assert "row 0: label" in printed
+    assert "Exchange(" not in printed
+
+
+def test_a_map_may_be_a_text_or_a_dictionary_and_an_unknown_argument_is_named(folder: Path) -> None:  # noqa: F811
+    (folder / "labels.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 2}\n')
+    (folder / "gold.jsonl").write_text('{"query_id": "q0", "doc_id": "d0", "grade": 3}\n')
+    for grade_map in ({3: 2}, "3=2"):
+        judged = relabel.evaluate("labels.jsonl", qrels="gold.jsonl", grades=3, grade_map=grade_map)
+        assert judged.figures["accuracy"].value == 1.0
+    for unknown in ("map", "grademap"):
+        with pytest.raises(UsageError, match=f"no argument `{unknown}`. Did you mean `grade_map`"):
+            relabel.evaluate("labels.jsonl", qrels="gold.jsonl", **{unknown: {3: 2}})
 
 
 def test_errors_name_arguments_where_the_commands_name_options(folder: Path) -> None:  # noqa: F811

@@ -80,6 +80,19 @@ def labels_of(out: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["row_id"])
 
 
+def test_a_job_that_changed_before_its_first_label_says_how_to_plan_again(tmp_path: Path) -> None:
+    path = job(tmp_path)
+    assert call("plan", path)[0] == 0
+    other = ("--set", "engine.seed=9")
+    code, refused = call("plan", path, *other)
+    assert code == 3
+    assert "Nothing is labelled there yet" in refused
+    assert call("run", path)[0] == 0
+    code, refused = call("plan", path, *other)
+    assert code == 3
+    assert "Nothing is labelled" not in refused
+
+
 def test_rows_beyond_the_limit_are_counted_in_plan_and_run(tmp_path: Path) -> None:
     path = job(tmp_path)
     spec = yaml.safe_load(path.read_text())

@@ -459,6 +459,15 @@ def test_what_cannot_be_certified_is_refused(asked: Asked) -> None:
     refused("review", job={"labeler": {"name": "review"}})
 
 
+def test_cheap_answers_that_are_not_there_are_reported_by_their_key(asked: Asked) -> None:
+    days, rows, *_ = asked
+    spec = cascade(days, str(days.folder / "no-scores"))
+    code, error = days.call("plan", days.job("absent", rows, labeler={"name": "direct"}, cascade=spec))
+    assert code == 3
+    assert "`cascade.cheap`" in error
+    assert "no-scores" in error
+
+
 def test_other_cheap_answers_are_another_job(asked: Asked) -> None:
     days, rows, truth, _, _ = asked
     spec = cascade(days, cheap_file(days, truth, wrong=97, name="changed"))

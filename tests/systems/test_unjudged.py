@@ -52,6 +52,23 @@ def test_the_pairs_are_those_of_the_top_without_a_label(collection: Collection, 
     assert all(row["query"] == f"words of {row['query_id']}" for row in rows)
     assert all(row["document"] == f"text of {row['doc_id']}" for row in rows)
     assert (done.json["pairs"], done.json["without_document"]) == (len(wanted), 0)
+    assert done.err == ""
+
+
+def test_pairs_without_the_text_of_their_query_are_reported_with_what_gives_it(
+    collection: Collection, relabel: Relabel
+) -> None:
+    labelled = {query: dict(list(held.items())[:20]) for query, held in collection.judge.items()}
+    collection.write_qrels(labelled, "judge.qrels")
+    query = next(query for query in collection.queries if top(collection, "good", query) - set(labelled[query]))
+    done = relabel(
+        "pairs", "unjudged", collection.write_run("good"), "--labels", "judge.qrels",
+        "--corpus", write_corpus(collection), "--to", "more.parquet", "--output", "json",
+        "--queries", write("queries.csv", ["query_id,query", f"{query},its words"]),
+    )  # fmt: skip
+    assert done.code == 0, done
+    assert done.json["without_query_text"] > 0
+    assert "--queries" in done.err
 
 
 def test_two_commands_are_repeated_until_all_is_judged(
