@@ -22,16 +22,21 @@ def main() -> None:
     asked = json.load(sys.stdin)
     pairs = [tuple(pair) for pair in asked["pairs"]]
     options = {"file_name": asked["file_name"]} if "file_name" in asked else {}
+    batch_size = asked.get("batch_size", len(pairs))
     if asked["loader"] == "optimum":
         session_owner = ORTModelForSequenceClassification.from_pretrained(asked["place"], **options)
-        scores = by_optimum(session_owner, asked["place"], pairs)
+        scores = []
+        for start in range(0, len(pairs), batch_size):
+            scores += by_optimum(session_owner, asked["place"], pairs[start : start + batch_size])
     else:
         from sentence_transformers import CrossEncoder
 
         cross_encoder = CrossEncoder(
             asked["place"], backend="onnx", device="cpu", local_files_only=True, model_kwargs=options
         )
-        scores = cross_encoder.predict(pairs, apply_softmax=asked.get("apply_softmax", False)).tolist()
+        scores = cross_encoder.predict(
+            pairs, batch_size=batch_size, apply_softmax=asked.get("apply_softmax", False)
+        ).tolist()
         session_owner = next(module.auto_model for module in cross_encoder.modules() if hasattr(module, "auto_model"))
     graph = Path(session_owner.session._model_path)
     digest = hashlib.sha256(graph.read_bytes()).hexdigest()

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from relabel import Bundle
+from relabel.distill.students.model import load_student
 from relabel.export.specs import ParitySpec
 from relabel.manifests.records import sha256_file
 from tests.export.conftest import HOSTILE
 from tests.export.test_huggingface import made  # noqa: F401
 
+SAME = 1e-5
+"""Of what one graph answers in two environments."""
 APART = ParitySpec().fp32_max_abs
 PAIRS = HOSTILE + [("red shoe", "a red shoe of the size " * number) for number in (1, 3, 9, 30)]
 
@@ -81,3 +86,40 @@ def test_a_smaller_graph_is_loaded_by_its_name(
     assert done.code == 0, done
     found = load("cross-encoder", "hf", PAIRS, file_name="model_quantized.onnx")
     assert (Path(found.graph).name, found.sha256) == ("model_quantized.onnx", sealed(folder / "hf", "int8"))
+
+
+@pytest.mark.parametrize("kind", ["trained", "bert"])
+def test_a_smaller_graph_of_a_reranker_scores_as_its_parity_record_says(
+    relabel: Callable[..., Any],
+    student: Path,
+    made: Callable[..., Path],  # noqa: F811
+    folder: Path,
+    load: Callable[..., Any],
+    kind: str,
+) -> None:
+    """As far from the student as the record holds, one pair at a time: what int8 answers depends on the batch."""
+    path = student if kind == "trained" else made("bert", "cls", 3, 384)
+    loaders = ["cross-encoder"] if kind == "trained" else ["optimum", "cross-encoder"]
+    pairs = [(f"red shoe {number % 4}", "a red shoe of the size " * (1 + number % 7)) for number in range(40)]
+    rows = [
+        {"query_id": str(number), "query": query, "doc_id": str(number), "document": document}
+        for number, (query, document) in enumerate(pairs)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), "asked.parquet")
+    line = ("export", str(path), "--to", "out", "--format", "rerank", "--precisions", "fp16,int8")
+    done = relabel(*line, "--pairs", "asked.parquet")
+    assert done.code == 0, done
+    record = json.loads(Path("out/relabel.json").read_bytes())
+    want_B = load_student(path).probabilities(pairs)["relevance"] @ np.arange(3) / 2
+    files = {"fp16": "model_fp16.onnx", "int8": "model_quantized.onnx"}
+    for parity in record["parity"]:
+        precision = parity["precision"]
+        for loader in loaders:
+            found = load(loader, "out", pairs, file_name=files[precision], batch_size=1)
+            assert (Path(found.graph).name, found.sha256) == (files[precision], sealed(folder / "out", precision))
+            scores_B = np.array(found.scores).reshape(len(pairs))
+            if loader == "optimum":
+                scores_B = 1 / (1 + np.exp(-scores_B))
+            noted = parity["by_batch_size"]["1"]["max_abs"]
+            assert np.abs(scores_B - want_B).max() == pytest.approx(noted, abs=SAME)
+            assert noted > 2 * SAME, "a graph in fp32 would not pass"
