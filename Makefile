@@ -7,6 +7,8 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 OPTIMUM_VENV ?= .venv-optimum
 OPTIMUM_STAMP := $(OPTIMUM_VENV)/.installed
+OPTIMUM_INTEL_VENV ?= .venv-optimum-intel
+OPTIMUM_INTEL_STAMP := $(OPTIMUM_INTEL_VENV)/.installed
 GPU_VENV ?= .venv-train-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 
@@ -72,8 +74,15 @@ $(OPTIMUM_STAMP): Makefile
 	PYTHON=$(PYTHON) .ci/install $(OPTIMUM_VENV) 'torch==2.13.0' 'optimum-onnx[onnxruntime]==0.1.0' 'sentence-transformers>=5.7,<6'
 	touch $@
 
-test-optimum: $(STAMP) $(OPTIMUM_STAMP) ## What sentence-transformers and optimum load of an export, in .venv-optimum
-	$(ONE_THREAD) RELABEL_OPTIMUM=$(CURDIR)/$(OPTIMUM_VENV)/bin/python $(BIN)/python -m pytest tests/optimum
+# torchvision's ordinary build is for CUDA and breaks the import of transformers; nothing here needs it.
+$(OPTIMUM_INTEL_STAMP): Makefile
+	PYTHON=$(PYTHON) .ci/install $(OPTIMUM_INTEL_VENV) --without torchvision \
+	  'torch==2.13.0' 'optimum-intel[openvino]==2.2.0' 'sentence-transformers>=6.2,<7'
+	touch $@
+
+test-optimum: $(STAMP) $(OPTIMUM_STAMP) $(OPTIMUM_INTEL_STAMP) ## What sentence-transformers, optimum and optimum-intel load of an export, in environments of their own
+	$(ONE_THREAD) RELABEL_OPTIMUM=$(CURDIR)/$(OPTIMUM_VENV)/bin/python \
+	  RELABEL_OPTIMUM_INTEL=$(CURDIR)/$(OPTIMUM_INTEL_VENV)/bin/python $(BIN)/python -m pytest tests/optimum
 
 environments: $(STAMP) $(VLLM_STAMP) ## Both environments of the tests; side by side with -j2
 
