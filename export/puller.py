@@ -961,8 +961,9 @@ def roll_back(dest: ServingFolder, to: str | None = None) -> Pulled:
         if to is None:
             places = [place for place, one in enumerate(state.served) if place > 0 and not state.leavers(one)]
         why = f"version {to} is not kept" if to else "keeps no version to go back to"
-        kept = "; ".join(map(state.describe, state.served))
-        need(bool(places), f"{dest.folder}: {why}. Here are: {kept}. Name one of them: --to VERSION; or pull another.")
+        kept = "; ".join(map(state.describe, state.served[1:]))
+        kept = f"Here are: {kept}. Name one of them: --to VERSION; or pull" if kept else "Only the active one is. Pull"
+        need(bool(places), f"{dest.folder}: {why}. {kept} another.")
         left = replace(state, served=state.served[places[0] :])
         target = left.served[0]
         fault = fault_in(dest.path_of(target), target.manifest_sha256)[0]

@@ -1,4 +1,6 @@
-"""The lines of docs/hub.md about OpenVINO, in the environment of optimum-intel: what they load answers as the student."""
+"""The lines of docs/hub.md about OpenVINO, in the environment of optimum-intel: what they load answers as the
+student.
+"""
 
 import json
 import os

@@ -40,6 +40,7 @@ def test_a_new_version_is_served_and_a_damaged_one_is_not(
         while server.scorer.student is students[0] and time.monotonic() < deadline:
             time.sleep(0.05)
         assert server.scorer.student is not students[0]
+        assert server.version == server.scorer.student.version
         students.append(server.scorer.student)
         point(tmp_path, "v3")
         text = ""
@@ -52,3 +53,14 @@ def test_a_new_version_is_served_and_a_damaged_one_is_not(
         stop.set()
         following.join()
     assert version_served(serve(server.scorer.student)) == students[1].version
+
+
+def test_a_version_that_was_published_under_a_name_is_served_under_it(
+    tmp_path: Path, bundle: Path, rerank: Any
+) -> None:
+    named = tmp_path / ".versions/two"
+    shutil.copytree(bundle, named)
+    student = rerank.open_student(named)
+    assert rerank.version_of(named, student) == f"two ({student.version})"
+    assert rerank.version_of(tmp_path / ".versions" / student.version, student) == student.version
+    assert rerank.version_of(bundle, student) == student.version

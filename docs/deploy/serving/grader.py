@@ -24,6 +24,9 @@ class Grader:
         spec.loader.exec_module(load)
         self.student = load.Student(folder, provider="cpu", threads=1)
         self.folder = folder
+        self.version = self.student.version
+        if folder.name != self.version:  # it was published under a name
+            self.version = f"{folder.name} ({self.version})"
 
     def expected_grades(self, query, documents):
         """One number per document, from 0 to the highest grade."""
@@ -33,6 +36,6 @@ class Grader:
 if __name__ == "__main__":
     dest, query, *documents = sys.argv[1:]
     grader = Grader(dest)
-    print(f"version {grader.student.version}, {grader.student.precision} on {grader.student.provider}")
+    print(f"version {grader.version}, {grader.student.precision} on {grader.student.provider}")
     for document, grade in zip(documents, grader.expected_grades(query, documents), strict=True):
         print(f"{grade:.3f}  {document}")

@@ -36,6 +36,12 @@ def open_student(dest, **options):
     return load.Student(folder, **options)
 
 
+def version_of(folder, student):
+    """As it was published: a name that was given, with the digest, or the digest alone."""
+    has_name = folder.parent.name == ".versions" and folder.name != student.version
+    return f"{folder.name} ({student.version})" if has_name else student.version
+
+
 def follow(server, dest, served, stop, look_every_s=LOOK_EVERY_S, **options):
     """Serve what DEST/current points to, whenever that is another folder than `served`, until `stop` is set. A version
     that can't be loaded is reported, and the one before it is served on."""
@@ -45,8 +51,10 @@ def follow(server, dest, served, stop, look_every_s=LOOK_EVERY_S, **options):
             continue
         served = folder
         try:
-            server.scorer.student = open_student(folder, **options)
-            print(f"serving version {server.scorer.student.version}", file=sys.stderr)
+            student = open_student(folder, **options)
+            server.version = version_of(folder, student)
+            server.scorer.student = student
+            print(f"serving version {server.version}", file=sys.stderr)
         except Exception as exc:  # noqa: BLE001 (the server goes on)
             print(f"{folder} can't be served: {type(exc).__name__}: {exc}", file=sys.stderr)
 
@@ -85,7 +93,7 @@ class Rerank(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            self._reply(200, {"version": self.server.scorer.student.version})
+            self._reply(200, {"version": self.server.version})
         else:
             self._reply(404, {"error": "POST /rerank or GET /health"})
 
@@ -127,6 +135,7 @@ def serve(student, port, host="127.0.0.1"):
     """A server, started by serve_forever()."""
     server = ThreadingHTTPServer((host, port), Rerank)
     server.scorer = Scorer(student)
+    server.version = student.version
     return server
 
 
@@ -142,7 +151,8 @@ if __name__ == "__main__":
     served = folder_of(arguments.dest)
     student = open_student(served, precision=arguments.precision)
     server = serve(student, arguments.port, arguments.host)
+    server.version = version_of(served, student)
     following = [server, arguments.dest, served, threading.Event()]
     threading.Thread(target=follow, args=following, kwargs={"precision": arguments.precision}, daemon=True).start()
-    print(f"serving version {student.version} on {arguments.host}:{server.server_port}", file=sys.stderr)
+    print(f"serving version {server.version} on {arguments.host}:{server.server_port}", file=sys.stderr)
     server.serve_forever()
