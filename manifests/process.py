@@ -83,8 +83,9 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.split(".")[0] != module.split(".")[0]:
             raise
+        package_name = module.split(".")[0]
         raise MissingExtraError(
-            f"{purpose} needs the package {module}: run `pip install 'relabel-ir[{extra}]'`."
+            f"{purpose} needs the package {package_name}: run `pip install 'relabel-ir[{extra}]'`."
         ) from exc
     is_own_process = any(isinstance(finder, _NoPandasForArrow) for finder in sys.meta_path)
     if module == "transformers" and is_own_process:

@@ -24,9 +24,12 @@ class Grader:
         spec.loader.exec_module(load)
         self.student = load.Student(folder, provider="cpu", threads=1)
         self.folder = folder
-        self.version = self.student.version
-        if folder.name != self.version:  # it was published under a name
-            self.version = f"{folder.name} ({self.version})"
+
+    @property
+    def version(self):
+        """As it was published: a name that was given, with the digest, or the digest alone."""
+        digest = self.student.version
+        return digest if self.folder.name == digest else f"{self.folder.name} ({digest})"
 
     def expected_grades(self, query, documents):
         """One number per document, from 0 to the highest grade."""
