@@ -725,8 +725,10 @@ def cut_sets(sets: Sequence[LabelSet], side: Side | None, storage: Storage, *, s
 
 def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
     """The splits of the student that made the scores, or why they are not known."""
-    if labels.kind in ("file", "ranking"):
+    if labels.kind == "file":
         return "a label file does not say whether what made it learned from these rows"
+    if labels.kind == "ranking":
+        return "a ranking does not say whether what made it learned from these rows"
     path, manifest = manifest_of_scorer(labels.where, storage)
     if isinstance(manifest, str):
         return manifest

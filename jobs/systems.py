@@ -229,6 +229,11 @@ class Comparison:
             return np.zeros(len(self.queries), dtype=bool)
         return self.humans.is_assessed
 
+    def unanswered(self, name: str) -> pa.LargeBinaryArray:
+        """Queries that a system returns nothing for."""
+        is_missing_G = np.bincount(self.rows[name].query, minlength=len(self.queries)) == 0
+        return self.queries.filter(pa.array(is_missing_G))
+
     @property
     def num_gold(self) -> int:
         """Queries that humans graded."""
@@ -325,6 +330,10 @@ def figure_difference(
     )
 
 
+MOST_UNANSWERED = 0.1
+"""Beyond this share of queries that a system returns nothing for, that leads the sentence: it may be all it says."""
+
+
 def compared_pair(
     names: tuple[str, str],
     figures: Mapping[str, SystemByQuery],
@@ -346,10 +355,21 @@ def compared_pair(
         )
     more = None if needed is None else needed - comparison.num_gold
     headline = differences[f"{NDCG}@{options.k}"]
+    sentence = pair_sentence(
+        names,
+        headline,
+        more,
+        k=options.k,
+        width=options.width,
+        is_opinion=not is_gold_G.any(),
+    )
+    for name in names:
+        if len(comparison.unanswered(name)) > MOST_UNANSWERED * len(comparison.queries):
+            sentence = f"{_unanswered_text(name, comparison)}. {sentence}"
     return ComparedPair(
         a=names[0],
         b=names[1],
-        sentence=pair_sentence(names, headline, more, k=options.k, width=options.width, is_opinion=not is_gold_G.any()),
+        sentence=sentence,
         figures=differences,
         more_queries=more,
     )
@@ -665,17 +685,18 @@ def warnings_of(comparison: Comparison, made_by: Mapping[str, str | None]) -> li
         else:
             effect = "the judge prefers what resembles it; the gold queries correct for that, with wider intervals"
         found.append(f"{name}: its scores are those of {whose}: {effect}.")
-    for name, rows in comparison.rows.items():
-        is_missing_G = np.bincount(rows.query, minlength=len(comparison.queries)) == 0
-        if is_missing_G.any():
-            missing = comparison.queries.filter(pa.array(is_missing_G))
-            found.append(
-                f"{name} returns nothing for {len(missing):,} of {len(is_missing_G):,} queries, which count as 0: "
-                f"{_first(missing)}"
-            )
+    for name in comparison.rows:
+        missing = comparison.unanswered(name)
+        if len(missing):
+            found.append(f"{_unanswered_text(name, comparison)}: {_first(missing)}")
     found += filter(None, (tied_text(name, ranking) for name, ranking in comparison.rankings.items()))
     found += filter(None, (unjudged_text(name, comparison) for name in comparison.rows))
     return found
+
+
+def _unanswered_text(name: str, comparison: Comparison) -> str:
+    counts = f"{len(comparison.unanswered(name)):,} of {len(comparison.queries):,}"
+    return f"{name} returns nothing for {counts} queries, which count as 0"
 
 
 def tied_text(name: str, ranking: Ranking) -> str:

@@ -172,6 +172,7 @@ def test_a_query_without_documents_counts_as_0_and_is_named(collection: Collecti
     assert (bad["queries"], bad["without_documents"]) == (39, ["q003"])
     assert found["warnings"] == ["bad returns nothing for 1 of 40 queries, which count as 0: q003"]
     humans = {query: collection.humans[query] for query in collection.queries[:12]}
+    assert not found["pairs"][0]["sentence"].startswith("bad returns nothing")
     wanted = reference(collection, humans, "bad")["ndcg@10"]
     assert wanted["q003"] == 0
     human = of_queries(wanted, collection.queries[:12])
@@ -344,3 +345,12 @@ def test_a_verdict_that_unjudged_documents_could_turn_says_so(
     assert shown["lowest"] < 0 < shown["highest"]
     first = relabel("systems", *arguments).out.splitlines()[0]
     assert "in nDCG@10, unless unjudged documents turn it." in first
+
+
+def test_that_many_queries_have_no_documents_leads_the_sentence(collection: Collection, compare: Compare) -> None:
+    arguments = collection.write_all(gold=12)
+    for query in collection.queries[:18]:
+        del collection.systems["bad"][query]
+    collection.write_run("bad")
+    sentence = compare(*arguments)["pairs"][0]["sentence"]
+    assert sentence.startswith("bad returns nothing for 18 of 40 queries, which count as 0. good is better than bad by")
