@@ -33,9 +33,9 @@ from relabel.distill.students.model import (
     student_digest,
 )
 from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
-from relabel.export.bundle_facts import CARD_NAME, render_card
+from relabel.export.bundle_facts import CARD_NAME, HUB_RECORD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
-from relabel.export.exporting import Report, pairs_to_compare, student_manifest
+from relabel.export.exporting import Report, lineage_of, pairs_to_compare, student_manifest
 from relabel.export.hub_onnx import GRAPHS, GraphFile, folded_head, measure_graphs, write_graphs
 from relabel.export.hub_parity import (
     GRAPH,
@@ -460,9 +460,6 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
         )
 
 
-RECORD_NAME = "relabel.json"
-
-
 def export_to_hub_folder(
     path: Path,
     target: Path,
@@ -586,13 +583,14 @@ def export_to_hub_folder(
         )
         (folder / CARD_NAME).write_text(card, encoding="utf-8")
         notes = {
+            "lineage": lineage_of(recipe["student"], record.name, facts),
             "library": library,
             "compared_on": asked.source,
             "checks": plain(checks),
             "graphs": plain(graphs),
             "parity": plain(parities),
         }
-        (folder / RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))
+        (folder / HUB_RECORD_NAME).write_bytes(readable_json({**recipe, **notes}))
     return HubFolder(library, checks, graphs, left_out, was_done=False)
 
 
@@ -651,10 +649,11 @@ class HubFolder:
 
 def _noted(target: Path) -> tuple[HubFolder, Any]:
     """A folder that was made before, and the recipe that it was made by."""
-    recipe = json.loads((target / RECORD_NAME).read_bytes())
+    recipe = json.loads((target / HUB_RECORD_NAME).read_bytes())
     library = str(recipe.pop("library"))
     checks = recipe.pop("checks", None)
     graphs = recipe.pop("graphs", None)
+    recipe.pop("lineage", None)
     recipe.pop("compared_on", None)
     recipe.pop("parity", None)
     if checks is None or graphs is None:  # of a relabel that did not load what it wrote, or wrote no graph

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from relabel.distill.students.examples import SIDES, folded, query_sides, read_pairs
 from relabel.distill.students.spec import SplitFacts
+from relabel.export.bundle_facts import HUB_RECORD_NAME
 from relabel.jobs.output import Exit
 from relabel.jobs.sections import ComparedSets, ComparedStudent, JudgedLabels, Side, SideCut
 from relabel.manifests.errors import InputError, ManifestError, UsageError
@@ -727,7 +728,7 @@ def _splits_of(labels: LabelSet, storage: Storage) -> list[SplitFacts] | str:
     """The splits of the student that made the scores, or why they are not known."""
     if labels.kind == "file":
         return "a label file does not say whether what made it learned from these rows"
-    if labels.kind == "ranking":
+    if labels.kind == "ranking" and labels.plan is None:
         return "a ranking does not say whether what made it learned from these rows"
     path, manifest = manifest_of_scorer(labels.where, storage)
     if isinstance(manifest, str):
@@ -741,10 +742,15 @@ def manifest_of_scorer(scores: str, storage: Storage) -> tuple[str, dict[str, An
     if manifest is None:
         return "", "it is not finished, and only a manifest says which student it is of, so its split is not known"
     path = str(manifest.spec.get("engine", {}).get("model"))
+    if is_url(path):
+        return path, "a server does not say which rows its model learned from"
+    is_student = manifest.provenance.get("kind") != "reranker"
     try:
-        data = Path(path, "manifest.json").read_bytes()
+        data = Path(path, "manifest.json" if is_student else HUB_RECORD_NAME).read_bytes()
     except OSError:
-        return path, f"its student is not at {path} any more, so nobody knows which rows trained it"
+        if is_student:
+            return path, f"its student is not at {path} any more, so nobody knows which rows trained it"
+        return path, f"{path} does not say which rows its model learned from"
     made_by = (engine.get("details", {}).get("manifest_sha256") for engine in manifest.engines)
     if sha256_bytes(data) not in made_by:
         return path, f"the student at {path} is another one by now, so nobody knows which rows trained it"

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from relabel.distill.students.spec import STUDENT_NAME
+from relabel.export.bundle_facts import HUB_RECORD_NAME
 from relabel.export.conform import APIS, RerankServer
 from relabel.export.loader import LOADER
 from relabel.jobs.job import Job
@@ -338,6 +339,8 @@ class RerankerRunner(ScoringRunner):
             return
         folder = CrossEncoderFolder(reference, args.device)
         self.model = folder
+        record = Path(reference) / HUB_RECORD_NAME
+        details = {"manifest_sha256": sha256_file(record)} if record.is_file() else {}
         self._facts = EngineFacts(
             RERANKER,
             version("sentence-transformers"),
@@ -345,6 +348,7 @@ class RerankerRunner(ScoringRunner):
             self.model_digest(spec),
             device=folder.device,
             dtype="float32",
+            details=details,
         )
 
     @staticmethod

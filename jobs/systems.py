@@ -644,7 +644,7 @@ def made_by_judge(ranking: Ranking, labels: LabelSet, storage: Storage) -> MadeB
     judge = labels.origin
     if judge.get("model") is not None and plan.facts.model == judge["model"]:
         return "judge"
-    if plan.facts.kind != "student":
+    if plan.facts.kind not in ("student", "reranker"):
         return "other"
     _, manifest = manifest_of_scorer(ranking.path, storage)
     if isinstance(manifest, str):

@@ -5,6 +5,7 @@ undisturbed run; what reads labels knows that these only rank.
 """
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,6 +132,28 @@ def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_score
     found = relabel(*call).json
     own = relabel("evaluate", "out/theirs", "--qrels", "pairs.parquet", "--output", "json").json
     assert found["baselines"]["rankings"]["theirs"]["ndcg@10"] == pytest.approx(own["figures"]["ndcg@10"]["value"])
+
+
+@pytest.mark.parametrize(("learned_from", "maker"), [("out/ecom", "student"), ("other.parquet", "other"), (None, None)])
+def test_the_lineage_of_an_exported_student_says_whose_its_scores_are(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    write_job: Callable[..., str],
+    cross_encoder: Callable[..., Path],
+    learned_from: str | None,
+    maker: str | None,
+) -> None:
+    """`relabel.json` of the folder that was scored; nothing is known of a folder without one."""
+    write_pairs()
+    assert relabel("run", write_job()).code == 0
+    folder = shutil.copytree(cross_encoder(), "model")
+    if learned_from is not None:
+        made_of = {"labels": [{"path": learned_from, "kind": "file", "weight": 1.0, "labels": 24}], "split": None}
+        Path(folder, "relabel.json").write_text(json.dumps({"lineage": {"student": {}, **made_of}}))
+    call = ("score", str(folder), "--input", "pairs.parquet", "--to", "out/theirs", "--device", "cpu")
+    assert relabel(*call).code == 0
+    done = relabel("systems", "out/theirs", "out/ecom", "--labels", "out/ecom", "--output", "json")
+    assert [system["made_by"] for system in done.json["systems"]] == [maker, "judge"]
 
 
 def sorted_scores(labels: Any, held: dict[Any, float]) -> list[float]:
