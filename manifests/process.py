@@ -174,6 +174,7 @@ _signals = SimpleNamespace(
     came=False,
     wish=False,
     is_draining=False,
+    notice="",
     has_launcher=False,
     is_term=False,
 )
@@ -196,6 +197,8 @@ def on_signal(number: int, _frame: FrameType | None) -> None:
     _signals.is_term = number == signal.SIGTERM
     if _signals.is_draining and not _signals.wish:
         _signals.wish = True
+        # not by print: the signal may have come in the middle of one
+        os.write(2, _signals.notice.encode())
         return
     _signals.came = True
     raise interruption()
@@ -217,13 +220,16 @@ def check_interrupted() -> None:
 
 
 @contextlib.contextmanager
-def draining() -> Iterator[None]:
+def draining(notice: str = "") -> Iterator[None]:
     """Take the first signal as a wish to stop soon, see `is_stop_wished`.
 
+    Args:
+        notice: written to stderr when it comes.
     Raises:
         KeyboardInterrupt: at the end of the block, if there was one.
     """
     _signals.is_draining = True
+    _signals.notice = notice
     try:
         yield
     finally:

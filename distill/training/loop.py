@@ -419,6 +419,9 @@ class SupervisedLearner(Learner):
 # checkpoint is written is decided here.
 
 
+STOPPING = "\nStopping after this step, with a checkpoint. Ctrl-C again stops now.\n"
+
+
 class Training:
     """One training.
 
@@ -460,7 +463,7 @@ class Training:
         if resume_from is not None:
             self._resume(resume_from)
         try:
-            with draining():
+            with draining(STOPPING if self.accelerator.is_main_process else ""):
                 self._train()
             self._reporter.send(self.curve)
         finally:

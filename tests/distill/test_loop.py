@@ -93,7 +93,7 @@ def test_it_goes_on_from_any_step_to_the_same_bytes(way: str, train: Callable[..
 
 
 def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
-    run: Callable[..., Any], tmp_path: Path
+    run: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Dev is evaluated once an epoch, and not at the steps where the signals come: one amid the training, the other at
     its end.
@@ -114,6 +114,7 @@ def test_a_signal_ends_it_after_the_step_with_a_checkpoint_that_changes_nothing(
             forget_interruptions()
         kept = list_checkpoints(tmp_path / "out" / "checkpoints")
         assert step_of(kept[-1]) == step
+        assert capfd.readouterr().err.count("Stopping after this step, with a checkpoint.") == 1
     resumed = run(**settings, start="resume")
     assert curve(resumed.output) == curve(alone.output)
     assert files_of(resumed.output) == files_of(alone.output)
