@@ -67,6 +67,11 @@ class Table:
         cells = [row[column] for row in self.rows if row[column] is not None]
         return bool(cells) and all(isinstance(cell, int | float | Shade) for cell in cells)
 
+    @property
+    def is_shaded(self) -> bool:
+        """Whether it is read as a picture, such as a confusion matrix."""
+        return any(isinstance(cell, Shade) for row in self.rows for cell in row)
+
 
 class Series(NamedTuple):
     """One colour of a plot: values `y` at places `x`, with bounds for `intervals`."""

@@ -62,6 +62,6 @@ def verdict_of(name: str, manifest: Mapping[str, Any]) -> Paragraph:
     refused = [check["text"] for check in (manifest.get("gate") or {}).get("checks", ()) if not check["has_passed"]]
     gates = "".join(f" A gate refuses it: {text}." for text in refused)
     if below:
-        return Paragraph(f"The student {name} is below {' and '.join(below)}. {over}.{gates}", "bad")
+        return Paragraph(f"The student {name} is no better than {' and '.join(below)}. {over}.{gates}", "bad")
     text = f"The student {name} is above the baselines. {over}.{gates}"
     return Paragraph(text, "bad" if refused else "good")

@@ -254,10 +254,14 @@ def bounds(accuracy: float, lexical: float | None) -> dict[str, Any]:
 
 
 VERDICTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "below BM25": ({"baselines": bounds(0.3, 0.9)}, "is below BM25 (nDCG@10 0.500 against 0.900). On its test", "bad"),
+    "below BM25": (
+        {"baselines": bounds(0.3, 0.9)},
+        "is no better than BM25 (nDCG@10 0.500 against 0.900). On its test",
+        "bad",
+    ),
     "below one grade": (
         {"baselines": bounds(0.8, 0.1)},
-        "is below grade 1 for every row (accuracy 0.700 against 0.800). On its test",
+        "is no better than grade 1 for every row (accuracy 0.700 against 0.800). On its test",
         "bad",
     ),
     "above": ({"baselines": bounds(0.3, 0.1)}, "is above the baselines. On its test split", "good"),

@@ -213,6 +213,9 @@ def test_page_shows_itself_on_a_phone_and_a_desk_in_dark_and_light(
 ) -> None:
     page, _ = open_page(hostile, width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out to the side
+    wider = "element => element.scrollWidth > element.clientWidth + 1"
+    if width == 400:
+        assert not any(table.evaluate(wider) for table in page.locator(".scroll:has(.many)").all())
     assert page.evaluate(
         "[...document.querySelectorAll('figure img')].every(one => one.complete && one.naturalWidth > 0)"
     )
