@@ -141,10 +141,12 @@ def call(command: str, log: Path) -> Row:
                 if asked:  # before there was a step
                     process.terminate()
                 while out is None:
-                    # an interrupt reaches the step too, where SIGTERM came here alone
-                    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+                    try:
                         out = process.communicate(timeout=1)[0]
-                    progress.show(log)
+                    except subprocess.TimeoutExpired:
+                        progress.show(log)
+                    except KeyboardInterrupt:
+                        continue  # it reaches the step too, where SIGTERM came here alone
         finally:
             signal.signal(signal.SIGTERM, earlier)
             progress.clear()
