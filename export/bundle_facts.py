@@ -17,7 +17,7 @@ from relabel.manifests.phi import PhiTable
 from relabel.manifests.records import LEFT_OUT, read_record
 
 HUB_RECORD_NAME = "relabel.json"
-"""In a folder for Hugging Face's libraries: its recipe, its lineage as a bundle's, and what was measured."""
+"""In a folder for Hugging Face's libraries: its recipe, its lineage, and what was measured."""
 
 
 @dataclass(frozen=True)

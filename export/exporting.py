@@ -258,7 +258,7 @@ def _build(checked: _Checked, folder: Path, report: Report) -> dict[str, Any]:
         "models": plain(models),
         "default_precision": DEFAULT_PRECISION,
         "needs": {"onnxruntime": LEAST_ONNXRUNTIME},
-        "lineage": lineage_of(checked.digest, record.name, checked.manifest),
+        "lineage": _lineage(checked.digest, record.name, checked.manifest),
         "licence": {"bundle": spec.licence, "model": checked.manifest.get("model", {}).get("reference")},
         "spec": spec.model_dump(mode="json"),
         "made_by": {
@@ -322,8 +322,8 @@ def _write_loader(folder: Path) -> None:
     (folder / LOADER).write_text(source, encoding="utf-8")
 
 
-def lineage_of(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What an export was made of: the student, and the labels, gold and split of its manifest."""
+def _lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a bundle was made of: the student, and the labels, gold and split of its manifest."""
     student = {"digest": digest, "name": name}
     for key in FROM_STUDENT:
         if key in manifest:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,7 @@ from relabel.distill.students.model import (
 from relabel.distill.students.spec import StudentManifest, StudentRecord, read_student
 from relabel.export.bundle_facts import CARD_NAME, HUB_RECORD_NAME, render_card
 from relabel.export.bundles import made_before, new_folder_for
-from relabel.export.exporting import Report, lineage_of, pairs_to_compare, student_manifest
+from relabel.export.exporting import Report, pairs_to_compare, student_manifest
 from relabel.export.hub_onnx import GRAPHS, GraphFile, folded_head, measure_graphs, write_graphs
 from relabel.export.hub_parity import (
     GRAPH,
@@ -460,6 +460,21 @@ def _write_tokenizer(student: StudentModel, folder: Path) -> None:
         )
 
 
+def public_lineage(digest: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a folder was made of, as a bundle's manifest has it, but by digests alone: such a folder is often made
+    public, and names no place.
+
+    Args:
+        digest, name, manifest: the student's.
+    """
+    labels = []
+    for source in manifest.get("labels") or ():
+        digests = {key: source[key] for key in ("fingerprint", "model") if source.get(key)}
+        if digests:
+            labels.append(digests)
+    return {"student": {"digest": digest, "name": name}, "labels": labels, "split": manifest.get("split")}
+
+
 def export_to_hub_folder(
     path: Path,
     target: Path,
@@ -583,7 +598,7 @@ def export_to_hub_folder(
         )
         (folder / CARD_NAME).write_text(card, encoding="utf-8")
         notes = {
-            "lineage": lineage_of(recipe["student"], record.name, facts),
+            "lineage": public_lineage(recipe["student"], record.name, facts),
             "library": library,
             "compared_on": asked.source,
             "checks": plain(checks),

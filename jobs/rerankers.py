@@ -63,10 +63,12 @@ def is_server(reference: str) -> bool:
 
 
 def is_cross_encoder(path: str) -> bool:
-    """Whether a folder holds a Hugging Face model, and is neither a student nor a bundle."""
+    """Whether a folder holds a Hugging Face model, or modules of sentence-transformers, and is neither a student nor a
+    bundle.
+    """
     folder = Path(path)
     is_ours = (folder / STUDENT_NAME).exists() or (folder / LOADER).exists()
-    return not is_ours and (folder / "config.json").is_file()
+    return not is_ours and any((folder / name).is_file() for name in ("config.json", "modules.json"))
 
 
 # ------------------------------------------------------------------------------
@@ -95,6 +97,8 @@ def check_outputs(path: str) -> None:
         ManifestError: it gives several numbers a pair, or the configuration can't be read.
     """
     file = Path(path) / "config.json"
+    if not file.exists():  # of modules; `CrossEncoderFolder` counts what they give
+        return
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError) as exc:

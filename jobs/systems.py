@@ -655,7 +655,7 @@ def made_by_judge(ranking: Ranking, labels: LabelSet, storage: Storage) -> MadeB
 
 def _is_of_judge(learned: Mapping[str, Any], labels: LabelSet) -> bool:
     """Whether labels that a student learned from are the judge's, or of the same model."""
-    if place_of(str(learned.get("path"))) == place_of(labels.where):
+    if "path" in learned and place_of(str(learned["path"])) == place_of(labels.where):
         return True
     return any(learned.get(name) and learned[name] == labels.origin.get(name) for name in ("fingerprint", "model"))
 

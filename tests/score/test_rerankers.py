@@ -134,22 +134,24 @@ def test_a_rerankers_output_is_a_system_and_a_baseline_in_the_order_of_its_score
     assert found["baselines"]["rankings"]["theirs"]["ndcg@10"] == pytest.approx(own["figures"]["ndcg@10"]["value"])
 
 
-@pytest.mark.parametrize(("learned_from", "maker"), [("out/ecom", "student"), ("other.parquet", "other"), (None, None)])
+@pytest.mark.parametrize(("knows", "maker"), [("judge", "student"), ("another", "other"), ("", None)])
 def test_the_lineage_of_an_exported_student_says_whose_its_scores_are(
     relabel: Callable[..., Any],
     write_pairs: Callable[..., Path],
     write_job: Callable[..., str],
     cross_encoder: Callable[..., Path],
-    learned_from: str | None,
+    knows: str,
     maker: str | None,
 ) -> None:
     """`relabel.json` of the folder that was scored; nothing is known of a folder without one."""
     write_pairs()
     assert relabel("run", write_job()).code == 0
     folder = shutil.copytree(cross_encoder(), "model")
-    if learned_from is not None:
-        made_of = {"labels": [{"path": learned_from, "kind": "file", "weight": 1.0, "labels": 24}], "split": None}
-        Path(folder, "relabel.json").write_text(json.dumps({"lineage": {"student": {}, **made_of}}))
+    if knows:
+        fingerprint = json.loads(Path("out/ecom/plan.json").read_bytes())["fingerprint"]
+        learned = {"fingerprint": fingerprint if knows == "judge" else "f" * 64}
+        lineage = {"student": {}, "labels": [learned], "split": None}
+        Path(folder, "relabel.json").write_text(json.dumps({"lineage": lineage}))
     call = ("score", str(folder), "--input", "pairs.parquet", "--to", "out/theirs", "--device", "cpu")
     assert relabel(*call).code == 0
     done = relabel("systems", "out/theirs", "out/ecom", "--labels", "out/ecom", "--output", "json")
