@@ -10,17 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import SecretStr
 
 from relabel.jobs.delivery import fetch_model, local_templates
 from relabel.jobs.settings import Places, mark_of, path_of, placed, read_secrets, read_settings, resolved
-from relabel.labelers.engines.transformers import TokenizerFolder, prompt_encoder, tokenizer_folder
-from relabel.labelers.prompts import TEMPLATES_READ
 from relabel.labelers.registry import Labeler, engine_class, labeler_class
 from relabel.manifests.asks import Ask, Engine, EngineFacts
-from relabel.manifests.cascade import Cascade, open_cascade
 from relabel.manifests.chat_templates import DAY, day_of, may_show_day
 from relabel.manifests.errors import ConfigError, ManifestError, MissingExtraError, RelabelError, StaleRunError
 from relabel.manifests.files import Storage
@@ -54,6 +51,10 @@ from relabel.manifests.specs import (
     validate_spec,
 )
 from relabel.manifests.store import Store, open_run_store, read_if_there
+
+if TYPE_CHECKING:
+    from relabel.labelers.engines.transformers import TokenizerFolder
+    from relabel.manifests.cascade import Cascade
 
 # ------------------------------------------------------------------------------
 # A job as it was read: its spec with the labeler's and the engine's own options, and where its output is.
@@ -183,6 +184,8 @@ class Job:
         args = self.spec.engine.args
         if model is None or not isinstance(args, KeepsModels) or getattr(args, "mode", "") == "chat":
             return None
+        from relabel.labelers.engines.transformers import tokenizer_folder  # reading an output takes no engine
+
         return tokenizer_folder(model, args.cache_dir)
 
     def at_day_of(self, plan: Plan | None) -> Job:
@@ -201,6 +204,8 @@ class Job:
     def _says_day(self, folder: TokenizerFolder) -> bool:
         """Whether the day is in the prompts: many templates say it only where there is no system turn."""
         asks = self.labeler.probe()
+        from relabel.labelers.engines.transformers import prompt_encoder
+
         engine = self.spec.engine
         several = ({**engine.chat_template_kwargs, DAY: day} for day in ("1999-12-31", "2026-01-01"))
         specs = (engine.model_copy(update={"chat_template_kwargs": kwargs}) for kwargs in several)
@@ -473,6 +478,8 @@ def open_run(job: Job, *, may_plan: bool = True, may_write: bool = True) -> Open
     cascade = None
     was_planned_now = False
     if job.spec.cascade is not None:
+        from relabel.manifests.cascade import open_cascade  # with the metrics
+
         cascade = open_cascade(
             job.spec.cascade,
             job.storage,
@@ -538,6 +545,8 @@ def _planned(job: Job, dataset: Dataset, parts: dict[str, Any], store: Store, *,
     )
     if not may_write:
         return plan, False
+    from relabel.labelers.prompts import TEMPLATES_READ  # with Jinja
+
     templates = {*job.labeler.template_digests.values()} & TEMPLATES_READ.keys()
     more_files |= {template_name(digest): TEMPLATES_READ[digest] for digest in sorted(templates)}
     for folder in ("", "plan"):

@@ -34,7 +34,7 @@ from relabel.manifests.plan import (
     shard_row_ids,
     write_plan,
 )
-from relabel.manifests.records import digest_of, plain, sealed_json
+from relabel.manifests.records import digest_of, fields_of, plain, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
 from relabel.manifests.run_folder import RunFolder, build_manifest
 from relabel.manifests.run_labels import conformed, file_schema, joined_form
@@ -482,7 +482,7 @@ def _merge(
         steps = list(steps)  # what is there was whole: it is left alone until all that is to come has been proven
     for receipt in itertools.chain.from_iterable(steps):
         name = receipt.id.receipt_name
-        data = sealed_json(asdict(receipt))
+        data = sealed_json(fields_of(receipt))
         failpoints.hit("before_receipt")
         if not store.create(name, data) and store.read(name) != data:
             raise LockHeldError(f"{store.root}/{name}: another merge has just written it. Run the same command again.")

@@ -56,6 +56,7 @@ class OneAsk(Labeler):
         self._prefill = prefill
         self._stage = stage
         self._sampling = Sampling(options.temperature, options.top_p)
+        self._max_tokens = token_budget(self._reader.format)
 
     def probe(self) -> list[Ask]:
         return [self._ask(self.example)]
@@ -67,7 +68,7 @@ class OneAsk(Labeler):
             stage=self._stage,
             messages=messages,
             format=format if format.sections else None,
-            max_tokens=token_budget(format),
+            max_tokens=self._max_tokens,
             decisions=self._decisions,
             prefill=self._prefill,
             shared_by=None if self.reads_document else pair.query_id,

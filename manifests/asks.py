@@ -9,6 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -235,12 +236,13 @@ class Distribution(NamedTuple):
     @property
     def expected(self) -> float:
         """E[k] = sum of k p(k)."""
-        return sum(k * p for k, p in enumerate(self.probs))
+        total: float = sum(map(mul, range(len(self.probs)), self.probs))
+        return total
 
     @property
     def argmax(self) -> int:
         """The most probable label; the lower one of equals."""
-        return max(range(len(self.probs)), key=self.probs.__getitem__)
+        return self.probs.index(max(self.probs))
 
 
 class Sampling(NamedTuple):

@@ -25,7 +25,6 @@ import pyarrow as pa
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.labels import KEY_BYTES, Pair, ids_of, texts_of
-from relabel.manifests.metrics.metric import share_bounds
 from relabel.manifests.plan import FileRef, ReusedRows, recipe_differences, recipe_digest
 from relabel.manifests.reuse import KeyIndex, recipes_of
 from relabel.manifests.run_folder import RunFolder
@@ -327,6 +326,8 @@ def audit_of_rows(table: pa.Table, certificate: dict[str, Any]) -> CascadeAudit:
         table: columns `query_id`, `grade`, `answered_by` and `cheap_grade`.
         certificate: a `Certificate` as the plan holds it.
     """
+    from relabel.manifests.metrics.metric import share_bounds  # most runs have no cascade
+
     loss_KK = np.array(certificate["loss"])
     highest = loss_KK.max()
     query_N = table["query_id"].combine_chunks().dictionary_encode().indices.to_numpy()

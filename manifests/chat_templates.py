@@ -14,10 +14,11 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
 from relabel.manifests.errors import ConfigError, ModelError
+from relabel.manifests.process import WhenUsed
 from relabel.manifests.weights import OF_A_CONFIG
+
+jinja2 = WhenUsed("jinja2")
 
 DAY = "template_day"
 """The key of `chat_template_kwargs` with the day that a template shows, as 2026-11-25; no template sees the key."""
@@ -150,7 +151,7 @@ class ChatTemplate:
                     add_generation_prompt=True,
                     **self._kwargs,
                 )
-            except (TemplateError, *OF_A_CONFIG) as exc:
+            except (jinja2.TemplateError, *OF_A_CONFIG) as exc:
                 failure = exc
                 continue
             pieces = _MARK.split(rendered)

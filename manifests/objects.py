@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from relabel.manifests.errors import DiskFullError, LockHeldError, RelabelError, StoreError, StoreUnreachableError
 from relabel.manifests.files import HERE, out_of_files, scheme_of
-from relabel.manifests.records import checked, read_in_threads, readable_json, sha256_bytes
+from relabel.manifests.records import build_checks, checked, read_in_threads, readable_json, sha256_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -564,6 +564,7 @@ class Lease:
                     raise
                 time.sleep(random.uniform(*WAIT_S))
         self._let_go = threading.Event()
+        build_checks()
         threading.Thread(target=self._keep, args=(self._let_go,), name="lease", daemon=True).start()
 
     def renew(self) -> None:

@@ -40,6 +40,7 @@ from relabel.manifests.process import WhenUsed
 from relabel.manifests.records import (
     canonical_json,
     digest_of,
+    fields_of,
     plain,
     read_in_threads,
     read_record,
@@ -344,7 +345,7 @@ def commit_chunk(
         execution=work.execution,
     )
     failpoints.hit("before_receipt")
-    was_first = store.create(receipt.id.receipt_name, sealed_json(asdict(receipt)))
+    was_first = store.create(receipt.id.receipt_name, sealed_json(fields_of(receipt)))
     failpoints.hit("after_receipt")
     if was_first:
         return receipt
@@ -362,7 +363,7 @@ def _note_loss(store: Store, receipt: Receipt) -> None:
     """Note the work that came to nothing, for who counts it. A store that is out of order loses that note alone."""
     name = f"lost/shard-{receipt.shard:05d}/chunk-{receipt.chunk:06d}-{receipt.write_id}.json"
     try:
-        store.put(name, sealed_json(asdict(receipt)))
+        store.put(name, sealed_json(fields_of(receipt)))
     except (RelabelError, OSError) as exc:
         logger.info("%s/%s: can't be written (%s)", store.root, name, exc)
 

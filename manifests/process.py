@@ -20,6 +20,9 @@ many more than this, dead tensors would pile up.
 """
 
 
+_is_own = False
+
+
 def own_process() -> None:
     """Say that this whole process is a command's: its libraries then load without what no command of ours uses of them,
     and their warnings of versions to come, about which its user can do nothing, are shown with `PYTHONWARNINGS` alone.
@@ -27,6 +30,8 @@ def own_process() -> None:
     scikit-learn and SciPy, for guessing tokens ahead and for losses of object detection, are 4 of transformers' 10
     seconds, and pandas, which pyarrow imports at its first array, a quarter of any command's start.
     """
+    global _is_own
+    _is_own = True
     sys.meta_path.insert(0, _NoPandasForArrow())
     gc.set_threshold(OBJECTS_A_COLLECTION)
     if not sys.warnoptions:
@@ -34,15 +39,31 @@ def own_process() -> None:
 
 
 @contextlib.contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Collect garbage as seldom within the block as a process of our own does: a run within another program, which has
+    Python's own number, spends a sixth of its time on it otherwise.
+    """
+    before, *others = gc.get_threshold()
+    if before:  # 0: the program collects none
+        gc.set_threshold(max(before, OBJECTS_A_COLLECTION), *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(before, *others)
+
+
+@contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Collect no garbage within the block: importing makes next to none, and looks for it are a twelfth of a command's
-    start.
+    start. In a process of our own what was made within it is never looked through again, not at the end either.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if _is_own:
+            gc.freeze()
         if was_enabled:
             gc.enable()
 

@@ -5,8 +5,9 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
@@ -61,8 +62,10 @@ def canonical_json(value: Any) -> bytes:
 
 
 def readable_json(value: Any) -> bytes:
-    """JSON for files that people open: keys in the order given, indented, a newline at the end."""
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """JSON for files that people open: keys in the order given, indented, a newline at the end; dataclasses within
+    become objects.
+    """
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=asdict) + "\n").encode()
 
 
 def digest_of(value: Any) -> str:
@@ -78,18 +81,36 @@ LEFT_OUT = {"is_left_out": True}
 """Metadata of a dataclass's field that JSON does without where it is None: `field(default=None, metadata=LEFT_OUT)`."""
 
 
-@functools.cache
+_building = threading.RLock()
+_read_in_threads: list[Any] = []
+
+
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """The check of a kind, built by one thread at a time: pydantic has Python's `ast` read signatures for it, and in
+    CPython 3.11 two threads that do so at a time end in a SystemError, "AST constructor recursion depth mismatch"
+    (python/cpython#106905).
+    """
+    with _building:
+        return _built_adapter(kind)
+
+
+@functools.cache
+def _built_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 def read_in_threads(kind: type[RecordT]) -> type[RecordT]:
-    """Class decorator for a record that threads read: its check is built at once, and not by whichever threads come
-    first. pydantic has Python's `ast` read signatures for it, and in CPython 3.11 two threads that do so at a time end
-    in a SystemError, "AST constructor recursion depth mismatch" (python/cpython#106905).
-    """
-    _adapter(cast("Any", kind))
+    """Class decorator for a record that threads read, see `build_checks`."""
+    _read_in_threads.append(kind)
     return kind
+
+
+def build_checks() -> None:
+    """Build the checks of all records that threads read: before threads are started that do so while this one goes on,
+    and may itself have `ast` at work.
+    """
+    for kind in _read_in_threads:
+        _adapter(kind)
 
 
 def checked(kind: type[RecordT], values: Any) -> RecordT:
@@ -191,6 +212,13 @@ def plain(record: Any) -> Any:
         names = getattr(record, "_fields", None)
         return items if names is None else dict(zip(names, items, strict=True))
     return record
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are. `asdict` copies all that is in them, which was a seventh of a
+    chunk's commit.
+    """
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def as_object(record: Any) -> dict[str, Any]:

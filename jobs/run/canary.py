@@ -17,7 +17,6 @@ from relabel.jobs.run.stop import DRAIN_S, Stop
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import GateError, LockHeldError
 from relabel.manifests.labels import LabelRow, Pair, QuarantineRow, label_rows
-from relabel.manifests.metrics.metric import wilson
 from relabel.manifests.plan import FileRef, Receipt
 from relabel.manifests.records import digest_of, read_record, sealed_json
 from relabel.manifests.reuse import RowPlace
@@ -225,6 +224,8 @@ def compare(
         if label.probs is not None and row.probs is not None:
             divergences.append(_divergence(label.probs, row.probs))
     flip_rate = flips / len(drawn)
+    from relabel.manifests.metrics.metric import wilson  # most runs have no canary
+
     low, high = (float(wilson(np.array(flip_rate), np.array(len(drawn)), side)) for side in (-1, 1))
     return CanaryResult(
         engine_identity(engine),

@@ -402,10 +402,17 @@ def row_of(open_pair: OpenPair) -> LabelRow | QuarantineRow:
     answer that the pair waited for, failed attempts and shared asks included.
     """
     pair = open_pair.pair
-    outcomes = sorted(open_pair.outcomes, key=lambda outcome: outcome.sample)
-    labels = [outcome.label for outcome in outcomes if outcome.label is not None]
-    prompt_tokens = sum(outcome.prompt_tokens for outcome in outcomes)
-    output_tokens = sum(outcome.output_tokens for outcome in outcomes)
+    outcomes = open_pair.outcomes
+    if len(outcomes) > 1:
+        outcomes = sorted(outcomes, key=lambda outcome: outcome.sample)
+    labels: list[Label] = []
+    prompt_tokens = 0
+    output_tokens = 0
+    for outcome in outcomes:
+        prompt_tokens += outcome.prompt_tokens
+        output_tokens += outcome.output_tokens
+        if outcome.label is not None:
+            labels.append(outcome.label)
     if 2 * len(labels) <= len(outcomes):
         failure = next(outcome.failure for outcome in outcomes if outcome.failure is not None)
         return QuarantineRow(

@@ -8,13 +8,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bars
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relabel.jobs import logs
 from relabel.jobs.logs import redacted_streams
@@ -22,6 +16,9 @@ from relabel.jobs.run.progress import ASKED, Progress, left_s, left_text
 from relabel.manifests.budgets import Range
 from relabel.manifests.records import plain
 from relabel.manifests.secrets import redacted
+
+if TYPE_CHECKING:
+    from relabel.jobs.run.bars import BarAndLines
 
 FIRST_LINE_S = 15.0
 LINE_EVERY_S = 60.0
@@ -39,16 +36,6 @@ class _Aloud(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._display.write(record.getMessage(), level=record.levelname.lower(), event=record.name)
-
-
-class _BarAndLines(Bars):
-    """A bar, and below it lines of text, each cut to the terminal's width."""
-
-    lines: Sequence[str] = ()
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(redacted(line), no_wrap=True, overflow="ellipsis", style="dim") for line in self.lines)
 
 
 class Seen(NamedTuple):
@@ -97,13 +84,15 @@ class Display:
         self._shows_refused = shows_refused
         self._has_warned = False
         self._while_shown = contextlib.ExitStack()
+        from rich.console import Console  # a command that only plans shows no display
+
         console = Console(file=sys.stderr)
-        self._bars: _BarAndLines | None = None
+        self._bars: BarAndLines | None = None
         self._is_notebook = console.is_jupyter and not logs.is_json()
         if console.is_terminal and not logs.is_json():
-            rates = TextColumn("pairs · {task.fields[rates]}")
-            columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), rates
-            self._bars = _BarAndLines(*columns, console=console, transient=True)
+            from relabel.jobs.run.bars import new_bars
+
+            self._bars = new_bars(console)
             self._bars.add_task("labeling", total=before + total, completed=before, rates="the engine is starting")
         is_drawn = self._bars is not None or self._is_notebook
         self._next_s = time.perf_counter() + (DRAW_EVERY_S if is_drawn else min(FIRST_LINE_S, LINE_EVERY_S))
@@ -170,7 +159,7 @@ class Display:
             seconds=seconds,
         )
 
-    def _draw(self, bars: _BarAndLines, seen: Seen) -> None:
+    def _draw(self, bars: BarAndLines, seen: Seen) -> None:
         parts = [seen.rates, seen.eta]
         if seen.by_others:
             parts.insert(0, seen.by_others)

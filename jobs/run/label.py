@@ -26,6 +26,8 @@ from relabel.jobs.run.watchdog import ends_hanging
 from relabel.manifests.asks import Engine, EngineFacts
 from relabel.manifests.errors import EngineCrashError, RelabelError, ServerGoneError
 from relabel.manifests.plan import FileRef
+from relabel.manifests.process import seldom_collected
+from relabel.manifests.records import build_checks
 from relabel.manifests.reuse import why_nothing
 from relabel.manifests.run_labels import read_labels
 from relabel.manifests.run_manifest import engines_differ
@@ -120,6 +122,7 @@ def _label(session: Session, work: EngineWork, *, on_engine: OnEngine, on_progre
     prepared = prepare(session)
     if prepared is None:
         return
+    build_checks()
     runner = start_unless_stopped(session.stop, lambda: _start(session, work))
     if runner is None:
         return
@@ -137,7 +140,8 @@ def _label(session: Session, work: EngineWork, *, on_engine: OnEngine, on_progre
         if spec.canary and not session.is_retry and isinstance(runner, Engine):
             work.canary = pass_canary(runner, session, prepared.sample, facts, on_progress)
         session.progress.started_s = time.perf_counter()
-        _label_chunks(_chunk_labeler(runner, session, facts), session, prepared.chunks, on_progress)
+        with seldom_collected():
+            _label_chunks(_chunk_labeler(runner, session, facts), session, prepared.chunks, on_progress)
         if not session.is_retry:  # rows that failed before are no sample of others
             keep_rates(opened, facts, session.progress, source="run")
     work.costs = runner.costs()

@@ -558,11 +558,12 @@ class RunLoop(ChunkLabeler):
         is_kept = answer.finish in ("stop", "length")  # at what the engine failed it is asked again
         if not is_kept:
             work.failed.add(answer, is_first=is_first)
-        works = {work.id: work}
+        works = [work]
         if trajectory is not None:
             self._runnable.append((trajectory, answer))
         else:
-            works |= {waiter.open.work.id: waiter.open.work for waiter in self._shared[key].waiters}
+            waiting_works = {waiter.open.work.id: waiter.open.work for waiter in self._shared[key].waiters}
+            works = list(({work.id: work} | waiting_works).values())
             self._deliver_shared(answer, work, stage, key, is_kept=is_kept)
         pair = self._runnable[0][0].open.pair if self._runnable else None
         read_as = self._run_answered(answer)
@@ -574,7 +575,7 @@ class RunLoop(ChunkLabeler):
             self._health.saw(stage, pair, answer, refused)
         if is_kept and self._answer_journal is not None:
             doubt = None if refused is None or self._health is None else (stage, self._health.num_seen(stage))
-            for waiting in works.values():
+            for waiting in works:
                 waiting.fresh.append((key, answer, doubt))
             if trajectory is None and refused is None:
                 self._shared[key].kept_for = work.id

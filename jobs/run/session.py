@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Self
 
@@ -40,6 +40,7 @@ from relabel.manifests.plan import (
     chunk_row_ids,
     commit_chunk,
 )
+from relabel.manifests.records import fields_of
 from relabel.manifests.run_labels import file_schema
 from relabel.manifests.store import Lock, shard_lock_name
 
@@ -345,7 +346,7 @@ class Session:
             fingerprint=self.opened.plan.fingerprint,
             stages=work.stage_counts(),
             seconds=time.perf_counter() - work.started_s,
-            engine=asdict(self.facts) if self.facts and work.asked else {},
+            engine=fields_of(self.facts) if self.facts and work.asked else {},
             worker=self.worker,
             epoch=0 if lock is None else lock.epoch,
             started=_utc(work.started_clock),

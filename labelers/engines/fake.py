@@ -507,7 +507,7 @@ class Fake(Engine):
 
         words = _words_of(query)
         head = document[:8192].lower()  # so that one of 400 KB costs no more than another
-        hits = sum(word in head for word in words)
+        hits = sum([word in head for word in words])
         overlap = hits / max(len(words), 1)
         if not document and not any(DOCUMENT_FIELD in message.fields for message in ask.messages):
             # of a query alone: the longer, up to 16 words, the more there is to it
@@ -557,9 +557,10 @@ def _parts_of(ask: Ask) -> tuple[str, str, int]:
     """The query, the document (the last of each), and the number of characters of the whole prompt."""
     data: dict[str, str] = {}
     num_chars = len(ask.prefill)
-    for message in ask.messages:
-        data.update(zip(message.fields, message.parts[1::2], strict=True))
-        num_chars += sum(map(len, message.parts))
+    for _, parts, fields in ask.messages:
+        if fields:
+            data.update(zip(fields, parts[1::2], strict=True))
+        num_chars += sum(map(len, parts))
     return data.get("query", ""), data.get(DOCUMENT_FIELD, ""), num_chars
 
 
