@@ -1,7 +1,7 @@
 """The commands `status` and `verify`: the state of an output and its workers, read without changing it."""
 
-import functools
 import sys
+import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -402,7 +402,11 @@ def verify_run(folder: RunFolder) -> VerifiedRun:
         ManifestError: it is not; names the first fault.
     """
     snapshot = folder.snapshot(believes_manifest=False)
-    fates = folder.prove(snapshot, check_bytes=True, check_labels=functools.partial(_check_labels, folder))
+    labels = _LabelChecks(folder)
+    try:
+        fates = folder.prove(snapshot, check_bytes=True, check_labels=labels.add)
+    finally:  # of two faults, the one that comes first is named
+        labels.check()
     for answers in snapshot.answers:
         folder.table(answers, ANSWERS)
     manifest = load_manifest(folder.store)
@@ -450,33 +454,71 @@ def _check_side_records(folder: RunFolder) -> None:
     read_auto(folder.store)
 
 
-def _check_labels(folder: RunFolder, file: FileRef, table: pa.Table) -> None:
-    """Raise if a row of a label file is not a label: no grade, off the scale, invalid probabilities; a grade of a
-    labeler that gives none.
+ROWS_CHECKED = 1 << 16
+"""Labels that are checked together: of a file of some hundred rows nearly all of the time goes into the calls."""
+
+
+class _LabelChecks:
+    """Checks that the rows of label files are labels, those of many files together."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._root = folder.store.root
+        self._grades = folder.plan.facts.labeler.grades
+        self._waiting: list[tuple[FileRef, pa.Table]] = []
+        self._num_rows = 0
+        self._guard = threading.Lock()
+
+    def add(self, file: FileRef, table: pa.Table) -> None:
+        """Check a file, now or with others; may be called from any thread. Raises as `check`."""
+        with self._guard:
+            self._waiting.append((file, table.select(["grade", "probs"])))
+            self._num_rows += table.num_rows
+            is_enough = self._num_rows >= ROWS_CHECKED
+        if is_enough:
+            self.check()
+
+    def check(self) -> None:
+        """Check what waits.
+
+        Raises:
+            ManifestError: names the first file at fault, and its fault.
+        """
+        with self._guard:
+            waiting = self._waiting
+            self._waiting = []
+            self._num_rows = 0
+        if not waiting or not _fault_of(pa.concat_tables([table for _, table in waiting]), self._grades):
+            return
+        for file, table in waiting:
+            fault = _fault_of(table, self._grades)
+            if fault:
+                raise ManifestError(f"{self._root}/{file.path}: holds {fault}.")
+
+
+def _fault_of(table: pa.Table, grades: int) -> str:
+    """What is wrong with rows that are to be labels: no grade, off the scale, invalid probabilities; a grade of a
+    labeler that gives none. Empty where nothing is.
 
     Letters: D rows with a distribution, K grades.
     """
     import numpy as np
 
-    grades = folder.plan.facts.labeler.grades
     given = table["grade"]
     values = given.to_numpy()
     distributions = table["probs"].combine_chunks().drop_null()
-    fault = ""
     if not grades:
         if len(distributions) or given.null_count < len(values):
-            fault = "a grade, of a labeler that gives none"
-    elif given.null_count or values.min() < 0 or values.max() >= grades:
-        fault = f"a label without a grade of 0 to {grades - 1}"
-    elif (distributions.value_lengths().to_numpy() != grades).any():
-        fault = f"a distribution that is not over {grades} grades"
-    else:
-        prob_DK = distributions.flatten().to_numpy(zero_copy_only=False).reshape(-1, grades)
-        is_share = np.isfinite(prob_DK).all() and (prob_DK >= 0).all()
-        if not is_share or not np.allclose(prob_DK.sum(axis=1, dtype=np.float64), 1, atol=1e-3):
-            fault = "a distribution that does not sum to 1"
-    if fault:
-        raise ManifestError(f"{folder.store.root}/{file.path}: holds {fault}.")
+            return "a grade, of a labeler that gives none"
+        return ""
+    if given.null_count or values.min() < 0 or values.max() >= grades:
+        return f"a label without a grade of 0 to {grades - 1}"
+    if (distributions.value_lengths().to_numpy() != grades).any():
+        return f"a distribution that is not over {grades} grades"
+    prob_DK = distributions.flatten().to_numpy(zero_copy_only=False).reshape(-1, grades)
+    is_share = np.isfinite(prob_DK).all() and (prob_DK >= 0).all()
+    if not is_share or not np.allclose(prob_DK.sum(axis=1, dtype=np.float64), 1, atol=1e-3):
+        return "a distribution that does not sum to 1"
+    return ""
 
 
 def _opened(target: str, day: str | None) -> tuple[RunFolder, dict[str, Any] | None]:
