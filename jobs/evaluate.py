@@ -229,7 +229,9 @@ def _joined(sets: Sequence[LabelSet], golds: Golds, grades: int) -> tuple[pa.Rec
                 joined = joined.filter(is_judged)
             parts.append(joined)
             if golds.pairs is not None and {"query_id", "doc_id"} <= set(part.schema.names):
-                pair_N = golds.pairs.places(part["query_id"], part["doc_id"])
+                pair_N = gold.pairs
+                if pair_N is None:
+                    pair_N = golds.pairs.places(part["query_id"], part["doc_id"])
                 is_judged_N = is_judged.to_numpy(zero_copy_only=False)
                 is_labelled_P[pair_N[(pair_N >= 0) & is_judged_N]] = True
     if golds.pairs is not None:
@@ -446,6 +448,7 @@ class Golds:
             how=BY_IDS,
             is_known=pair_N >= 0,
             columns={name: taken(column, pair_N) for name, column in self.pairs.columns.items()},
+            pairs=pair_N,
         )
 
     def of_both(

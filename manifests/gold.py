@@ -146,12 +146,14 @@ class GoldRows(NamedTuple):
         is_known: bool [N], whether gold has the row at all, with a grade or with null.
         columns: `GOLD`, null where a row has no grade, and further ones.
         num_from_gold: rows that have a grade and are not judged by it, since their labels saw gold of the query.
+        pairs: int64 [N], as `PairGrades.places`; None where rows are joined otherwise.
     """
 
     how: str
     is_known: np.ndarray
     columns: Mapping[str, pa.Array]
     num_from_gold: int = 0
+    pairs: np.ndarray | None = None
 
     def without_seen_queries(self, *labels: pa.RecordBatch) -> "GoldRows":
         """The same, without the grades of queries whose gold any of these sets of the rows has seen."""
@@ -463,10 +465,7 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
     query = qrels["query_id"].dictionary_encode()
     doc = qrels["doc_id"].dictionary_encode()
     key_N = query.indices.to_numpy() * np.int64(len(doc.dictionary)) + doc.indices.to_numpy()
-    rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": qrels[GOLD]})
-    wanted = [("row", "min")]
-    wanted += [("grade", how) for how in ("first", "min", "max", "sum", "count")]
-    pairs = rows.group_by("key", use_threads=False).aggregate(wanted).sort_by("key")
+    pairs = _pairs_by_key(key_N, qrels[GOLD])
     first_P = pairs["row_min"].combine_chunks()
     in_conflict = pairs.filter(pc.less(pairs["grade_min"], pairs["grade_max"]))
     conflicts = np.sort(in_conflict["row_min"].to_numpy())
@@ -475,7 +474,7 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
             qrels,
             key_N,
             conflicts,
-            first_P.take(pc.index_in(rows["key"], pairs["key"])),
+            first_P.take(pc.index_in(pa.array(key_N), pairs["key"])),
             path,
         )
     grades = pairs["grade_first"].combine_chunks()
@@ -494,6 +493,23 @@ def grades_by_pair(qrels: Mapping[str, pa.Array], duplicates: Duplicates, path: 
         seen=grades_seen(qrels[GOLD]),
         begins=first_pairs(qrels["query_id"], qrels["doc_id"]),
     )
+
+
+def _pairs_by_key(key_N: np.ndarray, grades: pa.Int64Array) -> pa.Table:
+    """Of each different key its first row, and of its grades the first, the least, the greatest, the sum, and how many
+    are not null; by key.
+    """
+    order_N = np.argsort(key_N, kind="stable")
+    sorted_N = key_N[order_N]
+    if (sorted_N[1:] == sorted_N[:-1]).any():
+        rows = pa.table({"key": key_N, "row": np.arange(len(key_N)), "grade": grades})
+        wanted = [("row", "min")]
+        wanted += [("grade", how) for how in ("first", "min", "max", "sum", "count")]
+        return rows.group_by("key", use_threads=False).aggregate(wanted).sort_by("key")
+    # no pair twice, as in nearly all qrels: grouping a million of them is a second
+    single = grades.take(pa.array(order_N))
+    values = {f"grade_{how}": single for how in ("first", "min", "max", "sum")}
+    return pa.table({"key": sorted_N, "row_min": order_N, **values, "grade_count": single.is_valid().cast(pa.int64())})
 
 
 def _check_duplicates(
