@@ -288,8 +288,13 @@ def _bucket(folder: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def model_server(folder: Path, rows: int, latency_s: float) -> Iterator[int]:
-    """The model's stand-in, at a port that is the same in every call of the show: it is part of the job."""
+def model_server(folder: Path, rows: int, latency_s: float, *, counts: str = ".") -> Iterator[int]:
+    """The model's stand-in, at a port that is the same in every call of the show: it is part of the job.
+
+    Args:
+        counts: a folder in the show's folder, for what the server counts.
+    """
+    (folder / counts).mkdir(exist_ok=True)
     port_path = folder / "port"
     if not port_path.exists():
         import socket
@@ -303,7 +308,7 @@ def model_server(folder: Path, rows: int, latency_s: float) -> Iterator[int]:
         "-m",
         "benchmarks.twenty_million.server",
         str(port),
-        str(folder),
+        str(folder / counts),
         str(rows),
         str(latency_s),
     ]
@@ -319,17 +324,15 @@ def model_server(folder: Path, rows: int, latency_s: float) -> Iterator[int]:
 
 
 def label_the_sample(show: Show) -> None:
-    """The undisturbed run over the first rows, which the server does not count."""
+    """The undisturbed run over the first rows."""
     if call("run", _sample_job(show), place=show.place, codes=DONE).code == 0:
         print(f"undisturbed sample of {show.rows // SAMPLE:,} rows: labelled", flush=True)
 
 
 def _sample_job(show: Show) -> Path:
-    url = f"http://127.0.0.1:{show.port}/quiet/v1"
     return show.job(
         "sample",
         input={"path": f"{show.place.root}/pairs/", "limit": show.rows // SAMPLE},
-        engine={"name": "openai", "args": {"base_url": url, "served_model": "teacher"}},
         output=f"{show.place.root}/sample",
         shards=1,
     )
@@ -398,24 +401,23 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        storage(folder, args.place, args.room) as (place, store_kinds),
-        model_server(folder, args.rows, args.latency) as port,
-    ):
-        show = Show(folder, place, args.rows, port, args.latency)
-        if not (folder / "written").exists():
-            write_pairs(show)
-            (folder / "written").touch()
+    with storage(folder, args.place, args.room) as (place, store_kinds):
+        with model_server(folder, args.rows, args.latency, counts="sample") as port:
+            show = Show(folder, place, args.rows, port, args.latency)
+            if not (folder / "written").exists():
+                write_pairs(show)
+                (folder / "written").touch()
+            label_the_sample(show)
         chaos = Chaos(folder, args.every, kill_starter=lambda: None)
         begun = time.time()
-        try:
-            label_the_sample(show)
-            kill_to_the_end(show, chaos, store_kinds)
-        finally:
-            chaos.end()
-            for process in processes_of(folder):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+        with model_server(folder, args.rows, args.latency):
+            try:
+                kill_to_the_end(show, chaos, store_kinds)
+            finally:
+                chaos.end()
+                for process in processes_of(folder):
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
         chaos.note("end", seconds=time.time() - begun)
         verified = call("verify", show.job("job"), place=place, codes=(0, 1, 2, 3, 4, 5))
         report(show, chaos.events(), verified.code)
@@ -436,10 +438,12 @@ def report(show: Show, events: list[dict[str, Any]], verified: int) -> None:
         f"{sum(by_second.values()) / len(by_second):.0f} answers/s; {kills.total()} kills: {listed}. "
         f"`relabel verify` ended with {verified}.",
         "",
-        "| promise | holds | shown |",
-        "|---|---|---|",
-        *(f"| {line.name} | {'yes' if line.holds else '**no**'} | {line.shown} |" for line in found),
+        "| promise | holds | shown | evidence |",
+        "|---|---|---|---|",
     ]
+    for number, line in enumerate(found, start=1):
+        holds = "yes" if line.holds else "**no**"
+        text.append(f"| {line.name} | {holds} | {line.shown} | `evidence/{number}.json` |")
     (show.folder / "page.md").write_text("\n".join(text) + "\n")
     print("\n".join(text), flush=True)
 

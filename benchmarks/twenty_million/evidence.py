@@ -60,7 +60,7 @@ def lines(folder: Path, place: Place, rows: int, events: list[dict[str, Any]]) -
         each_row_is_there(found, rows),
         none_is_there_twice(found),
         labels_are_those_of_an_undisturbed_run(labels, committed(place, "sample", "labels")),
-        asks_are_paid_once(asked_R),
+        asks_are_paid_once(asked_R, events),
         no_innocent_row_is_in_quarantine(quarantine),
         memory_is_flat(folder, rows),
         stops_are_short(folder, events),
@@ -97,14 +97,17 @@ def labels_are_those_of_an_undisturbed_run(labels: pl.DataFrame, sample: pl.Data
     )
 
 
-def asks_are_paid_once(asked_R: np.ndarray) -> Line:
+def asks_are_paid_once(asked_R: np.ndarray, events: list[dict[str, Any]]) -> Line:
     """Answers that the server gave beyond those that a row needs."""
+    num_kills = sum(event["kind"] not in ("begin", "end") for event in events)
     needed_R = np.where(is_bad(np.arange(len(asked_R))), ATTEMPTS, 1)
     twice = int(np.maximum(asked_R.astype(np.int64) - needed_R, 0).sum())
     share = twice / int(needed_R.sum())
     facts = {"answers": int(asked_R.sum()), "needed": int(needed_R.sum()), "twice": twice, "share": share}
     facts["rows_by_answers"] = {str(count): int(n) for count, n in enumerate(np.bincount(asked_R)) if n}
-    return Line("asks paid twice ≤ 0.5 %", share <= MOST_TWICE, f"{twice:,} of {facts['needed']:,}, {share:.2%}", facts)
+    facts |= {"kills": num_kills, "twice_a_kill": twice / max(num_kills, 1)}
+    shown = f"{twice:,} of {facts['needed']:,}, {share:.2%}; {facts['twice_a_kill']:.0f} a kill"
+    return Line("asks paid twice ≤ 0.5 %", share <= MOST_TWICE, shown, facts)
 
 
 def no_innocent_row_is_in_quarantine(quarantine: pl.DataFrame) -> Line:

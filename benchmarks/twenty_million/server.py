@@ -20,8 +20,6 @@ import numpy as np
 KEEP_S = 2.0
 """How often counts are written, seconds."""
 ROW = re.compile(rb"Number (\d+)\.")
-QUIET = b"/quiet/"
-"""Part of the path of asks that are not counted: those of the undisturbed run."""
 BAD_EVERY = 1000
 PROMPT_TOKENS = 100
 OUTPUT_TOKENS = 10
@@ -98,13 +96,10 @@ class Connection(asyncio.Protocol):
         if row is None:  # a question about the server itself
             self._send(completion("no"))
             return
-        is_counted = QUIET not in head.partition(b"\r\n")[0]
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._latency_s, self._answer, int(row[1]), is_counted)
+        asyncio.get_running_loop().call_later(self._latency_s, self._answer, int(row[1]))
 
-    def _answer(self, row: int, is_counted: bool) -> None:
-        if is_counted:
-            self._counts.add(row)
+    def _answer(self, row: int) -> None:
+        self._counts.add(row)
         if not self._transport.is_closing():
             self._send(completion(answer(row)))
 
