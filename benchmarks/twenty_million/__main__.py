@@ -36,6 +36,8 @@ AGAIN = (20, 75)
 ROWS_OF_A_FILE = 100_000
 SAMPLE = 100
 """The undisturbed run labels one row in so many."""
+LEASE_S = 15.0
+"""A worker on two busy cores may be without the processor for several seconds."""
 LOOK_S = 0.1
 MEMORY_EVERY_S = 2.0
 AGAIN_AFTER_S = 2.0
@@ -64,7 +66,7 @@ class Show:
             },
             "output": f"{self.place.root}/out",
             "shards": min(512, max(32, self.rows // 4096)),
-            "run": {"lease_s": 6.0, "store_retry_s": 120.0},
+            "run": {"lease_s": LEASE_S, "store_retry_s": 120.0},
             **changes,
         }
         path = self.folder / f"{name}.yaml"

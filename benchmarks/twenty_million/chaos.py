@@ -18,7 +18,7 @@ import psutil
 
 MARK = "TWENTY_MILLION"
 """Variable that every process of the show has, with the show's folder."""
-STOPPED_S = 15.0
+STOPPED_S = 25.0
 """How long a worker is stopped by SIGSTOP: longer than its lease."""
 STORE_DOWN_S = 4.0
 DISK_FULL_S = 5.0
