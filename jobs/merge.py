@@ -23,6 +23,7 @@ from relabel.manifests.plan import (
     MergedFrom,
     Plan,
     Receipt,
+    RowIdFile,
     ShardPlan,
     chunk_row_ids,
     load_plan,
@@ -30,10 +31,11 @@ from relabel.manifests.plan import (
     put_data,
     recipe_differences,
     recipe_parts,
-    row_id_file,
+    row_group_sizes,
     shard_row_ids,
     write_plan,
 )
+from relabel.manifests.query_numbers import Joined
 from relabel.manifests.records import digest_of, fields_of, plain, sealed_json
 from relabel.manifests.reuse import EarlierOutput, open_earlier
 from relabel.manifests.run_folder import RunFolder, build_manifest
@@ -144,7 +146,11 @@ def merged_plan(runs: list[MergedRun], *, name: str, is_mixed: bool) -> tuple[Pl
         for number, shard in enumerate(run.plan.shards):
             if shard.row_ids is not None:
                 rows = shard_row_ids(run.sources[0].folder.store, shard) + run.first_row
-                row_ids, data = row_id_file(run.first_shard + number, rows)
+                file = RowIdFile()
+                joined = Joined(iter([rows]))
+                for count in row_group_sizes(len(rows)):
+                    file.add(joined.take(count))
+                row_ids, data = file.finish(run.first_shard + number)
                 moved = shard._replace(row_ids=row_ids)
                 plan_files |= data
             else:

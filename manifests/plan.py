@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import logging
@@ -840,23 +839,46 @@ def chunk_row_ids(store: Store, shard: ShardPlan) -> list[np.ndarray]:
     return np.split(shard_row_ids(store, shard), np.cumsum(shard.chunks)[:-1])
 
 
-def row_id_file(number: int, rows: np.ndarray) -> tuple[FileRef, dict[str, bytes]]:
-    """The file of a scattered shard's row ids, int64, that must lie next to its plan: its reference in the plan, and
-    its bytes by name.
-    """
-    sink = io.BytesIO()
-    pq.write_table(
-        pa.table({"row_id": pa.array(rows, pa.int64())}),
-        sink,
-        compression="zstd",
-        use_dictionary=False,
-        column_encoding="DELTA_BINARY_PACKED",
-        write_statistics=False,
-    )
-    data = sink.getvalue()
-    digest = sha256_bytes(data)
-    path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
-    return FileRef(path, len(rows), digest), {path: data}
+ROW_IDS = pa.schema([("row_id", pa.int64())])
+ROW_GROUP_ROWS = 1 << 20
+
+
+def row_group_sizes(rows: int) -> list[int]:
+    """How many rows each row group of a shard's row ids has."""
+    return [min(ROW_GROUP_ROWS, rows - start) for start in range(0, rows, ROW_GROUP_ROWS)]
+
+
+class RowIdFile:
+    """The file of a scattered shard's row ids that must lie next to its plan, written a row group at a time."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            ROW_IDS,
+            compression="zstd",
+            use_dictionary=False,
+            column_encoding="DELTA_BINARY_PACKED",
+            write_statistics=False,
+        )
+
+    def add(self, rows: np.ndarray) -> None:
+        """The next row ids, int64: as many as `row_group_sizes` says."""
+        self._rows += len(rows)
+        self._writer.write_table(pa.table([pa.array(rows, pa.int64())], schema=ROW_IDS))
+
+    def finish(self, number: int) -> tuple[FileRef, dict[str, bytes]]:
+        """The file's reference in the plan, and its bytes by name.
+
+        Args:
+            number: the shard's.
+        """
+        self._writer.close()
+        data = self._sink.getvalue().to_pybytes()
+        digest = sha256_bytes(data)
+        path = f"plan/rows-{number:05d}-{digest[:16]}.parquet"
+        return FileRef(path, self._rows, digest), {path: data}
 
 
 # ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """An input cut into shards and chunks of whole queries, and its rows read as pairs, chunk by chunk or by number."""
 
+import contextlib
 import itertools
 import logging
 import tempfile
@@ -13,8 +14,9 @@ from relabel.manifests.errors import InputError, ManifestError
 from relabel.manifests.files import Storage, translate_errors
 from relabel.manifests.inputs import Dataset, changed_files, changed_under_way, open_dataset, open_planned, stamp_of
 from relabel.manifests.labels import QUERY_AND_DOCUMENT, Pair, Reads
-from relabel.manifests.plan import FileRef, Plan, ShardPlan, row_id_file
+from relabel.manifests.plan import FileRef, Plan, RowIdFile, ShardPlan, row_group_sizes
 from relabel.manifests.process import WhenUsed
+from relabel.manifests.query_numbers import Joined, QueryNumbers, SameHashError
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import InputSpec
 from relabel.manifests.tables import STRUCT_KINDS, mended_texts, open_parquet, reading
@@ -67,55 +69,24 @@ def id_batches(dataset: Dataset) -> Iterator[tuple[pa.Array, float, str]]:
                         return
 
 
-CODED_ROWS = 1 << 23
-"""Rows whose ids are held as text at a time, at least."""
+@contextlib.contextmanager
+def scanned_queries(dataset: Dataset) -> Iterator[QueryNumbers]:
+    """One pass over the query ids, weighed by estimated prompt tokens.
 
-
-CodedBatch = tuple[pa.DictionaryArray, float]
-"""Ids, and the estimated tokens a row."""
-
-
-def _coded_batches(dataset: Dataset) -> Iterator[CodedBatch]:
-    for column, weight, path in id_batches(dataset):
-        with reading(path):
-            coded = column.dictionary_encode()
-        yield coded, weight
-
-
-def _next_rows(batches: Iterator[CodedBatch], rows: int) -> Iterator[CodedBatch]:
-    """Batches until they have so many rows."""
-    while rows > 0 and (batch := next(batches, None)) is not None:
-        yield batch
-        rows -= len(batch[0])
-
-
-def scan_queries(dataset: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One pass over the query ids.
-
-    Returns:
-        The query of each row, int32, numbered in order of first appearance; of each query its rows, int64, and
-        estimated prompt tokens, float64.
     Raises:
         InputError: as `id_batches`.
+        DiskFullError: no space in TMPDIR.
     """
-    known = pa.array([], pa.large_string())
-    codes = list[np.ndarray]()
-    weights = list[float]()
-    batches = _coded_batches(dataset)
-    while some := list(_next_rows(batches, max(CODED_ROWS, len(known)))):  # each time all that are known are hashed
-        nobody = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
-        columns = [nobody, *(batch for batch, _ in some)]
-        first, *others = pa.chunked_array(columns).unify_dictionaries().chunks
-        known = first.dictionary
-        codes += [batch.indices.to_numpy() for batch in others]
-        weights += [weight for _, weight in some]
-    sizes_Q = np.zeros(len(known), np.int64)
-    weights_Q = np.zeros(len(known), np.float64)
-    for codes_R, weight in zip(codes, weights, strict=True):
-        query_D, rows_D = np.unique(codes_R, return_counts=True)
-        sizes_Q[query_D] += rows_D
-        weights_Q[query_D] += rows_D * weight
-    return np.concatenate(codes), sizes_Q, weights_Q
+    for seed in itertools.count():
+        with QueryNumbers(seed) as numbers:
+            try:
+                for ids, weight, _ in id_batches(dataset):
+                    numbers.add(ids, weight)
+                numbers.finish()
+            except SameHashError:
+                continue
+            yield numbers
+            return
 
 
 # ------------------------------------------------------------------------------
@@ -215,16 +186,31 @@ def make_plan(
         The plan, and the files that must lie next to it, by name: row ids of scattered shards.
     Raises:
         InputError: a null query id, or a file that can't be read.
+        DiskFullError: no space in TMPDIR.
     """
-    query_R, sizes_Q, weights_Q = scan_queries(dataset)
-    is_scattered = int(np.count_nonzero(query_R[1:] != query_R[:-1])) + 1 != len(sizes_Q)
+    with scanned_queries(dataset) as numbers:
+        return _planned(dataset, numbers, parts, name=name, shards=shards, chunk_rows=chunk_rows)
+
+
+def _planned(
+    dataset: Dataset,
+    numbers: QueryNumbers,
+    parts: dict[str, Any],
+    *,
+    name: str,
+    shards: int | None,
+    chunk_rows: int | None,
+) -> tuple[Plan, dict[str, bytes]]:
+    """`make_plan` of queries that were scanned."""
+    sizes_Q = numbers.sizes_Q
+    is_scattered = numbers.is_scattered
     if shards is None:
         shards = fitting_shards(dataset.rows, chunk_rows=chunk_rows, is_scattered=is_scattered)
     # no query is in two shards, so that those beyond the number of queries would be empty, and each costs time wherever
     # shards are counted
     bounds, chunks, weights = cut_queries(
         sizes_Q,
-        weights_Q,
+        numbers.weights_Q,
         shards=min(shards, len(sizes_Q)),
         chunk_rows=chunk_rows,
         whole=dataset.reads.whole_query,
@@ -235,28 +221,31 @@ def make_plan(
     group_starts = np.cumsum(group_rows) - group_rows
     group_starts = group_starts[group_starts < dataset.rows]
     group_bytes = group_bytes[: len(group_starts)]
-    order_R = np.argsort(query_R, kind="stable") if is_scattered else None
+    ordered = Joined(numbers.rows_by_query())  # read where queries lie scattered alone
     plan_files: dict[str, bytes] = {}
     planned = []
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
         row_ids: FileRef | None = None
-        if order_R is None:
+        is_touched = np.zeros(len(group_starts), np.bool_)
+        if not is_scattered:
             first, last = np.searchsorted(group_starts, [start, stop - 1], side="right")
-            touched = np.arange(first - 1, last if start < stop else first - 1)
-        else:
-            rows_S = order_R[start:stop]
-            touched = np.unique(np.searchsorted(group_starts, rows_S, side="right") - 1)
-            if len(rows_S):
-                row_ids, file = row_id_file(number, rows_S)
-                plan_files |= file
+            is_touched[first - 1 : last if start < stop else first - 1] = True
+        elif start < stop:
+            file = RowIdFile()
+            for count in row_group_sizes(stop - start):
+                rows = ordered.take(count)
+                is_touched[np.searchsorted(group_starts, rows, side="right") - 1] = True
+                file.add(rows)
+            row_ids, data = file.finish(number)
+            plan_files |= data
         planned.append(
             ShardPlan(
                 rows=stop - start,
-                first_row=start if order_R is None else None,
+                first_row=None if is_scattered else start,
                 row_ids=row_ids,
                 chunks=chunks[number],
                 estimated_tokens=round(weights[number]),
-                read_bytes=int(group_bytes[touched].sum()),
+                read_bytes=int(group_bytes[is_touched].sum()),
             )
         )
     plan = Plan(
