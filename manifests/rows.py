@@ -94,8 +94,8 @@ def scanned_queries(dataset: Dataset) -> Iterator[QueryNumbers]:
 
 
 CHUNKS_OF_A_SHARD = 16
-"""About as many chunks has a shard by default: what a kill costs is then a small part of it, however slow the engine
-is."""
+"""About as many chunks has a shard by default: what becomes readable with a commit is then a small part of it, however
+slow the engine is."""
 FEWEST_CHUNK_ROWS = 8
 MOST_CHUNK_ROWS = 256
 """Below it a commit costs more than the rows that it saves; a shard of 4,096 rows or more has the larger size."""

@@ -323,8 +323,9 @@ class RunSpec(Spec):
     """How the work is cut and when a run counts as failed. Nothing here changes a label."""
 
     chunk_rows: int | None = Field(None, ge=1, le=1_000_000)
-    """Rows per commit, and what a kill costs at most. Default: a sixteenth of the shard's rows, at least 8 and at most
-    256. An output that was planned keeps its chunks.
+    """Rows per commit. A kill costs no chunk, but the last second's answers and the asks in flight: the others are in
+    the output's `journal/`. Default: a sixteenth of the shard's rows, at least 8 and at most 256. An output that was
+    planned keeps its chunks.
     """
     max_failed_fraction: Fraction = 0.05
     """Share of quarantined rows above which the run ends with exit code 30; everything is kept all the same."""

@@ -38,6 +38,8 @@ SAMPLE = 100
 """The undisturbed run labels one row in so many."""
 LEASE_S = 15.0
 """A worker on two busy cores may be without the processor for several seconds."""
+RAY_TRIES = 5
+"""Ray gives up a node that is not there after 30 s, which on a busy machine is too early."""
 LOOK_S = 0.1
 MEMORY_EVERY_S = 2.0
 AGAIN_AFTER_S = 2.0
@@ -210,30 +212,46 @@ class RayPool(Pool):
     """`relabel run --backend ray` on a cluster of three nodes, which are killed and replaced."""
 
     def __init__(self, show: Show, job: Path) -> None:
-        from ray.cluster_utils import Cluster
-
-        # Ray's nodes are children of this process; on a busy machine they take longer than Ray's 30 s
-        os.environ.update(show.environment, RAY_raylet_start_wait_time_s="180")
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
-        for _ in range(2):
-            self.cluster.add_node(num_cpus=3)
+        self.show = show
+        os.environ.update(show.environment)  # Ray's nodes are children of this process
+        self.cluster = self._new_cluster()
         self.more = ("--backend", "ray", "--address", self.cluster.address)
         super().__init__(show, job)
+
+    def _new_cluster(self) -> Any:
+        from ray.cluster_utils import Cluster
+
+        for tries_left in reversed(range(RAY_TRIES)):
+            try:
+                cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
+                for _ in range(2):
+                    cluster.add_node(num_cpus=3)
+                return cluster
+            except Exception:  # Ray has no type of its own for a node that took too long
+                self._end_ray()
+                if not tries_left:
+                    raise
+        raise AssertionError("no try")
+
+    def _end_ray(self) -> None:
+        for process in processes_of(self.show.folder):
+            with contextlib.suppress(psutil.Error):
+                if "ray" in " ".join(process.cmdline()):
+                    process.kill()
 
     def tick(self) -> bool:
         has_ended = super().tick()
         if has_ended:
             self.cluster.shutdown()
-            for process in processes_of(self.show.folder):
-                with contextlib.suppress(psutil.Error):
-                    if "ray" in " ".join(process.cmdline()):
-                        process.kill()
+            self._end_ray()
         return has_ended
 
     def kill_node(self) -> None:
-        """Lose a node, and get another."""
-        self.cluster.remove_node(next(iter(self.cluster.worker_nodes)), allow_graceful=False)
-        self.cluster.add_node(num_cpus=3)
+        """Lose a node, and get another if it comes in time."""
+        for node in list(self.cluster.worker_nodes)[:1]:
+            self.cluster.remove_node(node, allow_graceful=False)
+        with contextlib.suppress(Exception):
+            self.cluster.add_node(num_cpus=3)
 
     def kill_head(self) -> None:
         """Lose the cluster; its user goes too, and the next way begins."""

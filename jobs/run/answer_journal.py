@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 FOLDER = "journal"
 VERSION = 1
 FLUSH_EVERY_S = 0.75
-"""Seconds between two flushes to a disk: with a turn of the loop between, what a kill loses is a second's answers."""
-FLUSH_TO_STORE_EVERY_S = 5.0
-"""Likewise to a store, where each is a request that is paid for."""
+"""Seconds between two flushes: with a turn of the loop between, what a kill loses is a second's answers."""
+FEW_ANSWERS = 16
+FLUSH_FEW_EVERY_S = 5.0
+"""To a store, where each flush is a request that is paid for, fewer answers than these wait for so long."""
 FILE_BYTES = 4 << 20
 """A file that is longer is not appended to, so that it can go once its chunks are committed."""
 _NAME = re.compile(FOLDER + r"/shard-(\d{5,})/[^/]+-\d{4,}\.jsonl")
@@ -148,8 +149,8 @@ class AnswerJournal:
         self._header = _sealed([header], hashlib.sha256())
         self._seal = hashlib.sha256(self._header)
         self._prefix = f"{worker}-{secrets.token_hex(4)}"
-        self._every_s = FLUSH_EVERY_S if isinstance(store, LocalStore) else FLUSH_TO_STORE_EVERY_S
-        self._next_s = time.perf_counter() + self._every_s
+        self._next_s = time.perf_counter() + FLUSH_EVERY_S
+        self._flushed_s = time.perf_counter()
         self._open: dict[ChunkId, ChunkWork] = {}
         self._committed: deque[ChunkId] = deque()
         self._known: dict[ChunkId, dict[bytes, Answer]] = {}
@@ -176,11 +177,22 @@ class AnswerJournal:
 
     def update(self, is_believed: IsBelieved) -> None:
         """Write down what has come since, if it is time; cheap enough to be called at each turn of the loop."""
-        if time.perf_counter() < self._next_s:
+        now_s = time.perf_counter()
+        if now_s < self._next_s:
             return
-        if self._writing is None or self._writing.done():
-            self._next_s = time.perf_counter() + self._every_s
-            self.flush(is_believed)
+        if self._writing is not None and not self._writing.done():
+            return
+        self._next_s = now_s + FLUSH_EVERY_S
+        if self._may_wait(now_s):
+            return
+        self._flushed_s = now_s
+        self.flush(is_believed)
+
+    def _may_wait(self, now_s: float) -> bool:
+        """Whether so little has come that it is not worth a request."""
+        if isinstance(self._store, LocalStore) or now_s >= self._flushed_s + FLUSH_FEW_EVERY_S:
+            return False
+        return sum(len(work.fresh) for work in self._open.values()) < FEW_ANSWERS
 
     def close(self) -> None:
         """Wait until all is written, and remove what is of no use any more."""

@@ -3,16 +3,12 @@ with the bytes of one that nobody disturbed.
 """
 
 import copy
-import hashlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,16 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from relabel.jobs.run.loop import CHECK_EVERY_S
-
-from .scripted_server import MODEL, Call, Json, ScriptedServer, chat
+from .counting_server import FEW_ASKS, LATENCY_S, Counting
+from .scripted_server import MODEL, ScriptedServer
 from .test_run import relabel
 
 ROWS = 96
 CONCURRENCY = 8
-LATENCY_S = 0.15
-FEW_ASKS = 16
-A_SECOND_S = 1.0
 DRAIN_S = 4.0
 LABELERS = {
     "r1": {"name": "r1"},
@@ -48,47 +40,6 @@ JOB: dict[str, Any] = {
     "shards": 2,
     "run": {"chunk_rows": 12, "max_failed_fraction": 1.0},
 }
-
-
-class Counting:
-    """A server's script that is slow, answers every seventh ask with nonsense, and knows when it has answered what.
-
-    An ask is known by its bytes, which hold its seed.
-    """
-
-    def __init__(self, latency_s: float = LATENCY_S) -> None:
-        self.latency_s = latency_s
-        self.asked: Counter[bytes] = Counter()
-        self.answered: dict[bytes, float] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, call: Call) -> Json:
-        draw = int.from_bytes(hashlib.sha256(call.raw).digest()[:4], "little")
-        if "shoe" not in str(call.body["messages"][1]):  # the trial at the start
-            return chat("<think>so</think>\n<intent>so</intent>\n<score>1</score>")
-        with self._lock:
-            self.asked[call.raw] += 1
-        time.sleep(self.latency_s * (0.5 + draw % 100 / 100))
-        with self._lock:
-            self.answered.setdefault(call.raw, time.monotonic())
-        return chat("I would rather not be clear." if draw % 7 == 0 else self.text(call), prompt=20 + draw % 9)
-
-    @staticmethod
-    def text(call: Call) -> str:
-        """An answer to any of the stages, its grade by the document and the seed."""
-        messages = call.body["messages"]
-        numbers = re.findall(r"of kind (\d+)", messages[-1]["content"])
-        if not numbers:
-            return "<think>plain</think>\n<intent>wants shoes</intent>"
-        grade = (int(numbers[-1]) + call.body.get("seed", 0)) % 3
-        if len(messages) == 2:
-            return f"<think>row {numbers[-1]}</think>\n<score>{grade}</score>"
-        return f"<think>row {numbers[-1]}</think>\n<extract>a red shoe</extract>\n<score>{grade}</score>"
-
-    @property
-    def num_twice(self) -> int:
-        """Asks that came again."""
-        return sum(count - 1 for count in self.asked.values())
 
 
 @pytest.fixture
@@ -166,7 +117,7 @@ def test_a_kill_costs_a_second_of_answers_and_what_was_in_flight(
     process.communicate()
     time.sleep(2 * LATENCY_S)  # what was in flight is answered to nobody
     first = dict(counting.answered)
-    late = sum(at_s > killed_s - A_SECOND_S - CHECK_EVERY_S for at_s in first.values())
+    late = counting.num_late(killed_s)
     counting.latency_s = 0.0
     result = finish(job, capsys)
     assert counting.num_twice <= max(late, FEW_ASKS), f"of {len(first)} answered before"
@@ -212,8 +163,7 @@ def test_a_second_worker_uses_what_the_first_one_kept(serve: Any, place: Path, c
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     time.sleep(2 * LATENCY_S)
-    first = dict(counting.answered)
-    late = sum(at_s > killed_s - A_SECOND_S - CHECK_EVERY_S for at_s in first.values())
+    late = counting.num_late(killed_s)
     counting.latency_s = 0.0
     finish(job, capsys)
     assert counting.num_twice <= max(late, 2 * FEW_ASKS)

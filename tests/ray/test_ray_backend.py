@@ -9,8 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from tests.engines_openai.counting_server import FEW_ASKS, LATENCY_S, Counting
+from tests.engines_openai.scripted_server import MODEL, ScriptedServer
 from tests.supervise.pool_jobs import command, files, is_worker, relabel, verified, workers_of, write_job
 
 SECRET = "a-secret-that-no-log-may-hold-7f3a"
@@ -28,7 +33,7 @@ def wait_for(what: Callable[[], Any], *, within_s: float = 60.0) -> None:
 
 
 def start(job: Path, cluster: Any, *more: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "AWS_SECRET_ACCESS_KEY": SECRET}
+    environment = {**os.environ, "AWS_SECRET_ACCESS_KEY": SECRET, "OPENAI_API_KEY": "sk-run-0123456789"}
     line = command(job, "--backend", "ray", "--address", cluster.address, *more)
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -46,6 +51,51 @@ def test_a_driver_killed_by_kill_9_loses_nothing_and_leaves_no_engine(cluster: A
     code, report, said = relabel(job)
     assert (code, report["labelled"]) == (0, 36), said
     assert verified(job)
+
+
+def test_workers_killed_on_the_nodes_cost_a_second_of_answers(cluster: Any, tmp_path: Path) -> None:
+    """Counted by the server that they ask."""
+    counting = Counting()
+    server = ScriptedServer(counting)
+    try:
+        job = job_over(server, tmp_path)
+        process = start(job, cluster, "--workers", "2")
+        wait_for(lambda: len(counting.answered) >= 60)
+        killed_s = time.monotonic()
+        for worker in workers_of(job):
+            worker.kill()
+        time.sleep(2 * LATENCY_S)  # what was in flight is answered to nobody
+        num_first = len(counting.answered)
+        num_late = counting.num_late(killed_s)
+        counting.latency_s = 0.0
+        out, said = process.communicate(timeout=120)
+    finally:
+        server.close()
+    assert process.returncode == 0, said
+    assert json.loads(out)["rows_open"] == 0
+    assert counting.num_twice <= max(num_late, 2 * FEW_ASKS), f"of {num_first} answered before"
+    assert num_first - counting.num_twice > 10, "nothing was kept"
+    assert verified(job)
+
+
+def job_over(server: ScriptedServer, folder: Path) -> Path:
+    """A job that asks a chat server, 96 rows in two shards."""
+    path = write_job(folder, rows=96, shards=2, run={"chunk_rows": 24})
+    job = yaml.safe_load(path.read_text())
+    rows = [
+        {
+            "query_id": f"q{row // 6}",
+            "query": f"shoe {row // 6}",
+            "doc_id": f"d{row}",
+            "document": f"a red shoe of kind {row}",
+        }
+        for row in range(96)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+    args = {"served_model": MODEL, "mode": "chat", "base_url": server.url, "concurrency": 8}
+    job |= {"labeler": {"name": "r1"}, "engine": {"name": "openai", "args": args}}
+    path.write_text(yaml.safe_dump(job))
+    return path
 
 
 def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_secret(
