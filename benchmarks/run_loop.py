@@ -1,11 +1,12 @@
 """How fast the run loop is by itself: the fake engine on one core, from Parquet to committed, verified labels.
 
-    python benchmarks/run_loop.py [--pairs 100000] [--labeler direct] [--memory | --against CHECKOUT]
+    python benchmarks/run_loop.py [--pairs 100000] [--labeler direct] [--memory | --against CHECKOUT | --journal]
 
 Prints pairs/s, the ratio to a raw reader (pyarrow decoding the same columns to Python strings, on the same core,
 interleaved), and the process's peak memory. `--memory` runs 100,000 and 1,000,000 pairs in processes of their own and
 prints the ratio of their peaks. `--against` runs another checkout's loop (say, that of an earlier commit) in turns with
-this one's, on the same file, and prints CPU time per pair of both and the median of the paired ratios.
+this one's, on the same file, and prints CPU time per pair of both and the median of the paired ratios. `--journal` does
+so for this checkout's loop with and without the journal of answers.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 DOCS_PER_QUERY = 20
@@ -53,8 +55,9 @@ def write_pairs(path: Path, pairs: int) -> None:
             writer.write_table(pa.table(table, schema=schema))
 
 
-def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
+def label_once(pairs_file: Path, labeler: str, folder: Path, *, has_journal: bool = True) -> float:
     """Seconds of one whole run, plan and manifest included, imports excluded."""
+    import relabel.jobs.run.label
     from relabel.jobs.job import build_job, open_run
     from relabel.jobs.output import Exit
     from relabel.jobs.run.label import label
@@ -62,6 +65,8 @@ def label_once(pairs_file: Path, labeler: str, folder: Path) -> float:
     from relabel.jobs.run.session import Session
     from relabel.jobs.run.stop import Stop
 
+    if not has_journal:
+        relabel.jobs.run.label.AnswerJournal = lambda *_, **__: None  # as the loop has it that keeps nothing
     shutil.rmtree(folder, ignore_errors=True)
     values = {
         "name": "bench",
@@ -101,9 +106,16 @@ def peak_mb() -> float:
     raise RuntimeError("no VmHWM in /proc/self/status")
 
 
-def compare(file: Path, few: Path, pairs: int, labeler: str, other: Path, *, repeats: int) -> None:
+class Side(NamedTuple):
+    """One of two loops that are compared."""
+
+    checkout: Path
+    has_journal: bool = True
+
+
+def compare(file: Path, few: Path, pairs: int, labeler: str, other: Side, *, repeats: int) -> None:
     """Print CPU time per pair of this checkout's loop and another's, processes in turns, start-up subtracted."""
-    taken: dict[Path, list[float]] = {ROOT: [], other.resolve(): []}
+    taken: dict[Side, list[float]] = {Side(ROOT): [], other: []}
     for repeat in range(repeats + 1):
         for side in list(taken) if repeat % 2 else reversed(taken):
             spent = cpu_of_process(file, labeler, side) - cpu_of_process(few, labeler, side)
@@ -118,10 +130,12 @@ def compare(file: Path, few: Path, pairs: int, labeler: str, other: Path, *, rep
     )
 
 
-def cpu_of_process(file: Path, labeler: str, checkout: Path) -> float:
+def cpu_of_process(file: Path, labeler: str, side: Side) -> float:
     """CPU seconds (user and system) of one run by a checkout's code, in a process of its own."""
-    command = [sys.executable, checkout / "benchmarks/run_loop.py", "--one", file, "--labeler", labeler]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, side.checkout / "benchmarks/run_loop.py", "--one", file, "--labeler", labeler]
+    if not side.has_journal:
+        command.append("--without-journal")
+    environment = {**os.environ, "PYTHONPATH": str(side.checkout)}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -135,13 +149,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--journal", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--without-journal", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     labelers = args.labeler or ["direct", "r3a", "graph-grpo"]
     if args.one:
         with tempfile.TemporaryDirectory() as scratch:
-            seconds = label_once(Path(args.one), labelers[0], Path(scratch) / "out")
+            output = Path(scratch) / "out"
+            seconds = label_once(Path(args.one), labelers[0], output, has_journal=not args.without_journal)
         print(json.dumps({"seconds": seconds, "peak_mb": peak_mb()}))
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,11 +186,12 @@ def main() -> None:
             return
         file = Path(scratch) / "pairs.parquet"
         write_pairs(file, args.pairs)
-        if args.against is not None:
+        if args.against is not None or args.journal:
+            other = Side(ROOT, has_journal=False) if args.journal else Side(args.against.resolve())
             few = Path(scratch) / "few.parquet"
             write_pairs(few, FEW)
             for labeler in labelers:
-                compare(file, few, args.pairs, labeler, args.against, repeats=args.repeats)
+                compare(file, few, args.pairs, labeler, other, repeats=args.repeats)
             return
         for labeler in labelers:
             rates, ratios = [], []

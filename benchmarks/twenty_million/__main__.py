@@ -259,7 +259,7 @@ class RayPool(Pool):
         self.cluster.remove_node(self.cluster.head_node, allow_graceful=False)
 
 
-WAYS: tuple[type[Started], ...] = (Pool, Array, RayPool)
+WAYS: dict[str, type[Started]] = {"pool": Pool, "array": Array, "ray": RayPool}
 
 
 # ------------------------------------------------------------------------------
@@ -358,15 +358,19 @@ def _sample_job(show: Show) -> Path:
     )
 
 
-def kill_to_the_end(show: Show, chaos: Chaos, store_kinds: dict[str, Any]) -> None:
-    """Start workers in one way after the other, and kill, until one says that all is done."""
+def kill_to_the_end(show: Show, chaos: Chaos, store_kinds: dict[str, Any], ways: list[str]) -> None:
+    """Start workers in one way after the other, and kill, until one says that all is done.
+
+    Args:
+        ways: names of `WAYS`.
+    """
     job = show.job("job")
     turn = sum(event["kind"] in ("starter", "head") for event in chaos.events())
     next_memory_s = 0.0
     chaos.note("begin")
     has_filled_disk = any(event["kind"] == "disk" for event in chaos.events())
     while True:
-        way = WAYS[turn % len(WAYS)](show, job)
+        way = WAYS[ways[turn % len(ways)]](show, job)
         print(f"{time.strftime('%H:%M:%S')} {type(way).__name__}", flush=True)
         chaos.kill_starter = way.kill
         chaos.others = {name: kill for name, kill in store_kinds.items() if name != "disk"}
@@ -415,6 +419,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="all that the show writes; called again, it goes on")
     parser.add_argument("--rows", type=rows_of, default=200_000)
     parser.add_argument("--place", choices=["s3", "disk"], default="s3")
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="in which workers are started"
+    )
     parser.add_argument("--every", type=float, default=5.0, help="seconds between kills")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds that an answer takes")
     parser.add_argument("--room", default="2g", help="of the small disk, with --place disk (needs root)")
@@ -432,7 +439,7 @@ def main() -> None:
         begun = time.time()
         with model_server(folder, args.rows, args.latency):
             try:
-                kill_to_the_end(show, chaos, store_kinds)
+                kill_to_the_end(show, chaos, store_kinds, args.ways)
             finally:
                 chaos.end()
                 for process in processes_of(folder):

@@ -62,7 +62,7 @@ def test_numbers_and_order_are_those_of_a_dictionary(batches: list[list[str]], s
         assert np.concatenate(list(found.rows_by_query())).tolist() == np.argsort(number_R, kind="stable").tolist()
 
 
-def test_ids_of_one_hash_are_told_apart_by_another_seed(tmp_path: Path) -> None:
+def test_ids_of_one_hash_are_kept_apart_by_another_seed(tmp_path: Path) -> None:
     ids = ["a", "b", "a", "c", "b"] * 9
     table = {"query_id": ids, "query": ids, "doc_id": [str(row) for row in range(45)], "document": ids}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
