@@ -88,6 +88,10 @@ COMMANDS = {
         "Say which search is better, by labels and the grades of a few humans.",
         only_prints=True,
     ),
+    "audit": Command(
+        "relabel.jobs.commands.audit:audit",
+        "Say how a judge can be fooled: change pairs, and see whether its grades move.",
+    ),
     "convert": Command(
         "relabel.jobs.commands.label_sets:convert",
         "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",

@@ -413,6 +413,17 @@ class CascadeSpec(Spec):
         return value
 
 
+class AuditSpec(Spec):
+    """What `relabel audit` holds the judge to: see docs/audit.md. No part of the job's fingerprint."""
+
+    rows: int = Field(300, ge=1)
+    """Pairs that are changed, of as many queries as there are."""
+    require: dict[str, Fraction] = {}
+    """By probe the highest share of pairs whose grade may move the wrong way: `{stuffing: 0.05}`. Above it the command
+    exits 5.
+    """
+
+
 class JobSpec(Spec):
     """One labeling job."""
 
@@ -441,6 +452,8 @@ class JobSpec(Spec):
     """Cheap labels where they are sure enough, by a bound that holds: see docs/labels-for-less.md."""
     rounds: RoundsSpec | None = None
     """Of a search in several rounds; such a file is for `relabel rounds` alone."""
+    audit: AuditSpec = AuditSpec()
+    """What `relabel audit` holds the judge to."""
     canary: int = Field(0, ge=0, le=100_000)
     """Rows that are labelled already to ask again at the start of a run that would add new labels to old ones; 0 is
     off. 200 distinguish a flip rate of 5 % from one of 1 %.

@@ -43,6 +43,7 @@ from relabel.export.publishing import publish as publish_bundle
 from relabel.export.specs import BenchSpec, ExportSpec
 from relabel.export.tensorrt_engines import build_into
 from relabel.jobs import logs
+from relabel.jobs.audit import refuse_failed_audit
 from relabel.jobs.commands.options import (
     Number,
     given_parameters,
@@ -85,7 +86,11 @@ anyway_option = click.option(
 @click.option(
     "--reread", is_flag=True, help="Read every object back, known ones too, and repair what is damaged in the store."
 )
-@anyway_option
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Point the channel at a student that is no better than a baseline or failed its audit, too.",
+)
 @sign_key_option
 @output_option
 def publish(
@@ -104,14 +109,17 @@ def publish(
     Every file's digest is checked before and after it is uploaded. The same bundle again uploads nothing and exits 10.
     If it is killed or cut off, the same command does what is left. If another process moved the channel meanwhile, it
     exits 20. A channel is not pointed at a student that is no better than a baseline on its test split (a constant
-    grade, BM25), unless --anyway is given: exit 5.
+    grade, BM25), or that failed a gate of `relabel audit`, unless --anyway is given: exit 5.
     """
     bundle_store = open_bundle_store(url, Storage())
     key = None if sign_key is None else SigningKey(sign_key)
     with TransferDisplay() as display:
         display("checking the bundle", 0)
+        opened = open_bundle(local_folder(bundle, "BUNDLE"))
+        if channel is not None and not anyway:
+            refuse_failed_audit(opened)
         done = publish_bundle(
-            open_bundle(local_folder(bundle, "BUNDLE")),
+            opened,
             bundle_store,
             display,
             name=name,

@@ -192,7 +192,7 @@ def rounds(
 ROLES = ("query_id", "query", "doc_id", "document")
 
 
-def _columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
+def score_columns(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
     """`query=text,document=title+body` as columns by role."""
     columns: dict[str, Any] = {}
     for item in text.split(",") if text else ():
@@ -219,7 +219,7 @@ def _columns(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option(
     "--columns",
     metavar="ROLE=COLUMN,...",
-    callback=_columns,
+    callback=score_columns,
     help="Columns other than those the student was trained on, say query=text,document=title+body.",
 )
 @click.option("--to", required=True, metavar="DIR", help="Folder or URL that the scores go to.")
@@ -307,7 +307,7 @@ def score(
     storage = Storage()
     # whose time begins before a student is fetched
     run_options = RunOptions(shard=shard, until=until, duration=duration)
-    job = _score_job(student, ScoreOptions(**options), storage)
+    job = score_job_of(student, ScoreOptions(**options), storage)
     code = run_and_report(
         job,
         run_options,
@@ -324,7 +324,7 @@ def score(
     return code
 
 
-def _score_job(model: str, options: ScoreOptions, storage: Storage) -> Job:
+def score_job_of(model: str, options: ScoreOptions, storage: Storage) -> Job:
     """The job of a student, a bundle or a reranker.
 
     Raises:

@@ -298,6 +298,7 @@ def two_searches(folder: Path) -> None:
 
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
+    "audit.md": lambda folder, _: first_job(folder),
     "commands.md": lambda folder, _: write_pairs(folder),
     "compare.md": lambda folder, _: two_prompts(folder),
     "convert.md": lambda folder, _: two_prompts(folder),

@@ -74,6 +74,7 @@ LINES = {
     "evaluate": Line("evaluate out/ecom --qrels pairs.parquet"),
     "compare": Line("compare out/ecom out/other --html page.html"),
     "systems": Line("systems one=out/ecom two=out/other --labels out/ecom"),
+    "audit": Line("audit new.yaml --rows 4 --probe padded --to out/audit"),
     "convert": Line("convert out/ecom labels.qrels"),
     "report": Line("report out/ecom --to report.html"),
     "distill": Line("distill learn.yaml", parent="heavy"),

@@ -31,6 +31,8 @@ LINES = {
     "retry job_file": ("retry {job}", "no plan there yet"),
     "rounds job_file": ("rounds {search}", "{files} of {files} questions"),
     "doctor job_file": ("doctor {job}", "{rows} rows in {files} file"),
+    "audit target": ("audit {job} --rows 1000000 --probe padded --to {out}", "{rows} pairs of"),
+    "audit pairs": ("audit {job} --pairs {folder} --rows 1000000 --probe padded --to {out}", "{rows} pairs of"),
     "convert source": ("convert {folder} {out}.jsonl --from parquet", "Wrote {rows} rows"),
     "evaluate qrels": ("evaluate out/ecom --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
     "compare qrels": ("compare out/ecom out/other --qrels {folder} --resamples 10", "a folder, and a file is wanted"),
@@ -102,7 +104,7 @@ NO_TABLES = {
     "compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
     "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
-    "combine to, pairs unjudged to",
+    "combine to, pairs unjudged to, audit to",
     "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, "
     "pairs unjudged queries",
     "rankings": "systems systems, pairs unjudged systems, evaluate baselines, report systems",

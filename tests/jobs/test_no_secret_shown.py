@@ -83,6 +83,7 @@ BASES = {
     "evaluate": "out/ecom --qrels pairs.parquet --resamples 100",
     "compare": "out/ecom out/other --qrels pairs.parquet --html made/{n}.html --resamples 100",
     "systems": "out/ecom out/other --labels out/ecom",
+    "audit": "job.yaml --rows 2 --probe padded --to made/{n}",
     "convert": "out/ecom made/{n}.qrels",
     "report": "out/ecom --to made/{n}.html",
     "distill": "student.yaml",

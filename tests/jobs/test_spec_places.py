@@ -33,6 +33,7 @@ NOT_PLACES = {
     "LossSection": {"targets"},
     "DistillSpec": {"name", "require", "storage_options"},
     "TeacherSpec": {"name", "method", "chat_template_kwargs", "storage_options"},
+    "AuditSpec": {"require"},
     "JobSpec": {"name", "storage_options"},
     "LabelerOptions": {"name"},
     "EngineSpec": {"name", "chat_template_kwargs"},

@@ -44,6 +44,7 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "evaluate": [("evaluate out/monday --qrels monday.parquet", DONE)],
     "compare": [("compare out/monday out/other", DONE)],
     "systems": [("systems out/monday out/other --labels out/monday", DONE)],
+    "audit": [("audit crew.yaml --rows 4 --to out/audit", DONE)],
     "combine": [("combine out/monday out/other --to combined.parquet", DONE)],
     "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
     "distill": [("distill student.yaml", DONE)],

@@ -1,0 +1,143 @@
+"""The command `audit`: how a judge can be fooled."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from relabel.jobs.commands.label import score_columns, score_job_of
+from relabel.jobs.commands.options import (
+    date_option,
+    given_parameters,
+    local_folder,
+    log_option,
+    output_option,
+    refuse_given,
+    report_refused,
+    set_option,
+)
+from relabel.jobs.output import emit
+from relabel.manifests.errors import UsageError
+
+JOB_SUFFIXES = (".yaml", ".yml", ".json")
+OF_MODELS = ("columns", "device", "precision", "api", "served_model", "api_key_env")
+
+
+@click.command(epilog="Example: relabel audit job.yaml --rows 100 --require 'stuffing<=0.05'")
+@click.argument("target", metavar="JOB.YAML|STUDENT|BUNDLE|RERANKER")
+@click.option(
+    "--pairs",
+    multiple=True,
+    metavar="PAIRS",
+    help="Parquet file, folder, glob or URL of pairs to change. Repeatable.  [default: the job's input]",
+)
+@click.option(
+    "--columns",
+    metavar="ROLE=COLUMN,...",
+    callback=score_columns,
+    help="Columns of --pairs other than those the student was trained on.",
+)
+@click.option("--to", metavar="DIR", help="Folder of the audit.  [default: measurements/NAME/audit next to the judge]")
+@click.option("--rows", type=click.IntRange(1), metavar="N", help="Pairs to change.  [default: the job's, or 300]")
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="Try this probe, and the judge's noise. Repeatable.  [default: all]",
+)
+@click.option(
+    "--require",
+    "require",
+    multiple=True,
+    metavar="GATE",
+    help="Exit 5 unless this holds, for instance 'stuffing<=0.05': at most one pair in 20 moves the wrong way. "
+    "Repeatable.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=7,
+    show_default=True,
+    help="Of the choice of pairs, and of resamples.",
+)
+@set_option
+@date_option
+@click.option("--device", default="auto", show_default=True, metavar="NAME", help="Of a model: as in relabel score.")
+@click.option("--precision", metavar="NAME", help="Of a bundle: fp32, int8, …  [default: the bundle's own, fp32]")
+@click.option(
+    "--api",
+    type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score"]),
+    default="auto",
+    show_default=True,
+    help="Of a server: by which API it is asked.",
+)
+@click.option("--served-model", default="", metavar="NAME", help="Of a server: the model's name there.")
+@click.option("--api-key-env", metavar="NAME", help="Of a server: the variable that holds its key.")
+@log_option
+@output_option
+def audit(
+    target: str,
+    pairs: tuple[str, ...],
+    columns: dict[str, Any],
+    to: str | None,
+    rows: int | None,
+    probes: tuple[str, ...],
+    require: tuple[str, ...],
+    seed: int,
+    overrides: tuple[str, ...],
+    day: str | None,
+    output: str,
+    **of_model: Any,
+) -> int:
+    """Say how a judge can be fooled: change pairs so that their relevance stays, and see whether the grades move.
+
+    The judge is a job's labeler and engine, a student, a bundle, or a reranker's folder or address. Each probe changes
+    the same pairs in one way: query words stuffed into the document, an instruction to the judge, a forged answer,
+    length, lorem ipsum, and others. Shown are the mean move of the expected grade and the share of pairs that moved the
+    wrong way by a tenth of the scale, with 95 % intervals over queries, next to the judge's own noise. docs/audit.md
+    has all probes.
+
+    The same command again continues a killed audit, and asks nothing where all is answered. Exit 5: a gate of --require
+    or of the job's `audit.require` failed; `relabel publish` then wants --anyway.
+    """
+    from relabel.jobs.audit import AuditOptions, AuditResult, audit_folder
+    from relabel.jobs.audit import audit as audit_judge
+    from relabel.jobs.job import load_job
+    from relabel.jobs.score import ScoreOptions
+    from relabel.manifests.files import Storage
+    from relabel.manifests.metrics.evaluation import parse_flag, parse_gate
+
+    given = given_parameters()
+    gates = [parse_flag(text) for text in require]
+    if target.endswith(JOB_SUFFIXES) or Path(target).is_file():
+        refuse_given(given, OF_MODELS, f"{target} is a job, which says that itself.")
+        job = load_job(target, overrides=overrides, day=day)
+        if pairs:
+            job = job.changed("input", path=pairs, table=None, snapshot=None, since=None)
+        gates += [parse_gate(name, f"<={bound}") for name, bound in job.spec.audit.require.items()]
+        judge = job.spec.output
+    else:
+        refuse_given(given, ("overrides", "day"), f"{target} is no job file.")
+        if not pairs:
+            raise UsageError(f"{target} names no pairs: give some with --pairs.")
+        unused = str(Path.cwd() / "unused")
+        options = ScoreOptions(input=pairs, to=unused, columns=columns, **of_model)
+        job = score_job_of(target, options, Storage())
+        judge = target
+    folder = (
+        local_folder(to, "--to") if to is not None else audit_folder(local_folder(judge, "the judge, without --to,"))
+    )
+    result = audit_judge(
+        job,
+        AuditOptions(
+            to=str(folder),
+            rows=rows or job.spec.audit.rows,
+            gates=gates,
+            probes=probes,
+            seed=seed,
+        ),
+    )
+    if isinstance(result, AuditResult):
+        report_refused(result.gates)
+    return emit(result, output, result.exit_code)
