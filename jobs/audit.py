@@ -44,7 +44,7 @@ from relabel.manifests.metrics.metric import (
     share,
 )
 from relabel.manifests.records import as_object, read_record, sealed_json
-from relabel.manifests.rows import pairs_by_number, rows_of_queries, scan_queries
+from relabel.manifests.rows import pairs_by_number, rows_of_queries, scanned_queries
 from relabel.manifests.run_labels import open_run_labels, read_labels
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.tables import STRUCT_KINDS
@@ -275,8 +275,10 @@ def draw_rows(dataset: Dataset, options: AuditOptions) -> list[int]:
     """Row numbers of the pairs that are changed, ascending."""
     if not dataset.rows:
         raise InputError("the input has no row.")
-    query_N, size_G, _ = scan_queries(dataset)
-    query_N = query_N[: dataset.rows]
+    with scanned_queries(dataset) as queries:
+        size_G = queries.sizes_Q
+        query_N = np.empty(queries.rows, dtype=np.int64)
+        query_N[np.concatenate([*queries.rows_by_query()])] = np.repeat(np.arange(len(size_G)), size_G)
     random = np.random.default_rng(options.seed)
     row_N = random.permutation(len(query_N))
     rank_G = random.permutation(len(size_G))
