@@ -679,6 +679,8 @@ def demo(
     }
     if last not in WELL:
         lines = [f"  {line}" for line in last_words(log)]
+        if last == Exit.STOPPED and done[-1]["command"].startswith("python "):
+            lines = ["  Stopped by hand."]  # Python itself ends a script with a traceback
         lines.append(
             f"Stopped: `{command}` ended with exit code {last}. {kept_text(done[-1])}{ADVICE.get(last, AGAIN)}"
         )

@@ -201,6 +201,18 @@ def test_a_demo_that_is_stopped_says_how_many_pairs_are_labelled_and_continues_f
     assert done.json["steps"][0]["result"]["this_run"]["pairs"] == 800 - kept
 
 
+def test_a_script_of_the_demo_that_is_stopped_shows_no_traceback(
+    relabel: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = folder / "step.py"
+    script.write_text("raise KeyboardInterrupt\n")
+    monkeypatch.setattr("relabel.jobs.commands.demo.steps_of", lambda *_, **__: [("It answers", f"python {script}")])
+    done = relabel("demo", "--engine", "fake")
+    assert done.code == Exit.STOPPED
+    assert "Stopped by hand." in done.out
+    assert "Traceback" not in done.out + done.err
+
+
 def test_sigterm_ends_the_step_that_runs(folder: Path) -> None:
     script = folder / "step.py"
     script.write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n")

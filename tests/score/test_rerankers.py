@@ -16,7 +16,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from relabel.distill.students.model import load_student
 from relabel.jobs.api import read_labels
+from tests.distill.conftest import encoder_dir, labels_file, pairs_file  # noqa: F401
+from tests.export.conftest import student  # noqa: F401
 from tests.score.conftest import WORDS
 
 pytest.importorskip("sentence_transformers")
@@ -156,6 +159,24 @@ def test_the_lineage_of_an_exported_student_says_whose_its_scores_are(
     assert relabel(*call).code == 0
     done = relabel("systems", "out/theirs", "out/ecom", "--labels", "out/ecom", "--output", "json")
     assert [system["made_by"] for system in done.json["systems"]] == [maker, "judge"]
+
+
+def test_a_folder_of_modules_is_scored_as_its_student(
+    relabel: Callable[..., Any],
+    write_pairs: Callable[..., Path],
+    student: Path,  # noqa: F811
+) -> None:
+    """What `export --format rerank` writes of a student that pools by the mean: no config.json at its top."""
+    write_pairs()
+    assert relabel("export", str(student), "--to", "rerank", "--format", "rerank").code == 0
+    assert not Path("rerank/config.json").exists()
+    done = relabel("score", "rerank", "--input", "pairs.parquet", "--to", "out/theirs", "--device", "cpu")
+    assert done.code == 0, done
+    found = read_labels("out/theirs").sort_by("row_id")
+    rows = pq.read_table("pairs.parquet").to_pylist()
+    pairs = [(row["query"], f"{row['title']}\n\n{row['body']}") for row in rows]
+    want_N = load_student(student).probabilities(pairs)["relevance"] @ [0, 0.5, 1]
+    assert found["score"].to_pylist() == pytest.approx(want_N.tolist(), abs=1e-4)
 
 
 def sorted_scores(labels: Any, held: dict[Any, float]) -> list[float]:
