@@ -107,7 +107,7 @@ def read_in_threads(kind: type[RecordT]) -> type[RecordT]:
 
 def build_checks() -> None:
     """Build the checks of all records that threads read: before threads are started that do so while this one goes on,
-    and may itself have `ast` at work.
+    and may itself call `ast`.
     """
     for kind in _read_in_threads:
         _adapter(kind)
