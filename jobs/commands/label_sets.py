@@ -1,5 +1,6 @@
 """The commands over sets of labels: `evaluate`, `compare`, `report`, `combine`, `merge` and `convert`."""
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from relabel.jobs.commands.options import (
     grade_option,
     grades_option,
     label_map_option,
+    local_folder,
     output_option,
     report_refused,
     resamples_options,
@@ -25,7 +27,10 @@ from relabel.jobs.convert import LABELS, WRITABLE, ConvertOptions
 from relabel.jobs.convert import convert as convert_file
 from relabel.jobs.evaluate import JudgingOptions, compare_sets, gold_files, judge
 from relabel.jobs.output import Exit, Summary, emit
+from relabel.jobs.run.progress import check_metrics_file
+from relabel.jobs.sections import JudgedLabels
 from relabel.jobs.tables import check_free, written
+from relabel.jobs.track import track
 from relabel.manifests.errors import UsageError
 from relabel.manifests.files import Storage
 from relabel.manifests.forms import FORMS
@@ -95,6 +100,13 @@ from relabel.manifests.metrics.evaluation import parse_flag
 )
 @side_option
 @click.option("--allow-partial", is_flag=True, help="Judge a run that is not finished or is over its quarantine limit.")
+@click.option(
+    "--track",
+    "track_file",
+    metavar="FILE",
+    help="Add a line for today to this CSV; exit 5 if agreement fell beyond what chance explains over all lines.",
+)
+@click.option("--metrics", metavar="FILE", help="With --track: keep its figures in this Prometheus file.")
 @output_option
 def evaluate(
     labels: tuple[str, ...],
@@ -104,6 +116,8 @@ def evaluate(
     label_map: str | None,
     where: tuple[str, ...],
     pass_at: str | None,
+    track_file: str | None,
+    metrics: str | None,
     output: str,
     **values: Any,
 ) -> int:
@@ -123,6 +137,8 @@ def evaluate(
 
     # Arrow's own pool keeps what is freed: 597 MiB where this took 446, of a million labels (2026-11-22)
     pa.set_memory_pool(pa.system_memory_pool())
+    if metrics is not None and track_file is None:
+        raise click.UsageError("--metrics: goes with --track.")
     options = JudgingOptions(
         grade_map=parse_map(grade_map, "--map"),
         label_map=parse_map(label_map, "--map-labels"),
@@ -137,9 +153,13 @@ def evaluate(
                 "Missing option '--qrels'. One set is judged by gold; give a second set to compare it with."
             )
         judged = judge(labels, options, Storage())[1]
+        if track_file is not None:
+            return _track(judged, track_file, metrics, output)
         emit(judged, output)
         report_refused(judged.gates)
         return judged.exit_code
+    if track_file is not None:
+        raise click.UsageError("--track: goes with one set.")
     if options.score is not None:
         raise click.UsageError("--score: one ranking is judged by gold. `relabel systems` compares several.")
     if options.baselines:
@@ -150,6 +170,22 @@ def evaluate(
     emit(compared, output)
     report_refused(compared.verdicts())
     return compared.exit_code
+
+
+def _track(judged: JudgedLabels, file: str, metrics: str | None, output: str) -> int:
+    """Keep a look, and say whether the judge has become worse."""
+    if metrics is not None:
+        check_metrics_file(Path(metrics))
+    local_folder(file, "--track")
+    tracked = track(judged, file)
+    emit(tracked, output)
+    report_refused(judged.gates)
+    if tracked.fall.is_beyond_chance:
+        logs.write(f"{tracked.text}.", level="error", event="track")
+    failure = tracked.write_metrics(metrics) if metrics is not None else ""
+    if failure:
+        logs.write(failure, level="warning", event="metrics")
+    return tracked.exit_code
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

@@ -104,7 +104,8 @@ NO_TABLES = {
     "compare html, "
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
     "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
-    "combine to, pairs unjudged to, audit to",
+    "combine to, pairs unjudged to, audit to, evaluate track_file, "
+    "evaluate metrics",
     "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, "
     "pairs unjudged queries",
     "rankings": "systems systems, pairs unjudged systems, evaluate baselines, report systems",

@@ -1,0 +1,162 @@
+"""A judge over time: `relabel evaluate --track FILE` adds a line a day to a CSV and says whether the agreement with
+gold has fallen by more than chance explains over all looks.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relabel.jobs.output import Exit
+from relabel.jobs.run.progress import write_metrics
+from relabel.jobs.sections import JudgedLabels
+from relabel.jobs.tables import written
+from relabel.manifests.errors import InputError, UsageError
+from relabel.manifests.files import Storage
+from relabel.manifests.metrics.drift import ALPHA, Fall, latest_fall
+from relabel.manifests.records import as_object
+
+AGREEMENT = "accuracy"
+COLUMNS = ("date", "model", "fingerprint", "agreement", "low", "high", "pairs")
+WIDTHS = 2 * 1.959963984540054
+"""Standard errors between the bounds of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Labels by gold, and what they say with those of earlier days.
+
+    Args:
+        looks: lines of the file.
+        fall: of the agreement since the first line.
+    """
+
+    judged: JudgedLabels
+    file: str
+    looks: int
+    fall: Fall
+
+    @property
+    def exit_code(self) -> int:
+        """That of the gates; refused, too, where the fall is beyond chance."""
+        return int(Exit.GATE) if self.fall.is_beyond_chance else self.judged.exit_code
+
+    @property
+    def text(self) -> str:
+        """In a line."""
+        if self.fall.bound is None:
+            return f"{self.file}: the first look; the next ones are compared with it"
+        verdict = "beyond chance" if self.fall.is_beyond_chance else "within chance"
+        return (
+            f"{self.file}: {self.looks:,} looks; agreement in the last {self.fall.since:,} is {self.fall.value:.4f} "
+            f"lower than in the first: {verdict}, whose bound is {self.fall.bound:.4f} "
+            f"(false alarms at most {ALPHA:g}, all looks together)"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The result for programs."""
+        track = {
+            "file": self.file,
+            "looks": self.looks,
+            **as_object(self.fall),
+            "is_beyond_chance": self.fall.is_beyond_chance,
+        }
+        return {**self.judged.as_json(), "exit_code": self.exit_code, "track": track}
+
+    def lines(self) -> list[str]:
+        """The result for people."""
+        return [self.text, *self.judged.lines()]
+
+    def write_metrics(self, path: str) -> str:
+        """Replace a Prometheus file; why it can't be written, or nothing."""
+        metrics: list[Any] = [
+            ("relabel_agreement", "Share of pairs whose label is gold.", self.judged.figures[AGREEMENT].value or 0.0),
+            ("relabel_agreement_fall", "How far it has fallen since the first look.", self.fall.value),
+            ("relabel_agreement_fall_bound", "What chance explains of that.", self.fall.bound or 0.0),
+            ("relabel_agreement_has_fallen", "1 if it fell by more.", float(self.fall.is_beyond_chance)),
+        ]
+        return write_metrics(Path(path), metrics, {"track": Path(self.file).name})
+
+
+def track(judged: JudgedLabels, file: str, *, day: str | None = None) -> Tracked:
+    """Add a line to a file, in place of its last one where that is of the same day and fingerprint.
+
+    Args:
+        file: on this machine; made where there is none.
+        day: of the labels, as 2026-11-29; today by default.
+    Raises:
+        UsageError: the labels have no agreement with an interval.
+        InputError: the file holds something else.
+    """
+    line = line_of(judged, day or datetime.now(UTC).date().isoformat())
+    lines = read_lines(Path(file), list(line))
+    key = ("date", "fingerprint")
+    if lines and all(lines[-1][name] == line[name] for name in key):
+        lines.pop()
+    lines.append(line)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(line), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    agreement_T = _numbers(lines, "agreement", file)
+    error_T = (_numbers(lines, "high", file) - _numbers(lines, "low", file)) / WIDTHS
+    fall = latest_fall(agreement_T, np.maximum(error_T, 1e-9))
+    with written(file, Storage()) as path:
+        path.write_text(text.getvalue(), encoding="utf-8")
+    return Tracked(judged, file, len(lines), fall)
+
+
+def line_of(judged: JudgedLabels, day: str) -> dict[str, str]:
+    """What is kept of a look."""
+    figure = judged.figures.get(AGREEMENT)
+    if figure is None or figure.value is None or figure.low is None or figure.high is None:
+        raise UsageError(
+            "--track wants grades of two queries or more, and --resamples above 0: an agreement's interval."
+        )
+    labels = np.array(judged.confusion).sum(axis=0)
+    first = judged.labels[0]
+    values = (
+        day,
+        str(first.get("model", "")),
+        str(first.get("fingerprint", "")),
+        f"{figure.value:.6f}",
+        f"{figure.low:.6f}",
+        f"{figure.high:.6f}",
+        str(figure.over),
+    )
+    shares = {f"share_{grade}": f"{share:.6f}" for grade, share in enumerate(labels / labels.sum())}
+    return {**dict(zip(COLUMNS, values, strict=True)), **shares}
+
+
+def read_lines(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The lines of earlier looks.
+
+    Raises:
+        InputError: the file has other columns.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as opened:
+            reader = csv.DictReader(opened)
+            lines = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise InputError(f"--track {path}: can't be read as CSV: {exc}.") from exc
+    if list(reader.fieldnames or ()) != list(columns):
+        raise InputError(
+            f"--track {path}: has the columns {', '.join(reader.fieldnames or ()) or 'none'}, and these looks have "
+            f"{', '.join(columns)}. Name another file."
+        )
+    return lines
+
+
+def _numbers(lines: Sequence[dict[str, str]], name: str, file: str) -> np.ndarray:
+    try:
+        return np.array([float(line[name]) for line in lines])
+    except (TypeError, ValueError) as exc:
+        raise InputError(f"--track {file}: a line's `{name}` is no number: {exc}.") from exc

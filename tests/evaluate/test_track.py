@@ -1,0 +1,86 @@
+"""`evaluate --track`: a line a day in a CSV, a fall beyond chance in the exit code and in metrics."""
+
+import csv
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Relabel = Callable[..., Any]
+WriteRows = Callable[..., str]
+QUERIES = 60
+
+
+def write_labels(write_rows: WriteRows, wrong: int) -> None:
+    """Labels of 240 pairs next to gold; every query has pairs that are graded wrong, `wrong` of 240 in all."""
+    rows = []
+    for number in range(4 * QUERIES):
+        gold = number % 3
+        grade = (gold + 1) % 3 if number < wrong else gold
+        rows.append({"query_id": f"q{number % QUERIES}", "doc_id": f"d{number}", "grade": grade, "gold": gold})
+    write_rows(rows, "labels.jsonl")
+
+
+@pytest.fixture
+def look(relabel: Relabel, write_rows: WriteRows, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`look(day, wrong=40)`: judge labels on a day."""
+
+    def call(day: int, wrong: int, *more: str) -> Any:
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:
+                return datetime(2026, 11, 1, tzinfo=tz) + timedelta(days=day)
+
+        monkeypatch.setattr("relabel.jobs.track.datetime", Clock)
+        write_labels(write_rows, wrong)
+        call = ("evaluate", "labels.jsonl", "--qrels", "labels.jsonl", "--grade", "gold", "--track", "track.csv")
+        return relabel(*call, *more)
+
+    return call
+
+
+def lines() -> list[dict[str, str]]:
+    with Path("track.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_line_a_day_with_agreement_and_the_share_of_each_grade(look: Callable[..., Any]) -> None:
+    assert "the first look" in look(0, 40).out
+    outcome = look(1, 44)
+    assert outcome.code == 0
+    assert "2 looks" in outcome.out
+    first, second = lines()
+    assert (first["date"], second["date"]) == ("2026-11-01", "2026-11-02")
+    assert float(first["agreement"]) == pytest.approx(200 / 240, abs=1e-6)
+    assert float(first["low"]) < float(first["agreement"]) < float(first["high"])
+    assert sum(float(first[f"share_{grade}"]) for grade in range(3)) == pytest.approx(1, abs=1e-5)
+    assert first["pairs"] == "240"
+
+
+def test_the_same_day_again_takes_the_place_of_its_line(look: Callable[..., Any]) -> None:
+    look(0, 40)
+    before = look(1, 44).out
+    held = Path("track.csv").read_bytes()
+    assert look(1, 44).out == before
+    assert Path("track.csv").read_bytes() == held
+
+
+def test_a_fall_beyond_chance_is_exit_5_and_in_the_metrics(look: Callable[..., Any]) -> None:
+    for day, wrong in enumerate((40, 42, 38, 44)):
+        assert look(day, wrong).code == 0
+    outcome = look(4, 130, "--output", "json", "--metrics", "judge.prom")
+    assert outcome.code == outcome.json["exit_code"] == 5
+    assert outcome.json["track"]["is_beyond_chance"] is True
+    assert outcome.json["track"]["since"] == 1
+    assert "beyond chance" in outcome.err
+    assert 'relabel_agreement_has_fallen{track="track.csv"} 1.0' in Path("judge.prom").read_text()
+
+
+def test_what_can_not_be_tracked_is_refused(look: Callable[..., Any], relabel: Relabel) -> None:
+    look(0, 40, "--resamples", "0").refused(2, "--track", "--resamples")
+    Path("track.csv").write_text("date,score\n2026-11-01,3\n")
+    look(0, 40).refused(3, "track.csv", "date, score")
+    assert Path("track.csv").read_text().startswith("date,score")
+    relabel("evaluate", "labels.jsonl", "--qrels", "labels.jsonl", "--metrics", "x.prom").refused(2, "--track")
