@@ -68,7 +68,7 @@ MOST_WRONG = 1 / 3
 RESAMPLES = 500
 FOLDS = 5
 SEED = 7
-RANDOM_DRAWS = 20
+RANDOM_DRAWS = 10
 PUBLISHED = {
     "umbrela_zeroshot_gpt-4": "umbrela_zeroshot_bing_Llama-3-8B-Instruct",
     "umbrela_zeroshot_bing_DSV3": "umbrela_zeroshot_bing_Llama-3-8B-Instruct",
@@ -275,9 +275,9 @@ def logistic_probs(feature_NF: np.ndarray, pool: Pool) -> np.ndarray:
         known_NF = feature_NF[fold_N != fold]
         gold_NK = one_hot_NK[fold_N != fold]
         weight_FK = np.zeros((feature_NF.shape[1], GRADES))
-        for _ in range(400):
+        for _ in range(200):
             slope_FK = known_NF.T @ (softmax(known_NF @ weight_FK) - gold_NK) / len(known_NF)
-            weight_FK -= 0.05 * (slope_FK + 1e-3 * weight_FK)
+            weight_FK -= 0.1 * (slope_FK + 1e-3 * weight_FK)
         probs_NK[fold_N == fold] = softmax(feature_NF[fold_N == fold] @ weight_FK)
     return probs_NK
 
