@@ -114,7 +114,7 @@ def frozen_features(data: pl.DataFrame) -> np.ndarray:
     """|u - v| and u * v of a bi-encoder's vectors, [N, 2D]."""
     source = resolve_model(MODEL).path
     tokenizer, model = AutoTokenizer.from_pretrained(source), AutoModel.from_pretrained(source).eval()
-    texts = sorted({*data["query"], *data["title"]}, key=len)
+    texts = sorted({*data["query"], *data["title"]}, key=lambda text: (len(text), text))
     parts = (texts[start : start + 64] for start in range(0, len(texts), 64))
     batches = (tokenizer(part, padding=True, truncation=True, max_length=64, return_tensors="pt") for part in parts)
     with torch.inference_mode():

@@ -6,7 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims.page import COLOURS, NO_N, POWER, RESAMPLES, Claim, Figure, Row, figure, resampled, verdict
+from benchmarks.claims.judges import NEWER_JUDGES
+from benchmarks.claims.page import (
+    COLOURS,
+    NO_EFFECT,
+    NO_N,
+    POWER,
+    RESAMPLES,
+    Claim,
+    Figure,
+    Row,
+    figure,
+    resampled,
+    verdict,
+)
 from benchmarks.claims.rankings import ROUNDING, collections, difference
 from benchmarks.systems_coverage import NDCG, Collection, drawn
 from relabel.manifests.metrics.prediction_powered import FEWEST_TO_FIT, plain_mean, powered_mean
@@ -61,19 +74,24 @@ def claim(folder: Path) -> Claim:
         f"{ten.covered.value:.1%} of cases and is {1 - ten.width.value:.0%} narrower than by these humans alone.",
         here=verdict(ten.covered, LINE),
         there=NO_N,
-        headline=ten.covered,
+        n=Row("n", "29 runs of judges, 114 queries, 60 pairs of systems each, 1,000 draws", "in plots"),
+        headline=Row("10 human queries: intervals that hold the truth", ten.covered, "in plots"),
+        smallest=Row(
+            "smallest shortfall that n could show, 10 human queries",
+            Figure("smallest", shortfall(ten.covered)),
+            NO_EFFECT,
+        ),
         rows=[
-            Row("n", "29 runs of judges, 114 queries, 60 pairs of systems each, 1,000 draws", "in plots"),
-            *(Row(f"{one.gold} human queries: intervals that hold the truth", one.covered) for one in found),
+            *(Row(f"{one.gold}: the same", one.covered) for one in found if one is not ten),
             *(Row(f"{one.gold}: the same, normal quantile and weight 1", one.normal) for one in found),
             *(Row(f"{one.gold}: the same, humans alone", one.by_humans) for one in found),
             *(Row(f"{one.gold}: width, humans alone = 1", one.width) for one in found),
-            Row("smallest shortfall that n could show, 10 human queries", Figure("smallest", shortfall(ten.covered))),
         ],
         how="A draw takes as many queries of a year as it has, with replacement; humans judged the first 5, 10 or "
         "20 of them. Pairs are of lexical systems, the figure is the difference in nDCG@10, the truth its "
         "mean over all queries. Intervals on this page are over draws, the line is .94. A normal quantile is "
         "what prediction-powered inference was published with (arXiv:2301.09633); relabel takes Student's t.",
+        gpu=NEWER_JUDGES,
         draw=lambda axes: draw(axes, found),
     )
 

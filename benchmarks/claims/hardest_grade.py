@@ -4,61 +4,53 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.claims.judges import four_grades, num_queries
-from benchmarks.claims.page import SHOWN, Claim, Figure, Row, draw_intervals, figure, smallest, smallest_of, verdict
+from benchmarks.claims.judges import NEWER_JUDGES, four_grades, num_queries, of_runs
+from benchmarks.claims.page import SHOWN, Claim, Row, draw_intervals, smallest_of, verdict
 
 
 def claim(folder: Path) -> Claim:
     """The share of judge-years whose F1 of grade 1 is the lowest."""
     years = four_grades(folder)
-    margins = []
-    smallests = []
-    is_lowest = []
-    is_lowest_R = []
-    is_lowest_even = []
-    is_lowest_even_R = []
-    for year in years:
-        margin = margin_of(year.counts)
-        margin_R = margin_of(year.resampled)
-        margins.append(figure(f"margin {year.name}", margin, margin_R))
-        smallests.append(smallest(margin_R))
-        is_lowest.append(margin > 0)
-        is_lowest_R.append(margin_R > 0)
-        is_lowest_even.append(margin_of(evened(year.counts)) > 0)
-        is_lowest_even_R.append(margin_of(evened(year.resampled)) > 0)
-    share = figure("share", np.mean(is_lowest), np.mean(is_lowest_R, axis=0), ".2f")
-    even = figure("share even", np.mean(is_lowest_even), np.mean(is_lowest_even_R, axis=0), ".2f")
-    apart = sum(one.low > 0 for one in margins)
+    margins = of_runs("margin", years, lambda _, count_XHJ: margin_of(count_XHJ))
+    even_margins = of_runs("even", years, lambda _, count_XHJ: margin_of(evened(count_XHJ)))
+    share = margins.share_above("share", 0)
     return Claim(
         name="hardest-grade",
         title="“Partly relevant” is the hardest grade",
         source="R3A, Table 2, prompted rows",
-        answer=f"LLM judges are worst at “partly relevant”: in {sum(is_lowest)} of {len(years)} published runs.",
+        answer=f"LLM judges are worst at “partly relevant”: in {(margins.values > 0).sum()} of {len(years)} published "
+        "runs.",
         here=verdict(share, 0.5),
         there=SHOWN,
-        headline=share,
+        n=Row("n", f"{len(years)} runs of judges, {num_queries(years)} queries", "10 rows, 900 and 3,000 pairs"),
+        headline=Row("runs whose F1 of grade 1 is lowest", share, "10 of 10"),
+        smallest=Row(
+            "smallest margin that n could show, median of runs",
+            margins.smallest(".3f"),
+            f"{smallest_of(900)}; {smallest_of(3000)}",
+        ),
         rows=[
-            Row("n", f"{len(years)} runs of judges, {num_queries(years)} queries", "10 rows, 900 and 3,000 pairs"),
-            Row("runs whose F1 of grade 1 is lowest", share, "10 of 10"),
-            Row("the same, if humans gave each grade equally often, as in the paper", even, "10 of 10"),
-            Row("runs whose margin's interval is above 0", f"{apart} of {len(years)}", "no intervals"),
+            Row(
+                "the same, if humans gave each grade equally often, as in the paper",
+                even_margins.share_above("share even", 0),
+                "10 of 10",
+            ),
+            Row("runs whose margin's interval is above 0", f"{margins.num_above(0)} of {len(years)}", "no intervals"),
             Row(
                 "margin to the next lowest F1, median",
-                Figure("margin", float(np.median([one.value for one in margins]))),
+                margins.median("margin", ".3f"),
                 ".015 to .191, .144 to .176",
-            ),
-            Row(
-                "smallest margin that n could show, median",
-                Figure("smallest", float(np.median(smallests))),
-                f"{smallest_of(900)}; {smallest_of(3000)}",
             ),
         ],
         how="Grades 2 and 3 are one, for humans and judges, as the paper maps T²Ranking. The line is one half of "
         "the runs. The paper prints these rows and does not comment on them. One of the paper's ten margins "
         "(Qwen2.5-7B on NoteRel, .015) is below what 900 rows could show. A rule for accuracy is used for F1, "
         "as a rough guide.",
-        draw=lambda axes: draw_intervals(axes, margins, 0, "lowest other F1 less F1 of “partly relevant”, by run"),
-        drawn=margins,
+        gpu=NEWER_JUDGES,
+        draw=lambda axes: draw_intervals(
+            axes, margins.figures, 0, "lowest other F1 less F1 of “partly relevant”, by run"
+        ),
+        drawn=margins.figures,
     )
 
 

@@ -1,19 +1,23 @@
 """Published LLM judges next to the humans of TREC DL 2019 to 2023, counted by query.
 
-Letters: Q queries of a year, H the human's grade 0 to 3, J the judge's grade 0 to 5, R resamples.
+Letters: Y judge-years, Q queries of a year, H the human's grade 0 to 3, J the judge's grade 0 to 5, R resamples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from benchmarks.claims.page import resampled
+from benchmarks.claims.page import Figure, figure, resampled, smallest
 
 RELEVANT = {"0-3": 2, "0-1": 1, "0-5": 4}
 """From this grade on a judge of that scale calls a passage relevant."""
+
+
+NEWER_JUDGES = "newer judges: `umbrela` on the same pairs, `--set engine.model=…`"
+"""What a GPU would add to figures of published runs."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,61 @@ def four_grades(folder: Path) -> list[JudgeYear]:
 def num_queries(years: list[JudgeYear]) -> int:
     """Queries of all years together."""
     return sum({one.year: len(one.of_queries) for one in years}.values())
+
+
+@dataclass(frozen=True)
+class OfRuns:
+    """What a measure gives for each judge-year, with intervals.
+
+    Args:
+        figures: by judge-year, [Y].
+        resamples: the same of each resample, [Y, R].
+    """
+
+    figures: list[Figure]
+    resamples: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """Without intervals, [Y]."""
+        return np.array([one.value for one in self.figures])
+
+    def mean(self, name: str, form: str) -> Figure:
+        """Over judge-years."""
+        return figure(name, self.values.mean(), self.resamples.mean(0), form)
+
+    def share_above(self, name: str, line: float) -> Figure:
+        """Of the judge-years, those above the line."""
+        return figure(name, (self.values > line).mean(), (self.resamples > line).mean(0), ".2f")
+
+    def num_above(self, line: float) -> int:
+        """Judge-years whose interval is above the line."""
+        return sum(one.low is not None and one.low > line for one in self.figures)
+
+    def num_below(self, line: float) -> int:
+        """Judge-years whose interval is below the line."""
+        return sum(one.high is not None and one.high < line for one in self.figures)
+
+    def median(self, name: str, form: str) -> Figure:
+        """Over judge-years, without interval."""
+        return Figure(name, float(np.median(self.values)), form=form)
+
+    def smallest(self, form: str) -> Figure:
+        """The smallest effect that one judge-year could show, median."""
+        return Figure("smallest", float(np.median([smallest(value_R) for value_R in self.resamples])), form=form)
+
+
+def of_runs(
+    name: str,
+    years: list[JudgeYear],
+    measure: Callable[[JudgeYear, np.ndarray], np.ndarray],
+    form: str = ".3f",
+) -> OfRuns:
+    """A measure of counts [..., H, J], of each judge-year."""
+    figures = []
+    resamples = []
+    for year in years:
+        value_R = measure(year, year.resampled)
+        figures.append(figure(f"{name} {year.name}", measure(year, year.counts), value_R, form))
+        resamples.append(value_R)
+    return OfRuns(figures, np.array(resamples))

@@ -25,8 +25,29 @@ NOT_SHOWN = "cannot be shown here"
 SHOWN = "shown there"
 NOT_SHOWN_THERE = "could not be shown there"
 NO_N = "no n to judge by"
-"""The paper has no such figure, or we have not its n."""
+"""The paper has no such figure, or its n is not in what we have of it."""
+NO_EFFECT = "not derivable: no n in what we have of it"
+"""In the place of the smallest effect that the paper's n could show."""
 
+PAGES = (
+    "hardest-grade",
+    "two-areas",
+    "overrating",
+    "system-order",
+    "few-humans",
+    "prompt-noise",
+    "stuffing",
+    "equal-budget",
+    "sections",
+    "prompted-or-trained",
+    "number-of-documents",
+    "several-tries",
+    "one-stage-or-two",
+    "distilled-student",
+    "complexity",
+    "enough",
+)
+"""In the order of the index: first what published labels answer, then what a small model answers on a CPU."""
 INDEX = Path(__file__).with_name("index.txt")
 COLOURS = ("#1f5fa8", "#c0392b", "#2e8b57", "#888888")
 
@@ -64,6 +85,16 @@ class Row:
     here: Cell | Sequence[Cell]
     paper: str = "–"
 
+    @property
+    def figures(self) -> Iterable[Figure]:
+        """Its numbers."""
+        parts = [self.here] if isinstance(self.here, str | Figure) else self.here
+        return [part for part in parts if isinstance(part, Figure)]
+
+    def __str__(self) -> str:
+        parts = [self.here] if isinstance(self.here, str | Figure) else self.here
+        return f"| {self.what} | {' · '.join(map(str, parts))} | {self.paper} |"
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -76,8 +107,12 @@ class Claim:
         answer: one sentence for somebody who reads no other.
         here: `HOLDS`, `FAILS` or `NOT_SHOWN`.
         there: whether the paper's own n could show it.
-        headline: the figure of the index.
+        n: what was counted, here and in the paper.
+        headline: the figure that decides, and the paper's own.
+        smallest: the smallest effect that this n could show, and that of the paper.
+        rows: the other lines of the table.
         how: how it was counted, and what is not the same as in the paper.
+        gpu: what a GPU would add.
         draw: draws the picture into matplotlib's axes.
         drawn: what the picture shows and the table does not.
     """
@@ -88,9 +123,12 @@ class Claim:
     answer: str
     here: str
     there: str
-    headline: Figure
+    n: Row
+    headline: Row
+    smallest: Row
     rows: list[Row]
     how: str
+    gpu: str
     draw: Callable[[Any], None]
     drawn: Sequence[Figure] = ()
 
@@ -148,9 +186,9 @@ def verdict(found: Figure, line: float) -> str:
 
 
 def write_page(claim: Claim, folder: Path) -> None:
-    """`<name>.md` and `images/<name>.svg`."""
+    """`<name>.md` and `images/<name>.svg`, and what the index and `figures.json` have of it."""
     draw_picture(claim, folder / "images" / f"{claim.name}.svg")
-    table = "\n".join(f"| {row.what} | {shown(row.here)} | {row.paper} |" for row in claim.rows)
+    table = "\n".join(map(str, (claim.n, claim.headline, claim.smallest, *claim.rows)))
     text = f"""# {claim.title}
 
 **{claim.here.capitalize()}; {claim.there}.** {claim.answer}
@@ -164,22 +202,14 @@ def write_page(claim: Claim, folder: Path) -> None:
 {claim.how}
 """
     (folder / f"{claim.name}.md").write_text(text, encoding="utf-8")
-
-
-def shown(here: Cell | Sequence[Cell]) -> str:
-    """A cell's text."""
-    if isinstance(here, str | Figure):
-        return str(here)
-    return " · ".join(str(part) for part in here)
+    write_index(claim, folder)
 
 
 def figures(claim: Claim) -> Iterable[Figure]:
     """Every number of the page."""
-    yield claim.headline
+    for row in (claim.headline, claim.smallest, *claim.rows):
+        yield from row.figures
     yield from claim.drawn
-    for row in claim.rows:
-        parts = [row.here] if isinstance(row.here, str | Figure) else row.here
-        yield from (part for part in parts if isinstance(part, Figure))
 
 
 def draw_picture(claim: Claim, path: Path) -> None:
@@ -203,12 +233,31 @@ def draw_intervals(axes: Any, found: Sequence[Figure], line: float, label: str) 
     axes.set(xlabel=label, yticks=[])
 
 
-def write_index(claims: Sequence[Claim], folder: Path) -> None:
-    """All claims in one table, and all figures in full precision."""
-    rows = "\n".join(
-        f"| [{one.title}]({one.name}.md) | {one.source} | {one.headline} | {one.here} | {one.there} |" for one in claims
+def write_index(claim: Claim, folder: Path) -> None:
+    """A claim's line among those of all claims, and its figures in full precision.
+
+    `figures.json` has both, so that a command which writes one page leaves the lines of the others.
+    """
+    file = folder / "figures.json"
+    held: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    headline = next(iter(claim.headline.figures))
+    effect = " · ".join(map(str, claim.smallest.figures))
+    cells = (
+        f"[{claim.title}]({claim.name}.md)",
+        claim.source,
+        f"{headline}; {effect}",
+        f"{claim.headline.paper}; {claim.smallest.paper}",
+        claim.here,
+        claim.there,
+        claim.gpu,
     )
-    text = INDEX.read_text(encoding="utf-8").format(rows=rows)
+    held[claim.name] = {
+        "line": " | ".join(cells),
+        "figures": {one.name: [one.value, one.low, one.high] for one in figures(claim)},
+    }
+    held = {name: held[name] for name in PAGES if name in held}
+    file.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    rows = "\n".join(f"| {one['line']} |" for one in held.values())
+    missing = ", ".join(name for name in PAGES if name not in held) or "none"
+    text = INDEX.read_text(encoding="utf-8").format(rows=rows, missing=missing)
     (folder / "index.md").write_text(text, encoding="utf-8")
-    held = {one.name: {each.name: [each.value, each.low, each.high] for each in figures(one)} for one in claims}
-    (folder / "figures.json").write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.claims.page import COLOURS, NO_N, Claim, Figure, Row, figure, resampled, smallest, verdict
+from benchmarks.claims.page import COLOURS, NO_EFFECT, NO_N, Claim, Figure, Row, figure, resampled, smallest, verdict
 from benchmarks.real_runs import relabel
 
 QUESTIONS = Path(__file__).parents[1] / "routing_questions.jsonl"
@@ -89,19 +89,21 @@ def claim(folder: Path) -> Claim:
         f"many words {there[WINDOW].mean():.0%}.",
         here=verdict(difference, 0),
         there=NO_N,
-        headline=difference,
+        n=Row("n", f"{len(questions)} questions, {len(pages)} pages", "ASQA, n not printed"),
+        headline=Row("answers found, section less window", difference, "EM of passages: 57.3, without structure 49.8"),
+        smallest=Row(
+            "smallest difference that n could show", Figure("smallest", smallest(weight_RQ @ difference_Q)), NO_EFFECT
+        ),
         rows=[
-            Row("n", f"{len(questions)} questions, {len(pages)} pages", "ASQA, n not printed"),
             *(
                 Row(f"answer in it · words: {way}", (share, length))
                 for way, share, length in zip(there, shares, lengths, strict=True)
             ),
-            Row("section less window", difference, "EM of passages: 57.3, without structure 49.8"),
-            Row("smallest difference that n could show", Figure("smallest", smallest(weight_RQ @ difference_Q)), "–"),
         ],
         how="Passages have 100 words, the best are by BM25 over all pages; an answer counts word for word. RDR2 "
         "trains a model to choose nodes of the page's tree, which is not tested here: an untrained one lost "
-        "to windows (`benchmarks/routing_pages_cpu_2026-11-23.md` in a clone).",
+        "to windows (`benchmarks/routing_pages_cpu_2026-11-23.md` in a clone). The line is 0.",
+        gpu="the trained router: `docs/teachers/router-sft.yaml`, `--set init=…`",
         draw=lambda axes: draw(axes, shares, words),
     )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.claims.judges import NEWER_JUDGES
 from benchmarks.claims.page import (
     POWER,
     SHOWN,
@@ -38,22 +39,25 @@ def claim(folder: Path) -> Claim:
         f"{kept_foreign.value:.0%} of pairs of other judges' rankings, and {kept_own.value:.0%} of pairs with its own.",
         here=verdict(kept_lexical, LINE),
         there=SHOWN,
-        headline=kept_lexical,
+        n=Row("n", "29 runs of judges, 114 queries, 22 lexical systems", "one judge, 77 runs of 19 teams"),
+        headline=Row("pairs in the humans' order, lexical systems", kept_lexical, "“correlate highly”, by τ"),
+        smallest=Row(
+            "smallest difference of that share that n could show · smallest τ",
+            (Figure("smallest", effect), Figure("smallest tau", smallest_tau(22), form=".2f")),
+            f"τ of {paper_tau()}",
+        ),
         rows=[
-            Row("n", "29 runs of judges, 114 queries, 22 lexical systems", "one judge, 77 runs of 19 teams"),
-            Row("pairs in the humans' order, lexical systems", kept_lexical),
             Row("the same, rankings by other judges and BM25", kept_foreign),
             Row("the same, the judge's own ranking and one of those", kept_own),
-            Row("smallest difference of the first share that n could show", Figure("smallest", effect)),
             *(by_year(year, lexical) for year in ("dl19", "dl20", "dl21")),
             *(of_gpt4(one) for one in taus if one.name.endswith("umbrela_zeroshot_gpt-4")),
-            Row("smallest τ that n could show", Figure("smallest tau", smallest_tau(22), form=".2f"), paper_tau()),
         ],
         how="Pairs count whose mean nDCG@10 differs by .02 or more for humans; the line is 95 % of the lexical "
         "ones. Systems are rankings of the judged pools: BM25 in 16 settings and six simpler scores, so "
         "neighbours are closer than the runs of a track, and τ is lower. A judge's own ranking has passages "
         "by its grades, so that it finds none better: it cannot judge itself, and a few human grades are [the "
         "remedy](few-humans.md). The smallest τ is that of independent rankings.",
+        gpu=NEWER_JUDGES,
         draw=lambda axes: draw_intervals(axes, taus, 0, "Kendall's τ of 22 lexical systems, by judge"),
         drawn=taus,
     )
