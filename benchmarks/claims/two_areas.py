@@ -44,11 +44,11 @@ def claim(folder: Path) -> Claim:
             Row("runs whose interval is above 0, below 0", apart, "no intervals"),
         ],
         how=f"The line is the least difference of the paper's trained rows, {PAPER}. **It was chosen after the figures "
-        "of this page were seen**: the line before was 0, against which nothing can be shown here (the interval holds "
-        "0). So read “fails” as “the paper's difference is outside the interval”, not as a test that was fixed "
-        "beforehand. The paper prints these rows and does not comment on them. Human grades 2 and 3 are one. The paper "
-        "ranks by probabilities of grades, these runs by grades alone, whose ties count one half. These judges are "
-        "prompted, most of them; so are the paper's five rows that show no such difference.",
+        "of this page were seen.** Against a line of 0 nothing can be shown here (the interval holds 0). So read "
+        "“fails” as “the paper's difference is outside the interval”, not as a test that was fixed beforehand. The "
+        "paper prints these rows and does not comment on them. Human grades 2 and 3 are one. The paper ranks by "
+        "probabilities of grades, these runs by grades alone, whose ties count one half. These judges are prompted, "
+        "most of them; so are the paper's five rows that show no such difference.",
         gpu=f"{NEWER_JUDGES}, with distributions instead of grades alone",
         draw=lambda axes: draw_intervals(axes, differences.figures, PAPER, "AUC 0/12 less AUC 01/2, by run"),
         drawn=differences.figures,

@@ -1,0 +1,192 @@
+"""B3: a base model improves with the number of tries and stays below a trained one (R3A, Figure 3a: pass@k).
+
+    RELABEL_DATA=FOLDER python -m benchmarks.claims.several_tries --to FOLDER
+
+The rule, set before the first run. pass@k is the chance that one of k answers has the human's grade. The figure is that
+of trained less base at k = 8 over the 800 composed product searches of `jobs/demo/shop.jsonl`, and the line is 0. Base
+is SmolLM2-135M, trained is the same with the adapter that relabel ships, which learned from other searches
+(`teach.jsonl`); both are asked by `direct` with the adapter's prompts. A try is a draw from the distribution over
+grades, so that pass@k = 1 - (1 - p)^k is exact. Next to each is a guesser, who draws from the model's mean
+distribution and does not read the pair: what is above it is knowledge of the pair, and not variety.
+
+Besides, base SmolLM2 reasons (`r1`, temperature 1, 64 tokens, one attempt) eight times on each of 60 pairs of TREC DL
+2019; pass@k there is the mean over all sets of k of the eight answers, and an unreadable one is wrong.
+"""
+
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchmarks.claims.page import (
+    COLOURS,
+    NO_EFFECT,
+    NO_N,
+    Claim,
+    Figure,
+    Row,
+    figure,
+    resampled,
+    smallest,
+    verdict,
+    write_page,
+)
+from benchmarks.claims.small_models import (
+    Work,
+    by_query,
+    command_of,
+    label,
+    passages,
+    products,
+    shipped,
+    taught_labeler,
+    work_of,
+)
+
+# N pairs, G grades, K numbers of tries, R resamples
+
+TRIES = (1, 2, 4, 8)
+LINE = 0.0
+NUM_GRADES = 3
+NUM_ANSWERS = 8
+REASONING = {"name": "r1", "samples": NUM_ANSWERS, "temperature": 1.0, "attempts": 1, "max_think_tokens": 64}
+
+
+@dataclass(frozen=True)
+class Model:
+    """pass@k of a model and of its guesser, float64 [N, K]."""
+
+    name: str
+    passed: np.ndarray
+    guessed: np.ndarray
+
+
+def main() -> None:
+    """Label by both models and write the page."""
+    work = work_of(__doc__)
+    write_page(claim(work), work.pages)
+
+
+def claim(work: Work) -> Claim:
+    """pass@k of the base model and the trained one."""
+    pairs = products("shop.jsonl")
+    base = exact("base", work, pairs)
+    trained = exact("trained", work, pairs, lora=shipped("adapter"))
+    query_N = pairs["query_id"].rank("dense").to_numpy().astype(int) - 1
+    num_queries = int(query_N.max()) + 1
+    weight_RQ = resampled("shop", num_queries)
+    less_NK = trained.passed - base.passed
+    less_RK = np.array([by_query(less_N, query_N, weight_RQ) for less_N in less_NK.T]).T
+    differences = [
+        figure(f"difference {tries}", less_NK[:, place].mean(), less_RK[:, place], "+.3f")
+        for place, tries in enumerate(TRIES)
+    ]
+    asked = passages(work, 6, 10)
+    reasoning = sampled(work, asked)
+    mean = trained.passed.mean(0)
+    return Claim(
+        name="several-tries",
+        title="A base model stays below a trained one, however often it tries",
+        source="R3A, Figure 3a",
+        answer=f"With one try the trained model is right in {mean[0]:.0%} of pairs and the base model in "
+        f"{base.passed.mean(0)[0]:.0%}; with eight tries in {mean[-1]:.0%} and {base.passed.mean(0)[-1]:.0%}.",
+        here=verdict(differences[-1], LINE),
+        there=NO_N,
+        n=Row("n", f"{len(pairs)} composed pairs, {num_queries} queries", "a figure"),
+        headline=Row(
+            "pass@8, trained less base",
+            differences[-1],
+            "above 0 at all k; pass@1 of 1.5B distilled less base: over .10",
+        ),
+        smallest=Row(
+            "smallest difference at 8 that n could show",
+            Figure("smallest", smallest(less_RK[:, -1])),
+            NO_EFFECT,
+        ),
+        rows=[
+            *(
+                Row(f"pass@{tries}, trained less base", one)
+                for tries, one in zip(TRIES[:-1], differences[:-1], strict=True)
+            ),
+            *(line for model in (base, trained) for line in lines(model)),
+            *lines(reasoning),
+        ],
+        how=command_of("several_tries") + "The line is 0. Base and trained are SmolLM2-135M, without and with the "
+        "adapter that relabel ships (one training); pairs are the composed searches of `jobs/demo/shop.jsonl`, easier "
+        "than real ones, which the adapter never saw. A try draws from the grades' distribution (`direct`); the "
+        "paper's models reason. A guesser draws from the model's mean distribution and does not read the pair. The "
+        f"last lines are base SmolLM2 that reasons (`r1`), {len(asked)} pairs of TREC DL 2019, eight answers each, "
+        "unreadable ones wrong.",
+        gpu="the paper's models, reasoning: `r3a`, `--set engine.model=…`",
+        draw=lambda axes: draw(axes, (base, trained, reasoning)),
+    )
+
+
+def exact(name: str, work: Work, pairs: pl.DataFrame, **engine: Any) -> Model:
+    """From the distributions of `direct`."""
+    labels = label(work, name, pairs, taught_labeler(), **engine).rows
+    assert len(labels) == len(pairs)
+    both = pairs.join(labels.select("query_id", "doc_id", "probs"), on=["query_id", "doc_id"], maintain_order="left")
+    probs_NG = np.array(both["probs"].to_list())
+    return of_distributions(name, probs_NG, both["gold"].to_numpy())
+
+
+def of_distributions(name: str, probs_NG: np.ndarray, gold_N: np.ndarray) -> Model:
+    """A try draws a grade."""
+    right_N = probs_NG[np.arange(len(gold_N)), gold_N]
+    guessed_N = probs_NG.mean(0)[gold_N]
+    tries_K = np.array(TRIES)
+    return Model(name, 1 - (1 - right_N[:, None]) ** tries_K, 1 - (1 - guessed_N[:, None]) ** tries_K)
+
+
+def sampled(work: Work, pairs: pl.DataFrame) -> Model:
+    """From eight answers that reason."""
+    labels = label(work, "r1", pairs, REASONING).rows
+    both = pairs.join(
+        labels.select("query_id", "doc_id", "samples"), on=["query_id", "doc_id"], how="left", maintain_order="left"
+    )
+    gold_N = both["gold"].to_numpy()
+    grade_NS = np.full((len(pairs), NUM_ANSWERS), -1)
+    for row, samples in enumerate(both["samples"].to_list()):
+        for place, sample in enumerate(samples or ()):
+            if sample["grade"] is not None:
+                grade_NS[row, place] = sample["grade"]
+    num_right_N = (grade_NS == gold_N[:, None]).sum(1)
+    passed_NK = np.array([[chance(int(right), tries) for tries in TRIES] for right in num_right_N])
+    share_G = np.array([(grade_NS == grade).mean() for grade in range(NUM_GRADES)])
+    guessed_NK = 1 - (1 - share_G[gold_N][:, None]) ** np.array(TRIES)
+    return Model("base, reasoning", passed_NK, guessed_NK)
+
+
+def chance(num_right: int, tries: int) -> float:
+    """That a set of so many of the eight answers has a right one."""
+    return 1 - comb(NUM_ANSWERS - num_right, tries) / comb(NUM_ANSWERS, tries)
+
+
+def lines(model: Model) -> list[Row]:
+    """pass@k of the model and of its guesser."""
+    found = []
+    for title, passed_NK in ((model.name, model.passed), (f"{model.name}, guesser", model.guessed)):
+        cells = [
+            Figure(f"pass@{tries} {title}", float(passed_NK[:, place].mean()), form=".2f")
+            for place, tries in enumerate(TRIES)
+        ]
+        found.append(Row(f"pass@1 · 2 · 4 · 8: {title}", cells))
+    return found
+
+
+def draw(axes: Any, models: tuple[Model, ...]) -> None:
+    """pass@k, dashed for guessers."""
+    for place, model in enumerate(models):
+        axes.plot(TRIES, model.passed.mean(0), "o-", color=COLOURS[place], label=model.name)
+        axes.plot(TRIES, model.guessed.mean(0), "--", color=COLOURS[place], linewidth=1)
+    axes.set(
+        xlabel="tries (dashed: a guesser who does not read the pair)", ylabel="pass@k", xticks=TRIES, ylim=(0, 1.02)
+    )
+    axes.legend(frameon=False, loc="lower right")
+
+
+if __name__ == "__main__":
+    main()
