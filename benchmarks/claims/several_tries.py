@@ -34,14 +34,14 @@ from benchmarks.claims.page import (
     write_page,
 )
 from benchmarks.claims.small_models import (
+    Labelled,
     Work,
+    base_and_trained,
     by_query,
     command_of,
     label,
     passages,
     products,
-    shipped,
-    taught_labeler,
     work_of,
 )
 
@@ -72,8 +72,7 @@ def main() -> None:
 def claim(work: Work) -> Claim:
     """pass@k of the base model and the trained one."""
     pairs = products("shop.jsonl")
-    base = exact("base", work, pairs)
-    trained = exact("trained", work, pairs, lora=shipped("adapter"))
+    base, trained = (exact(name, run, pairs) for name, run in base_and_trained(work, pairs).items())
     query_N = pairs["query_id"].rank("dense").to_numpy().astype(int) - 1
     num_queries = int(query_N.max()) + 1
     weight_RQ = resampled("shop", num_queries)
@@ -124,11 +123,9 @@ def claim(work: Work) -> Claim:
     )
 
 
-def exact(name: str, work: Work, pairs: pl.DataFrame, **engine: Any) -> Model:
+def exact(name: str, run: Labelled, pairs: pl.DataFrame) -> Model:
     """From the distributions of `direct`."""
-    labels = label(work, name, pairs, taught_labeler(), **engine).rows
-    assert len(labels) == len(pairs)
-    both = pairs.join(labels.select("query_id", "doc_id", "probs"), on=["query_id", "doc_id"], maintain_order="left")
+    both = pairs.join(run.rows.select("query_id", "doc_id", "probs"), on=["query_id", "doc_id"], maintain_order="left")
     probs_NG = np.array(both["probs"].to_list())
     return of_distributions(name, probs_NG, both["gold"].to_numpy())
 

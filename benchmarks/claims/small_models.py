@@ -91,19 +91,21 @@ class Labelled:
     done: Done
 
 
-def label(work: Work, name: str, pairs: pl.DataFrame, labeler: dict[str, Any], **engine: Any) -> Labelled:
-    """All pairs by a labeler; `engine` adds to the engine's options."""
+def label(
+    work: Work, name: str, pairs: pl.DataFrame, labeler: dict[str, Any], *, reuse: str | None = None, **engine: Any
+) -> Labelled:
+    """All pairs by a labeler; `engine` adds to the engine's options, `reuse` is a run whose labels are taken."""
     file = work.folder / f"{name}.parquet"
     if not file.exists():
         pairs.write_parquet(file)
-    text = ["title", "body"] if "title" in pairs.columns else ["document"]
     job = {
         "name": name,
-        "input": {"path": str(file), "columns": {"document": text}},
+        "input": {"path": str(file)},
         "labeler": labeler,
         "engine": {"name": "transformers", "model": work.model, "args": {**work.engine, **engine}},
         "run": {"max_failed_fraction": 1.0, "stop_when_unreadable": False, "chunk_rows": 64},
         "output": str(work.folder / name),
+        "reuse": [] if reuse is None else [str(work.folder / reuse)],
     }
     spec = work.folder / f"{name}.yaml"
     spec.write_text(json.dumps(job), encoding="utf-8")
@@ -135,7 +137,9 @@ def products(file: str) -> pl.DataFrame:
     """The composed product searches that relabel ships (`jobs/demo`): `shop.jsonl` or `teach.jsonl`."""
     with resources.as_file(resources.files("relabel.jobs").joinpath("demo", file)) as path:
         rows = pl.read_ndjson(path)
-    return rows.select("query_id", "query", "doc_id", "title", "body", gold=pl.col("grade").cast(pl.Int64))
+    # as relabel joins columns
+    document = pl.concat_str(pl.col("title", "body").replace("", None), separator="\n\n", ignore_nulls=True)
+    return rows.select("query_id", "query", "doc_id", document=document, gold=pl.col("grade").cast(pl.Int64))
 
 
 def shipped(name: str) -> str:
@@ -146,6 +150,17 @@ def shipped(name: str) -> str:
 def taught_labeler() -> dict[str, Any]:
     """The labeler of the shipped adapter."""
     return {"name": "direct", "grades": 3, "templates": shipped("templates")}
+
+
+def base_and_trained(work: Work, pairs: pl.DataFrame) -> dict[str, Labelled]:
+    """The model as it is, and with the shipped adapter, asked alike; every pair has a label."""
+    adapter = shipped("adapter")
+    runs = {
+        "base": label(work, "base", pairs, taught_labeler()),
+        "trained": label(work, "trained", pairs, taught_labeler(), lora=adapter),
+    }
+    assert all(len(run.rows) == len(pairs) for run in runs.values())
+    return runs
 
 
 # ------------------------------------------------------------------------------
