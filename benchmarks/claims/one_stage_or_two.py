@@ -18,6 +18,7 @@ import polars as pl
 from benchmarks.claims.page import (
     BORDERLINE,
     COLOURS,
+    NOT_SHOWN,
     Claim,
     Figure,
     Row,
@@ -25,7 +26,6 @@ from benchmarks.claims.page import (
     resampled,
     smallest,
     smallest_of,
-    verdict,
     write_page,
 )
 from benchmarks.claims.small_models import Labelled, Work, by_query, command_of, label, passages, work_of
@@ -65,7 +65,7 @@ def claim(work: Work) -> Claim:
         f"{NUM_PASSAGES} passages "
         f"of a query share the first stage; accuracy differs by {difference.value:+.2f}, and {len(pairs)} pairs show "
         f"nothing below {smallest(difference_R):.2f}.",
-        here=verdict(difference, 0),
+        here=NOT_SHOWN,
         there=BORDERLINE,
         n=Row("n", f"{len(pairs)} pairs, {NUM_QUERIES} queries, one small model", "900 pairs, one 7B model"),
         headline=Row("accuracy, two stages less one", difference, "+4.6 points (65.2, 60.6)"),
@@ -90,7 +90,8 @@ def claim(work: Work) -> Claim:
             ),
         ],
         how=command_of("one_stage_or_two") + "The model is "
-        "SmolLM2-135M, a poor judge: its accuracy is of no worth, its tokens are those of any model. The line is 0. "
+        "SmolLM2-135M, a poor judge: its accuracy is of no worth, its tokens are those of any model. The verdict was "
+        "fixed before the run: an interval over six queries is too narrow to decide by. "
         "Reasoning has 48 tokens at most; the paper's has no such limit. The first stage is asked once a query.",
         gpu="the paper's size of model, all pairs: `--set engine.model=…`",
         draw=lambda axes: draw(axes, runs, len(pairs)),
