@@ -29,7 +29,6 @@ import pyarrow.parquet as pq
 from scipy import stats
 from sklearn.linear_model import Ridge
 from sklearn.metrics import cohen_kappa_score, f1_score, roc_auc_score
-from sklearn.preprocessing import StandardScaler
 
 from benchmarks.grow import frozen_features
 from benchmarks.real_runs import relabel
@@ -284,7 +283,7 @@ def stuffing(data: Path) -> Iterator[Found]:
     for year, held in taught.items():
         keys = sorted({key for run in held for key in run.keys})
         rows = {"query": [bodies[year, *key][0] for key in keys], "title": [bodies[year, *key][1] for key in keys]}
-        features = StandardScaler().fit_transform(frozen_features(pl.DataFrame(rows)).astype(float))
+        features = standard(frozen_features(pl.DataFrame(rows)).astype(float))
         for run in held:
             place = np.array([overlap(*bodies[year, *key]) for key in run.keys])
             at = {key: number for number, key in enumerate(keys)}
@@ -310,6 +309,14 @@ def by_bin(run: Run, place: np.ndarray, is_called: np.ndarray) -> tuple[list[flo
         seen = run.share(is_seen)
         many.append(np.where(seen > 0, run.share(is_seen & is_called) / np.where(seen > 0, seen, 1), np.nan))
     return value, many
+
+
+def standard(features: np.ndarray) -> np.ndarray:
+    """Mean 0 and deviation 1; what never varies is 0."""
+    varies = np.ptp(features, axis=0) > 0
+    scaled = np.zeros_like(features)
+    scaled[:, varies] = stats.zscore(features[:, varies])
+    return scaled
 
 
 def student(run: Run, features: np.ndarray) -> np.ndarray:

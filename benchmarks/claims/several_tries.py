@@ -8,13 +8,10 @@ is SmolLM2-135M, trained is the same with the adapter that relabel ships, which 
 (`teach.jsonl`); both are asked by `direct` with the adapter's prompts. A try is a draw from the distribution over
 grades, so that pass@k = 1 - (1 - p)^k is exact. Next to each is a guesser, who draws from the model's mean
 distribution and does not read the pair: what is above it is knowledge of the pair, and not variety.
-
-Besides, base SmolLM2 reasons (`r1`, temperature 1, 64 tokens, one attempt) eight times on each of 60 pairs of TREC DL
-2019; pass@k there is the mean over all sets of k of the eight answers, and an unreadable one is wrong.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -39,8 +36,6 @@ from benchmarks.claims.small_models import (
     base_and_trained,
     by_query,
     command_of,
-    label,
-    passages,
     products,
     work_of,
 )
@@ -49,9 +44,6 @@ from benchmarks.claims.small_models import (
 
 TRIES = (1, 2, 4, 8)
 LINE = 0.0
-NUM_GRADES = 3
-NUM_ANSWERS = 8
-REASONING = {"name": "r1", "samples": NUM_ANSWERS, "temperature": 1.0, "attempts": 1, "max_think_tokens": 64}
 
 
 @dataclass(frozen=True)
@@ -82,8 +74,6 @@ def claim(work: Work) -> Claim:
         figure(f"difference {tries}", less_NK[:, place].mean(), less_RK[:, place], "+.3f")
         for place, tries in enumerate(TRIES)
     ]
-    asked = passages(work, 6, 10)
-    reasoning = sampled(work, asked)
     mean = trained.passed.mean(0)
     return Claim(
         name="several-tries",
@@ -110,16 +100,14 @@ def claim(work: Work) -> Claim:
                 for tries, one in zip(TRIES[:-1], differences[:-1], strict=True)
             ),
             *(line for model in (base, trained) for line in lines(model)),
-            *lines(reasoning),
         ],
         how=command_of("several_tries") + "The line is 0. Base and trained are SmolLM2-135M, without and with the "
         "adapter that relabel ships (one training); pairs are the composed searches of `jobs/demo/shop.jsonl`, easier "
         "than real ones, which the adapter never saw. A try draws from the grades' distribution (`direct`); the "
-        "paper's models reason. A guesser draws from the model's mean distribution and does not read the pair. The "
-        f"last lines are base SmolLM2 that reasons (`r1`), {len(asked)} pairs of TREC DL 2019, eight answers each, "
-        "unreadable ones wrong.",
+        "paper's models reason, which is open here. A guesser draws from the model's mean distribution and does not "
+        "read the pair.",
         gpu="the paper's models, reasoning: `r3a`, `--set engine.model=…`",
-        draw=lambda axes: draw(axes, (base, trained, reasoning)),
+        draw=lambda axes: draw(axes, (base, trained)),
     )
 
 
@@ -138,30 +126,6 @@ def of_distributions(name: str, probs_NG: np.ndarray, gold_N: np.ndarray) -> Mod
     return Model(name, 1 - (1 - right_N[:, None]) ** tries_K, 1 - (1 - guessed_N[:, None]) ** tries_K)
 
 
-def sampled(work: Work, pairs: pl.DataFrame) -> Model:
-    """From eight answers that reason."""
-    labels = label(work, "r1", pairs, REASONING).rows
-    both = pairs.join(
-        labels.select("query_id", "doc_id", "samples"), on=["query_id", "doc_id"], how="left", maintain_order="left"
-    )
-    gold_N = both["gold"].to_numpy()
-    grade_NS = np.full((len(pairs), NUM_ANSWERS), -1)
-    for row, samples in enumerate(both["samples"].to_list()):
-        for place, sample in enumerate(samples or ()):
-            if sample["grade"] is not None:
-                grade_NS[row, place] = sample["grade"]
-    num_right_N = (grade_NS == gold_N[:, None]).sum(1)
-    passed_NK = np.array([[chance(int(right), tries) for tries in TRIES] for right in num_right_N])
-    share_G = np.array([(grade_NS == grade).mean() for grade in range(NUM_GRADES)])
-    guessed_NK = 1 - (1 - share_G[gold_N][:, None]) ** np.array(TRIES)
-    return Model("base, reasoning", passed_NK, guessed_NK)
-
-
-def chance(num_right: int, tries: int) -> float:
-    """That a set of so many of the eight answers has a right one."""
-    return 1 - comb(NUM_ANSWERS - num_right, tries) / comb(NUM_ANSWERS, tries)
-
-
 def lines(model: Model) -> list[Row]:
     """pass@k of the model and of its guesser."""
     found = []
@@ -174,7 +138,7 @@ def lines(model: Model) -> list[Row]:
     return found
 
 
-def draw(axes: Any, models: tuple[Model, ...]) -> None:
+def draw(axes: Any, models: Sequence[Model]) -> None:
     """pass@k, dashed for guessers."""
     for place, model in enumerate(models):
         axes.plot(TRIES, model.passed.mean(0), "o-", color=COLOURS[place], label=model.name)

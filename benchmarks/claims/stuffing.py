@@ -227,7 +227,8 @@ def students_of(year: Year) -> Iterator[Fooled]:
     """The student of each judge of a year."""
     feature_NF = frozen_features(year.pairs.select("query", title="body")).astype(np.float64)
     feature_NF -= feature_NF.mean(0)
-    feature_NF /= feature_NF.std(0)
+    scale_F = feature_NF.std(0)
+    feature_NF /= np.where(scale_F > 0, scale_F, 1.0)  # u * v is 0 throughout in two of MiniLM's dimensions
     num_queries = int(year.query.max()) + 1
     part_Q = np.random.default_rng(SEED).permutation(num_queries) % NUM_PARTS
     for judge in year.judges:
