@@ -263,7 +263,7 @@ def stuffing(data: Path) -> Iterator[Found]:
         for row in reversed(pq.read_table(data / folder / "pairs.parquet").to_pylist()):
             bodies[year, row["query_id"], row["doc_id"]] = (row["query"], row["body"] or "")
     values, resamples = [], []
-    taught: dict[str, list[Run]] = {"dl19": [], "dl20": []}
+    taught: dict[str, list[Run]] = {"dl19": []}
     for run in runs(data):
         if run.name[:4] in taught:
             taught[run.name[:4]].append(run)

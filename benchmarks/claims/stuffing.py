@@ -1,14 +1,14 @@
 """A7: judges call irrelevant passages relevant when they hold the query's words (arXiv:2501.17969). Here nobody put
 the words there. A student of each judge is asked the same.
 
-The rule for students, set before their first run. For each judge of DL 2019 and 2020, queries are split into five
-parts. A ridge regression learns from four parts which passages the judge calls relevant, and scores the fifth. Its
-features are |u - v| and u * v of MiniLM-L6's vectors of query and passage (64 tokens, not trained, as in
-`benchmarks/grow.py`), each with mean 0 and deviation 1 over the year's pairs; the penalty is 10,000. The student calls
-as many passages relevant as its judge does, those with the highest scores. It is fooled by words if the interval of
-its rise is above 0, and less than its judge if the interval of the difference of the rises is below 0. Nothing else was
-tried. Students are not trained again on resamples, so intervals are over queries that are asked, not over those that
-are learned from.
+The rule for students, set before their first run. For each judge of DL 2019 (of DL 2020, too, at first: cut for its CPU
+time before any figure was seen), queries are split into five parts. A ridge regression learns from four parts which
+passages the judge calls relevant, and scores the fifth. Its features are |u - v| and u * v of MiniLM-L6's vectors of
+query and passage (64 tokens, not trained, as in `benchmarks/grow.py`), each with mean 0 and deviation 1 over the year's
+pairs; the penalty is 10,000. The student calls as many passages relevant as its judge does, those with the highest
+scores. It is fooled by words if the interval of its rise is above 0, and less than its judge if the interval of the
+difference of the rises is below 0. Nothing else was tried. Students are not trained again on resamples, so intervals
+are over queries that are asked, not over those that are learned from.
 """
 
 import re
@@ -27,7 +27,7 @@ from benchmarks.grow import frozen_features
 # Q queries of a year, B bins of overlap, R resamples, N pairs of a year, L pairs of a judge, F features, X any axes
 
 YEARS = {"dl19": "trec_dl19", "dl20": "trec_dl20", "dl21": "trec_dl21", "dl23": "llmjudge_dl23"}
-TAUGHT_YEARS = ("dl19", "dl20")
+TAUGHT_YEAR = "dl19"
 NUM_PARTS = 5
 PENALTY = 1e4
 SEED = 7
@@ -72,8 +72,8 @@ def claim(folder: Path) -> Claim:
     rise = figure("rise", rise_of(shares_B), rise_of(shares_RB))
     rises = [figure(f"rise {one.name}", rise_of(one.shares), rise_of(one.shares_resampled)) for one in found]
     apart = sum(one.low is not None and one.low > 0 for one in rises)
-    taught = [one for one in found if one.name[:4] in TAUGHT_YEARS]
-    students = [student for year in years if year.name in TAUGHT_YEARS for student in students_of(year)]
+    taught = [one for one in found if one.name.startswith(TAUGHT_YEAR)]
+    students = [student for year in years if year.name == TAUGHT_YEAR for student in students_of(year)]
     students_B = np.mean([one.shares for one in students], axis=0)
     return Claim(
         name="stuffing",
@@ -97,7 +97,7 @@ def claim(folder: Path) -> Claim:
         rows=[
             *(Row(f"called relevant, words of the query in them: {one.name}", one) for one in bins),
             Row("runs whose interval of the rise is above 0", f"{apart} of {len(rises)}"),
-            Row(f"the rise of the {len(taught)} runs of DL 2019 and 2020", mean_rise("rise taught", taught)),
+            Row(f"the rise of the {len(taught)} runs of DL 2019", mean_rise("rise taught", taught)),
             Row("the rise of their students, frozen MiniLM", mean_rise("rise students", students)),
             Row("students less judges", mean_difference(students, taught)),
             Row(
@@ -268,7 +268,7 @@ def draw(axes: Any, found: list[Fooled], shares_B: np.ndarray, students_B: np.nd
     for one in found:
         axes.plot(range(len(BINS)), one.shares, color=COLOURS[3], linewidth=0.6)
     axes.plot(range(len(BINS)), shares_B, "o-", color=COLOURS[0], linewidth=2, label="judges, mean")
-    axes.plot(range(len(BINS)), students_B, "s--", color=COLOURS[1], label="students of DL 2019 and 2020, mean")
+    axes.plot(range(len(BINS)), students_B, "s--", color=COLOURS[1], label="students of DL 2019, mean")
     axes.legend(frameon=False, loc="upper left")
     axes.set(xlabel="share of the query's words in the passage", ylabel="called relevant, of irrelevant")
     axes.set_xticks(range(len(BINS)), ("< 1/4", "1/4 to 1/2", "1/2 to 3/4", "≥ 3/4", "all"))
