@@ -106,7 +106,7 @@ def claim(work: Work) -> Claim:
         "Searches are composed ones (`jobs/demo/shop.jsonl`), easier than real ones. On real searches, a student of "
         "Qwen2.5-1.5B's labels with 1,700 further queries had 1.00 (.89 to 1.09) of its teacher's AUC above chance "
         "(`benchmarks/headline_cpu_2026-11-24.md`, not run again).",
-        gpu="a teacher better than both: `docs/teachers/r3a-grpo.yaml`, `--set engine.model=…`",
+        gpu="a teacher better than both: `r3a`, `--set engine.model=…`",
         draw=lambda axes: draw(axes, accuracy),
     )
 

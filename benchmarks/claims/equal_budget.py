@@ -97,7 +97,7 @@ def claim(folder: Path) -> Claim:
         "less than half of it does. The paper's Table 3 compares 1k tokens with a top-k that has no budget "
         "(318k on ASQA). Its trained selector (GRPO over top-k on 2Wiki: +11.25 points, shown there) is not "
         "tested here: it takes a GPU. The line is 0.",
-        gpu="the trained selector: `docs/teachers/res-rag.yaml`, `--set init=…`",
+        gpu="the trained selector: `relabel train`, method `res-rag`, `--set init=…`",
         draw=lambda axes: draw(axes, ways),
     )
 

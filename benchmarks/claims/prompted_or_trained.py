@@ -93,7 +93,7 @@ def claim(work: Work) -> Claim:
         "real ones. On real ones (Crowdflower, 500 rows of 73 queries), 37 minutes of training took the AUC of grade 0 "
         "from .456 to .863 (`benchmarks/teacher_sft_cpu_2026-11-23.md`, one seed, not run again). Three seeds on those "
         "rows are open.",
-        gpu="the papers' models, three seeds, masking: `docs/teachers/graph-grpo-2-masked-cot.yaml`, `--set init=…`",
+        gpu="the papers' models, three seeds, masking: `relabel train` of `graph-grpo`, `--set init=…`",
         draw=lambda axes: draw(axes, shown),
     )
 

@@ -103,7 +103,7 @@ def claim(folder: Path) -> Claim:
         how="Passages have 100 words, the best are by BM25 over all pages; an answer counts word for word. RDR2 "
         "trains a model to choose nodes of the page's tree, which is not tested here: an untrained one lost "
         "to windows (`benchmarks/routing_pages_cpu_2026-11-23.md` in a clone). The line is 0.",
-        gpu="the trained router: `docs/teachers/router-sft.yaml`, `--set init=…`",
+        gpu="the trained router: `relabel train` of `route`, `--set init=…`",
         draw=lambda axes: draw(axes, shares, words),
     )
 
