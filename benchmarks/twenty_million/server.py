@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+BIND_AGAIN_S = 0.5
 KEEP_S = 2.0
 """How often counts are written, seconds."""
 ROW = re.compile(rb"Number (\d+)\.")
@@ -124,7 +125,12 @@ async def serve(port: int, counts: Counts, latency_s: float) -> None:
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    server = await loop.create_server(lambda: Connection(counts, latency_s), "127.0.0.1", port, backlog=1024)
+    while True:
+        try:
+            server = await loop.create_server(lambda: Connection(counts, latency_s), "127.0.0.1", port, backlog=1024)
+            break
+        except OSError:  # somebody's connection goes out from this port; the show's jobs name it
+            await asyncio.sleep(BIND_AGAIN_S)
     async with server:
         while not over.is_set():
             try:
