@@ -32,7 +32,7 @@ from relabel.labelers.engines.openai_options import server_address
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.process import require
+from relabel.manifests.process import require, started_processes
 from relabel.manifests.records import digest_of
 from relabel.manifests.secrets import counted
 
@@ -89,11 +89,14 @@ class GrpoTeacher(TeacherTrainer):
         self.digest = digest_of([gold.prompts, *self._learned(gold), self.labeler, self.templates])
         self._gold, self._held_out = gold.split(spec.split)
         rows = self._gold.rows
-        if len(rows) < spec.prompts_per_step:
+        self._num_processes = started_processes()
+        self._prompts_per_step = spec.prompts_per_step * self._num_processes
+        if len(rows) < self._prompts_per_step:
+            times = f" · {self._num_processes} processes" if self._num_processes > 1 else ""
             raise InputError(
                 f"{gold.about.path}: {counted(len(rows), 'prompt')} to learn from, {len(self._held_out)} held "
-                f"out, and a step takes {spec.prompts_per_step} (train.batch_size · train.accumulation / "
-                "rollouts.group). Lower one of the first two, or raise the third."
+                f"out, and a step takes {self._prompts_per_step} (train.batch_size · train.accumulation / "
+                f"rollouts.group{times}). Lower one of the first two, or raise the third."
             )
         self.notes = []
         if isinstance(spec, GraphGrpoSpec) and not gold.has_node_gold:
@@ -141,9 +144,9 @@ class GrpoTeacher(TeacherTrainer):
         train = self._spec.train
         updates = self._spec.rollouts.updates
         rows = self._gold.rows
-        batches = len(rows) // self._spec.prompts_per_step
+        batches = len(rows) // self._prompts_per_step
         steps = train.max_steps or max(1, math.ceil(train.epochs * batches * updates))
-        examples = math.ceil(steps / updates) * train.batch_size * train.accumulation
+        examples = math.ceil(steps / updates) * train.batch_size * train.accumulation * self._num_processes
         every = train.eval_every or train.save_every
         evaluated = sum(len(row.first.ids) + self._max_answer for row in self._held_out if row.first is not None)
         mean_prompt = sum(map(len, self._gold.prompts)) / len(rows)
@@ -196,8 +199,6 @@ class GrpoTeacher(TeacherTrainer):
             max_answer_tokens=self._max_answer,
             halvings=halvings,
         )
-        if arguments.world_size > 1:
-            raise ConfigError(f"method {spec.method} trains in one process; {arguments.world_size} were started.")
         self._log = RolloutLog(folder, columns=self.columns)
         at_once = spec.rollouts.at_once
         if not at_once and halvings:

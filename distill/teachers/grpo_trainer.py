@@ -4,16 +4,17 @@ answers under a grammar (res-rag); greedy evaluation on held-out rows. Importing
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import RepeatSampler, pad
@@ -30,11 +31,11 @@ from relabel.distill.teachers.credit import (
     segments_of,
     token_advantages,
 )
-from relabel.distill.teachers.rewards import GoldRow, Score, Scored, answer_figures, roll_rows
-from relabel.distill.teachers.rollout_log import RolloutLog
+from relabel.distill.teachers.rewards import GoldRow, Score, Scored, answer_figures, grades_of, roll_rows
+from relabel.distill.teachers.rollout_log import RolloutLog, as_logged
 from relabel.distill.teachers.rollouts import AskedIds, Dialogues, Rollout
+from relabel.distill.teachers.sampling import AnswerKey, Drawing, uniforms_of
 from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining, VllmSection
-from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler
@@ -139,6 +140,7 @@ def grpo_arguments(
         "use_bias_correction_kl": False,
         "disable_dropout": True,
         "gradient_checkpointing": settings.gradient_checkpointing,
+        "ddp_find_unused_parameters": False,  # all of them are in every loss
     }
     if rollouts.vllm is not None:
         values |= vllm_arguments(rollouts.vllm, max_tokens=settings.max_tokens)
@@ -160,33 +162,29 @@ class EpochSampler(RepeatSampler):  # type: ignore[misc]  # TRL is not typed
 
 
 # ------------------------------------------------------------------------------
-# Evaluation on held-out rows: the policy answers them without sampling.
-#
-# Random generators are left as they were: a training with evaluations and one without sample the same rollouts.
+# Evaluation on held-out rows: the policy answers them without sampling. A process takes a stretch of the rows, and all
+# of them see the figures of all.
 
 
 @contextmanager
 def greedy(trainer: Any) -> Iterator[None]:
-    """The most probable token each time, and generators as they were, while TRL's trainer generates."""
-    if trainer.use_vllm:  # which draws from a generator of its own
-        vllm = trainer.vllm_generation
-        temperature = vllm.temperature
-        vllm.temperature = 0.0
-        try:
-            yield
-        finally:
-            vllm.temperature = temperature
+    """vLLM takes the most probable token each time; what we draw ourselves, we draw for a step's rollouts alone."""
+    if not trainer.use_vllm:
+        yield
         return
-    sampled = trainer.generation_config, trainer.generation_kwargs
-    states = checkpoints.random_states()
-    unsampled = trainer.generation_kwargs.keys() - {"temperature", "top_p", "top_k", "min_p"}
-    trainer.generation_kwargs = {name: trainer.generation_kwargs[name] for name in unsampled} | {"do_sample": False}
-    trainer.generation_config = GenerationConfig(**trainer.generation_kwargs, disable_compile=True)
+    vllm = trainer.vllm_generation
+    temperature = vllm.temperature
+    vllm.temperature = 0.0
     try:
         yield
     finally:
-        trainer.generation_config, trainer.generation_kwargs = sampled
-        checkpoints.restore_random(states)
+        vllm.temperature = temperature
+
+
+def own_stretch(count: int, accelerator: Any) -> slice:
+    """This process's of so many rows: stretches of all processes, one after another, are all rows in their order."""
+    number = accelerator.process_index
+    return slice(number * count // accelerator.num_processes, (number + 1) * count // accelerator.num_processes)
 
 
 # ------------------------------------------------------------------------------
@@ -194,9 +192,15 @@ def greedy(trainer: Any) -> Iterator[None]:
 #
 # TRL's hooks are private; `trl==1.16.*` is pinned, and tests/teachers/test_grpo_trainer.py is the contract: with TRL's
 # normaliser and loss this equals its plain GRPO bit for bit. Overridden, and why: `rollout_func` (the labeler's turns),
-# `_calculate_rewards` (format judged on token ids), `_generate_and_score_completions` (the population's σ; what the
-# loss needs travels with the batch through TRL's shuffling), `_compute_loss` (its figures by row), `_get_train_sampler`
-# (an order that a resumed second epoch repeats), `_send_telemetry`.
+# `_generate_single_turn` (tokens drawn by prompt and sample), `_calculate_rewards` (format judged on token ids),
+# `_generate_and_score_completions` (the population's σ; what the loss needs travels with the batch through TRL's
+# shuffling), `_compute_loss` (its figures by row), `_get_train_sampler` (an order that a resumed second epoch repeats),
+# `_send_telemetry`.
+#
+# Of several processes each takes whole groups, the same ones that a single process would have at that place of a longer
+# batch. The loss is a mean over rollouts, of which all batches have as many, and DDP averages gradients over processes:
+# that is the mean over all. What is shuffled, is shuffled alike in all of them, so the random generators of the first
+# process, which a checkpoint holds, are those of all.
 
 
 # N prompts, G rollouts of a prompt, B = N·G
@@ -229,6 +233,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
     """
 
     progress_figures = ("reward", "loss")
+    warms_up_from_0 = False
 
     def __init__(
         self,
@@ -260,13 +265,17 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         self._rollouts: list[Rollout] = []
         self._logprobs: list[TurnLogprobs] = []
         self._scores: list[Score] = []
+        self._asked: list[tuple[int, int]] | None = None  # row and sample of each conversation; None writes greedily
         self._pending: dict[str, float] = {}
-        self._places: list[int] = []
+        self._losses: list[float] = []
+        self._places: list[list[int]] = []
         self._upcoming: Iterator[Any] = iter(())
         super().__init__(
             reward_funcs=[_reward], train_dataset=Dataset.from_dict({"prompt": list(range(len(rows)))}), **kwargs
         )
         self.updates = self.num_iterations
+        if not self.use_vllm:
+            self._choose_tokens_ourselves()
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
         self.model_wrapped = self.accelerator.prepare_model(self.model)
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
@@ -278,18 +287,38 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
     def backward(self, step: int) -> tuple[dict[str, float], list[int]]:
         self.state.global_step = step  # TRL gives vLLM the weights of each step once
         self._pending = {}
+        self._losses = []
         self._places = []
         epoch, step_of_epoch = divmod(step, self.epoch_steps)
         if step_of_epoch == 0:
             self._upcoming = self._batches(epoch)
-        for batch in islice(self._upcoming, self.args.gradient_accumulation_steps):
-            self.training_step(self.model_wrapped, batch, None)
+        last = self.args.gradient_accumulation_steps - 1
+        for number, batch in enumerate(islice(self._upcoming, last + 1)):
+            # gradients travel with the last batch
+            with nullcontext() if number == last else self.accelerator.no_sync(self.model_wrapped):
+                self.training_step(self.model_wrapped, batch, None)
+        self._pending["loss"] = self._loss_of_all(step + 1)
         metrics = self._metrics["train"]
         for name, figure in CURVES.items():
             if metrics.get(name):
                 self._pending[figure] = sum(metrics[name]) / len(metrics[name])
         metrics.clear()
-        return self._pending, self._places
+        return self._pending, [row for rows in self._places for row in rows]
+
+    def _loss_of_all(self, step: int) -> float:
+        """The step's loss, the mean over all processes.
+
+        Raises:
+            TrainingError: one of a batch is not finite, in any process.
+        """
+        (shown,) = self.accelerator.reduce(
+            torch.tensor([sum(self._losses)], dtype=torch.float64, device=self.accelerator.device), reduction="mean"
+        ).tolist()
+        if not math.isfinite(shown):
+            rows = [rows for loss, rows in zip(self._losses, self._places, strict=True) if not math.isfinite(loss)]
+            what = f"the loss is not finite (loss {shown:.4g})"
+            raise self.place.not_finite(what, [row for of_batch in gather_object(rows) for row in of_batch], step=step)
+        return float(shown)
 
     def _batches(self, epoch: int) -> Iterator[Any]:
         self._loader.set_epoch(epoch)
@@ -315,15 +344,19 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         rewards_NG = rewards.view(-1, self.num_generations)
         batch["advantages"] = self._advantages(rewards_NG).flatten()
         batch["place"] = torch.tensor([sample["prompt"] for sample in inputs], device=device)
-        self._pending |= answer_figures(self._rollouts, self._scores)
         self._extend(batch, rewards_NG)
-        self._rollout_log.add(
-            self.state.global_step + 1,
-            self._rollouts,
-            self._scores,
-            advantages=batch["advantages"].tolist(),
-            group=self.num_generations,
+        self._pending |= answer_figures(gather_object(grades_of(self._rollouts)), gather_object(self._scores))
+        logged = gather_object(
+            as_logged(
+                self.state.global_step + 1,
+                self._rollouts,
+                self._scores,
+                advantages=batch["advantages"].tolist(),
+                group=self.num_generations,
+            )
         )
+        if self.accelerator.is_main_process:  # it alone writes
+            self._rollout_log.add(logged)
         return batch
 
     def _extend(self, batch: dict[str, Any], rewards_NG: Tensor) -> None:
@@ -331,7 +364,9 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 
     def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
         self._logprobs = []
+        self._asked = [(number, place % self.num_generations) for place, number in enumerate(prompts)]
         self._rollouts = roll_rows(self._dialogues, [self._rows[number] for number in prompts], self._write)
+        self._asked = None
         generated: dict[str, Any] = {
             "prompt_ids": [rollout.prompt_ids for rollout in self._rollouts],
             "completion_ids": [rollout.completion_ids for rollout in self._rollouts],
@@ -341,7 +376,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
             generated["env_mask"] = [list(map(int, rollout.is_own)) for rollout in self._rollouts]
         return generated
 
-    def _write(self, contexts: Sequence[list[int]]) -> Sequence[list[int]]:
+    def _write(self, contexts: Sequence[AskedIds]) -> Sequence[list[int]]:
         """Answers to all contexts: together, or the longest first in so many at a time that little is padding."""
         size = self._at_once or len(contexts)
         order = list(range(len(contexts)))
@@ -358,6 +393,60 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
             self._logprobs.append([logprobs.get(number, ()) for number in range(len(contexts))])
         return [answers[number] for number in range(len(contexts))]
 
+    def _choose_tokens_ourselves(self) -> None:
+        """transformers takes the most probable token each time, which `Drawing` may have chosen."""
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            del self.generation_kwargs[name]
+        self.generation_kwargs["do_sample"] = False
+        self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
+
+    def _generate_single_turn(self, prompt_ids: Sequence[AskedIds], *others: Any, **options: Any) -> Any:
+        """An answer to each prompt, up to its end token or the limit."""
+        if self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, *others, **options)
+        prompts = [torch.tensor(list(ids)) for ids in prompt_ids]
+        device = self.accelerator.device
+        inputs = {
+            "input_ids": pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left").to(device),
+            "attention_mask": pad([torch.ones_like(prompt) for prompt in prompts], padding_side="left").to(device),
+        }
+        width = inputs["input_ids"].shape[1]
+        settings = {
+            "generation_kwargs": self.generation_kwargs,
+            "gradient_checkpointing_kwargs": self.args.gradient_checkpointing_kwargs,
+        }
+        with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **settings) as model, torch.no_grad():
+            written = model.generate(
+                **inputs,
+                generation_config=self.generation_config,
+                logits_processor=LogitsProcessorList(self._processors(prompt_ids, width)),
+            )[:, width:].tolist()
+        ends = set(self.eos_token_ids)
+        return [_up_to_end(ids, ends) for ids in written], None
+
+    def _processors(self, prompt_ids: Sequence[AskedIds], width: int) -> list[Any]:
+        """What chooses the tokens of answers to these prompts, padded to so many; none chooses the most probable."""
+        if self._asked is None:
+            return []
+        keys = []
+        for ids in prompt_ids:
+            row, sample = self._asked[ids.number]
+            keys.append(
+                AnswerKey(
+                    seed=self.args.seed,
+                    step=self.state.global_step,
+                    row=row,
+                    sample=sample,
+                    place=len(ids),
+                )
+            )
+        processors: list[Any] = []
+        if self.temperature != 1.0:
+            processors.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_p < 1.0:
+            processors.append(TopPLogitsWarper(self.top_p))
+        return [*processors, Drawing(uniforms_of(keys, self.max_completion_length), width)]
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
         self._scores = self._scored(self._rollouts, [self._rows[number] for number in prompts])
         rewards = [[score.reward] for score in self._scores]
@@ -367,13 +456,8 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = self._loss(model, inputs)
-        shown = float(loss.detach())
-        places = inputs["place"].tolist()
-        if not math.isfinite(shown):
-            what = f"the loss is not finite (loss {shown:.4g})"
-            raise self.place.not_finite(what, places, step=self.state.global_step + 1)
-        self._pending["loss"] = self._pending.get("loss", 0.0) + shown
-        self._places += places
+        self._losses.append(float(loss.detach()))
+        self._places.append(inputs["place"].tolist())
         return loss
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -387,11 +471,13 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
             return None
         self.state.global_step = step
         batch = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        own = self._held_out[own_stretch(len(self._held_out), self.accelerator)]
         rollouts = []
         with greedy(self):
-            for start in range(0, len(self._held_out), batch):
-                rollouts += roll_rows(self._dialogues, self._held_out[start : start + batch], self._write)
-            return answer_figures(rollouts, self._scored(rollouts, self._held_out))
+            for start in range(0, len(own), batch):
+                rollouts += roll_rows(self._dialogues, own[start : start + batch], self._write)
+            scores = self._scored(rollouts, own)
+        return answer_figures(gather_object(grades_of(rollouts)), gather_object(scores))
 
     def own_state(self, step: int) -> dict[str, Any]:
         return {"log": self._rollout_log.state(step)}
@@ -411,6 +497,14 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
 def _reward(**_: Any) -> list[float]:
     """Named for TRL's figures; `_calculate_rewards` does the work."""
     raise AssertionError("rewards are calculated from rollouts")
+
+
+def _up_to_end(ids: list[int], ends: Set[int]) -> list[int]:
+    """An answer's tokens up to the first one that ends it."""
+    for number, token in enumerate(ids, start=1):
+        if token in ends:
+            return ids[:number]
+    return ids
 
 
 # ------------------------------------------------------------------------------
@@ -450,8 +544,8 @@ class CreditTrainer(RolloutTrainer):
         batch["group_index"] = torch.arange(self.num_generations, device=device).repeat(len(rewards_NG))
         for score, values in zip(self._scores, self._node_advantages(batch).tolist(), strict=True):
             score.columns["node_advantages"] = values
-        reward_V = self._credit.node_rewards(base_B3).mean(0).tolist()
-        self._pending |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V, strict=True)}
+        reward_V = self.accelerator.reduce(self._credit.node_rewards(base_B3).detach().mean(0), reduction="mean")
+        self._pending |= {f"node_reward_{node}": value for node, value in zip(NODES, reward_V.tolist(), strict=True)}
 
     def _node_advantages(self, batch: Mapping[str, Tensor]) -> Tensor:
         """A of each rollout's nodes [B, V], with the gradient of the coefficients."""
@@ -496,7 +590,9 @@ class CreditTrainer(RolloutTrainer):
         logits = self._credit.logits
         if logits.grad is not None:
             reduced = self.accelerator.reduce(logits.grad, reduction="mean")
-            is_sure = reduced.abs() > ROUNDINGS * self.accelerator.reduce(self.rounding, reduction="mean").sqrt()
+            # squares add up over processes, too, and the root of their sum is averaged as the gradient is
+            rounding = self.accelerator.reduce(self.rounding).sqrt() / self.accelerator.num_processes
+            is_sure = reduced.abs() > ROUNDINGS * rounding
             logits.grad = torch.where(is_sure, reduced, 0.0) if is_sure.any() else None
         if logits.grad is not None:
             nn.utils.clip_grad_norm_([logits], self._credit.section.max_grad_norm)
@@ -626,8 +722,7 @@ class GrammarHold:
 # The log-probabilities of the old, the new and the reference policy are all those of the masked logits, renormalised:
 # what is sampled is then the policy itself (but for `top_p`), and tokens that the grammar forces teach nothing.
 #
-# Overridden of TRL in addition: `_generate_single_turn` (generation under the grammar) and
-# `_get_per_token_logps_and_entropies` (its masks).
+# Overridden of TRL in addition: `_get_per_token_logps_and_entropies` (the grammar's masks).
 
 
 # B rollouts, C tokens of the longest answer, V vocabulary
@@ -659,25 +754,10 @@ class HeldTrainer(RolloutTrainer):
         self._numbers_BC = pad(numbers, padding_value=FREE).to(self.accelerator.device)
         return generated
 
-    def _generate_single_turn(self, prompt_ids: Sequence[AskedIds], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        """An answer to each prompt, held to its grammar, up to its end token or the limit."""
-        prompts = [torch.tensor(list(ids)) for ids in prompt_ids]
-        device = self.accelerator.device
-        inputs = {
-            "input_ids": pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left").to(device),
-            "attention_mask": pad([torch.ones_like(prompt) for prompt in prompts], padding_side="left").to(device),
-        }
-        width = inputs["input_ids"].shape[1]
+    def _processors(self, prompt_ids: Sequence[AskedIds], width: int) -> list[Any]:
+        """The grammar of each answer before all else."""
         matchers = [self._masks.matcher(asked.ask) for asked in prompt_ids]
-        options = {"generation_kwargs": self.generation_kwargs}
-        with unwrap_model_for_generation(self.model_wrapped, self.accelerator, **options) as model, torch.no_grad():
-            written = model.generate(
-                **inputs,
-                generation_config=self.generation_config,
-                logits_processor=LogitsProcessorList([GrammarHold(self._masks, matchers, width)]),
-            )[:, width:].tolist()
-        ends = set(self.eos_token_ids)
-        return [_up_to_end(ids, ends) for ids in written], None
+        return [GrammarHold(self._masks, matchers, width), *super()._processors(prompt_ids, width)]
 
     # what it earned
 
@@ -692,7 +772,10 @@ class HeldTrainer(RolloutTrainer):
         known_B = is_known(rewards_NG).flatten()
         batch["mask_numbers"] = self._numbers_BC
         # the loss is a mean over all rollouts: those that are dropped add nothing, and the others make up for them
-        batch["share"] = known_B.float() * (len(known_B) / max(1, int(known_B.sum())))
+        num_known, num_all = self.accelerator.reduce(
+            torch.tensor([int(known_B.sum()), len(known_B)], device=self.accelerator.device)
+        ).tolist()
+        batch["share"] = known_B.float() * (num_all / max(1, num_known))
 
     # the loss
 
@@ -732,17 +815,10 @@ class HeldTrainer(RolloutTrainer):
                     use_cache=False,
                 ).logits[:, -logits_to_keep - 1 : -1]
             admitted_BCV = self._masks.admitted(self._numbers_BC[rows], logits_BCV.shape[-1])
-            logp_BCV = (logits_BCV / self.temperature).float().masked_fill(~admitted_BCV, float("-inf")).log_softmax(-1)
+            logits_BCV = (logits_BCV / self.temperature).to(torch.get_default_dtype())
+            logp_BCV = logits_BCV.masked_fill(~admitted_BCV, float("-inf")).log_softmax(-1)
             logps.append(logp_BCV.gather(-1, input_ids[rows, -logits_to_keep:, None])[..., 0])
             if compute_entropy:
                 known_BCV = logp_BCV.detach()
                 entropies.append(-(known_BCV.exp() * known_BCV.masked_fill(~admitted_BCV, 0.0)).sum(-1))
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
-
-
-def _up_to_end(ids: list[int], ends: Set[int]) -> list[int]:
-    """An answer's tokens up to the first one that ends it."""
-    for number, token in enumerate(ids, start=1):
-        if token in ends:
-            return ids[:number]
-    return ids

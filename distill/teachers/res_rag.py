@@ -20,6 +20,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
 
 from relabel.distill.students.examples import in_words_of_the_spec, read_pairs
 from relabel.distill.students.spec import LearnedGold
@@ -40,6 +42,7 @@ from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD_CHUNKS, further_of_input
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import InputColumn, Pair
+from relabel.manifests.process import process_rank
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import LocalStore
@@ -401,9 +404,9 @@ class EvidenceJudge:
         self._weights = weights
 
     def scores(self, rollouts: Sequence[Rollout], rows: Sequence[GoldRow]) -> list[Score]:
-        """What each earned, all asked together; NaN where the generator failed. An answer that is cut off has chosen
-        nothing and counts as one that exceeds every document's budget. Labels lose their grade, which is one document's
-        where the answer is about all.
+        """What each earned, all asked together, those of other processes too; NaN where the generator failed. An answer
+        that is cut off has chosen nothing and counts as one that exceeds every document's budget. Labels lose their
+        grade, which is one document's where the answer is about all.
         """
         asked = cast("Sequence[EvidenceRow]", rows)
         choices = [chosen_of(rollout, row) for rollout, row in zip(rollouts, asked, strict=True)]
@@ -411,7 +414,7 @@ class EvidenceJudge:
         for chosen, row in zip(choices, asked, strict=True):
             if chosen is not None:
                 questions.append(evidence_of(chosen, row))
-        answers = iter(self._generator.answer(questions))
+        answers = iter(answered_by_first(questions, self._generator.answer))
         scores: list[Score] = []
         for rollout, row, chosen in zip(rollouts, asked, choices, strict=True):
             if rollout.label is not None:
@@ -462,6 +465,26 @@ class EvidenceJudge:
             parts={**_lengths(rollout), **parts},
             columns=parts,
         )
+
+
+def answered_by_first(
+    questions: Sequence[Evidence], answer: Callable[[Sequence[Evidence]], list[Generated]]
+) -> list[Generated]:
+    """What the generator answers to this process's questions. Of several processes that train together the first one
+    asks for all, so that there is one engine, and one cache, whatever their number. All of them call this alike.
+
+    Args:
+        answer: called in the first process alone.
+    """
+    state = PartialState()
+    if state.num_processes == 1:
+        return answer(questions)
+    counts = gather_object([len(questions)])
+    asked = gather_object(list(questions))
+    answers = answer(asked) if state.is_main_process else None
+    (of_all,) = broadcast_object_list([answers])
+    start = sum(counts[: state.process_index])
+    return cast("list[Generated]", of_all[start : start + len(questions)])
 
 
 def chosen_of(rollout: Rollout, row: EvidenceRow) -> Chosen | None:
@@ -520,10 +543,11 @@ class ResRagTeacher(GrpoTeacher):
         cache = self._spec.generator.cache
         folder = Path(cache) if cache is not None else checkpoints / ANSWERS
         self._generator = Generator(self._spec.generator, folder, secrets=self.secrets)
-        report("starting the generator")
         try:
-            for remark in self._generator.start():
-                report(remark)
+            if process_rank() == 0:  # it alone asks
+                report("starting the generator")
+                for remark in self._generator.start():
+                    report(remark)
             return super().train(checkpoints, report)
         finally:
             self._generator.close()

@@ -154,9 +154,17 @@ def graph_score(match: float = 1.0, miss: float = -1.0) -> ScoreOf:
     return score
 
 
-def answer_figures(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, float]:
+def grades_of(rollouts: Sequence[Rollout]) -> list[int | None]:
+    """The grade of each rollout; None where it has none."""
+    return [None if rollout.label is None else rollout.label.grade for rollout in rollouts]
+
+
+def answer_figures(grades: Sequence[int | None], scores: Sequence[Score]) -> dict[str, float]:
     """What the curve has of some answers: the mean reward, each part's mean over the answers that have it, and
     `top_grade_share`, the share of the most frequent grade among those that have one.
+
+    Args:
+        grades: of `grades_of`.
     """
     values: dict[str, list[float]] = {}
     known = [score.reward for score in scores if not math.isnan(score.reward)]
@@ -166,10 +174,9 @@ def answer_figures(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
         for name, value in score.parts.items():
             values.setdefault(name, []).append(value)
     figures = {name: sum(of_answers) / len(of_answers) for name, of_answers in values.items()}
-    labels = [rollout.label for rollout in rollouts if rollout.label is not None]
-    grades = Counter(label.grade for label in labels if label.grade is not None)
-    if grades:
-        figures["top_grade_share"] = max(grades.values()) / grades.total()
+    counts = Counter(grade for grade in grades if grade is not None)
+    if counts:
+        figures["top_grade_share"] = max(counts.values()) / counts.total()
     return figures
 
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,53 @@ from relabel.distill.training.output import sync_files, writing
 from relabel.manifests.errors import ManifestError
 from relabel.manifests.labels import table_bytes
 from relabel.manifests.records import first_changed, sha256_file
+
+
+class LoggedRollout(NamedTuple):
+    """A rollout as it is written down, which processes can send each other.
+
+    Args:
+        values: by column.
+        other_tokens: those that the model did not write: prompts, and what the template puts between turns.
+    """
+
+    values: dict[str, Any]
+    other_tokens: int
+
+
+def as_logged(
+    step: int,
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    *,
+    advantages: Sequence[float],
+    group: int,
+) -> list[LoggedRollout]:
+    """What was generated for a step.
+
+    Args:
+        group: rollouts of one prompt; they follow each other.
+    """
+    logged = []
+    for number, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
+        values = {
+            "step": step,
+            "row_id": rollout.pair.row_id,
+            "sample": number % group,
+            "texts": [turn.text for turn in rollout.turns],
+            "grade": None if rollout.label is None else rollout.label.grade,
+            "reward": None if math.isnan(score.reward) else score.reward,
+            "advantage": advantages[number],
+            "format_ok": rollout.label is not None,
+            "fault": rollout.fault or None,
+            "detail": rollout.detail or None,
+            "tokens": rollout.num_own,
+            "node_rewards": None if score.base is None else list(score.base),
+            **score.columns,
+        }
+        others = len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
+        logged.append(LoggedRollout(values, others))
+    return logged
 
 
 class RolloutLog:
@@ -40,40 +87,11 @@ class RolloutLog:
         self.edges: list[list[Any]] = []
         self.counts = Counter[str]()
 
-    def add(
-        self,
-        step: int,
-        rollouts: Sequence[Rollout],
-        scores: Sequence[Score],
-        *,
-        advantages: Sequence[float],
-        group: int,
-    ) -> None:
-        """Add what was generated for a step.
-
-        Args:
-            group: rollouts of one prompt; they follow each other.
-        """
-        for number, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-            others = len(rollout.prompt_ids) + len(rollout.completion_ids) - rollout.num_own
-            self.counts.update(rollouts=1, tokens=rollout.num_own, prompt_tokens=others)
-            self._pending.append(
-                {
-                    "step": step,
-                    "row_id": rollout.pair.row_id,
-                    "sample": number % group,
-                    "texts": [turn.text for turn in rollout.turns],
-                    "grade": None if rollout.label is None else rollout.label.grade,
-                    "reward": None if math.isnan(score.reward) else score.reward,
-                    "advantage": advantages[number],
-                    "format_ok": rollout.label is not None,
-                    "fault": rollout.fault or None,
-                    "detail": rollout.detail or None,
-                    "tokens": rollout.num_own,
-                    "node_rewards": None if score.base is None else list(score.base),
-                    **score.columns,
-                }
-            )
+    def add(self, rollouts: Sequence[LoggedRollout]) -> None:
+        """Add what was generated for a step, by all processes; only the one that writes has to."""
+        for values, other_tokens in rollouts:
+            self.counts.update(rollouts=1, tokens=values["tokens"], prompt_tokens=other_tokens)
+            self._pending.append(values)
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint of a step keeps; all that is pending is written as its part."""

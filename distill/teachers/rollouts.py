@@ -69,17 +69,24 @@ class AnswerTokens:
         return Answer(0, self.text(body) if text is None else text, "stop", output_tokens=len(body))
 
 
-Generate = Callable[[Sequence[list[int]]], Sequence[list[int]]]
-"""Prompts as token ids to answers as token ids, each up to its end token, which is included."""
 _OVERLONG = Answer(0, "", "overlong")
 
 
 class AskedIds(list[int]):
-    """A prompt's token ids, which know what they ask: as `Generate` gets them."""
+    """A prompt's token ids, which know what they ask: as `Generate` gets them.
 
-    def __init__(self, ask: Ask, ids: Sequence[int]) -> None:
+    Args:
+        number: of the conversation, among those that are rolled out together.
+    """
+
+    def __init__(self, ask: Ask, ids: Sequence[int], number: int = 0) -> None:
         super().__init__(ids)
         self.ask = ask
+        self.number = number
+
+
+Generate = Callable[[Sequence[AskedIds]], Sequence[list[int]]]
+"""Prompts as token ids to answers as token ids, each up to its end token, which is included."""
 
 
 class FirstPrompt(NamedTuple):
@@ -208,15 +215,15 @@ class Dialogues:
         Raises:
             ConfigError: a first prompt does not fit (`first_prompt`), or the chat template changes earlier turns.
         """
-        talks = [self._open(pair, first) for pair, first in zip_longest(pairs, firsts)]
+        talks = [self._open(number, pair, first) for number, (pair, first) in enumerate(zip_longest(pairs, firsts))]
         going = talks
         while going:
             so_far = [talk.rollout.prompt_ids + talk.rollout.completion_ids for talk in going]
-            answers = generate([AskedIds(talk.ask, ids) for talk, ids in zip(going, so_far, strict=True)])
+            answers = generate([AskedIds(talk.ask, ids, talk.number) for talk, ids in zip(going, so_far, strict=True)])
             going = [talk for talk, ids in zip(going, answers, strict=True) if self._take(talk, list(ids))]
         return [talk.rollout for talk in talks]
 
-    def _open(self, pair: Pair, first: FirstPrompt | None) -> _Talk:
+    def _open(self, number: int, pair: Pair, first: FirstPrompt | None) -> _Talk:
         first = first or self.first_prompt(pair)
         if first is None:
             raise ConfigError(f"row {pair.row_id}: its prompt does not fit into {self._max_prompt} tokens.")
@@ -224,7 +231,7 @@ class Dialogues:
         ask = next(asker)
         for _ in range(first.overlong):
             ask = asker.send(_OVERLONG)
-        return _Talk(asker, ask, first.ids, Rollout(pair, first.ids))
+        return _Talk(number, asker, ask, first.ids, Rollout(pair, first.ids))
 
     def _take(self, talk: _Talk, ids: list[int]) -> bool:
         """Give the labeler an answer; whether it asks on."""
@@ -277,8 +284,11 @@ class Dialogues:
 
 @dataclass(slots=True)
 class _Talk:
-    """A rollout on its way: who asks, what was asked, and the last prompt as the template renders it."""
+    """A rollout on its way: its number among all, who asks, what was asked, and the last prompt as the template renders
+    it.
+    """
 
+    number: int
     asker: Generator[Ask, Answer, Label]
     ask: Ask
     rendered: list[int]

@@ -293,8 +293,8 @@ class RolloutSpec(TeacherSpec):
         together = train.batch_size * train.accumulation
         if together % rollouts.group:
             raise ValueError(
-                f"train.batch_size · train.accumulation is {together} rollouts a step, which is no multiple of "
-                f"rollouts.group ({rollouts.group})"
+                f"train.batch_size · train.accumulation is {together} rollouts a step of one process, which is no "
+                f"multiple of rollouts.group ({rollouts.group})"
             )
         for key in ("save_every", "eval_every"):
             steps = getattr(train, key)
@@ -310,7 +310,7 @@ class RolloutSpec(TeacherSpec):
 
     @property
     def prompts_per_step(self) -> int:
-        """Different prompts of one optimizer step."""
+        """Different prompts of one optimizer step, in one process."""
         return self.train.batch_size * self.train.accumulation // self.rollouts.group
 
 

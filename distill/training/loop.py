@@ -279,6 +279,8 @@ class Learner:
     """Steps between evaluations on dev; None is once an epoch."""
     choice: Choice | None = None
     watch: Watch | None = None
+    warms_up_from_0 = True
+    """Whether the first step of a warm-up has rate 0; otherwise the first share, so that nothing it took is lost."""
     progress_figures: tuple[str, ...] = ("loss",)
     """Figures of a step that its line of progress shows."""
 
@@ -444,8 +446,9 @@ class Training:
         self._seconds = 0.0
         optimizer = learner.create_optimizer()
         name = "constant_with_warmup" if settings.schedule == "constant" else settings.schedule
-        schedule = get_scheduler(name, optimizer, math.ceil(self.last_step * settings.warmup), self.last_step)
-        self._rate_share: Callable[[int], float] = schedule.lr_lambdas[0]
+        self._warmup_steps = math.ceil(self.last_step * settings.warmup)
+        schedule = get_scheduler(name, optimizer, self._warmup_steps, self.last_step)
+        self._scheduled: Callable[[int], float] = schedule.lr_lambdas[0]
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
         self._reporter = CurveReporter(
             settings.report_to if self.accelerator.is_main_process else (), self._place.folder, self._place.report
@@ -513,6 +516,12 @@ class Training:
     def _is_due(self, every: int | None) -> bool:
         """Whether something is due after this step: once in so many, or once an epoch."""
         return self.step % (every or self.learner.epoch_steps) == 0
+
+    def _rate_share(self, step: int) -> float:
+        """Of the peak rate, for the step that follows so many."""
+        if step < self._warmup_steps and not self.learner.warms_up_from_0:
+            return (step + 1) / self._warmup_steps
+        return self._scheduled(step)
 
     def _take_step(self) -> None:
         """

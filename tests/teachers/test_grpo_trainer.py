@@ -53,8 +53,19 @@ from tests.teachers.grpo_setup import (
 TEACHERS = Path(__file__).parent.parent.parent / "docs" / "teachers"
 
 
+Written = list[tuple[list[list[int]], list[list[int]]]]
+"""Prompts and the answers to them, call by call."""
+
+
 class PlainGrpo(trl.GRPOTrainer):  # type: ignore[misc]
-    """TRL's own trainer; all that is given to it is the prompts' token ids."""
+    """TRL's own trainer; all that is given to it is the prompts' token ids, and the answers that ours drew."""
+
+    written: Written
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        prompts, answers = self.written.pop(0)
+        assert prompts == prompt_ids
+        return answers, None
 
     def _tokenize_prompts(self, prompts: list[int]) -> tuple[list[list[int]], None, dict[str, Any]]:
         dialogues = short_dialogues(self.processing_class)
@@ -69,17 +80,27 @@ def even_shares(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [even_share(ids) for ids in completion_ids]
 
 
-def train_plain(model: Any, tokenizer: Any, folder: Path, reward: Any) -> Any:
+def train_plain(model: Any, tokenizer: Any, folder: Path, reward: Any, written: Written) -> Any:
     rows = Dataset.from_dict({"prompt": list(range(len(GOLD_ROWS)))})
     own_loop = {"max_steps": 4, "lr_scheduler_type": "constant", "save_strategy": "no", "logging_strategy": "no"}
     args = arguments(folder, **own_loop)
     trainer = PlainGrpo(model=model, reward_funcs=[reward], args=args, train_dataset=rows, processing_class=tokenizer)
+    trainer.written = written
     trainer.train()
     return trainer.model
 
 
-def train_ours(model: Any, tokenizer: Any, folder: Path, **options: Any) -> Any:
+def train_ours(model: Any, tokenizer: Any, folder: Path, written: Written | None = None, **options: Any) -> Any:
     trainer = make_trainer(model, tokenizer, folder, **options)
+    write = trainer._generate_single_turn
+
+    def noting(prompts: Any, *others: Any) -> Any:
+        answers, logprobs = write(prompts, *others)
+        if written is not None:
+            written.append(([list(prompt) for prompt in prompts], answers))
+        return answers, logprobs
+
+    trainer._generate_single_turn = noting
     train(trainer)
     return trainer.model
 
@@ -96,8 +117,10 @@ def furthest(one: Any, other: Any) -> float:
 
 
 def test_with_trls_advantages_it_is_trls_grpo_bit_for_bit(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
-    plain = train_plain(copy.deepcopy(fresh), tokenizer, tmp_path, even_shares)
-    ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, advantages=trls_advantages)
+    written: Written = []
+    ours = train_ours(copy.deepcopy(fresh), tokenizer, tmp_path, written, advantages=trls_advantages)
+    plain = train_plain(copy.deepcopy(fresh), tokenizer, tmp_path, even_shares, written)
+    assert not written
     assert furthest(plain, ours) == 0
     assert furthest(plain, fresh) > 1e-3
 

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relabel.distill.teachers.rewards import GoldRow, answer_figures, grade_score
+from relabel.distill.teachers.rewards import GoldRow, answer_figures, grade_score, grades_of
 from relabel.distill.teachers.rollouts import AnswerTokens, Dialogues
 from relabel.distill.teachers.watch import WATCHED, RewardWatch
 from relabel.distill.training.output import Curve
@@ -234,7 +234,7 @@ def figures_of(tokenizer: Any, verdicts: list[str], *, near: float = 0.5) -> dic
 
     rollouts = dialogues.roll([ROSES] * len(verdicts), write)
     score = grade_score(near)
-    return answer_figures(rollouts, [score(one, GoldRow(ROSES, {"grade": 2})) for one in rollouts])
+    return answer_figures(grades_of(rollouts), [score(one, GoldRow(ROSES, {"grade": 2})) for one in rollouts])
 
 
 def test_every_figure_is_over_the_answers_that_it_can_be_given_for(tokenizer: Any) -> None:
