@@ -36,6 +36,7 @@ from relabel.distill.students.spec import (
     StudentRecord,
     rerank_notes,
 )
+from relabel.distill.training.mirror import mirror_of
 from relabel.distill.training.output import (
     BaseModelUsed,
     Made,
@@ -324,6 +325,7 @@ STUDENT = Product(
             "train.device",
             "train.compile",
             "train.keep_checkpoints",
+            "train.mirror",
             "train.gradient_checkpointing",
             "train.strategy",
             "train.report_to",
@@ -535,6 +537,7 @@ def distill(
         start,
         lambda: _train(work, training.fingerprint),
         is_writer=is_writer,
+        mirrored=mirror_of(spec.train.mirror, storage, output.checkpoints, report),
     )
     return Report(manifest, output.folder, False, judged_gates(spec, manifest.metrics.test))
 

@@ -78,7 +78,7 @@ class StudentKind:
 _STEPWISE = (
     "epochs", "max_steps", "batch_size", "tokens_per_batch", "group_by_length", "accumulation", "learning_rate",
     "head_learning_rate", "schedule", "warmup", "max_grad_norm", "early_stopping", "eval_every", "save_every",
-    "keep_checkpoints", "precision", "compile", "strategy", "gradient_checkpointing", "report_to",
+    "keep_checkpoints", "mirror", "precision", "compile", "strategy", "gradient_checkpointing", "report_to",
 )  # fmt: skip
 """Keys of `train` for kinds that take one batch after the other."""
 KINDS = {

@@ -32,6 +32,7 @@ from relabel.distill.teachers.spec import (
     method_of,
 )
 from relabel.distill.training.loop import Learner, is_on_cpu, precision_of, train_to_end
+from relabel.distill.training.mirror import mirror_of
 from relabel.distill.training.output import (
     BaseModelUsed,
     Made,
@@ -388,6 +389,7 @@ TEACHER = Product(
             "data.gold.path",
             "train.device",
             "train.keep_checkpoints",
+            "train.mirror",
             "train.gradient_checkpointing",
             "train.report_to",
         }
@@ -509,6 +511,7 @@ def train_teacher(
         start,
         train,
         is_writer=is_writer,
+        mirrored=mirror_of(spec.train.mirror, storage, output.checkpoints, report),
     )
     return TeacherReport(manifest, False, spec.output)
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -736,10 +736,12 @@ def train_into(
     train: Callable[[], Made[ManifestT]],
     *,
     is_writer: bool,
+    mirrored: Callable[[Start], AbstractContextManager[None]] | None = None,
 ) -> ManifestT:
     """Train a model and write its folder, the manifest last; checkpoints are removed at the end.
 
     Args:
+        mirrored: `Mirror.held`, where checkpoints are copied elsewhere.
         is_writer: False in all but the first of several processes that train together: they write nothing.
     Raises:
         LockHeldError: another process trains there.
@@ -750,7 +752,7 @@ def train_into(
         return train().manifest
     checkpoints = output.checkpoints
     files = LocalStore(output.checkpoints)
-    with output.locked():
+    with output.locked(), mirrored(start) if mirrored is not None else nullcontext():
         if output.is_finished(record, start):  # while this call read its data
             raise StaleRunError(
                 f"{output.folder}: another call finished this {output.product.kind} meanwhile. The same command again "

@@ -103,6 +103,10 @@ class TrainingSection(Spec):
     """Steps between checkpoints. Default: once an epoch."""
     keep_checkpoints: int = Field(2, ge=1)
     """Checkpoints kept while training; all are removed when the model is written."""
+    mirror: PathText | None = None
+    """URL that each checkpoint is copied to while the training goes on. --resume on another machine takes the last one
+    from there.
+    """
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """`auto`: bf16 on a GPU that has it and on a CPU with AMX, else fp32."""
     device: Literal["auto", "cpu"] = "auto"

@@ -36,6 +36,7 @@ from relabel.distill.teachers.spec import (
     read_teacher_spec,
 )
 from relabel.distill.teachers.teaching import train_teacher
+from relabel.distill.training.loop import Training
 from relabel.manifests.files import Storage
 from tests.killing import killed_at
 from tests.labelers.driving import caps
@@ -46,6 +47,7 @@ from tests.teachers.grpo_setup import (
     first_ids,
     make_trainer,
     score_by_tokens,
+    settings_of,
     short_dialogues,
     train,
 )
@@ -206,6 +208,16 @@ def test_coefficients_are_pulled_back_by_a_rate_and_a_norm_of_their_own(
     }
     train(make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, **options), steps=1)
     assert plan.logits.tolist() == pytest.approx([1 - 0.1 / math.sqrt(10)] * len(EDGES), abs=1e-6)
+
+
+def test_no_rollouts_are_paid_for_at_a_rate_of_0(fresh: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """A warm-up over two steps: the first one moves the weights."""
+    settings = settings_of(steps=3).model_copy(update={"warmup": 0.5})
+    trainer = make_trainer(copy.deepcopy(fresh), tokenizer, tmp_path, args=arguments(tmp_path, updates=1))
+    training = Training(trainer, settings)
+    training.run()
+    rates = [value for _, value in training.curve.series("train", "learning_rate")]
+    assert rates == pytest.approx([0.005, 0.01, 0.01])
 
 
 def test_trl_gets_what_the_spec_says(tmp_path: Path) -> None:
