@@ -24,7 +24,7 @@ class AnswerKey(NamedTuple):
         step: that it is sampled for.
         row: number of the prompt, in all data.
         sample: number of the rollout, among those of the prompt.
-        place: tokens before the answer, which tells a later turn's from the first's.
+        place: tokens before the answer, which keeps a later turn apart from the first.
     """
 
     seed: int

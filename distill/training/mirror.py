@@ -6,8 +6,8 @@ does not load torch.
         rollouts/step-000120.parquet what a checkpoint names, before it
         checkpoint-000120/…          its digests last: a checkpoint that has them is whole
 
-Checkpoints are copied while the training goes on. What can't be copied is said, and tried again with the next one: the
-training does not depend on it.
+Checkpoints are copied while the training goes on. What can't be copied is reported, and tried again with the next one:
+the training does not depend on it.
 """
 
 from __future__ import annotations

@@ -22,8 +22,14 @@ from relabel.jobs.run.shards import SHARD_COUNT_VARIABLE
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+RUNS = [path for path in MANIFESTS if not path.name.startswith("train")]
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 SCRIPT = DEPLOY / "slurm" / "array.sbatch"
+TRAINING = {
+    "slurm": DEPLOY / "slurm" / "train.sbatch",
+    "torchrun": DEPLOY / "torchrun" / "train.sh",
+    "kubernetes": DEPLOY / "kubernetes" / "train-job.yaml",
+}
 
 
 def container(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -37,15 +43,40 @@ def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return spec["jobTemplate"]["spec"] if manifest["kind"] == "CronJob" else spec
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_the_call_of_a_kubernetes_manifest_parses(path: Path) -> None:
     words = container(yaml.safe_load(path.read_text()))["command"]
     assert words[0] == "relabel"
+    check_call(words[1:])
+
+
+def check_call(words: list[str]) -> None:
+    """A command and its arguments are as the command line takes them."""
     # a command keeps the help option that its first context gave it
     above = click.Context(relabel, **relabel.context_settings)
-    command = relabel.get_command(above, words[1])
+    command = relabel.get_command(above, words[0])
     assert command is not None
-    command.make_context(words[1], list(words[2:]), parent=above)
+    command.make_context(words[0], words[1:], parent=above)
+
+
+@pytest.mark.parametrize("scheduler", TRAINING)
+def test_a_training_is_called_so_that_the_same_call_goes_on(scheduler: str) -> None:
+    text = TRAINING[scheduler].read_text()
+    (call,) = re.findall(r"^[^#\n]*--no-python relabel (.+?)(?: &)?$", text, re.MULTILINE)
+    named = re.sub(r'"\$command"', "train", re.sub(r'"\$\{?[Ss][^"]*"', "teacher.yaml", call))
+    words = named.split()
+    assert {"--resume", "--done-ok"} <= set(words)
+    check_call(words)
+
+
+def test_pods_of_a_training_have_time_for_a_checkpoint_and_a_pod_that_is_moved_does_not_count() -> None:
+    job = job_of(yaml.safe_load(TRAINING["kubernetes"].read_text()))
+    pod = container({"kind": "Job", "spec": job})
+    wait_s = next(int(one["value"]) for one in pod["env"] if one["name"] == "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    assert wait_s < job["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert job["podFailurePolicy"]["rules"][0]["action"] == "Ignore"
+    assert f"--nproc-per-node {pod['resources']['limits']['nvidia.com/gpu']} " in " ".join(pod["command"])
+    subprocess.run(["bash", "-n", "-c", pod["command"][-1]], check=True)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
@@ -54,7 +85,7 @@ def test_a_kubernetes_manifest_is_valid_by_the_schema_of_its_version(path: Path,
     kubernetes_validate.validate(yaml.safe_load(path.read_text()), version, strict=True)
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_pods_of_a_kubernetes_job_know_their_number_and_every_exit_code_has_a_rule(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
     job, pod = job_of(manifest), container(manifest)
@@ -138,7 +169,10 @@ def test_the_crontab_has_five_times_a_user_and_no_bare_percent_sign() -> None:
         assert shell.returncode == 0, shell.stderr
 
 
-@pytest.mark.parametrize("path", [SCRIPT, DEPLOY / "ray" / "submit.sh"], ids=lambda path: path.name)
+SCRIPTS = [SCRIPT, TRAINING["slurm"], TRAINING["torchrun"], DEPLOY / "ray" / "submit.sh"]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_one_that_bash_reads(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     assert path.stat().st_mode & 0o100
@@ -149,7 +183,8 @@ def node(tmp_path: Path) -> dict[str, str]:
     """A node's environment in an array's task, with a relabel and a scontrol that write down how they were called."""
     note = 'echo "$(basename "$0") $*" >>"$CALLS"'
     works = 'for _ in $(seq "${STEPS:-0}"); do sleep 0.1; done'
-    for name, body in {"relabel": f'{note}\ntrap "exit 20" TERM\n{works}\nexit "$CODE"', "scontrol": note}.items():
+    worker = f'{note}\ntrap "exit 20" TERM\n{works}\nexit "$CODE"'
+    for name, body in {"relabel": worker, "torchrun": worker, "scontrol": note}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     return {
@@ -186,6 +221,22 @@ def test_an_array_task_that_is_asked_to_end_lets_relabel_drain(node: dict[str, s
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert Path(node["CALLS"]).read_text().splitlines()[1:] == ["scontrol requeue 55_3"]
+
+
+def test_a_training_on_slurm_queues_again_after_a_signal_and_not_after_a_failure(node: dict[str, str]) -> None:
+    node |= {"SLURM_JOB_ID": "55", "SPEC": "x.yaml"}
+    done = subprocess.run([str(TRAINING["slurm"])], env=node | {"CODE": "1"}, check=False, timeout=60)
+    assert done.returncode == 1
+    process = subprocess.Popen([str(TRAINING["slurm"])], env=node | {"CODE": "1", "STEPS": "300"})
+    deadline = time.perf_counter() + 30
+    while len(Path(node["CALLS"]).read_text().splitlines()) < 2 and time.perf_counter() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    calls = Path(node["CALLS"]).read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["torchrun", "torchrun", "scontrol"]
+    assert calls[-1] == "scontrol requeue 55"
 
 
 def test_the_grader_changes_over_when_the_link_is_switched(tmp_path: Path) -> None:

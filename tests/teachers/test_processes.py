@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 pytest.importorskip("trl")
@@ -213,6 +214,77 @@ def test_stopped_with_three_and_resumed_with_fewer_it_ends_where_an_undisturbed_
 ) -> None:
     assert list_checkpoints(worlds / f"{method}-killed" / "checkpoints")
     assert_alike(worlds / f"{method}-resumed-{number}", worlds / f"{method}-whole-1")
+
+
+TEACHERS = Path(__file__).parents[2] / "docs" / "teachers"
+
+
+@pytest.mark.full
+def test_the_docs_third_stage_in_two_processes_killed_twice_ends_with_the_bytes_of_an_undisturbed_one(
+    make: Make, tmp_path: Path
+) -> None:
+    """With a tiny model, short answers and few rollouts; all other keys as they are."""
+    held = yaml.safe_load((TEACHERS / "graph-grpo-3-rl.yaml").read_text())
+    small = make(tmp_path, "graph-grpo", processes=2)
+    held |= {key: small[key] for key in ("init", "data", "split")}
+    held["labeler"] |= small["labeler"]
+    held["rollouts"] |= {"group": 2}
+    held["train"] |= {"max_steps": 8, "batch_size": 2, "accumulation": 1, "max_tokens": 4000, "save_every": 2}
+    held["train"] |= {"learning_rate": 1e-3, "device": "cpu", "precision": "fp32"}
+
+    def entry(name: str, **others: Any) -> dict[str, Any]:
+        return {"spec": {**held, "output": str(tmp_path / name)}, **others}
+
+    entries = [
+        entry("undisturbed"),
+        entry("once", die_at="after_training_step:3"),
+        entry("twice", die_at="after_training_step:4", copies=str(tmp_path / "once"), start="resume"),
+        entry("whole", copies=str(tmp_path / "twice"), start="resume"),
+    ]
+    seen = in_processes(2, entries, tmp_path / "plan")
+    assert [[one["ended"] for one in of_rank] for of_rank in seen] == [["whole", "killed", "killed", "whole"]] * 2
+    assert [step_of(path) for path in list_checkpoints(tmp_path / "twice" / "checkpoints")] == [2, 4]
+    for name in ("model.safetensors", ROLLOUTS_NAME, EDGES_NAME, "curves.parquet"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes(), name
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from relabel.jobs.cli import main
+from relabel.manifests import failpoints
+
+steps = []
+
+def hit(name):
+    steps.append(name)
+    if steps.count("after_training_step") == 3 and os.environ["RANK"] == "1":
+        Path("killed").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+failpoints.hit = hit
+try:
+    main(["train", sys.argv[1]])
+except SystemExit as end:
+    Path("code").write_text(str(end.code))
+    Path("ended").write_text(str(time.time()))
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_ends_the_other_which_says_so_within_half_a_minute(make: Make, tmp_path: Path) -> None:
+    spec = make(tmp_path / "out", "grpo", processes=2, max_steps=40)
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(spec))
+    (tmp_path / "killed.py").write_text(KILLED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    around = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    call = [*launch, str(tmp_path / "killed.py"), str(tmp_path / "teacher.yaml")]
+    done = subprocess.run(call, env=around, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("relabel:")]
+    assert "another of the 2 processes that train together ended" in said, done.stderr
+    assert said.endswith("checkpoint-000002 is kept: --resume goes on from it."), said
+    assert (tmp_path / "code").read_text() == "20"
+    assert float((tmp_path / "ended").read_text()) - float((tmp_path / "killed").read_text()) < 30
 
 
 def test_a_step_of_all_processes_wants_as_many_prompts_and_each_takes_whole_groups(
