@@ -62,6 +62,7 @@ PARTS: dict[str, Part] = {
     "score-bert": Part(S + "score_bert", 120, "base", "the same with BERT-base"),
     "score-host": Part(S + "score_host", 60, "base", "what the host does for a pair of score: CPU time, step by step"),
     "grpo": Part(T + "grpo", 240, VLLM, "GRPO of a 1.5B, vLLM colocated, against TRL's own trainer: seconds a step"),
+    "grpo-2": Part(T + "grpo_processes", 300, VLLM, "the same by two processes, on two GPUs, against one"),
     "fp8": Part(T + "fp8", 300, VLLM, "direct, 7B in fp8 against bf16: grades that differ, pairs/s"),
     "tests": Part(T + "gpu_tests", 200, VLLM, "the tests marked gpu"),
 }  # fmt: skip

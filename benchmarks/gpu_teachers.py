@@ -223,6 +223,37 @@ def grpo(day: Day) -> None:
     day.emit(f"{what}; baseline: TRL's trainer", ours["seconds"], "s", baseline=theirs["seconds"], most=most)
 
 
+def grpo_processes(day: Day) -> None:
+    """The same steps of GRPO by two processes, each with a vLLM of its own, against one; on a host with two GPUs."""
+    import torch
+
+    from benchmarks import grpo_speed
+
+    if torch.cuda.device_count() < day.pick(2, 0):
+        print("this host has one GPU: nothing to do")
+        return
+    seconds = {}
+    for processes in (1, 2):
+        folder = day.folder / f"grpo-{os.getpid()}-by-{processes}"
+        folder.mkdir()
+        accumulation = day.pick(8, 2) // processes
+        chosen = Namespace(
+            model=day.model("qwen-1.5b"), steps=day.pick(4, 2), group=8, batch=8, accumulation=accumulation,
+            max_tokens=1024, think=day.pick(128, 8), device=day.pick("auto", "cpu"), precision=day.pick("bf16", "fp32"),
+            vllm=day.pick({"gpu_memory_utilization": 0.3}, None),
+        )  # fmt: skip
+        prompts = chosen.steps * chosen.batch * accumulation * processes // chosen.group
+        grpo_speed.write_setting(folder, chosen, num_rows=prompts)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "relabel"]
+        subprocess.run([sys.executable, *launch, "train", str(folder / "spec.json")], cwd=ROOT, check=True)
+        facts = json.loads((folder / "out" / "manifest.json").read_text())["training"]
+        seconds[processes] = chosen.batch * accumulation / facts["rows_per_s"]
+    day.emit(
+        "a GRPO step of 1.5B by two processes; baseline: by one", seconds[2], "s", baseline=seconds[1],
+        most=0.65 * seconds[1],
+    )  # fmt: skip
+
+
 def fp8(day: Day) -> None:
     """What fp8 changes: grades and speed of `direct`. A rehearsal takes float32 in its place."""
     model, labeler = day.model("qwen-7b"), labeler_class("direct")(labeler_options("direct", 8))

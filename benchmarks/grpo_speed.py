@@ -58,12 +58,16 @@ class Stamps:
         }
 
 
-def write_setting(folder: Path, chosen: argparse.Namespace) -> None:
-    """A spec, its pairs, and the tiny model where none was named."""
+def write_setting(folder: Path, chosen: argparse.Namespace, *, num_rows: int | None = None) -> None:
+    """A spec, its pairs, and the tiny model where none was named.
+
+    Args:
+        num_rows: pairs; those of an epoch by one process by default.
+    """
     labeler: dict[str, Any] = {"name": "r1", "grades": 3, "max_think_tokens": chosen.think}
     model = chosen.model
     # one epoch: each side draws the order of a second one in its own way
-    num_rows = chosen.steps * chosen.batch * chosen.accumulation // chosen.group
+    num_rows = num_rows or chosen.steps * chosen.batch * chosen.accumulation // chosen.group
     if model is None:
         from benchmarks.grpo_learns import make_setting, show_format
 

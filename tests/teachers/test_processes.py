@@ -45,7 +45,7 @@ Seen = list[list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Plain values of a spec: six rollouts a step, in groups of two, whatever the number of processes."""
+    """Plain values of a spec: twelve rollouts a step, in groups of two, whatever the number of processes."""
     data = tmp_path_factory.mktemp("data")
     rows = [{**row, "query_id": f"q{number}"} for number, row in enumerate(make_pairs()[:12])]
     pq.write_table(pa.Table.from_pylist(rows), data / "pairs.parquet")
@@ -75,7 +75,7 @@ def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPath
             **held[method],
             "train": {
                 "max_steps": FEW,
-                "batch_size": 1,
+                "batch_size": 2,
                 "accumulation": 6 // processes,
                 "learning_rate": 1e-3,
                 "max_tokens": 4000,
@@ -292,7 +292,8 @@ def test_a_step_of_all_processes_wants_as_many_prompts_and_each_takes_whole_grou
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     held = make(tmp_path / "out", "grpo", processes=1)
-    with pytest.raises(InputError, match=r"a step takes 12 .*rollouts\.group · 4 processes"):
+    with pytest.raises(InputError, match=r"a step takes 24 .*rollouts\.group · 4 processes"):
         estimate_teacher(read_teacher_spec(held, where="here"), Storage())
-    with pytest.raises(ConfigError, match=r"is 1 rollouts a step of one process, .*no multiple of rollouts\.group"):
-        read_teacher_spec(make(tmp_path / "out", "grpo", processes=6), where="here")
+    held["rollouts"] = {"group": 5}
+    with pytest.raises(ConfigError, match=r"is 12 rollouts a step of one process, .*no multiple of rollouts\.group"):
+        read_teacher_spec(held, where="here")
