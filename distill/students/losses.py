@@ -316,7 +316,7 @@ class StudentLearner(SupervisedLearner):
         if settings.gradient_checkpointing:
             module.inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if settings.strategy == "fsdp" and accelerator.num_processes > 1:
-            checkpoints.shard(module, accelerator.device)
+            checkpoints.shard(module, accelerator.device, module.layers)
         is_compiled = settings.compile == "on" or (settings.compile == "auto" and accelerator.device.type == "cuda")
         pad_multiple = PAD_MULTIPLE if is_compiled else pad_multiple_for(accelerator.device)
         super().__init__(
@@ -351,10 +351,7 @@ class StudentLearner(SupervisedLearner):
         if not checkpoints.is_sharded(self.model):
             return self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         module = build_module(self._inputs.spec, self._inputs.base, self._inputs.record)
-        into = dict(module.named_parameters())
-        with torch.no_grad():
-            for name, parameter in checkpoints.trained_parameters(self.model):
-                into[name].copy_(checkpoints.whole(parameter))
+        checkpoints.copy_whole(self.model, module)
         return module
 
 

@@ -225,6 +225,7 @@ class GrpoTeacher(TeacherTrainer):
             patience=None if settings.early_stopping is None else settings.early_stopping.patience,
             at_once=at_once,
             watch=self._watch,
+            whole=None if settings.strategy == "ddp" else lambda: load_model(spec, self._base),
             **options,
         )
         return learner

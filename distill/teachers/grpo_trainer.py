@@ -36,6 +36,7 @@ from relabel.distill.teachers.rollout_log import RolloutLog, as_logged
 from relabel.distill.teachers.rollouts import AskedIds, Dialogues, Rollout
 from relabel.distill.teachers.sampling import AnswerKey, Drawing, uniforms_of
 from relabel.distill.teachers.spec import NODES, RolloutSection, RolloutTraining, VllmSection
+from relabel.distill.training import checkpoints
 from relabel.distill.training.loop import Choice, Learner, Watch, is_on_cpu, precision_of
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.grammars import GrammarCompiler
@@ -230,6 +231,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         patience: evaluations without a better one after which training ends; None trains to the end.
         watch: warns of rewards that are earned without the work, and may end training.
         at_once: answers written together; None writes all of a step together.
+        whole: makes the model once more; with it, several processes cut theirs into shards.
     """
 
     progress_figures = ("reward", "loss")
@@ -249,9 +251,11 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         patience: int | None = None,
         watch: Watch | None = None,
         at_once: int | None = None,
+        whole: Callable[[], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.place = place
+        self._whole = whole
         self.eval_every = eval_every
         self.watch = watch
         self.choice = Choice("reward", patience) if held_out else None
@@ -277,10 +281,27 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         if not self.use_vllm:
             self._choose_tokens_ourselves()
         self.rollout_func = self._roll  # given to the constructor, TRL would warn that it may change: hence the pin
-        self.model_wrapped = self.accelerator.prepare_model(self.model)
+        self._is_sharded = whole is not None and self.accelerator.num_processes > 1
+        if self._is_sharded:
+            base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+            checkpoints.shard(self.model, self.accelerator.device, base.get_decoder().layers)
+        # shards reduce their own gradients: they get autocast as for evaluation, and no DDP around them
+        self.model_wrapped = self.accelerator.prepare_model(
+            self.model, device_placement=False if self._is_sharded else None, evaluation_mode=self._is_sharded
+        )
+        self._writes_in_step = self._is_sharded or (self.use_vllm and self.vllm_mode == "server")
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._loader = self.get_train_dataloader()
         self.epoch_steps = len(self._loader) // self.args.gradient_accumulation_steps
+
+    def trained(self) -> Any:
+        """In shards no longer."""
+        if not self._is_sharded:
+            return super().trained()
+        assert self._whole is not None
+        model = self._whole()
+        checkpoints.copy_whole(self.model, model)
+        return model
 
     # a step
 
@@ -365,7 +386,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
     def _roll(self, prompts: list[int], _: Any) -> dict[str, Any]:
         self._logprobs = []
         self._asked = [(number, place % self.num_generations) for place, number in enumerate(prompts)]
-        self._rollouts = roll_rows(self._dialogues, [self._rows[number] for number in prompts], self._write)
+        self._rollouts = self._roll_rows([self._rows[number] for number in prompts])
         self._asked = None
         generated: dict[str, Any] = {
             "prompt_ids": [rollout.prompt_ids for rollout in self._rollouts],
@@ -376,20 +397,44 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
             generated["env_mask"] = [list(map(int, rollout.is_own)) for rollout in self._rollouts]
         return generated
 
+    def _roll_rows(self, rows: Sequence[GoldRow]) -> list[Rollout]:
+        """One rollout for each row; where processes write in step, until the last of them has its own."""
+        rollouts = roll_rows(self._dialogues, rows, self._write)
+        while self._writes_in_step and (most := self._most(0)):
+            self._write_as_many([], most)
+        return rollouts
+
     def _write(self, contexts: Sequence[AskedIds]) -> Sequence[list[int]]:
-        """Answers to all contexts: together, or the longest first in so many at a time that little is padding."""
-        size = self._at_once or len(contexts)
-        order = list(range(len(contexts)))
-        if size < len(contexts):
-            order.sort(key=lambda number: -len(contexts[number]))
+        """Answers to all contexts."""
+        return self._write_as_many(contexts, self._most(len(contexts)) if self._writes_in_step else len(contexts))
+
+    def _most(self, count: int) -> int:
+        """The largest of the counts of all processes."""
+        return int(self.accelerator.gather(torch.tensor([count], device=self.accelerator.device)).max())
+
+    def _write_as_many(self, contexts: Sequence[AskedIds], most: int) -> Sequence[list[int]]:
+        """Answers to all contexts: together, or the longest first in so many at a time that little is padding.
+
+        Args:
+            most: so many are written, those beyond the contexts for nothing, so that processes stay in step.
+        """
+        asked = list(contexts)
+        if len(asked) < most:
+            first = self._rows[0].first
+            assert first is not None
+            asked += [AskedIds(first.ask, first.ids)] * (most - len(asked))
+        size = self._at_once or most
+        order = list(range(most))
+        if size < most:
+            order.sort(key=lambda number: -len(asked[number]))
         answers: dict[int, list[int]] = {}
         logprobs: dict[int, Sequence[float | None]] = {}
         for start in range(0, len(order), size):
             chosen = order[start : start + size]
-            ids, sampled = self._generate_single_turn([contexts[number] for number in chosen], None, {}, 1)
+            ids, sampled = self._generate_single_turn([asked[number] for number in chosen], None, {}, 1)
             answers |= dict(zip(chosen, ids, strict=True))
             logprobs |= dict(zip(chosen, sampled or (), strict=False))
-        if self.use_vllm:
+        if self.use_vllm and contexts:
             self._logprobs.append([logprobs.get(number, ()) for number in range(len(contexts))])
         return [answers[number] for number in range(len(contexts))]
 
@@ -419,6 +464,7 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
             written = model.generate(
                 **inputs,
                 generation_config=self.generation_config,
+                synced_gpus=self._is_sharded,
                 logits_processor=LogitsProcessorList(self._processors(prompt_ids, width)),
             )[:, width:].tolist()
         ends = set(self.eos_token_ids)
@@ -474,8 +520,8 @@ class RolloutTrainer(GRPOTrainer, Learner):  # type: ignore[misc]  # TRL is not 
         own = self._held_out[own_stretch(len(self._held_out), self.accelerator)]
         rollouts = []
         with greedy(self):
-            for start in range(0, len(own), batch):
-                rollouts += roll_rows(self._dialogues, own[start : start + batch], self._write)
+            for start in range(0, -(-len(self._held_out) // self.accelerator.num_processes), batch):
+                rollouts += self._roll_rows(own[start : start + batch])
             scores = self._scored(rollouts, own)
         return answer_figures(gather_object(grades_of(rollouts)), gather_object(scores))
 

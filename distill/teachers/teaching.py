@@ -53,7 +53,7 @@ from relabel.labelers.engines.transformers import end_ids, load_tokenizer
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import Storage, open_to_readers
 from relabel.manifests.models import ResolvedModel, resolve_model
-from relabel.manifests.process import installed_versions, require, usable_cores
+from relabel.manifests.process import installed_versions, require, started_processes, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of
 from relabel.manifests.weights import read_weights
 
@@ -391,6 +391,7 @@ TEACHER = Product(
             "train.keep_checkpoints",
             "train.mirror",
             "train.gradient_checkpointing",
+            "train.strategy",
             "train.report_to",
         }
     ),
@@ -428,12 +429,22 @@ def _prepare(
     trainer.secrets = secrets
     record = training_record(
         TEACHER,
-        spec,
+        as_of_one_process(spec),
         resolved,
         trainer.digest,
         version=TEACHER_MANIFEST_VERSION,
     )
     return output, base, trainer, record
+
+
+def as_of_one_process(spec: TeacherSpec) -> TeacherSpec:
+    """The spec that one process would train by to the same teacher: with rewards, any number of processes learns the
+    same from as many rollouts a step, and goes on from the checkpoints of any other.
+    """
+    if not isinstance(spec, RolloutSpec):
+        return spec
+    together = spec.train.accumulation * started_processes()
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"accumulation": together})})
 
 
 def train_teacher(

@@ -4,7 +4,7 @@ shards gathered and scattered."""
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ from relabel.manifests.store import sync_folder
 # Source: Zhao et al. 2023, PyTorch FSDP (arXiv:2304.11277); `fully_shard` is PyTorch's second implementation of it.
 
 
-def shard(module: Any, device: torch.device) -> None:
-    """Cut a student's parameters over all processes and move them to the device, layer by layer, so that no device has
+def shard(module: Any, device: torch.device, layers: Iterable[Any]) -> None:
+    """Cut a model's parameters over all processes and move them to the device, layer by layer, so that no device has
     to hold them all.
 
     A layer's weights are gathered where it is computed, forward and again backward; the rest (embeddings, last norm,
@@ -53,10 +53,10 @@ def shard(module: Any, device: torch.device) -> None:
     that arrive in bf16, norms and the sums from layer to layer would be bf16 too, and the student another one.
 
     Args:
-        module: an `EncoderStudent` or `DecoderStudent`.
+        layers: of the module.
     """
     mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
-    for layer in module.layers:
+    for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(module, mesh=mesh)
 
@@ -81,6 +81,14 @@ def own_parameters(module: Any) -> dict[str, Any]:
 def whole(tensor: Tensor) -> Tensor:
     """The tensor with the shards of all processes put together, on its device."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def copy_whole(module: Any, into: Any) -> None:
+    """Copy what training changes of a sharded model into one that is whole, in all processes alike."""
+    own = dict(into.named_parameters())
+    with torch.no_grad():
+        for name, parameter in trained_parameters(module):
+            own[name].copy_(whole(parameter))
 
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:

@@ -659,8 +659,8 @@ def train_to_end(
         if parse_flag_from_env(variable):
             raise ConfigError(
                 f"accelerate's config sets {variable}, whose checkpoints are pickle. Set it to plain multi-GPU: "
-                "students are sharded by `train.strategy: fsdp`, teachers are not (where memory is short, train "
-                "adapters alone: `lora: {}`)."
+                "students, and teachers that learn from rewards, are sharded by `train.strategy: fsdp`; `method: sft` "
+                "is not (where memory is short, train adapters alone: `lora: {}`)."
             )
     size = settings.batch_size
     notes = list[str]()

@@ -151,12 +151,14 @@ def learned_something(folder: Path, base: Path) -> bool:
 
 def test_two_processes_learn_what_one_does_from_the_same_rollouts(make: Make, base_dir: Path, tmp_path: Path) -> None:
     """Each method once; the others in `make full`. A signal to the second process drains both, and one goes on."""
-    ways = [("grpo", "adapters"), ("graph-grpo", "whole"), ("res-rag", "whole")]
-    entries = [{"spec": make(tmp_path / f"both-{method}", method, learned, processes=2)} for method, learned in ways]
+    ways = {"grpo": ("adapters", "ddp"), "graph-grpo": ("whole", "ddp"), "res-rag": ("whole", "fsdp")}
+    entries: list[dict[str, Any]] = []
+    for method, (learned, strategy) in ways.items():
+        entries.append({"spec": make(tmp_path / f"both-{method}", method, learned, processes=2, strategy=strategy)})
     entries.append({"spec": make(tmp_path / "drained", "graph-grpo", processes=2), "signal_at": 1})
     first, second = in_processes(2, entries, tmp_path)
     assert [[one["ended"] for one in seen] for seen in (first, second)] == [["whole"] * 3 + ["stopped"]] * 2
-    for method, learned in ways:
+    for method, (learned, _) in ways.items():
         alone = tmp_path / f"alone-{method}"
         go({"spec": make(alone, method, learned, processes=1)}, is_first=True)
         assert_alike(tmp_path / f"both-{method}", alone)
@@ -177,6 +179,15 @@ def worlds(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"spec": make(folder / f"{method}-{learned}-{number}", method, learned, processes=number, **train)}
             for method, learned in WAYS
         ]
+        if number == 2:
+            entries += [
+                {
+                    "spec": make(
+                        folder / f"{method}-{learned}-shards", method, learned, processes=2, strategy="fsdp", **train
+                    )
+                }
+                for method, learned in WAYS
+            ]
         if number == 3:
             die = {"die_at": "after_training_step:7"}
             entries += [
@@ -197,10 +208,10 @@ def worlds(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", ["2", "3", "shards"])
 @pytest.mark.parametrize(("method", "learned"), WAYS)
 def test_after_20_steps_weights_and_rollouts_are_those_of_one_process(
-    method: str, learned: str, number: int, worlds: Path, base_dir: Path
+    method: str, learned: str, number: str, worlds: Path, base_dir: Path
 ) -> None:
     assert_alike(worlds / f"{method}-{learned}-{number}", worlds / f"{method}-{learned}-1")
     assert learned_something(worlds / f"{method}-{learned}-1", base_dir)
