@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -14,7 +15,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, parse_flag_from_env, release_memory, send_to_device, set_seed
+from accelerate.utils import (
+    InitProcessGroupKwargs,
+    broadcast_object_list,
+    parse_flag_from_env,
+    release_memory,
+    send_to_device,
+    set_seed,
+)
 from torch import Tensor, nn
 from transformers import get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
@@ -72,6 +80,12 @@ def precision_of(settings: TrainingSection, flags: Set[str] | None = None) -> Pr
     return "no" if settings.precision == "fp32" else settings.precision
 
 
+PEERS_WAIT = timedelta(hours=1)
+"""How long processes wait for one of them, as for the first while it asks a generator for all. One that has died breaks
+their connections at once.
+"""
+
+
 def make_accelerator(settings: TrainingSection) -> Accelerator:
     """Device, processes and precision of a training.
 
@@ -80,7 +94,11 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
     """
     # accelerate keeps one state a process, and refuses a second training in another precision
     AcceleratorState._reset_state(reset_partial_state=True)
-    return Accelerator(mixed_precision=precision_of(settings), cpu=is_on_cpu(settings))
+    return Accelerator(
+        mixed_precision=precision_of(settings),
+        cpu=is_on_cpu(settings),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PEERS_WAIT)],
+    )
 
 
 # ------------------------------------------------------------------------------

@@ -26,8 +26,11 @@ from relabel.distill.training.output import list_checkpoints, step_of
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
 from tests.distill.conftest import make_pairs
+from tests.shared import made_once
 from tests.teachers.chunked import write_questions
 from tests.teachers.process_runs import go
+
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).parent / "process_runs.py"
@@ -96,7 +99,7 @@ def make(base_dir: Path, short_templates: str, tmp_path_factory: pytest.TempPath
 
 def in_processes(number: int, entries: list[dict[str, Any]], folder: Path) -> Seen:
     """What each process saw of these trainings."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     plan = folder / "plan.json"
     plan.write_text(json.dumps(entries))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(number)]
@@ -169,47 +172,54 @@ def test_two_processes_learn_what_one_does_from_the_same_rollouts(make: Make, ba
     assert_alike(tmp_path / "drained", tmp_path / "alone-graph-grpo")
 
 
+SHARDS = [("grpo", "adapters"), ("graph-grpo", "whole")]
+
+
 @pytest.fixture(scope="module")
 def worlds(make: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one, two and three processes left of all ways to train, and what was stopped and went on with others."""
-    folder = tmp_path_factory.mktemp("worlds")
     train = {"max_steps": MANY, "save_every": 4, "eval_every": 10}
-    for number in (1, 2, 3):
-        entries: list[dict[str, Any]] = [
-            {"spec": make(folder / f"{method}-{learned}-{number}", method, learned, processes=number, **train)}
-            for method, learned in WAYS
-        ]
-        if number == 2:
-            entries += [
-                {
-                    "spec": make(
-                        folder / f"{method}-{learned}-shards", method, learned, processes=2, strategy="fsdp", **train
-                    )
-                }
-                for method, learned in WAYS
+
+    def fill(folder: Path) -> None:
+        def entry(name: str, method: str, learned: str = "whole", *, processes: int, **more: Any) -> dict[str, Any]:
+            given = {**train, **more.pop("train", {})}
+            return {"spec": make(folder / name, method, learned, processes=processes, **given), **more}
+
+        for number in (1, 2, 3):
+            entries = [
+                entry(f"{method}-{learned}-{number}", method, learned, processes=number) for method, learned in WAYS
             ]
-        if number == 3:
-            die = {"die_at": "after_training_step:7"}
-            entries += [
-                {"spec": make(folder / f"{method}-killed", method, processes=3, **train), **die} for method in METHODS
+            if number == 2:
+                entries += [
+                    entry(f"{method}-{learned}-shards", method, learned, processes=2, train={"strategy": "fsdp"})
+                    for method, learned in SHARDS
+                ]
+            if number == 3:
+                entries += [
+                    entry(f"{method}-killed", method, processes=3, die_at="after_training_step:7") for method in METHODS
+                ]
+            in_processes(number, entries, folder / f"plan-{number}")
+        for number in (2, 1):
+            entries = [
+                entry(
+                    f"{method}-resumed-{number}",
+                    method,
+                    processes=number,
+                    copies=str(folder / f"{method}-killed"),
+                    start="resume",
+                )
+                for method in METHODS
             ]
-        in_processes(number, entries, folder / f"plan-{number}")
-    for number in (2, 1):
-        entries = [
-            {
-                "spec": make(folder / f"{method}-resumed-{number}", method, processes=number, **train),
-                "copies": str(folder / f"{method}-killed"),
-                "start": "resume",
-            }
-            for method in METHODS
-        ]
-        in_processes(number, entries, folder / f"resumed-{number}")
-    return folder
+            in_processes(number, entries, folder / f"resumed-{number}")
+
+    return made_once(tmp_path_factory, "worlds", fill)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", ["2", "3", "shards"])
-@pytest.mark.parametrize(("method", "learned"), WAYS)
+@pytest.mark.parametrize(
+    ("method", "learned", "number"),
+    [*((*way, number) for way in WAYS for number in ("2", "3")), *((*way, "shards") for way in SHARDS)],
+)
 def test_after_20_steps_weights_and_rollouts_are_those_of_one_process(
     method: str, learned: str, number: str, worlds: Path, base_dir: Path
 ) -> None:
