@@ -24,8 +24,7 @@ from tests.labelers.driving import ROSES, labeler
 
 pytest.importorskip("trl")
 
-from trl import GRPOTrainer
-
+from relabel.distill.teachers.grpo_trainer import RolloutTrainer
 from relabel.distill.teachers.spec import WatchSection, read_teacher_spec
 from relabel.distill.teachers.teaching import train_teacher
 from relabel.distill.training.output import CURVES_NAME, PLOT_NAME
@@ -73,7 +72,7 @@ def train(
             texts = [text.format(grade=number % 3) for number in range(len(contexts))]
             return [[*tokenizer(one)["input_ids"], tokenizer.eos_token_id] for one in texts], None
 
-        monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", write)
+        monkeypatch.setattr(RolloutTrainer, "_generate_single_turn", write)
         held = plain_values(base_dir, tmp_path) | {
             "method": "grpo",
             "labeler": {
