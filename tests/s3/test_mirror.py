@@ -67,7 +67,7 @@ def test_a_training_whose_machine_is_lost_goes_on_elsewhere_to_the_last_bit(s3: 
             "labeler": {"name": "r1", "grades": 3, "max_think_tokens": 1, "templates": str(templates)},
             "data": {"gold": {"path": str(pairs)}},
             "rollouts": {"group": 2},
-            "train": {**train, "precision": "fp32", "mirror": mirror},
+            "train": {**train, "device": "cpu", "precision": "fp32", "mirror": mirror},
             "output": str(tmp_path / output),
         }
 

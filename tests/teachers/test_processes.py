@@ -40,7 +40,7 @@ WAYS = [(method, learned) for method in METHODS for learned in LEARNED]
 FEW, MANY = 4, 20
 """Steps of a training."""
 BOUND = 1e-6
-"""On weights and figures in float64; what was found is below 1e-12."""
+"""On weights and figures; 1.4e-7 was found in weights after 20 steps, since some sums stay in float32."""
 
 Make = Callable[..., dict[str, Any]]
 Seen = list[list[dict[str, Any]]]
