@@ -59,7 +59,7 @@ def test_a_training_whose_machine_is_lost_goes_on_elsewhere_to_the_last_bit(s3: 
     (templates / "user.j2").write_text("{{ query }}: {{ document }}")
 
     def values(output: str, mirror: str | None = f"{s3}/mirror") -> dict[str, Any]:
-        train = {"max_steps": 6, "batch_size": 4, "save_every": 2, "max_tokens": 4000, "device": "cpu"}
+        train = {"max_steps": 6, "batch_size": 4, "accumulation": 1, "save_every": 2, "max_tokens": 4000}
         return {
             "name": "tiny",
             "method": "grpo",
