@@ -25,6 +25,9 @@ import pyarrow.parquet as pq
 from relabel.manifests.errors import InputError
 from relabel.manifests.files import Storage
 from relabel.manifests.judgments import (
+    LABEL_STUDIO_MARKS,
+    LABEL_STUDIO_MIN_MARKS,
+    PEOPLE_COLUMNS,
     QUEPID_DETAILED,
     QUEPID_NAMES,
     QUEPID_UNWRITABLE,
@@ -32,6 +35,7 @@ from relabel.manifests.judgments import (
     Heading,
     ReadText,
     names_at_top,
+    read_label_studio,
     read_opensearch,
     read_quepid,
     read_rank_eval,
@@ -441,8 +445,17 @@ RRE = Form(
     limits="texts and ids are not empty",
     needs=("index", "template"),
 )
+LABEL_STUDIO = Form(
+    "label_studio",
+    (".labelstudio.json",),
+    partial(_read_judgments, read=read_label_studio),
+    columns=PEOPLE_COLUMNS,
+    example="an export of Label Studio",
+    marks=LABEL_STUDIO_MARKS,
+    also_marks=LABEL_STUDIO_MIN_MARKS,
+)
 
-FORMS = (QRELS, RUN, JSONL, PARQUET, CSV, TSV, OPENSEARCH, RANK_EVAL, QUEPID, RRE)
+FORMS = (QRELS, RUN, JSONL, PARQUET, CSV, TSV, OPENSEARCH, RANK_EVAL, QUEPID, RRE, LABEL_STUDIO)
 GRADED = tuple(form for form in FORMS if form.has_grades)
 """Those that judgments and labels come in."""
 TREC = (QRELS, RUN)

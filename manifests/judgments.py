@@ -1,5 +1,5 @@
 """Judgments as search tools import and export them: OpenSearch's Search Relevance Workbench, Elasticsearch's
-`_rank_eval`, Quepid and the Rated Ranking Evaluator (RRE).
+`_rank_eval`, Quepid and the Rated Ranking Evaluator (RRE); and what people answered in Label Studio.
 
 Each form is a function that reads its rows and one that writes them, and an entry of `FORMS` in `manifests/forms.py`.
 Read rows have the columns `query_id`, `doc_id` and `grade`, and `query`, the query's text, where the form holds it; a
@@ -69,16 +69,17 @@ class JudgedQuery(NamedTuple):
 
     query_id: str
     query: str
-    grades: dict[str, int]
+    grades: dict[str, int | None]
 
 
 def by_query(tables: Iterable[pa.Table]) -> list[JudgedQuery]:
-    """Queries in the order in which they first come."""
+    """Queries in the order in which they first come; a pair without a grade has None."""
     queries: dict[str, JudgedQuery] = {}
     for table in tables:
         for row in table.to_pylist():
             query = queries.setdefault(row["query_id"], JudgedQuery(row["query_id"], row["query"], {}))
-            query.grades[row["doc_id"]] = int(row["grade"])
+            grade = row["grade"]
+            query.grades[row["doc_id"]] = None if grade is None else int(grade)
     return list(queries.values())
 
 
@@ -134,15 +135,17 @@ def _parsed(path: str, text: str) -> _Place:
 
 
 def names_at_top(text: str) -> set[str]:
-    """The names that a file's form shows by: those of the top object of JSON, and of what a hit there was stored as, or
-    of a first line of CSV.
+    """The names that a file's form shows by: those of the top object of JSON, or of the first of a list, and of what a
+    hit there was stored as, or of a first line of CSV.
     """
-    if not text.lstrip().startswith("{"):
+    if not text.lstrip().startswith(("{", "[")):
         return set(text.split("\n", 1)[0].strip().split(","))
     try:
         top = json.loads(text)
     except ValueError:
         return set()
+    if isinstance(top, list):
+        return set(top[0]) if top and isinstance(top[0], dict) else set()
     try:
         return {*top, *top["hits"]["hits"][0]["_source"]}
     except (LookupError, TypeError):
@@ -318,13 +321,16 @@ def _quepid_ratings(path: str, text: str) -> Iterator[Rating]:
 
 
 def write_quepid(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table], _heading: Heading) -> None:
-    """A line a judgment, ended by a line feed alone, since Quepid compares the first line with its names."""
+    """A line a judgment, ended by a line feed alone, since Quepid compares the first line with its names. Where a grade
+    is None, the rating is empty.
+    """
     with file.open("w", encoding="utf-8", newline="") as out:
         out.write(",".join(QUEPID_NAMES) + "\n")
         for judged in by_query(tables):
             guard = " " if judged.query.startswith(_FORMULA) else ""
             for doc, grade in judged.grades.items():
-                out.write(f"{_field(guard + judged.query)},{_field(doc)},{grade}\n")
+                rating = "" if grade is None else grade
+                out.write(f"{_field(guard + judged.query)},{_field(doc)},{rating}\n")
 
 
 def _field(text: str) -> str:
@@ -392,3 +398,130 @@ def write_rre(file: Path, _schema: pa.Schema, tables: Iterable[pa.Table], headin
         asked = {"template": heading.template, "placeholders": {PLACEHOLDER: judged.query}}
         groups.append({"name": judged.query, "queries": [asked], "relevant_documents": documents})
     _write_json(file, {"id_field": "id", "index": heading.index, "query_groups": groups})
+
+
+# ------------------------------------------------------------------------------
+# Label Studio: tasks with what was predicted, which it imports, and its exports JSON and JSON-MIN, in which each task
+# comes back with the answers of people. A task's data names the pair; the answers are those of the controls `grade` and
+# `why` of the labeling interface.
+
+
+PEOPLE_COLUMNS = (*TEXT_COLUMNS, "who", "when", "why")
+"""Of judgments that say who made them."""
+GRADE_CONTROL = "grade"
+WHY_CONTROL = "why"
+_DOCUMENT_OBJECT = "document"
+LABEL_STUDIO_MARKS = ("data", "annotations")
+LABEL_STUDIO_MIN_MARKS = ("annotator", "annotation_id")
+
+
+class Answer(NamedTuple):
+    """What a person answered of a pair, the grade as it is written there."""
+
+    query_id: str
+    query: str | None
+    doc_id: str
+    grade: Any
+    who: str | None
+    when: str | None
+    why: str | None
+
+
+def write_label_studio(file: Path, tables: Iterable[pa.Table], model: str) -> None:
+    """A task a row, in the order of the rows.
+
+    Args:
+        tables: all columns are the task's data; the one called `judge_grade` is the prediction.
+        model: whose prediction that is.
+    """
+    tasks = []
+    for table in tables:
+        for row in table.to_pylist():
+            predicted = {
+                "from_name": GRADE_CONTROL,
+                "to_name": _DOCUMENT_OBJECT,
+                "type": "choices",
+                "value": {"choices": [str(row["judge_grade"])]},
+            }
+            tasks.append({"data": row, "predictions": [{"model_version": model, "result": [predicted]}]})
+    _write_json(file, tasks)
+
+
+def read_label_studio(path: str, text: str) -> dict[str, list[Any]]:
+    """A row for each answer of a person; what was skipped or has no grade is none. Predictions are no answers."""
+    answers = list(_answers(_parsed(path, text)))
+    return {name: [getattr(answer, name) for answer in answers] for name in Answer._fields}
+
+
+def _answers(top: _Place) -> Iterator[Answer]:
+    for task in top.items():
+        if task.get("data").value is None:
+            yield from _flat_answers(task)
+            continue
+        data = task.get("data")
+        annotations = task.get("annotations")
+        if annotations.value is None:
+            continue
+        for annotation in annotations.items():
+            if annotation.get("was_cancelled").value:
+                continue
+            given = _given(annotation)
+            if GRADE_CONTROL not in given:
+                continue
+            yield Answer(
+                query_id=data.get("query_id").text(),
+                query=data.get("query").value,
+                doc_id=data.get("doc_id").text(),
+                grade=given[GRADE_CONTROL],
+                who=_person(annotation.get("completed_by")),
+                when=annotation.get("updated_at").value or annotation.get("created_at").value,
+                why=given.get(WHY_CONTROL),
+            )
+
+
+def _flat_answers(task: _Place) -> Iterator[Answer]:
+    """The answer of a row of JSON-MIN, whose controls lie next to the data."""
+    grade = _one_value(task.get(GRADE_CONTROL).value)
+    if grade is None:
+        return
+    yield Answer(
+        query_id=task.get("query_id").text(),
+        query=task.get("query").value,
+        doc_id=task.get("doc_id").text(),
+        grade=grade,
+        who=_person(task.get("annotator")),
+        when=task.get("updated_at").value or task.get("created_at").value,
+        why=_one_value(task.get(WHY_CONTROL).value),
+    )
+
+
+def _given(annotation: _Place) -> dict[str, Any]:
+    """What an annotation says, by control: of choices, a rating, a number or a text area."""
+    given = {}
+    for region in annotation.get("result").items():
+        control = region.get("from_name").value
+        value = region.get("value")
+        for kind in ("choices", "rating", "number", "text"):
+            held = _one_value(value.get(kind).value)
+            if held is not None:
+                given[control] = held
+    return given
+
+
+def _one_value(value: Any) -> Any:
+    """A value, or that of a list of one; several lines of a text area are one text."""
+    if not isinstance(value, list):
+        return value
+    if len(value) > 1:
+        return "\n".join(map(str, value))
+    return value[0] if value else None
+
+
+def _person(place: _Place) -> str | None:
+    """The address of a person, or the number where an export has no more."""
+    if place.value is None:
+        return None
+    if isinstance(place.value, dict):
+        email = place.get("email")
+        return place.get("id").text() if email.value is None else email.text()
+    return place.text()
