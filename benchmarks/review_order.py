@@ -7,7 +7,7 @@ The rule, set before the first run:
   is shown too.
 - The figure of an order is its lift: the share of wrong labels among the first 5 % of all pairs, by the share among
   all, which is what a random order gives. Ties are broken at random (seed 7). Its 95 % interval is a bootstrap of
-  queries (500 resamples, the order cut anew in each).
+  queries (500 resamples, the order cut again in each).
 - The goal is a lift of 3. An order reaches it where the mean of its lifts is 3 or more, over the cases that have the
   order, and the low end of its interval is above 1 in each of these. Where more than a third of all labels is wrong, no
   order can reach 3: such a case is shown and is not in the mean.
