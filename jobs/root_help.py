@@ -92,6 +92,10 @@ COMMANDS = {
         "relabel.jobs.commands.audit:audit",
         "Say how a judge can be fooled: change pairs, and see whether its grades move.",
     ),
+    "review": Command(
+        "relabel.jobs.commands.review:review",
+        "Write the pairs that people should look at; make gold of what they say.",
+    ),
     "convert": Command(
         "relabel.jobs.commands.label_sets:convert",
         "Turn labels into TREC qrels, run files, JSONL or Parquet, and back.",

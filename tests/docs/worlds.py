@@ -296,6 +296,18 @@ def two_searches(folder: Path) -> None:
     (folder / "queries.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def asked_people(folder: Path) -> None:
+    """A finished run, and what two people say of its first pairs."""
+    write_pairs(folder)
+    finished_run(folder, "ecom", "pairs.parquet")
+    for who, step in (("anna", 0), ("ben", 1)):
+        grades = [
+            {"query_id": row["query_id"], "doc_id": row["doc_id"], "grade": (place + step * (place % 7 == 0)) % 3}
+            for place, row in enumerate(load_pairs()[:50])
+        ]
+        pq.write_table(pa.Table.from_pylist(grades), folder / f"{who}.parquet")
+
+
 WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "README.md": lambda folder, _: write_pairs(folder),
     "audit.md": lambda folder, _: first_job(folder),
@@ -321,6 +333,7 @@ WORLDS: dict[str, Callable[[Path, Rows], object]] = {
     "reranker-scores-differ.md": lambda folder, _: served_bundle(folder),
     "resume-a-labeling-run.md": lambda folder, _: write_pairs(folder),
     "reuse.md": lambda folder, _: two_days(folder),
+    "review.md": lambda folder, _: asked_people(folder),
     "score.md": lambda folder, _: trained_student(folder),
     "something-broke.md": lambda folder, _: write_pairs(folder),
     "distill.md": lambda folder, _: labelled_pairs(folder),

@@ -75,6 +75,7 @@ LINES = {
     "compare": Line("compare out/ecom out/other --html page.html"),
     "systems": Line("systems one=out/ecom two=out/other --labels out/ecom"),
     "audit": Line("audit new.yaml --rows 4 --probe padded --to out/audit"),
+    "review": Line("review out/ecom --to look.labelstudio.json"),
     "convert": Line("convert out/ecom labels.qrels"),
     "report": Line("report out/ecom --to report.html"),
     "distill": Line("distill learn.yaml", parent="heavy"),

@@ -105,13 +105,13 @@ NO_TABLES = {
     "report to, score to, bench to, merge to, export to, build-engine to, pairs cited to, pairs context to, "
     "pairs queries to, pairs chunk to, pairs tree to, pairs similar to, convert target, pull script, train export_to, "
     "combine to, pairs unjudged to, audit to, evaluate track_file, "
-    "evaluate metrics",
-    "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, "
+    "evaluate metrics, review to",
+    "one file, and never a folder": "combine qrels, systems gold, convert queries, convert template, review sources, "
     "pairs unjudged queries",
     "rankings": "systems systems, pairs unjudged systems, evaluate baselines, report systems",
     "outputs of runs": (
         "status target, verify target, merge outputs, evaluate labels, compare a, compare b, report paths, "
-        "combine labels, pairs queries by, systems labels, pairs unjudged labels"
+        "combine labels, pairs queries by, systems labels, pairs unjudged labels, review run, review second"
     ),
     "students, bundles and stores": "score student, pairs queries candidates, export student, bench bundle, "
     "build-engine bundle, conform bundle, "

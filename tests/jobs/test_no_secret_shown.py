@@ -84,6 +84,7 @@ BASES = {
     "compare": "out/ecom out/other --qrels pairs.parquet --html made/{n}.html --resamples 100",
     "systems": "out/ecom out/other --labels out/ecom",
     "audit": "job.yaml --rows 2 --probe padded --to made/{n}",
+    "review": "out/ecom --to made/{n}.parquet",
     "convert": "out/ecom made/{n}.qrels",
     "report": "out/ecom --to made/{n}.html",
     "distill": "student.yaml",

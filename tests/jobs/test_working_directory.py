@@ -46,6 +46,10 @@ CALLS: dict[str, list[tuple[str, set[int]]]] = {
     "systems": [("systems out/monday out/other --labels out/monday", DONE)],
     "audit": [("audit crew.yaml --rows 4 --to out/audit", DONE)],
     "combine": [("combine out/monday out/other --to combined.parquet", DONE)],
+    "review": [
+        ("review out/monday --to look.parquet", DONE),
+        ("review out/monday --from anna=monday.parquet --to people.parquet", DONE),
+    ],
     "convert": [("convert out/monday labels.qrels", DONE), ("convert out/monday labels.jsonl", DONE)],
     "distill": [("distill student.yaml", DONE)],
     "train": [("train teacher.yaml", DONE)],

@@ -1,0 +1,69 @@
+"""The command `review`: what people should look at, and what they said."""
+
+from typing import Any
+
+import click
+
+from relabel.jobs.commands.options import given_parameters, output_option, refuse_given, sigterm_ends
+from relabel.jobs.output import Summary, emit
+from relabel.manifests.files import Storage
+
+ORDERS = ("random", "doubt", "second")
+_OUT = ("order", "second", "pairs")
+"""Options that choose pairs."""
+
+
+@click.command(epilog="Example: relabel review out/ecom --to look.labelstudio.json --pairs 200")
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--to",
+    required=True,
+    metavar="FILE",
+    help="Pairs: .labelstudio.json, .quepid.csv, .opensearch.json, .parquet, .jsonl; gold: the last two.",
+)
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="What people judged; NAME where the file does not say who. Repeatable.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(ORDERS),
+    help="What comes first; doubt: what may be on the other side of relevant.  [default: random; second with --second]",
+)
+@click.option("--second", metavar="LABELS", help="A second opinion: a run's output or a label file.")
+@click.option(
+    "--pairs",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Pairs at most.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=7,
+    show_default=True,
+    help="Of the random order, and of pairs that are worth the same.",
+)
+@click.option("--allow-partial", is_flag=True, help="Take a run that is not finished or is over its quarantine limit.")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@output_option
+@sigterm_ends()
+def review(run: str, to: str, sources: tuple[str, ...], output: str, **values: Any) -> int:
+    """Write the pairs of a run that people should look at first, or make gold of what they judged.
+
+    RUN is a finished run's output. With --from, FILE gets every judgment with who, when and why; agreement of each two
+    people is printed, and pairs whose grades differ are listed, never settled. docs/review.md says what each order is
+    worth.
+    """
+    from relabel.jobs.review import ReviewOptions, gather_gold, pick_pairs
+
+    options = ReviewOptions(**values)
+    if sources:
+        refuse_given(given_parameters(), _OUT, "it chooses pairs to judge, and --from reads what was judged.")
+        return emit(gather_gold(run, sources, to, options, Storage()), output)
+    picked = pick_pairs(run, to, options, Storage())
+    return emit(Summary(f"Wrote {picked.pairs:,} pairs to {to} ({picked.form})", picked), output)

@@ -1,0 +1,264 @@
+"""`relabel review`: pairs for people, and gold of what they judged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import cohen_kappa_score
+
+from tests.convert.conftest import rows_of
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def labelled(relabel: Call, write_job: Call, write_pairs: Call) -> None:
+    """A finished run over the fixture's pairs in out/ecom."""
+    write_pairs()
+    assert relabel("run", write_job()).code == 0
+
+
+def judged_by(who: str, pairs: list[tuple[str, str, int | None]], path: str) -> str:
+    rows = [
+        {"query_id": query, "doc_id": doc, "grade": grade, "who": who, "when": "2026-11-29", "why": f"as {who} sees it"}
+        for query, doc, grade in pairs
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+# ------------------------------------------------------------------------------
+# Out.
+
+
+@pytest.mark.usefixtures("labelled")
+def test_a_random_order_holds_each_pair_once_and_its_seed_decides_it(review: Call, committed: Call) -> None:
+    written = review("--to", "a.parquet", "--pairs", "1000")
+    review("--to", "b.parquet", "--pairs", "1000")
+    review("--to", "c.parquet", "--pairs", "1000", "--seed", "8")
+    labels = committed()
+    assert written["pairs"] == written["labelled"] == len(labels)
+    rows = [rows_of(f"{name}.parquet") for name in "abc"]
+    orders = [[row["row_id"] for row in held] for held in rows]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(labels)
+    assert orders[0] != sorted(orders[0])
+    assert [row["place"] for row in rows[0]] == list(range(1, len(labels) + 1))
+    assert all(row["judge_grade"] == labels[row["row_id"]]["grade"] for row in rows[0])
+    assert {(row["grade"], row["who"], row["when"], row["why"]) for row in rows[0]} == {(None,) * 4}
+
+
+@pytest.mark.usefixtures("labelled")
+def test_fewer_pairs_are_the_first_of_more(review: Call) -> None:
+    review("--to", "all.parquet", "--order", "doubt")
+    review("--to", "few.parquet", "--order", "doubt", "--pairs", "5")
+    assert rows_of("few.parquet") == rows_of("all.parquet")[:5]
+
+
+@pytest.mark.usefixtures("labelled")
+def test_doubt_has_the_pairs_first_that_are_most_likely_on_the_other_side(review: Call, committed: Call) -> None:
+    review("--to", "look.parquet", "--order", "doubt")
+    labels = committed()
+    doubts = []
+    for row in rows_of("look.parquet"):
+        label = labels[row["row_id"]]
+        half = len(label["probs"]) // 2
+        relevant = sum(label["probs"][half:])
+        doubts.append(1 - relevant if label["grade"] >= half else relevant)
+    assert np.allclose(doubts, sorted(doubts, reverse=True))
+
+
+@pytest.mark.usefixtures("labelled")
+def test_with_a_second_opinion_the_farthest_come_first_and_what_it_lacks_last(review: Call, committed: Call) -> None:
+    labels = list(committed().values())
+    known = labels[:-3]
+    second = {(row["query_id"], row["doc_id"]): (2 * place) % 3 for place, row in enumerate(known)}
+    judged_by("second", [(*pair, grade) for pair, grade in second.items()], "second.parquet")
+    written = review("--to", "look.parquet", "--second", "second.parquet")
+    assert (written["order"], written["without_second"]) == ("second", 3)
+    rows = rows_of("look.parquet")
+    distances = [
+        abs(row["judge_grade"] - second[row["query_id"], row["doc_id"]])
+        for row in rows
+        if (row["query_id"], row["doc_id"]) in second
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert len(set(distances)) > 1
+    assert {row["row_id"] for row in rows[-3:]} == {row["row_id"] for row in labels[-3:]}
+
+
+@pytest.mark.usefixtures("labelled")
+def test_tasks_of_label_studio_predict_the_label_and_have_the_texts(
+    review: Call, committed: Call, pairs: list[dict[str, Any]]
+) -> None:
+    review("--to", "look.labelstudio.json", "--pairs", "7")
+    tasks = json.loads(Path("look.labelstudio.json").read_text(encoding="utf-8"))
+    labels = committed()
+    texts = {(row["query_id"], row["doc_id"]): row for row in pairs}
+    assert len(tasks) == 7
+    for place, task in enumerate(tasks, start=1):
+        data = task["data"]
+        pair = texts[data["query_id"], data["doc_id"]]
+        assert data["place"] == place
+        assert data["query"] == pair["query"]
+        assert pair["body"] in data["document"]
+        (prediction,) = task["predictions"]
+        (region,) = prediction["result"]
+        assert (prediction["model_version"], region["from_name"], region["to_name"]) == ("ecom", "grade", "document")
+        assert region["value"] == {"choices": [str(labels[data["row_id"]]["grade"])]}
+
+
+@pytest.mark.usefixtures("labelled")
+@pytest.mark.parametrize("name", ["look.labelstudio.json", "look.quepid.csv", "look.parquet", "look.jsonl"])
+def test_a_file_that_nobody_filled_in_is_no_gold(review: Call, name: str) -> None:
+    review("--to", name)
+    gathered = review("--from", f"anna={name}", "--to", "gold.parquet")
+    assert (gathered["judgments"], gathered["people"]) == (0, [])
+
+
+@pytest.mark.usefixtures("labelled")
+def test_what_is_asked_wrongly_is_refused(relabel: Call) -> None:
+    relabel("review", "out/ecom", "--to", "look.csv").refused(2, "look.csv: its form is not clear", ".quepid.csv")
+    relabel("review", "out/ecom", "--to", "a.parquet", "--order", "second").refused(2, "--second LABELS")
+    relabel("review", "out/ecom", "--to", "a.parquet", "--order", "doubt", "--second", "b.parquet").refused(
+        2, "together"
+    )
+    relabel("review", "out/ecom", "--from", "a.parquet", "--to", "b.qrels").refused(2, "b.qrels: its form")
+    relabel("review", "out/ecom", "--from", "a.parquet", "--to", "b.parquet", "--pairs", "3").refused(2, "--pairs")
+    relabel("review", "absent", "--to", "a.parquet").refused(3, "absent")
+    assert not Path("a.parquet").exists()
+
+
+# ------------------------------------------------------------------------------
+# In.
+
+
+@pytest.mark.usefixtures("labelled")
+def test_every_judgment_is_kept_with_who_when_and_why_and_conflicts_are_listed(review: Call, committed: Call) -> None:
+    labels = list(committed().values())
+    pairs = [(row["query_id"], row["doc_id"]) for row in labels[:12]]
+    anna = [(*pair, place % 3) for place, pair in enumerate(pairs)]
+    ben = [(*pair, (place + (place > 8)) % 3) for place, pair in enumerate(pairs)]
+    ben.append(("q0", "unknown", None))
+    sources = [judged_by("anna", anna, "anna.parquet"), judged_by("ben", ben, "ben.parquet")]
+
+    gathered = review("--from", sources[0], "--from", sources[1], "--to", "gold.parquet")
+
+    gold = rows_of("gold.parquet")
+    assert (gathered["judgments"], gathered["pairs"], gathered["not_judged"]) == (24, 12, 1)
+    assert [(row["query_id"], row["doc_id"], row["grade"]) for row in gold] == anna + ben[:-1]
+    assert {(row["who"], row["when"], row["why"]) for row in gold} == {
+        (who, "2026-11-29", f"as {who} sees it") for who in ("anna", "ben")
+    }
+    grades = {(row["query_id"], row["doc_id"]): row["grade"] for row in labels}
+    assert all(row["judge_grade"] == grades[row["query_id"], row["doc_id"]] for row in gold)
+    (agreement,) = gathered["agreement"]
+    expected = cohen_kappa_score([grade for *_, grade in anna], [grade for *_, grade in ben[:-1]])
+    assert (agreement["pairs"], agreement["equal"]) == (12, 9)
+    assert agreement["kappa"] == pytest.approx(expected)
+    assert [(one["query_id"], one["doc_id"]) for one in gathered["conflicts"]] == pairs[9:]
+    assert gathered["conflicts"][0]["grades"] == {"anna": [0], "ben": [1]}
+    assert [row["is_conflict"] for row in gold] == ([False] * 9 + [True] * 3) * 2
+
+
+@pytest.mark.usefixtures("labelled")
+def test_gold_that_is_given_again_adds_nothing_and_one_who_differs_from_herself_is_a_conflict(review: Call) -> None:
+    first = judged_by("anna", [("q0", "d0-0", 1), ("q0", "d0-1", 2)], "first.parquet")
+    second = judged_by("anna", [("q0", "d0-0", 2)], "second.parquet")
+    review("--from", first, "--to", "gold.parquet")
+    gathered = review("--from", "gold.parquet", "--from", first, "--from", second, "--to", "more.parquet")
+    assert (gathered["judgments"], gathered["pairs"], gathered["agreement"]) == (3, 2, [])
+    assert [one["grades"] for one in gathered["conflicts"]] == [{"anna": [1, 2]}]
+
+
+@pytest.mark.usefixtures("labelled")
+def test_gold_is_judged_by_and_a_conflict_is_nobodys_choice(review: Call, relabel: Call) -> None:
+    first = judged_by("anna", [("q0", "d0-0", 1), ("q0", "d0-1", 2)], "anna.parquet")
+    review("--from", first, "--to", "gold.parquet")
+    assert relabel("evaluate", "out/ecom", "--qrels", "gold.parquet", "--resamples", "10").code == 0
+    second = judged_by("ben", [("q0", "d0-0", 2)], "ben.parquet")
+    review("--from", "gold.parquet", "--from", second, "--to", "more.parquet")
+    relabel("evaluate", "out/ecom", "--qrels", "more.parquet").refused(3, "more.parquet")
+    assert relabel("evaluate", "out/ecom", "--qrels", "more.parquet", "--duplicates", "mean").code == 0
+
+
+@pytest.mark.usefixtures("labelled")
+def test_what_people_can_not_have_meant_is_refused(review: Call, relabel: Call) -> None:
+    off = judged_by("anna", [("q0", "d0-0", 7)], "off.parquet")
+    relabel("review", "out/ecom", "--from", off, "--to", "gold.parquet").refused(3, "off.parquet", "7")
+    Path("who.jsonl").write_text('{"query_id": "q0", "doc_id": "d0-0", "grade": 1}\n')
+    relabel("review", "out/ecom", "--from", "who.jsonl", "--to", "gold.parquet").refused(3, "who.jsonl", "NAME=")
+    assert not Path("gold.parquet").exists()
+    assert review("--from", "anna=who.jsonl", "--to", "gold.parquet")["people"] == ["anna"]
+    done = relabel("review", "out/ecom", "--from", "anna=who.jsonl", "--to", "gold.parquet")
+    done.refused(2, "gold.parquet: is there already")
+    done = relabel("review", "out/ecom", "--from", "gold.parquet", "--to", "gold.parquet", "--force")
+    done.refused(2, "is in the input")
+
+
+EXPORT = [
+    {
+        "id": 1,
+        "data": {"query_id": "q0", "query": "red shoe 0", "doc_id": "d0-0"},
+        "predictions": [{"result": [{"from_name": "grade", "type": "choices", "value": {"choices": ["0"]}}]}],
+        "annotations": [
+            {
+                "completed_by": {"id": 4, "email": "anna@shop.example"},
+                "was_cancelled": False,
+                "created_at": "2026-11-29T10:00:00Z",
+                "updated_at": "2026-11-29T10:05:00Z",
+                "result": [
+                    {"from_name": "grade", "to_name": "document", "type": "choices", "value": {"choices": ["2"]}},
+                    {
+                        "from_name": "why",
+                        "to_name": "document",
+                        "type": "textarea",
+                        "value": {"text": ["it is", "red"]},
+                    },
+                ],
+            },
+            {
+                "completed_by": 5,
+                "was_cancelled": False,
+                "created_at": "2026-11-29T11:00:00Z",
+                "result": [{"from_name": "grade", "type": "rating", "value": {"rating": 1}}],
+            },
+            {"completed_by": 6, "was_cancelled": True, "result": []},
+        ],
+    }
+]
+EXPORT_MIN = [
+    {
+        "id": 1,
+        "query_id": "q0",
+        "query": "red shoe 0",
+        "doc_id": "d0-0",
+        "annotator": 5,
+        "annotation_id": 9,
+        "updated_at": "2026-11-29T11:00:00Z",
+        "grade": "1",
+        "why": "half red",
+    }
+]
+
+
+@pytest.mark.usefixtures("labelled")
+def test_both_exports_of_label_studio_are_read_and_predictions_are_no_answers(review: Call, relabel: Call) -> None:
+    Path("project-1.json").write_text(json.dumps(EXPORT))
+    Path("min.json").write_text(json.dumps(EXPORT_MIN))
+    review("--from", "project-1.json", "--to", "gold.parquet")
+    assert [tuple(row[name] for name in ("grade", "who", "when", "why")) for row in rows_of("gold.parquet")] == [
+        (2, "anna@shop.example", "2026-11-29T10:05:00Z", "it is\nred"),
+        (1, "5", "2026-11-29T11:00:00Z", None),
+    ]
+    review("--from", "min.json", "--to", "min.parquet")
+    (row,) = rows_of("min.parquet")
+    assert (row["grade"], row["who"], row["why"]) == (1, "5", "half red")
+    assert relabel("convert", "min.json", "people.qrels").code == 0
+    assert Path("people.qrels").read_text() == "q0 0 d0-0 1\n"
+    relabel("convert", "project-1.json", "two.qrels").refused(3, "1 pairs have several grades")
