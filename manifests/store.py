@@ -53,7 +53,7 @@ from relabel.manifests.objects import (
     S3Objects,
     retried,
 )
-from relabel.manifests.records import sha256_bytes
+from relabel.manifests.records import build_checks, sha256_bytes
 
 # ------------------------------------------------------------------------------
 # What stores give and take.
@@ -136,6 +136,7 @@ def map_concurrent(store: _Listed, function: Callable[[ItemT], ResultT], items: 
         yield from map(function, items)
         return
     left = iter(items)
+    build_checks()
     with ThreadPoolExecutor(store.readers, thread_name_prefix="read") as pool:
         while some := list(itertools.islice(left, 1024)):
             yield from pool.map(function, some)
