@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from relabel.jobs.output import grid
 from relabel.manifests.metrics.comparison import AGAINST_TEACHER, StudentComparison
-from relabel.manifests.metrics.evaluation import Baselines, Evaluation, GateVerdict
+from relabel.manifests.metrics.evaluation import FEWEST_QUERIES, Baselines, Evaluation, GateVerdict
 from relabel.manifests.metrics.judged import METRICS, title_of
 from relabel.manifests.metrics.metric import DEPTH, Difference, MetricValue
 from relabel.manifests.records import LEFT_OUT, as_object
@@ -359,7 +359,10 @@ def level_text(found: Evaluation, *, who: str = "") -> str:
         if figure is None or figure.value is None or not bounds:
             continue
         kind, bound = max(bounds.items(), key=lambda item: item[1])
-        if figure.low is None or figure.high is None:
+        if found.resampled == "queries" and found.num_groups < FEWEST_QUERIES:
+            interval = "too few queries for an interval"
+            verdict = "next to"
+        elif figure.low is None or figure.high is None:
             interval = "no interval"
             verdict = "next to"
         else:

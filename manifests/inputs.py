@@ -510,8 +510,8 @@ def _with_folders(sha256: str, path: str, names: Iterable[str]) -> str:
 
 
 TEXT_FORMS = {
-    ".csv": "read_csv(PATH, infer_schema=False)",
-    ".tsv": r'read_csv(PATH, separator="\t", infer_schema=False)',
+    ".csv": 'read_csv(PATH, schema_overrides={"query_id": str, "doc_id": str})',
+    ".tsv": r'read_csv(PATH, separator="\t", schema_overrides={"query_id": str, "doc_id": str})',
     ".jsonl": "read_ndjson(PATH)",
     ".ndjson": "read_ndjson(PATH)",
 }

@@ -174,16 +174,6 @@ def multiplies_bfloat16(flags: Set[str]) -> bool:
     return not flags.isdisjoint(("amx_bf16", "avx512_bf16"))
 
 
-def process_rank() -> int:
-    """Number of this process among those that torchrun or accelerate started; 0 is the one that writes and prints."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def started_processes() -> int:
-    """How many processes torchrun or accelerate started; 1 without them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def usable_cores() -> int:
     """Cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):

@@ -393,6 +393,7 @@ def check_types(
         ("input.columns.gold", columns.gold, "number"),
         *((f"for the labeler: {one.about}", one.name, one.kind) for one in reads.columns),
     ]
+    taken = {name for _, name, _ in wanted if name is not None}
     for role, name, wanted_kind in wanted:
         if name is None:
             continue
@@ -407,7 +408,7 @@ def check_types(
                 role,
             )
             continue
-        require_column(name, [*schema.names, *folders], path=path, role=role)
+        require_column(name, [*schema.names, *folders], path=path, role=role, taken=taken)
         kind = schema.field(name).type
         check_kind_of(
             name,
@@ -511,9 +512,13 @@ Column: TypeAlias = pa.ChunkedArray | list[Any]
 BATCH_ROWS = 1 << 16
 
 
-def require_column(name: str, names: Sequence[str], *, path: str, role: str, option: str = "") -> str:
+def require_column(
+    name: str, names: Sequence[str], *, path: str, role: str, option: str = "", taken: Collection[str] = ()
+) -> str:
     """`name` if it is there.
 
+    Args:
+        taken: names that other roles have, which are not meant.
     Raises:
         InputError: says what the file has, and which option names another column.
     """
@@ -524,7 +529,7 @@ def require_column(name: str, names: Sequence[str], *, path: str, role: str, opt
                 f"{path}: its one column is called {names[0]!r}: columns are divided by {cut!r}. Write the file with "
                 "commas (.csv), or with tabs (.tsv)."
             )
-        hint = nearest(name, [*names])
+        hint = nearest(name, [other for other in names if other not in taken])
         advice = f" Did you mean `{hint}`?" * bool(hint) + f" Name it with {option}." * bool(option)
         raise InputError(f"{path}: no column `{name}` ({role}); it has {', '.join(names) or 'none'}.{advice}")
     return name

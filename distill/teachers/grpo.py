@@ -26,13 +26,13 @@ from relabel.distill.teachers.teaching import (
     train_learner,
 )
 from relabel.distill.teachers.watch import RewardWatch
-from relabel.distill.training.loop import Learner
+from relabel.distill.training.loop import Learner, started_processes
 from relabel.distill.training.output import TrainingPlace
 from relabel.labelers.engines.openai_options import server_address
 from relabel.labelers.registry import Labeler, labeler_class
 from relabel.manifests.errors import ConfigError, InputError
 from relabel.manifests.files import Storage
-from relabel.manifests.process import require, started_processes
+from relabel.manifests.process import require
 from relabel.manifests.records import digest_of
 from relabel.manifests.secrets import counted
 

@@ -30,6 +30,7 @@ from relabel.distill.teachers.rewards import GoldRow, GoldRows, Score
 from relabel.distill.teachers.rollouts import Dialogues, FirstPrompt, Rollout
 from relabel.distill.teachers.spec import EvidenceGold, GeneratorSpec, ResRagSpec
 from relabel.distill.teachers.teaching import ReportLine, TeacherBase, Trained
+from relabel.distill.training.loop import process_rank
 from relabel.labelers.chunks import CHUNKS, chunk_texts
 from relabel.labelers.engines.grammars import GrammarCompiler
 from relabel.labelers.registry import Labeler, engine_class
@@ -42,7 +43,6 @@ from relabel.manifests.files import Storage
 from relabel.manifests.gold import GOLD_CHUNKS, further_of_input
 from relabel.manifests.inputs import Dataset, open_dataset
 from relabel.manifests.labels import InputColumn, Pair
-from relabel.manifests.process import process_rank
 from relabel.manifests.records import digest_of
 from relabel.manifests.specs import Columns, InputSpec
 from relabel.manifests.store import LocalStore

@@ -31,7 +31,7 @@ from relabel.distill.teachers.spec import (
     TeacherSpec,
     method_of,
 )
-from relabel.distill.training.loop import Learner, is_on_cpu, precision_of, train_to_end
+from relabel.distill.training.loop import Learner, is_on_cpu, precision_of, started_processes, train_to_end
 from relabel.distill.training.mirror import mirror_of
 from relabel.distill.training.output import (
     BaseModelUsed,
@@ -53,7 +53,7 @@ from relabel.labelers.engines.transformers import end_ids, load_tokenizer
 from relabel.manifests.errors import ConfigError, ModelError
 from relabel.manifests.files import Storage, open_to_readers
 from relabel.manifests.models import ResolvedModel, resolve_model
-from relabel.manifests.process import installed_versions, require, started_processes, usable_cores
+from relabel.manifests.process import installed_versions, require, usable_cores
 from relabel.manifests.records import LEFT_OUT, fault_of
 from relabel.manifests.weights import read_weights
 

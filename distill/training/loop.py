@@ -18,6 +18,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import (
     InitProcessGroupKwargs,
     broadcast_object_list,
+    get_int_from_env,
     parse_flag_from_env,
     release_memory,
     send_to_device,
@@ -84,6 +85,16 @@ PEERS_WAIT = timedelta(hours=1)
 """How long processes wait for one of them, as for the first while it asks a generator for all. One that has died breaks
 their connections at once.
 """
+
+
+def process_rank() -> int:
+    """Number of this process among those that a launcher started, before they know of each other; 0 writes."""
+    return int(get_int_from_env(["RANK"], 0))
+
+
+def started_processes() -> int:
+    """How many processes a launcher started; 1 without one."""
+    return int(get_int_from_env(["WORLD_SIZE"], 1))
 
 
 def make_accelerator(settings: TrainingSection) -> Accelerator:

@@ -15,7 +15,6 @@ import click
 from relabel.jobs.commands.options import Command, output_option, sigterm_ends, together
 from relabel.jobs.output import Exit, Summary, emit, grid
 from relabel.manifests.errors import UsageError
-from relabel.manifests.process import process_rank
 from relabel.manifests.secrets import counted
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def start_of(*, resume: bool, restart: bool) -> Literal["new", "resume", "restar
 
 def is_first_process() -> bool:
     """Whether this is the process that writes and prints: rank 0 of torchrun or accelerate."""
-    return process_rank() == 0
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def teller() -> Callable[[str], None]:

@@ -336,6 +336,8 @@ def reliability_table(bins_B3: np.ndarray) -> list[dict[str, float]]:
 
 FEW_QUERIES = 10
 """With fewer, an interval of resampled queries is too narrow: of two, it can't reach beyond both."""
+FEWEST_QUERIES = 5
+"""With fewer, no verdict is given."""
 
 
 def _notes(judged: Judged, metrics: MetricSet) -> list[str]:

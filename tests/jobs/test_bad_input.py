@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 Cli = Callable[..., Any]
@@ -56,10 +57,20 @@ def test_missing_column_is_reported_with_the_nearest_and_those_that_are_there(
     assert not Path("out").exists()
 
 
+def test_a_column_of_another_role_is_not_what_is_meant(relabel: Cli, folder: Path, write_job: WriteJob) -> None:
+    table = pa.table({"qid": ["1"], "query": ["wool socks"], "doc_id": ["a"], "document": ["Grey socks"]})
+    pq.write_table(table, folder / "pairs.parquet")
+    relabel("plan", write_job()).refused(3, "no column `query_id` (input.columns.query_id)", "Did you mean `qid`?")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "call"),
     [
-        ("pairs.csv", "query_id,query\n7,wool socks\n", "polars.read_csv(PATH, infer_schema=False)"),
+        (
+            "pairs.csv",
+            "query_id,query\n7,wool socks\n",
+            'polars.read_csv(PATH, schema_overrides={"query_id": str, "doc_id": str})',
+        ),
         ("pairs.TSV", "query_id\tquery\n7\twool socks\n", r'polars.read_csv(PATH, separator="\t", '),
         ("pairs.jsonl", '{"query_id": "7", "query": "wool socks"}\n', "polars.read_ndjson(PATH)"),
     ],
