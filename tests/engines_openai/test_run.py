@@ -323,16 +323,28 @@ def status(target: str, capsys: Any, *more: str) -> Any:
 
 
 def test_status_says_what_calls_without_a_budget_have_cost(serve: Any, write_job: Any, capsys: Any) -> None:
-    """Only where a job had `run.max_cost` did it say anything of money."""
+    """Only where a job had `run.max_cost` did it say anything of money. Left out is what the engine asks at its start,
+    and what is asked again where the row that fails comes last, to see whether the engine still works.
+    """
     till = Till(r3a)
-    job = priced(serve(till), write_job)
+    again = Till(r3a)
+    seen = set[str]()
+
+    def script(call: Call) -> Json:
+        turns = json.dumps(call.body["messages"])
+        if turns in seen:
+            again(call)
+        seen.add(turns)
+        return till(call)
+
+    job = priced(serve(script), write_job)
     assert relabel("plan", job) == 0
     assert status(job, capsys, "--output", "json")["cost"] == 0.0
     assert run(job, capsys=capsys)[0] == 0
     cost = status(job, capsys, "--output", "json")["cost"]
     tokens = status(job, capsys, "--output", "json")["stages"].values()
     assert cost == pytest.approx(sum(2.0 * one["prompt_tokens"] + 8.0 * one["output_tokens"] for one in tokens) / 1e6)
-    assert 0.8 * till.money < cost <= till.money, "all but what the engine asked at its start"
+    assert 0.8 * (till.money - again.money) < cost <= till.money
     assert f"  {cost:,.4f} in money for the tokens of what is committed" in status(job, capsys)
     assert status("out", capsys, "--output", "json")["cost"] == cost, "a finished output names the prices itself"
 

@@ -137,7 +137,9 @@ def test_help_is_the_one_reviewed_and_ends_in_an_example(
 
 
 def test_unknown_command_and_flag_name_the_nearest(relabel: Callable[..., Any]) -> None:
-    relabel("rnu").refused(2, 'No command "rnu": known are', "retry, rollback, rounds, run", "Did you mean run?")
+    relabel("rnu").refused(
+        2, 'No command "rnu": known are', "retry, review, rollback, rounds, run", "Did you mean run?"
+    )
     relabel("run", "job.yaml", "--shrad", "1/2").refused(2, "--shrad", "--shard")
     relabel("plan").refused(2, "Missing argument 'JOB.YAML'", "relabel plan --help")
 

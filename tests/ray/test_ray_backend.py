@@ -124,13 +124,13 @@ def test_a_node_lost_in_the_middle_of_a_job_changes_no_label_and_no_log_holds_a_
 
 def test_a_node_that_joins_in_the_middle_of_a_job_finds_work(cluster: Any, tmp_path: Path) -> None:
     cluster.wait_for_nodes()  # a node lost in an earlier test may not be missed yet, and would be counted
-    job = write_job(tmp_path, rows=240, shards=None, p_slow=0.5, slow_s=0.5, capacity=8)
+    job = write_job(tmp_path, rows=480, shards=None, p_slow=1.0, slow_s=1.0, capacity=8)  # 30 s for two workers
     process = start(job, cluster)
     wait_for(lambda: receipts(job) >= 3)
     before = workers_that_committed(job)
     cluster.add_node(num_cpus=2, num_gpus=1)
     out, said = process.communicate(timeout=120)
-    assert (process.returncode, json.loads(out)["labelled"]) == (0, 240), said
+    assert (process.returncode, json.loads(out)["labelled"]) == (0, 480), said
     assert "the cluster has grown: asked Ray for 1 more actor" in said
     assert len(workers_that_committed(job)) > len(before), said
     assert verified(job)

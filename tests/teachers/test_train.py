@@ -333,5 +333,5 @@ def test_shards_that_accelerates_config_asks_for_are_refused_with_what_to_do_wit
     direct_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match=r"pickle\. .*teachers are not .*lora"):
+    with pytest.raises(ConfigError, match=r"pickle\. .*`method: sft` is not .*lora"):
         direct_of()
