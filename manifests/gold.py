@@ -392,7 +392,8 @@ def check_scale(seen: Iterable[int], grades: int, *, where: str, option: str | N
         else:  # a spec's key
             written = ", ".join(f"{old}: {grade}" for old, grade in becomes)
             section, _, key = option.rpartition(".")
-            advice = f"Say what each grade becomes, for instance `{key}: {{{written}}}` below `{section}`"
+            within = f"`{section}: {{…, {key}: {{{written}}}}}`"
+            advice = f"Say what each grade becomes, by `{option}`, for instance {within}"
         raise InputError(
             f"{where}: grade {', '.join(map(str, off[:SHOWN]))} is off the scale 0 to {grades - 1}. {advice}"
         )
