@@ -14,6 +14,7 @@ from relabel.jobs.commands.options import (
     output_option,
     refuse_given,
     report_refused,
+    scored_model_options,
     set_option,
 )
 from relabel.jobs.output import emit
@@ -64,16 +65,7 @@ OF_MODELS = ("columns", "device", "precision", "api", "served_model", "api_key_e
 @set_option
 @date_option
 @click.option("--device", default="auto", show_default=True, metavar="NAME", help="Of a model: as in relabel score.")
-@click.option("--precision", metavar="NAME", help="Of a bundle: fp32, int8, …  [default: the bundle's own, fp32]")
-@click.option(
-    "--api",
-    type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score"]),
-    default="auto",
-    show_default=True,
-    help="Of a server: by which API it is asked.",
-)
-@click.option("--served-model", default="", metavar="NAME", help="Of a server: the model's name there.")
-@click.option("--api-key-env", metavar="NAME", help="Of a server: the variable that holds its key.")
+@scored_model_options
 @log_option
 @output_option
 def audit(

@@ -16,6 +16,7 @@ from relabel.jobs.commands.options import (
     log_option,
     output_option,
     refuse_given,
+    scored_model_options,
     together,
 )
 from relabel.jobs.output import Exit
@@ -257,20 +258,7 @@ def score_columns(_context: click.Context, _option: click.Parameter, text: str |
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="In what a student computes.  [default: float32]",
 )
-@click.option(
-    "--precision",
-    metavar="NAME",
-    help="Of a bundle: fp32, int8, …  [default: the bundle's own, fp32]",
-)
-@click.option(
-    "--api",
-    type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score"]),
-    default="auto",
-    show_default=True,
-    help="Of a server: by which API it is asked.",
-)
-@click.option("--served-model", default="", metavar="NAME", help="Of a server: the model's name there.")
-@click.option("--api-key-env", metavar="NAME", help="Of a server: the variable that holds its key.")
+@scored_model_options
 @click.option("--shard", metavar="I/N|auto", help=SHARD_HELP)
 @click.option("--until", metavar="TIME", help=UNTIL_HELP)
 @click.option("--for", "duration", metavar="LENGTH", help=FOR_HELP)

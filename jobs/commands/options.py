@@ -105,6 +105,20 @@ date_option = click.option(
 )
 """`--date`: the day that `${date}` in the job file means."""
 
+scored_model_options = together(
+    click.option("--api-key-env", metavar="NAME", help="Of a server: the variable that holds its key."),
+    click.option("--served-model", default="", metavar="NAME", help="Of a server: the model's name there."),
+    click.option(
+        "--api",
+        type=click.Choice(["auto", "cohere", "tei", "vllm-score", "openai-score"]),
+        default="auto",
+        show_default=True,
+        help="Of a server: by which API it is asked.",
+    ),
+    click.option("--precision", metavar="NAME", help="Of a bundle: fp32, int8, …  [default: the bundle's own, fp32]"),
+)
+"""Of a bundle, or of a server, whose scores are asked for."""
+
 log_option = click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
