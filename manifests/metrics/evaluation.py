@@ -17,6 +17,7 @@ from relabel.manifests.metrics.metric import (
     DEPTH,
     NOTHING_DRAWN,
     Difference,
+    Figures,
     MetricSet,
     MetricValue,
     QueryRanking,
@@ -412,7 +413,7 @@ def evaluate_both(
         pass_at: see `evaluate`; of the sets that have samples.
     """
     (ours, theirs), drawn = _evaluated([first, second], resamples, seed, pass_at)
-    differences: dict[str, Difference] = {}
+    differences = Figures[Difference]()
     are_all_alike = True
     for name, our_figure in ours.figures.items():
         their_figure = theirs.figures.get(name)

@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from relabel.manifests.process import require
+from relabel.manifests.specs import nearest
 
 # ------------------------------------------------------------------------------
 # 95 % bootstrap intervals: groups (queries, or rows where there is none) are drawn with replacement, figures
@@ -34,6 +35,7 @@ MOST_AT_A_TIME = 128
 WeightedStatistic = Callable[[np.ndarray], dict[str, np.ndarray]]
 """Weights [R, G] to values by name, [R] each, NaN where one is not defined for that resample."""
 Name = TypeVar("Name")
+Named = TypeVar("Named")
 
 
 class Interval(NamedTuple):
@@ -500,6 +502,16 @@ class MetricValue(Difference):
     is_by_grade: bool = False
 
 
+class Figures(dict[str, Named]):
+    """What is known of figures, by their names; one that is not there names those that are."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        hint = nearest(name, list(self))
+        raise KeyError(
+            f"no figure `{name}`; known are {', '.join(self)}." + (f" Did you mean `{hint}`?" if hint else "")
+        )
+
+
 class MetricSet:
     """Metrics of the same rows. One matrix product gives all of them for many resamples of the groups.
 
@@ -557,7 +569,7 @@ class MetricSet:
         Args:
             intervals: of the bootstrap; those of shares are taken from the groups' own sums instead.
         """
-        found = {}
+        found = Figures[MetricValue]()
         for name, value in self.values.items():
             low, high = intervals.get(name, NOTHING_DRAWN)
             statistic, formula, is_by_grade = self._measured[name]
